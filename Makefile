@@ -37,7 +37,7 @@ help:
 	@echo "make test        every check, and every test but the long ones"
 	@echo "make test-long   the tests that show what shorter ones show, in more ways"
 	@echo "make simulate    simulated worlds under chaos, every value checked; SEED=... STEPS=..."
-	@echo "make mutants     plant bugs in the authority, the client and the guards; the simulator must find each"
+	@echo "make mutants     plant bugs in the authority and the client; the simulator must find each"
 	@echo "make chaos       a standalone Spark cluster under counted faults, every window checked; FAULTS=... SEED=..."
 	@echo "make chaos-kafka the same over topics of Kafka and tables of Delta, with a job in Scala and its sidecar; FAULTS=... SEED=..."
 	@echo "make floors      attach, tracked stages and drive on the oldest and the newest PySpark that they are made for"

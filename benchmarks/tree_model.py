@@ -35,7 +35,7 @@ UNKNOWN: Final = -math.inf
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What the work of one authority takes, in seconds; tests/unit/test_tree_model.py compares it with the kept lines of the benchmarks."""
+    """Seconds that the work of one authority takes, from the kept lines of the benchmarks (docs/results/benchmarks.jsonl)."""
 
     hop: float = 220e-6
     """gRPC one way, on the loopback: half of the 440 us in docs/performance.md. A real network comes on top."""

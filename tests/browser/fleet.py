@@ -1,8 +1,4 @@
-"""A pipeline of plain Python workers for the page to show: flights and what is made of them, by executors on several hosts.
-
-``python -m tests.browser.fleet ADDRESS EXECUTOR PIPELINE`` is one executor: it claims what the pipeline gives it and works until it is killed.
-Event times are about those of the clock. One that is stopped (SIGSTOP) hangs: its ranges hold, and it falls silent.
-"""
+"""A pipeline of plain Python workers for the page to show: flights and what is made of them, by executors on several hosts."""
 
 from __future__ import annotations
 
@@ -177,17 +173,10 @@ SMALL: Final = (
 )
 
 
-def hours_behind() -> tuple[Job, ...]:
-    """The same over old data, all of it very late, with an archive at work that is later still."""
-    jobs = (*SMALL, Job("archive", ("flights",), ("exec-6",), even(8), behind=15 * MINUTES))
-    return tuple(replace(job, behind=job.behind + 3 * 60 * MINUTES) for job in jobs)
-
-
 PIPELINES: Final[Mapping[str, Sequence[Job]]] = {
     "well": PIPELINE,
     "late": late(),
     "small": SMALL,
-    "hours behind": hours_behind(),
 }
 """By the name that an executor is started with."""
 

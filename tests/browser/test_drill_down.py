@@ -5,24 +5,16 @@ from __future__ import annotations
 import json
 import re
 import time
-from typing import Final
 
 from playwright.sync_api import Page, expect
 
 import lowwater
 from tests.browser.chromium import WAIT_MILLIS, Watched
-from tests.browser.fleet import GUILTY, Fleet, fleet, host
+from tests.browser.fleet import GUILTY, Fleet, host
 from tests.browser.story import Story
 from tests.process.serving import Serving
 
 expect.set_options(timeout=WAIT_MILLIS)
-
-SENTENCES: Final = """() => {
-    window.sentences = [];
-    const title = document.querySelector("h1");
-    new MutationObserver(() => sentences.push(title.textContent)).observe(title, { childList: true, characterData: true, subtree: true });
-}"""
-"""Keeps whatever the sentence on top says from now on."""
 
 
 def fact(page: Page, name: str) -> str:
@@ -74,46 +66,6 @@ def test_a_hanging_executor_is_named_on_the_overview_and_found_in_its_range(
     expect(page.locator("h1")).to_contain_text("All 3 computations are on time")
 
 
-def test_in_a_pipeline_hours_behind_a_hanging_executor_is_named_once_it_is_silent(
-    server: Serving, tab: Watched
-) -> None:
-    """Everything is very late and at work, something else is later still: the sentence turns to whoever hangs, within about a second."""
-    with fleet(server.address, "hours behind") as running:
-        page = tab.open()
-        title = page.locator("h1")
-        expect(title).to_contain_text(re.compile(r"All 4 computations are late; the worst is archive, .* alive"))
-        page.evaluate(SENTENCES)
-        running.freeze(GUILTY)
-        title.filter(has_text=re.compile(rf"of {GUILTY} on {host(GUILTY)}, silent for")).wait_for()
-        told = page.evaluate("window.sentences")
-    first = next(sentence for sentence in told if f"of {GUILTY} on" in sentence)
-    print(json.dumps({"named_first_as": first}))
-    assert re.fullmatch(
-        r"All 4 computations are late, most of all archive, by 3 h 15 min; "
-        r"(enriched is stuck, 3 h behind, held by its key range|hourly waits, 3 h behind, held by enriched) "
-        rf"\[\S+ \S+\) of {GUILTY} on {host(GUILTY)}, silent for 1[56] s\.",
-        first,
-    ), first
-
-
-def test_every_range_of_the_strip_can_be_looked_at(story: Story, tab: Watched) -> None:
-    story.tell(1, 40, 30)
-    page = tab.open("#/c/enriched?late=10")
-    cells = page.locator(".strip-bar .cell")
-    expect(cells).to_have_count(8)
-    card = page.locator(".strip .card-title")
-    expect(card).to_contain_text("[.., 0x2000)")
-    cells.nth(1).hover()
-    expect(card).to_contain_text("[0x2000, 0x4000)")
-    cells.nth(5).focus()
-    expect(card).to_contain_text("[0xa000, 0xc000)")
-    page.keyboard.press("ArrowRight")
-    expect(card).to_contain_text("[0xc000, 0xe000)")
-    page.keyboard.press("End")
-    expect(card).to_contain_text("[0xe000, ..)")
-    expect(cells.nth(7)).to_be_focused()
-
-
 def test_the_page_of_a_computation_shows_its_surroundings_and_its_history(
     lw: lowwater.Client, story: Story, tab: Watched
 ) -> None:
@@ -131,20 +83,6 @@ def test_the_page_of_a_computation_shows_its_surroundings_and_its_history(
     page.locator("[aria-labelledby=inputs]").get_by_role("link", name="flights").click()
     expect(page.locator("h1")).to_have_text("flights")
     expect(page.locator("[aria-labelledby=inputs]")).to_contain_text("brings records in")
-
-
-def test_a_range_that_its_worker_left_is_told_from_a_silent_one(story: Story, tab: Watched) -> None:
-    story.tell(1, 40)
-    page = tab.open("#/c/enriched")
-    expect(page.locator(".strip-bar .is-alive")).to_have_count(8)
-    story.release()
-    expect(page.locator(".strip-bar .is-unowned")).to_have_count(8)
-    expect(page.locator(".strip .facts")).to_contain_text("unowned")
-
-
-def test_a_link_to_what_is_not_registered_says_so(tab: Watched) -> None:
-    page = tab.open("#/c/nothing")
-    expect(page.get_by_text("No computation of that name is registered")).to_be_visible()
 
 
 def test_a_name_survives_its_way_through_the_address_and_is_only_text(lw: lowwater.Client, tab: Watched) -> None:
@@ -171,12 +109,3 @@ def test_a_lateness_budget_tells_what_came_behind_it(server: Serving, lw: lowwat
     expect(row).to_contain_text(re.compile(rf"1 %.*{budget.behind}.*3,000.*{budget.excused}"))
     share = page.locator(".facts div").filter(has_text="99 % of the records lately seen")
     expect(share).to_contain_text("of all came behind it")
-
-
-def test_a_share_of_the_records_says_that_they_were_lately_seen(story: Story, tab: Watched) -> None:
-    story.tell(1, 40)
-    page = tab.open("#/c/enriched")
-    expect(page.locator(".facts dt").filter(has_text="99 %")).to_have_text("99 % of the records lately seen")
-    expect(page.locator(".chart .u-series").last).to_contain_text("99 % of the records lately seen")
-    page.goto(tab.url)
-    expect(page.get_by_role("columnheader", name="99 % of records lately")).to_be_visible()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Final
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -22,6 +21,7 @@ FEEDS: Final = 900
 JOINS: Final = 100
 LATE: Final = "feed-503"
 
+TRANSFORM: Final = "(element) => getComputedStyle(element).transform"
 UPDATE_SHARE: Final = 2.0
 """What the page takes at most when everything changes, of what it takes to be opened. One update is a fifth; slow machines get several."""
 UPDATE_MILLIS: Final = 2_000
@@ -83,23 +83,21 @@ class Work:
 
 
 @pytest.mark.timeout(400)
-def test_a_thousand_computations_are_shown_and_all_may_change(
-    browser: Browser, many: tuple[Serving, Crowd], capsys: pytest.CaptureFixture[str]
+def test_a_thousand_computations_are_shown_and_found_and_all_may_change(
+    browser: Browser, many: tuple[Serving, Crowd]
 ) -> None:
     server, crowd = many
     with watched(browser, server.page) as tab:
         page = tab.page
         work = Work(page)
-        began = time.monotonic()
         tab.open()
-        expect(page.locator("h1")).to_contain_text(
+        title = page.locator("h1")
+        expect(title).to_contain_text(
             re.compile(
-                rf"1 of 1,000 computations is late: {LATE}, 5\d min behind, held by its only key range of exec-503 on node-1, alive"
+                rf"1 of 1,000 computations is late: {LATE}, 5\d min behind, held by its only key range of exec-503"
             )
         )
-        loaded = time.monotonic() - began
-        figures: dict[str, Any] = {"computations": FEEDS + JOINS, "load_seconds": round(loaded, 2)}
-        figures["load_processor_millis"] = round(1000 * work.since())
+        loaded = 1000 * work.since()
         # What is drawn is the late one and what is next to it; the table has only what is in sight.
         expect(page.get_by_text("of 1,000 computations: the worst and what is next to them")).to_be_visible()
         assert page.locator(".node").count() <= 40
@@ -107,27 +105,21 @@ def test_a_thousand_computations_are_shown_and_all_may_change(
         expect(page.locator(".node").filter(has_text="join-55")).to_be_visible()
         assert page.locator("tbody tr").count() < 60
         assert page.locator("table").get_attribute("aria-rowcount") == "1001"
-
+        drawn = page.locator(".drawn")
+        fitting = drawn.evaluate(TRANSFORM)
+        page.get_by_role("button", name="Larger").click()
+        expect(drawn).not_to_have_css("transform", fitting)
+        larger = drawn.evaluate(TRANSFORM)
+        page.get_by_role("button", name="Fit").click()
+        expect(drawn).not_to_have_css("transform", larger)
         work.since()
         crowd.tell(1, 1)
-        expect(page.locator("h1")).to_contain_text("100 of 1,000 computations have no watermark yet")
-        figures["update_processor_millis"] = round(1000 * work.since())
-        with capsys.disabled():
-            print(json.dumps(figures))
-        most = min(UPDATE_MILLIS, UPDATE_SHARE * figures["load_processor_millis"])
-        assert 0 < figures["update_processor_millis"] < most
-
-
-def test_every_one_of_a_thousand_can_be_found(browser: Browser, many: tuple[Serving, Crowd]) -> None:
-    """By scrolling to the end of the table, and by search, which also draws what is next to it."""
-    server, _ = many
-    with watched(browser, server.page) as tab:
-        page = tab.open("#/?sort=-name")
+        expect(title).to_contain_text("100 of 1,000 computations have no watermark yet")
+        assert 0 < 1000 * work.since() < min(UPDATE_MILLIS, UPDATE_SHARE * loaded)
+        page.goto(f"{tab.url}#/?sort=-name")
         expect(page.get_by_role("rowheader", name="join-99")).to_be_visible()
         page.locator(".scroller.virtual").evaluate("(element) => element.scrollTo(0, element.scrollHeight)")
         last = page.get_by_role("rowheader", name="feed-000")
-        expect(last).to_be_visible()
         expect(page.get_by_role("row").filter(has=last)).to_have_attribute("aria-rowindex", "1001")
         page.get_by_role("searchbox").fill("feed-777")
-        expect(page.get_by_role("rowheader")).to_have_text(["feed-777"])
         expect(page.locator(".node b")).to_have_text(["feed-777", "join-86"])

@@ -37,29 +37,6 @@ def test_the_sentence_names_the_worst_and_who_holds_it(story: Story, tab: Watche
     expect(page.locator("path.edge")).to_have_count(1)
 
 
-def test_a_change_arrives_without_loading_again(story: Story, tab: Watched) -> None:
-    """What moves in the authority moves on the page, by its own push: nothing is loaded, nothing is clicked."""
-    story.tell(1, 40 * MINUTES)
-    page = tab.open()
-    expect(page.locator("h1")).to_contain_text("1 of 2 computations is late")
-    page.evaluate("window.same = true")
-    story.tell(1)
-    expect(page.locator("h1")).to_contain_text("Both computations are on time")
-    expect(page.locator(".node-late")).to_have_count(0)
-    assert page.evaluate("window.same"), "the page was loaded again"
-
-
-def test_what_is_registered_later_appears(lw: lowwater.Client, story: Story, tab: Watched) -> None:
-    story.tell(1)
-    page = tab.open()
-    lw.register("hourly", inputs=["enriched"])
-    expect(page.get_by_role("rowheader", name="hourly")).to_be_visible()
-    expect(page.locator("h1")).to_have_text(
-        "1 of 3 computations has no watermark yet: hourly, held by its only key range, which no worker ever claimed."
-    )
-    expect(page.locator("path.edge")).to_have_count(2)
-
-
 def test_an_input_that_is_not_registered_is_told_in_the_table_and_no_lag_is_made_up(
     lw: lowwater.Client, story: Story, tab: Watched
 ) -> None:
@@ -89,14 +66,6 @@ def test_search_finds_computations_and_workers_and_is_part_of_the_address(
     assert urlsplit(page.url).fragment == "/c/enriched"
 
 
-def test_a_search_that_finds_nothing_says_so_and_ends_with_escape(story: Story, tab: Watched) -> None:
-    story.tell(1)
-    page = tab.open("#/?q=nobody")
-    expect(page.get_by_text("Nothing is called that")).to_be_visible()
-    page.keyboard.press("Escape")
-    expect(page.get_by_role("rowheader")).to_have_count(2)
-
-
 def test_a_count_shows_those_alone_and_another_press_all_again(story: Story, tab: Watched) -> None:
     story.tell(1, 40 * MINUTES)
     page = tab.open()
@@ -116,15 +85,6 @@ def test_a_count_shows_those_alone_and_another_press_all_again(story: Story, tab
     assert urlsplit(page.url).fragment == "/"
 
 
-def test_what_counts_as_late_is_chosen_and_shared(story: Story, tab: Watched) -> None:
-    story.tell(1, 40)
-    page = tab.open()
-    expect(page.locator("h1")).to_contain_text("Both computations are on time")
-    page.get_by_label("late from").select_option("10")
-    expect(page.locator("h1")).to_contain_text("1 of 2 computations is late: enriched")
-    assert urlsplit(page.url).fragment == "/?late=10"
-
-
 def test_lag_in_a_replay_is_counted_from_the_newest_data_and_says_so(story: Story, tab: Watched) -> None:
     year = 365 * 24 * 60 * MINUTES
     story.tell(13 * year, 13 * year + 40 * MINUTES)
@@ -133,17 +93,3 @@ def test_lag_in_a_replay_is_counted_from_the_newest_data_and_says_so(story: Stor
     expect(page.get_by_text(re.compile(r"newest event time .*, 13 y behind the clock"))).to_be_visible()
     page.get_by_label("Behind what").select_option("clock")
     expect(page.locator("h1")).to_contain_text("Both computations are late; the worst is enriched, 13 y behind")
-
-
-def test_the_table_sorts_by_its_headings(story: Story, tab: Watched) -> None:
-    story.tell(1, 40)
-    page = tab.open()
-    names = page.get_by_role("rowheader")
-    expect(names).to_have_text(["enriched", "flights"])
-    heading = page.get_by_role("columnheader", name="Computation")
-    heading.get_by_role("button").click()
-    expect(names).to_have_text(["enriched", "flights"])
-    expect(heading).to_have_attribute("aria-sort", "ascending")
-    heading.get_by_role("button").click()
-    expect(names).to_have_text(["flights", "enriched"])
-    expect(heading).to_have_attribute("aria-sort", "descending")

@@ -108,10 +108,3 @@ def test_an_owner_s_page_is_theirs_alone_and_dims_what_holds_them(
         assert phone.evaluate("document.documentElement.scrollWidth") <= 375
         phone.goto(f"{other.url}#/?owner=nobody")
         expect(phone.locator("h1")).to_have_text("Nobody of that name answers for a computation.")
-
-
-def test_groups_of_teams_are_offered_where_there_are_teams(story: Story, tab: Watched) -> None:
-    story.tell(1)
-    page = tab.open("#/?graph=team")
-    expect(page.get_by_label("draw")).to_have_value("team")
-    expect(page.locator(".node")).to_have_count(2)

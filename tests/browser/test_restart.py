@@ -14,8 +14,6 @@ from playwright.sync_api import Browser, expect
 from tests.browser.chromium import WAIT_MILLIS, Watched, watched
 from tests.browser.conftest import clear
 from tests.browser.story import Story
-from tests.browser.test_access import PHONE
-from tests.process.page_process import PageProcess
 from tests.process.serving import Serving, serving
 
 expect.set_options(timeout=WAIT_MILLIS)
@@ -47,7 +45,6 @@ def tab(browser: Browser, server: Serving) -> Iterator[Watched]:
 def test_a_killed_and_restarted_authority_is_told_and_then_followed_again(
     browser: Browser, server: Serving, story: Story, tab: Watched
 ) -> None:
-    """Kill -9 and a start over the same journal: the banner comes and goes, and the values are current without a reload."""
     story.tell(5, 40 * 60)
     with watched(browser, server.page) as other:
         other.server_may_vanish = True
@@ -74,20 +71,6 @@ def test_a_killed_and_restarted_authority_is_told_and_then_followed_again(
         expect(opened.locator(".trouble")).to_have_count(0)
 
 
-def test_a_page_that_says_nothing_any_more_is_noticed(server: Serving, story: Story, tab: Watched) -> None:
-    """A frozen process keeps its connections: only the missing beats tell."""
-    story.tell(1)
-    page = tab.open()
-    expect(page.locator(".link")).to_contain_text("live")
-    os.kill(server.page_pid(), signal.SIGSTOP)
-    try:
-        expect(page.locator(".banner")).to_contain_text("Connection lost")
-    finally:
-        os.kill(server.page_pid(), signal.SIGCONT)
-    expect(page.locator(".banner")).to_have_count(0)
-    expect(page.locator(".link")).to_contain_text("live")
-
-
 AWAY = re.compile(r"No authority answers for .+ now: .+[.?] What is shown is \d+ s old\.")
 
 
@@ -105,44 +88,22 @@ def test_an_authority_that_says_nothing_any_more_is_away(server: Serving, story:
     expect(page.locator(".link")).to_contain_text("live")
 
 
-def test_a_page_elsewhere_says_that_the_authority_is_away_and_recovers(
-    browser: Browser, server: Serving, story: Story, tmp_path: Path
-) -> None:
-    """Kill -9 and a start over the same journal, under a page that goes on: it knows since when, why, and how old its values are."""
-    story.tell(5, 40 * 60)
-    with (
-        PageProcess(tmp_path, server.address) as elsewhere,
-        watched(browser, elsewhere.page) as desk,
-        watched(browser, elsewhere.page, **PHONE) as phone,
-    ):
-        pages = [tab.open() for tab in (desk, phone)]
-        for page in pages:
-            expect(page.locator("h1")).to_contain_text("1 of 2 computations is late")
-            page.evaluate("window.same = true")
-        server.kill()
-        for page in pages:
-            expect(page.locator(".banner")).to_contain_text(AWAY)
-            expect(page.locator(".banner")).to_contain_text(server.address)
-            expect(page.locator("h1")).to_contain_text("1 of 2 computations is late")
-            expect(page.locator(".link")).to_contain_text("no authority")
-            # By then no worker was heard of for longer than a silent one. But nobody was there to hear them.
-            expect(page.locator(".banner")).to_contain_text(re.compile(r"What is shown is ([2-9]\d|\d{3}) s old\."))
-            expect(page.locator("h1")).not_to_contain_text("silent")
-            wide, room = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
-            assert wide <= room, "the sentence has long words"
-        server.start()
-        for page in pages:
-            expect(page.locator(".banner")).to_have_count(0)
-        story.tell(1)
-        for page in pages:
-            expect(page.locator("h1")).to_contain_text("Both computations are on time")
-            assert page.evaluate("window.same"), "the page was loaded again"
+def test_a_page_that_says_nothing_any_more_is_noticed(server: Serving, story: Story, tab: Watched) -> None:
+    story.tell(1)
+    page = tab.open()
+    expect(page.locator(".link")).to_contain_text("live")
+    os.kill(server.page_pid(), signal.SIGSTOP)
+    try:
+        expect(page.locator(".banner")).to_contain_text("Connection lost")
+    finally:
+        os.kill(server.page_pid(), signal.SIGCONT)
+    expect(page.locator(".banner")).to_have_count(0)
+    expect(page.locator(".link")).to_contain_text("live")
 
 
 def test_a_page_for_which_there_is_no_place_is_still_kept_current(
     browser: Browser, server: Serving, story: Story, tmp_path: Path
 ) -> None:
-    """The stream refused, as beyond the number of viewers: the page asks instead, and says why."""
     story.tell(1, 40 * 60)
     with watched(browser, server.page) as one:
         one.server_may_vanish = True

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from hashlib import sha256
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
 import lowwater
 from tests.browser.chromium import WAIT_MILLIS, watched
-from tests.browser.test_access import ACCESS, PHONE
 from tests.process.serving import Serving, serving
 
 expect.set_options(timeout=WAIT_MILLIS)
@@ -78,15 +76,3 @@ def test_a_wrong_token_is_told_and_another_may_be_typed(browser: Browser, server
         # A browser writes this to its console, whatever a page does about it.
         [expected] = [each for each in tab.problems if "the server responded with a status of 401" in each]
         tab.problems.remove(expected)
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_door_can_be_read_on_a_phone(browser: Browser, server: Serving, scheme: Any) -> None:
-    with watched(browser, server.page, color_scheme=scheme, **PHONE) as tab:
-        tab.page.add_init_script(path=ACCESS)
-        page = tab.open()
-        assert page.evaluate("lowContrast()") == []
-        assert page.evaluate("nameless()") == []
-        assert page.locator("main, h1").count() == 2
-        wide, room = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
-        assert wide <= room == 360

@@ -20,17 +20,6 @@ def cut(lw: lowwater.Client) -> lowwater.Lease:
 
 
 @pytest.mark.usefixtures("cut")
-def test_the_overview_has_one_box_and_one_row_for_all_slices(tab: Watched) -> None:
-    page = tab.open()
-    expect(page.locator("a.node")).to_have_count(2)
-    expect(page.locator("a.node").filter(has_text="hourly")).to_contain_text("4 slices")
-    expect(page.locator("table.computations tbody tr")).to_have_count(2)
-    expect(page.locator("h1")).to_contain_text("Both computations")
-    page.get_by_role("searchbox").fill("hourly~")
-    expect(page.locator("table.computations tbody tr")).to_have_count(4)
-
-
-@pytest.mark.usefixtures("cut")
 def test_its_own_page_lists_them_and_each_leads_back(tab: Watched) -> None:
     page = tab.open("#/c/hourly")
     slices = page.get_by_role("region", name="Slices", exact=True)

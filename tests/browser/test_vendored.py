@@ -39,13 +39,6 @@ def test_a_vendored_file_that_was_touched_is_named(harm: str, tmp_path: Path, mo
     assert len(module["problems"]()) == 1
 
 
-def test_every_package_comes_with_its_licence() -> None:
-    for package in vendoring()["PACKAGES"]:
-        (licence,) = [file for file in package.files if file.endswith(".LICENSE")]
-        text = (PAGE / "vendor" / licence).read_text()
-        assert "Permission is hereby granted" in text or "Apache License" in text, package.name
-
-
 def test_the_page_names_no_other_host() -> None:
     files = [
         path

@@ -1,7 +1,4 @@
-"""The fields of the kinds of the Prometheus Operator and of the Gateway API that the chart writes, and nothing else: kubernetes-validate does not know them.
-
-Of monitoring.coreos.com/v1 and gateway.networking.k8s.io/v1, where all of these are strings, lists and mappings as here; an unknown field would be dropped silently.
-"""
+"""The fields of the kinds of the Prometheus Operator and of the Gateway API that the chart writes, and nothing else: kubernetes-validate does not know them."""
 
 from __future__ import annotations
 

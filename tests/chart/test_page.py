@@ -28,7 +28,6 @@ WRITTEN = [yaml.safe_load(block) for language, block in BLOCKS if language == "y
 
 @pytest.mark.parametrize("command", dict.fromkeys(COMMANDS))
 def test_a_command_names_the_namespace_and_forgets_no_value(command: str) -> None:
-    """An upgrade with --set alone would drop the image, TLS and Redis."""
     words = shlex.split(command, comments=True)
     at = next(at for at, word in enumerate(words) if word in {"helm", "kubectl"})
     assert "-n lowwater" in command or words[at + 1 : at + 4] == ["create", "namespace", "lowwater"]
@@ -39,14 +38,7 @@ def test_a_command_names_the_namespace_and_forgets_no_value(command: str) -> Non
         assert "--atomic" not in command, "it might go back to a journal that was left"
 
 
-def test_the_commands_were_found() -> None:
-    found = [[word for word in shlex.split(each, comments=True) if word[0] != "-"][:2] for each in COMMANDS]
-    for words in (["helm", "install"], ["helm", "upgrade"], ["helm", "uninstall"], ["kubectl", "create"]):
-        assert words in found
-
-
 def test_the_values_are_taken(tmp_path: Path) -> None:
-    """Each by itself, and each with those before it in one file, as the page has it grow."""
     values = [each for each in WRITTEN if "kind" not in each]
     assert len(values) >= 5
     arguments: list[str | Path] = []
@@ -94,35 +86,7 @@ def test_a_journal_is_copied_to_where_the_chart_serves_it() -> None:
     assert (store["name"], store["valueFrom"]["secretKeyRef"]["optional"]) == ("STORE", True)
 
 
-def test_the_certificate_is_for_every_name_that_is_called() -> None:
-    [certificate] = [each for each in WRITTEN if each.get("kind") == "Certificate"]
-    names = certificate["spec"]["dnsNames"]
-    arguments = (
-        "--set",
-        "fullnameOverride=lowwater",
-        "--namespace",
-        "lowwater",
-        "--set",
-        "tls.existingSecret=lowwater-tls",
-    )
-    found = parsed(rendered(*arguments, "--set", "redis.existingSecret=x", "--set", "serviceMonitor.enabled=true"))
-    [served] = [each for each in found if each["kind"] == "StatefulSet"]
-    [advertised] = re.findall(
-        r"--advertise=\$\(POD_NAME\)(\S+):7420", " ".join(served["spec"]["template"]["spec"]["containers"][0]["args"])
-    )
-    assert f"*{advertised}" in names
-    [monitor] = [each for each in found if each["kind"] == "ServiceMonitor"]
-    assert monitor["spec"]["endpoints"][0]["tlsConfig"]["serverName"] in names
-    [test] = [each for each in found if each["kind"] == "Pod"]
-    status, page = (" ".join(each["args"]) for each in test["spec"]["containers"])
-    [host] = re.findall(r"--address=(\S+):7420", status)
-    [shown] = re.findall(r"https://(\S+):7422/", page)
-    assert {host, shown} <= set(names)
-    assert certificate["spec"]["secretName"] == "lowwater-tls"
-
-
 def test_the_drains_ask_the_shard_by_its_name() -> None:
-    """Alone, the command asks localhost, where there may be no authority, or another one, and which is in no certificate."""
     redis = ("--set", "redis.existingSecret=redis-url")
     found = by_key(parsed(rendered("--set", "fullnameOverride=lowwater", "--namespace", "lowwater", *redis)))
     [served] = found["StatefulSet/lowwater"]["spec"]["template"]["spec"]["containers"]

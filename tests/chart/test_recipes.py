@@ -14,17 +14,13 @@ from pathlib import Path
 import pytest
 
 import lowwater
-from tests.chart.rendering import program
 from tests.chart.test_page import PAGE
-from tests.contract.redis_server import DURABLE, RedisServer
 from tests.kit.eventually import eventually
 from tests.process.serving import Serving
-from tests.process.sharding import Shard
 
 pytestmark = pytest.mark.process
 
 SECONDS = 60.0
-DEPLOYMENT = "lowwater.lowwater"
 
 
 def blocks(title: str) -> list[list[str]]:
@@ -104,14 +100,6 @@ def holds(address: str) -> tuple[int, str]:
         return lw.get("a")["a"].low.micros, lw.server_token
 
 
-def refused(volume: Path) -> str:
-    """What an authority says that a rollback starts over a volume; it must not serve."""
-    command = [program("lowwater"), "serve", "--data", str(volume), "--listen", "127.0.0.1:0", "--http", "off"]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-    assert said.returncode != 0, said.stdout
-    return said.stderr
-
-
 def test_a_backup_of_a_served_volume_is_restored(hands: Hands) -> None:
     backup, restore = blocks("Backup and restore")
     address = hands.serving.address
@@ -129,23 +117,3 @@ def test_a_backup_of_a_served_volume_is_restored(hands: Hands) -> None:
     hands.run(["lowwater", "journal", "show", str(hands.volume / "lost")])
     report(address, 30)
     assert holds(address)[0] == 30
-
-
-def test_a_journal_moves_to_redis_and_back_and_no_rollback_serves_what_was_left(hands: Hands) -> None:
-    there, back, upgrade = blocks("From a volume to Redis")
-    embedded = hands.serving
-    report(embedded.address, 10, register=True)
-    before = holds(embedded.address)
-    with RedisServer(hands.folder / "redis", *DURABLE) as redis:
-        hands.environment["STORE"] = redis.start().url
-        hands.follow(there)
-        assert "file is not a database" in refused(hands.volume)
-        hands.run(["lowwater", "journal", "show", str(hands.volume / "moved")])
-        with Shard(hands.folder / "shard", redis.url, "--deployment", DEPLOYMENT) as hands.serving:
-            assert holds(hands.serving.address) == before
-            report(hands.serving.address, 20)
-            hands.follow(back)
-            hands.follow(upgrade)
-        # The keys are still there. Without its URL no pod of a rollback starts.
-        assert "secret/redis-url" in hands.deleted
-    assert holds(embedded.start().address) == (20, before[1])

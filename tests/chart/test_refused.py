@@ -37,22 +37,6 @@ REFUSED = {
         [REDIS, "redis.existingSecret=there"],
         "redis.url and redis.existingSecret both say where Redis is: keep one of them",
     ),
-    "names for several shards of one authority": (
-        ["external.domain=example.org"],
-        "external.domain gives each of several shards a name, and without Redis there is one authority: expose its Service by service.type: LoadBalancer",
-    ),
-    "an Ingress without a host": (
-        ["page.ingress.enabled=true"],
-        "page.ingress needs a host of its own, since the page is at its root: set page.ingress.host",
-    ),
-    "a route without a gateway": (
-        ["page.httpRoute.enabled=true", "page.httpRoute.hostnames={a.example.org}"],
-        "page.httpRoute needs a gateway, and a host of its own, since the page is at its root: set page.httpRoute.parentRefs and page.httpRoute.hostnames",
-    ),
-    "a way to no page": (
-        ["page.enabled=false", "page.ingress.enabled=true", "page.ingress.host=a.example.org"],
-        "page.ingress and page.httpRoute lead to the status page, and page.enabled is false: set it, or leave them off",
-    ),
     "a second container of the chart's name": (
         ["extraContainers[0].name=authority"],
         "extraContainers has authority, which is the chart's: give it another name",
@@ -61,7 +45,6 @@ REFUSED = {
         ["commonAnnotations.helm\\.sh/resource-policy=keep"],
         "commonAnnotations has helm.sh/resource-policy, by which helm would treat objects otherwise than the chart means: leave it out",
     ),
-    "client certificates without TLS": (["tls.clientAuth=true"], "tls.clientAuth needs TLS: set tls.existingSecret"),
     "access twice": (
         ["access.config=x", "access.existingSecret=there"],
         "access.config and access.existingSecret both say who may do what: keep one of them",
@@ -70,18 +53,10 @@ REFUSED = {
         [REDIS, "access.config=x"],
         "shards that ask for tokens must present one to each other: set peerToken.existingSecret",
     ),
-    "a scrape without a token": (
-        ["access.config=x", "page.enabled=false", "serviceMonitor.enabled=true"],
-        "with access a scrape needs a token: set serviceMonitor.tokenSecret.name",
-    ),
     "a page without a token": (
         ["access.config=x"],
         "with access the status page needs a token: set page.tokenSecret.name, a Secret with the token of a principal that may read everything, "
         "or page.enabled: false",
-    ),
-    "a sidecar without an image": (
-        ["sidecar.enabled=true"],
-        "the sidecar needs an image of your own: set sidecar.image.repository",
     ),
     "a sidecar without declarations": (
         ["sidecar.enabled=true", "sidecar.image.repository=x"],
@@ -95,37 +70,9 @@ REFUSED = {
         [*SIDECAR, "sidecar.extraEnv[0].name=LOWWATER_TOKEN"],
         "sidecar.extraEnv has LOWWATER_TOKEN, which the chart sets itself: use the values tls and sidecar.tokenSecret",
     ),
-    "a volume of the sidecar": (
-        [*SIDECAR, "sidecar.extraVolumes[0].name=state"],
-        "sidecar.extraVolumes has state, which is a volume of the chart: give it another name",
-    ),
-    "the checksum of the declarations": (
-        ["podAnnotations.checksum/queries=x"],
-        "podAnnotations has checksum/queries, which the chart sets itself",
-    ),
-    "a region without a name": (["region.enabled=true"], "region.name is empty: give it the name of this region"),
     "a region without references": (
         ["region.enabled=true", "region.name=eu"],
         "region.references has no line that begins with [[reference]]: give it the file of references, which lowwater region --help shows",
-    ),
-    "references in a comment": (
-        ["region.enabled=true", "region.name=eu", "region.references=# [[reference]]"],
-        "region.references has no line that begins with [[reference]]",
-    ),
-    "references that are indented": (
-        ["region.enabled=true", "region.name=eu", "region.references=  # ours\n[[reference]]"],
-        "region.references begins with a space: indent none of its lines",
-    ),
-    "an agent without an authority": (
-        [*REGION, "replicaCount=0"],
-        "the agent of a region speaks for the authority beside it: with replicaCount: 0 set region.enabled: false",
-    ),
-    "a region without a token for the global authority beside it": (
-        [
-            *ALONE,
-            *("globalAuthority.enabled=true", "globalAuthority.accessSecret=x"),
-        ],
-        "with globalAuthority.accessSecret the region of this release needs a token: set region.globalTokenSecret.name",
     ),
     "a global authority in the place of the shards": (
         [
@@ -134,8 +81,6 @@ REFUSED = {
         ],
         "globalAuthority.redis.deployment is that of the shards",
     ),
-    "a region that is called as a variable": (["region.name=$(TOKEN)"], "region.name: Does not match pattern"),
-    "no time to be suspect": (["globalAuthority.suspectAfter=0s"], "globalAuthority.suspectAfter"),
     "a region without a global authority": (
         [*ALONE],
         "the region needs a global authority: set region.globalAddress, or globalAuthority.enabled in one release of all",
@@ -148,130 +93,54 @@ REFUSED = {
         [*REGION, POLICY, "networkPolicy.clients[0].podSelector.a=b"],
         "the agent of a region is for pipelines, and not for all clients of gRPC: name their pods in networkPolicy.pipelines",
     ),
-    "a region without a token": (
-        ["access.config=x", "page.enabled=false", *REGION],
-        "with access the region needs a token: set region.tokenSecret.name",
-    ),
-    "a global authority that is scraped without a token": (
-        ["globalAuthority.enabled=true", "globalAuthority.accessSecret=there", "serviceMonitor.enabled=true"],
-        "with globalAuthority.accessSecret a scrape needs a token: set serviceMonitor.tokenSecret.name",
-    ),
-    "the checksum of the references": (
-        ["podAnnotations.checksum/references=x"],
-        "podAnnotations has checksum/references, which the chart sets itself",
-    ),
-    "a global authority that helm keeps": (
-        [r"globalAuthority.service.annotations.helm\.sh/resource-policy=keep"],
-        "globalAuthority.service.annotations has helm.sh/resource-policy, by which helm would treat objects otherwise than the chart means",
-    ),
-    "an address without a port": (["region.globalAddress=global"], "region.globalAddress: Does not match pattern"),
-    "a time that is none, of the global authority": (
-        ["globalAuthority.suspectAfter=soon"],
-        "globalAuthority.suspectAfter: Does not match pattern",
-    ),
     "a password in the arguments": (
         ["extraArgs[0]=--store", "extraArgs[1]=redis://:secret@redis"],
         "extraArgs has --store, which the chart sets itself or leaves off: use the values redis, persistence, tls, access, limits, promises, page, expectDeployment and logFormat",
     ),
-    "the same, with =": (["extraArgs[0]=--data=/elsewhere"], "extraArgs has --data, which the chart sets itself"),
     "a label of the selector": (
         [r"commonLabels.app\.kubernetes\.io/name=x"],
         "commonLabels has app.kubernetes.io/name, by which the Services find the pods",
-    ),
-    "the same, of pods": (
-        [r"podLabels.app\.kubernetes\.io/component=x"],
-        "podLabels has app.kubernetes.io/component, by which the Services find the pods",
-    ),
-    "a label of every object": (
-        [r"podLabels.helm\.sh/chart=x"],
-        "podLabels has helm.sh/chart, which the chart sets itself",
-    ),
-    "the same, of rules": (
-        [r"prometheusRule.labels.app\.kubernetes\.io/version=x"],
-        "prometheusRule.labels has app.kubernetes.io/version, which the chart sets itself: use another label",
     ),
     "a claim that goes with the release": (
         [r"persistence.annotations.helm\.sh/resource-policy=delete"],
         "persistence.annotations has helm.sh/resource-policy, which the chart sets itself, to keep: leave it out",
     ),
-    "the checksum": (
-        ["podAnnotations.checksum/redis=x"],
-        "podAnnotations has checksum/redis, which the chart sets itself",
-    ),
-    "an abbreviation": (["extraArgs[0]=--verbose", "extraArgs[1]=--dat=/elsewhere"], f"extraArgs[1] {NONE_OF}"),
-    "an abbreviation of what may be": (["extraArgs[0]=--lis=[::]:7420"], f"extraArgs[0] {NONE_OF}"),
-    "another port": (["extraArgs[0]=--listen=[::]:17420"], f"extraArgs[0] {NONE_OF}"),
-    "another port of the page": (["extraArgs[0]=--http=[::]:8080"], f"extraArgs[0] {NONE_OF}"),
-    "no page": (["extraArgs[0]=--http=off"], f"extraArgs[0] {NONE_OF}"),
-    "two words": (["extraArgs[0]=--listen", "extraArgs[1]=[::]:7420"], f"extraArgs[0] {NONE_OF}"),
-    "a word alone": (["extraArgs[0]=redis://:secret@redis"], f"extraArgs[0] {NONE_OF}"),
     **{
         f"an address that no other reaches, {each}": ([f"extraArgs[0]={each}"], f"extraArgs[0] {NONE_OF}")
         for each in (
             "--listen=127.0.0.1:7420",
-            "--listen=localhost:7420",
-            "--listen=[::1]:7420",
-            "--http=127.0.0.2:7421",
-            "--http=[::ffff:127.0.0.1]:7421",
             "--http=0x0x0x0:7421",
         )
     },
     "the URL of the store as an address": (["extraArgs[0]=--listen=$(LOWWATER_STORE):7420"], f"extraArgs[0] {NONE_OF}"),
-    "a time that is none": (["extraArgs[0]=--dead-after=soon"], f"extraArgs[0] {NONE_OF}"),
-    "another unit": (["extraArgs[0]=--dead-after=3s"], f"extraArgs[0] {NONE_OF}"),
     "a time too short": (["extraArgs[0]=--verbose", "extraArgs[1]=--dead-after=0.1"], f"extraArgs[1]: {DEAD_AFTER}"),
-    "a time too long": (["extraArgs[0]=--dead-after=601"], f"extraArgs[0]: {DEAD_AFTER}"),
     "a port of Redis that the policy closes": (
         ["redis.url=rediss://:secret@redis:6380/1?ssl_ca_certs=/a", POLICY],
         "redis.url has the port 6380, and the network policy lets the shards reach others only: add it to networkPolicy.redisPorts",
     ),
-    "the same, by default": (
-        [REDIS.removesuffix(":6379"), POLICY, "networkPolicy.redisPorts={6380}"],
-        "has the port 6379",
-    ),
     "the same, of a sentinel": (["redis.url=redis+sentinel://:se@secret@a/main", POLICY], "has the port 26379"),
-    "the same, of the second of two": ([r"redis.url=redis+cluster://a:6379\,[::1]:7000", POLICY], "has the port 7000"),
-    "the same, behind an option": (["redis.url=redis://redis:6380?client_name=a@b:6379", POLICY], "has the port 6380"),
     "the store in the environment": (
         ["extraEnv[0].name=LOWWATER_STORE"],
         "extraEnv has LOWWATER_STORE, which the chart sets itself",
     ),
-    "a token in the environment": (["extraEnv[0].name=LOWWATER_PEER_TOKEN"], "extraEnv has LOWWATER_PEER_TOKEN"),
-    "another file of the store": (["extraEnv[0].name=LOWWATER_STORE_FILE"], "extraEnv has LOWWATER_STORE_FILE"),
     "the name of the pod": (["extraEnv[0].name=A", "extraEnv[1].name=POD_NAME"], "extraEnv has POD_NAME"),
     **{
         f"the volume {name}": (
             [f"extraVolumes[0].name={name}"],
             f"extraVolumes has {name}, which is a volume of the chart: give it another name",
         )
-        for name in ("tmp", "data", "tls", "access", "promises", "redis-url", "peer-token")
+        for name in ("data", "peer-token")
     },
     # And what the schema refuses.
     "a value that is taken away": (["redis=null"], "redis is required"),
-    "the same, below": (["redis.url=null"], "redis: url is required"),
-    "the same, of a probe": (["probes.liveness.periodSeconds=null"], "probes.liveness: periodSeconds is required"),
     "no volume at all": (["persistence.size=0Gi"], "persistence.size: Does not match pattern"),
-    "a unit that is none": (["persistence.size=10K"], "persistence.size: Does not match pattern"),
-    "scrapes without a pause": (["serviceMonitor.interval=0s"], "serviceMonitor.interval: Does not match pattern"),
-    "an unknown value": (["replicas=3"], "Additional property replicas is not allowed"),
     "an unknown value below": (["redis.host=redis"], "redis: Additional property host is not allowed"),
-    "another scheme": (["redis.url=http://redis"], "redis.url: Does not match pattern"),
-    "no number": (["replicaCount=many"], "replicaCount: Invalid type. Expected: integer, given: string"),
-    "less than none": (["replicaCount=-1"], "replicaCount: Must be greater than or equal to 0"),
     "a volume that two may write": (
         ["persistence.accessModes={ReadWriteMany}"],
         "persistence.accessModes.0: persistence.accessModes.0 must be one of the following",
     ),
-    "a digest that is none": (["image.digest=latest"], "image.digest: Does not match pattern"),
     "no time to hand over": (["terminationGracePeriodSeconds=5"], "Must be greater than or equal to 20"),
-    "braces in a key of Redis": ([REDIS, "redis.deployment={a}"], "redis.deployment"),
     "a deployment of each pod": ([REDIS, "redis.deployment=$(POD_NAME)"], "redis.deployment: Does not match pattern"),
-    "a deployment that no command could name": (
-        [REDIS, "redis.deployment=a#b"],
-        "redis.deployment: Does not match pattern",
-    ),
-    "a part that is perhaps one": (["enabled=perhaps"], "enabled: Invalid type. Expected: boolean, given: string"),
-    "another format": (["logFormat=xml"], "logFormat must be one of the following"),
 }
 
 
@@ -290,8 +159,8 @@ def test_a_kubernetes_without_grpc_probes() -> None:
     assert "chart requires kubeVersion: >=1.27.0-0" in said.stderr
 
 
-@pytest.mark.parametrize("name", ["1day", "day.one"])
-def test_a_release_that_makes_names_no_service_can_have(name: str) -> None:
+def test_a_release_that_makes_names_no_service_can_have() -> None:
+    name = "1day"
     said = helm("template", name, CHART)
     assert said.returncode != 0
     assert f"{name}-lowwater is no name for a Service" in said.stderr
@@ -301,7 +170,6 @@ def test_a_release_that_makes_names_no_service_can_have(name: str) -> None:
 
 
 def test_every_flag_is_the_charts_or_may_be_given() -> None:
-    """A flag that is new in the server belongs into one of the two lists of _refusals.tpl."""
     text = (CHART / "templates/_refusals.tpl").read_text()
     [own] = re.findall(r"has \$flag \(list ([^)]+)\)", text)
     [given] = re.findall(r"\$allowed := list (.+) -}}", text)
@@ -311,9 +179,6 @@ def test_every_flag_is_the_charts_or_may_be_given() -> None:
 
 def test_what_is_near_a_refusal_is_not_refused() -> None:
     for values in (
-        [REDIS, "replicaCount=3"],
-        ["redis.existingSecret=there", "replicaCount=3"],
-        ["replicaCount=0"],
         ["tls.existingSecret=there", "tls.clientAuth=true"],
         [REDIS, "access.config=x", "peerToken.existingSecret=there", "page.enabled=false"],
         ["access.config=x", "page.tokenSecret.name=there"],
@@ -331,20 +196,13 @@ def test_what_is_near_a_refusal_is_not_refused() -> None:
         ],
         ["extraArgs[0]=--listen=0.0.0.0:7420", "extraArgs[1]=--http=0.0.0.0:7421"],
         [f"extraArgs[0]=--dead-after={LEAST_DEAD_AFTER:g}", f"extraArgs[1]=--dead-after={MOST_DEAD_AFTER:g}"],
-        [REDIS, POLICY],
         ["redis.url=rediss://:a:6381@redis:6380/1", POLICY, "networkPolicy.redisPorts={6380,6379}"],
         *([f"redis.url=rediss://:secret@redis:6379/0?{option}=a@b:1", POLICY] for option in OPTIONS["rediss"]),
-        ["redis.url=redis://:1?:1@redis", POLICY],
-        ["redis.url=redis://redis:6380"],
         ["redis.existingSecret=there", POLICY, "networkPolicy.redisPorts={6380}"],
         [r"redis.url=redis+sentinel://a\,[::1]:26380/main", POLICY, "networkPolicy.redisPorts={6379,26379,26380}"],
         [REDIS, "redis.deployment=orders/eu-1"],
-        ["enabled=true"],
         ["extraEnv[0].name=LOWWATER_STORED", "extraVolumes[0].name=more-data"],
-        ["resources.limits=null"],
         ["persistence.size=0.5Gi", "serviceMonitor.interval=10s"],
-        ["persistence.size=10k"],
-        ["global.of.a.parent=x"],
     ):
         said = helm("template", "lw", CHART, *(part for value in values for part in ("--set", value)))
         assert said.returncode == 0, said.stderr

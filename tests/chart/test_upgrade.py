@@ -12,13 +12,11 @@ from tests.chart.rendering import CHART, SETS, changes, parsed, rendered, statef
 STATEFUL_SET = "StatefulSet/lw-lowwater"
 TEMPLATE = f"{STATEFUL_SET} spec.template"
 POD = f"{TEMPLATE}.spec"
-PAGE = "Deployment/lw-lowwater-page spec.template.spec"
 
 REDIS = ["redis.url=redis://:old@redis:6379", "replicaCount=2"]
 SECURED = [*REDIS, "peerToken.existingSecret=peers", "page.tokenSecret.name=board"]
 
 UPGRADES: dict[str, tuple[list[str], list[str], set[str]]] = {
-    "nothing": (REDIS, REDIS, set()),
     "more shards": (REDIS, [*REDIS, "replicaCount=5"], {f"{STATEFUL_SET} spec.replicas"}),
     "another password of Redis restarts the shards": (
         REDIS,
@@ -29,11 +27,6 @@ UPGRADES: dict[str, tuple[list[str], list[str], set[str]]] = {
         [*SECURED, "access.config=one"],
         [*SECURED, "access.config=two"],
         {"Secret/lw-lowwater-access data.access.toml"},
-    ),
-    "another image": (
-        [],
-        ["image.tag=0.2.1"],
-        {f"{POD}.containers", f"{PAGE}.containers", "Pod/lw-lowwater-test spec.containers"},
     ),
     "monitoring restarts nothing": (
         [],
@@ -48,16 +41,6 @@ UPGRADES: dict[str, tuple[list[str], list[str], set[str]]] = {
             "+ ConfigMap/lw-lowwater-dashboard-promises",
             "+ ConfigMap/lw-lowwater-dashboard-workloads",
         },
-    ),
-    "a network policy restarts nothing": (
-        [],
-        ["networkPolicy.enabled=true"],
-        {"+ NetworkPolicy/lw-lowwater", "+ NetworkPolicy/lw-lowwater-page"},
-    ),
-    "a larger volume": (
-        [],
-        ["persistence.size=20Gi"],
-        {"PersistentVolumeClaim/lw-lowwater-data spec.resources.requests.storage"},
     ),
     "from a file to Redis": (
         [],
@@ -75,28 +58,6 @@ UPGRADES: dict[str, tuple[list[str], list[str], set[str]]] = {
             f"{POD}.volumes",
         },
     ),
-    "TLS": (
-        [],
-        ["tls.existingSecret=certificate"],
-        {
-            f"{POD}.containers",
-            f"{POD}.volumes",
-            f"{PAGE}.containers",
-            f"{PAGE}.volumes",
-            "Pod/lw-lowwater-test spec.containers",
-            "Pod/lw-lowwater-test spec.volumes",
-        },
-    ),
-    "no page": (
-        [],
-        ["page.enabled=false"],
-        {"- Deployment/lw-lowwater-page", "- Service/lw-lowwater-page", "Pod/lw-lowwater-test spec.containers"},
-    ),
-    "no service account of its own": (
-        [],
-        ["serviceAccount.create=false"],
-        {"- ServiceAccount/lw-lowwater", f"{POD}.serviceAccountName", f"{PAGE}.serviceAccountName"},
-    ),
 }
 
 
@@ -111,10 +72,6 @@ def test_an_upgrade_changes_only_what_it_should(case: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(SETS) - {"everything"}))
 def test_no_upgrade_changes_what_cannot_be_changed(name: str) -> None:
-    """Kubernetes refuses another selector, serviceName, podManagementPolicy or volumeClaimTemplates of a StatefulSet.
-
-    The set `everything` has another name, which makes another StatefulSet.
-    """
     may = {"replicas", "minReadySeconds", "template", "updateStrategy"}
     old, new = (
         {part: each for part, each in stateful_set(one)["spec"].items() if part not in may} for one in ("default", name)

@@ -14,12 +14,10 @@ from lowwater_authority.cluster.membership import Member, View
 from lowwater_authority.journal.contract import (
     JournalClosed,
     JournalCorrupt,
-    JournalError,
     JournalFailed,
     JournalUnknown,
 )
 from tests.contract.redis_server import DURABLE, RedisServer
-from tests.kit.faults import FaultPlan, Outcome
 from tests.kit.memory_directory import MemoryDirectory, MemoryMembers
 from tests.kit.times import SECOND
 
@@ -142,25 +140,6 @@ async def join(directory: Directory, member: Member) -> View:
     return joined
 
 
-# --- views --------------------------------------------------------------------------------------------------------
-
-
-async def test_a_new_store_has_no_view(store: Store) -> None:
-    view, beats = await (await store.open()).beat("a1")
-    assert view == View()
-    assert beats.last == {"a1": beats.now}
-    assert beats.since == beats.now > 0
-
-
-async def test_what_one_proposes_all_see(store: Store) -> None:
-    a, b = await store.open(), await store.open()
-    name = "prüfung/ns'\"; \N{SNOWMAN}"
-    view = await join(a, A)
-    view = view.pinned(name, A.address).draining(A.address, on=True)
-    assert await a.propose(view, over=view.version - 2)
-    assert (await b.beat("b1"))[0] == (await a.beat("a1"))[0] == view
-
-
 async def test_a_view_replaces_only_the_one_it_was_made_of(store: Store) -> None:
     a, b = await store.open(), await store.open()
     first = await join(a, A)
@@ -172,15 +151,6 @@ async def test_a_view_replaces_only_the_one_it_was_made_of(store: Store) -> None
     assert second.members == (A, B)
 
 
-async def test_of_proposals_under_way_together_one_wins(store: Store) -> None:
-    a, b = await store.open(), await store.open()
-    view = await join(a, A)
-    offers = [view.pinned("x", f"{n}:1") for n in range(8)]
-    won = await asyncio.gather(*((a, b)[n % 2].propose(offer, over=view.version) for n, offer in enumerate(offers)))
-    assert sum(won) == 1
-    assert (await a.beat("a1"))[0] == offers[won.index(True)]
-
-
 async def test_an_older_view_may_come_back(store: Store) -> None:
     directory = await store.open()
     first = await join(directory, A)
@@ -190,24 +160,6 @@ async def test_an_older_view_may_come_back(store: Store) -> None:
     assert view == first
     assert not await directory.propose(second.joined(C), over=second.version)
     assert await directory.propose(second.joined(C), over=first.version)
-
-
-# --- beats --------------------------------------------------------------------------------------------------------
-
-
-async def test_a_beat_sees_all_beats_before_it_and_itself(store: Store) -> None:
-    a, b = await store.open(), await store.open()
-    _, first = await a.beat("a1")
-    store.turn_clock(SECOND)
-    _, second = await b.beat("b1")
-    assert second.last["b1"] == second.now
-    assert second.last["b1"] - second.last["a1"] >= SECOND
-    store.turn_clock(SECOND)
-    _, third = await a.beat("a1")
-    assert third.last["a1"] == third.now
-    assert third.last["a1"] - third.last["b1"] >= SECOND
-    assert first.last.keys() == {"a1"}
-    assert third.last.keys() == {"a1", "b1"}
 
 
 async def test_a_proposal_forgets_who_is_not_in_it(store: Store) -> None:
@@ -235,16 +187,6 @@ async def test_a_gap_is_noted(store: Store) -> None:
     assert later.since == beats.since > before.since
 
 
-async def test_one_that_beats_is_enough(store: Store) -> None:
-    a, b = await store.open(), await store.open()
-    await b.beat("b1")
-    for _ in range(5):
-        store.turn_clock(DEAD_AFTER // 2 - 10 * SECOND)
-        await a.beat("a1")
-    _, beats = await b.beat("b1")
-    assert beats.now - beats.since >= 5 * (DEAD_AFTER // 2 - 10 * SECOND)
-
-
 async def test_a_clock_that_goes_back(store: Store) -> None:
     a, b = await store.open(), await store.open()
     await b.beat("b1")
@@ -255,9 +197,6 @@ async def test_a_clock_that_goes_back(store: Store) -> None:
     store.turn_clock(10 * SECOND)
     _, later = await a.beat("a1")
     assert 10 * SECOND <= later.now - later.last["b1"] < DEAD_AFTER // 2
-
-
-# --- failures -----------------------------------------------------------------------------------------------------
 
 
 async def test_open_and_closed(store: Store) -> None:
@@ -305,15 +244,6 @@ async def test_a_cancelled_call_leaves_the_directory_whole(store: Store) -> None
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)
     assert (await directory.beat("a1"))[0] in (view, view.joined(B))
-
-
-async def test_a_script_cache_that_was_emptied(redis: RedisStore) -> None:
-    directory = await redis.open()
-    view = await join(directory, A)
-    redis.server.execute("SCRIPT", "FLUSH")
-    assert (await directory.beat("a1"))[0] == view
-    redis.server.execute("SCRIPT", "FLUSH")
-    assert await directory.propose(view.joined(B), over=view.version)
 
 
 async def test_namespaces_do_not_see_each_other(redis: RedisStore) -> None:
@@ -364,42 +294,3 @@ async def test_a_damaged_view_is_refused_and_may_be_deleted(redis: RedisStore, f
     view, beats = await directory.beat("a1")
     assert view == View()
     assert beats.since == beats.now
-
-
-async def test_a_cut_while_the_answer_is_on_its_way() -> None:
-    store = MemoryStore()
-    directory = store.make()
-    await directory.open()
-    view = await join(directory, A)
-    call = asyncio.create_task(directory.propose(view.joined(B), over=view.version))
-    while store.members.view == view:
-        ran = asyncio.Event()
-        asyncio.get_running_loop().call_soon(ran.set)
-        await ran.wait()
-    directory.cut_off = True
-    with pytest.raises(JournalUnknown):
-        await call
-    assert (await (await store.open()).beat("b1"))[0] == view.joined(B)
-    with pytest.raises(JournalFailed):
-        await directory.beat("a1")
-    directory.cut_off = False
-    assert (await directory.beat("a1"))[0] == view.joined(B)
-
-
-@pytest.mark.parametrize(
-    ("outcome", "error", "done"),
-    [
-        (Outcome.FAILED, JournalFailed, False),
-        (Outcome.LOST, JournalUnknown, False),
-        (Outcome.WRITTEN, JournalUnknown, True),
-    ],
-)
-async def test_planned_faults(outcome: Outcome, error: type[JournalError], done: bool) -> None:
-    store, faults = MemoryStore(), FaultPlan()
-    directory = MemoryDirectory(store.members, faults=faults)
-    await directory.open()
-    view = await join(directory, A)
-    faults.then(outcome)
-    with pytest.raises(error):
-        await directory.propose(view.joined(B), over=view.version)
-    assert (await directory.beat("a1"))[0] == (view.joined(B) if done else view)

@@ -1,25 +1,20 @@
-"""The log of the graph over each store: changes behind a whole graph, read by whoever comes, also in the middle of it."""
+"""A log of the graph whose changes do not fit each other, over each store: put right from memory, or nobody starts."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
 
-from lowwater import errors
 from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine.holdings import BrokenGraph, replayed
-from lowwater_authority.engine.rounds import Round
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import GRAPH, Entry, Journal
 from lowwater_authority.ops.observer import Observer
 from tests.contract.journal_stores import SharedStore, Store
-
-NAMES = [f"c{number}" for number in range(8)]
 
 
 @pytest.fixture(autouse=True)
@@ -45,80 +40,15 @@ async def serving(journal: Journal) -> AsyncIterator[Shard]:
         await shard.close()
 
 
-async def change(shard: Shard, rng: random.Random) -> None:
-    """Change the graph, unless that is refused."""
-    name = rng.choice(NAMES)
-    try:
-        match rng.randrange(6):
-            case 0 | 1 | 2:
-                await shard.register(Spec(name, tuple(rng.sample(NAMES, rng.randrange(3)))))
-            case 3:
-                await shard.set_inputs(name, rng.sample(NAMES, rng.randrange(3)))
-            case 4:
-                await shard.reset(name)
-            case _:
-                await shard.drop(name, force=True)
-    except errors.LowwaterError:
-        pass
-
-
 async def stored(shard: Shard) -> Topology:
     """The graph as who knows nothing of it reads it."""
     return replayed(await shard.journal.load(GRAPH)).topology
-
-
-async def test_the_next_process_reads_what_the_one_before_has_changed(store: Store) -> None:
-    rng = random.Random(7)
-    known = Topology()
-    for _ in range(4):
-        async with serving(store.make()) as shard:
-            assert shard.topology == known
-            for _ in range(12):
-                await change(shard, rng)
-                assert await stored(shard) == shard.topology
-            known = shard.topology
-    assert known.version > 12
-
-
-async def test_each_of_two_processes_sees_what_the_other_has_changed(shared: SharedStore) -> None:
-    rng = random.Random(8)
-    async with serving(shared.make()) as one, serving(shared.make()) as other:
-        for _ in range(40):
-            changing, seeing = rng.sample([one, other], 2)
-            await changing.confirm(())
-            await change(changing, rng)
-            await seeing.confirm(())
-            assert seeing.topology == changing.topology == await stored(seeing)
-        assert one.topology.version > 12
-
-
-@pytest.mark.parametrize("lost", [1, 2, 3])
-async def test_changes_that_the_store_has_lost_are_put_back(
-    shared: SharedStore, lost: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One of two remembers them, and the other has gone on over what was left."""
-    monkeypatch.setattr("lowwater_authority.engine.logs.GRAPH_BYTES", 1 << 20)
-    async with serving(shared.make()) as one, serving(shared.make()) as other:
-        for name in ("a", "b", "c"):
-            await one.register(Spec(name))
-        await other.confirm(())
-        for number in range(lost):
-            await one.register(Spec(f"lost{number}", ("a",)))
-        await one.held.logs.settle()
-        last = (await one.journal.load(GRAPH)).last
-        shared.forget(GRAPH, last - lost)
-        await other.register(Spec("new", ("b",)))
-        for each in (one, other, one):
-            await each.confirm(())
-        assert one.topology == other.topology == await stored(one)
-        assert {"a", "b", "c", "new", *(f"lost{number}" for number in range(lost))} == one.topology.computations.keys()
 
 
 @pytest.mark.parametrize("same_version", [True, False])
 async def test_a_log_whose_changes_do_not_fit_each_other_is_put_right_from_memory(
     shared: SharedStore, same_version: bool
 ) -> None:
-    """A change of a graph that nobody has stands in it: all that either tells is kept, and everybody reads it again."""
     async with serving(shared.make()) as one, serving(shared.make()) as other:
         await one.register(Spec("a"))
         await other.confirm(())
@@ -150,35 +80,3 @@ async def test_a_log_whose_changes_do_not_fit_each_other_starts_nobody(store: St
     with pytest.raises(BrokenGraph, match=r"stands behind version 1.* start from a restored copy"):
         async with serving(store.make()):
             pass
-
-
-async def test_two_that_read_what_the_store_has_lost_of_each_do_not_wait_for_each_other(shared: SharedStore) -> None:
-    """Both write what they know once more, and one of them is first."""
-    async with serving(shared.make()) as one, serving(shared.make()) as other:
-        await one.register(Spec("a"))
-        await other.confirm(())
-        last = (await one.journal.load(GRAPH)).last
-        await one.register(Spec("b"))
-        await one.held.logs.settle()
-        shared.forget(GRAPH, last)
-        await other.register(Spec("c"))
-        await other.register(Spec("d"))
-
-        async def moved() -> None:
-            await other.register(Spec("e"))
-
-        begun = one.begin
-
-        def begin() -> Round:
-            del one.begin
-            moving.append(asyncio.create_task(moved()))
-            return begun()
-
-        moving: list[asyncio.Task[None]] = []
-        one.begin = begin  # type: ignore[method-assign]
-        await one.confirm(())
-        await asyncio.gather(*moving)
-        await one.confirm(())
-        await other.confirm(())
-        assert one.topology == other.topology == await stored(one)
-        assert one.topology.computations.keys() == {"a", "b", "c", "d", "e"}

@@ -164,15 +164,6 @@ async def test_a_copy_that_is_cut_off_anywhere_is_continued(old: Journal, outcom
     assert writes == 3 + 2 + 4 + 1
 
 
-async def test_a_finished_copy_is_not_made_again(old: Journal) -> None:
-    facts = await survey(old, fence=True)
-    disk = MemoryDisk()
-    await Copy(old, facts, await reopened(disk, old.server_token), whole=newest).run()
-    owners = dict(disk.owners)
-    await Copy(old, facts, await reopened(disk, old.server_token), whole=newest).run()
-    assert disk.owners == owners
-
-
 async def half(old: Journal, facts: Sequence[LogFacts], logs: int) -> MemoryDisk:
     """A disk with so many logs, and the next one begun."""
     disk = MemoryDisk()
@@ -230,13 +221,6 @@ async def test_a_target_that_is_not_empty_is_refused(old: Journal, token: str) -
     assert await contents(target) == before
 
 
-async def test_an_empty_target_of_another_deployment_is_refused(old: Journal) -> None:
-    facts = await survey(old, fence=True)
-    target = await reopened(MemoryDisk(), "another")
-    with pytest.raises(TargetNotEmpty, match="holds 0 logs of the deployment another"):
-        await Copy(old, facts, target, whole=newest).run()
-
-
 @pytest.mark.parametrize("log", [GRAPH, "both"])
 async def test_a_source_that_is_written_to_meanwhile_is_refused(shared: SharedStore, log: str) -> None:
     source, shard = await shared.connect(), await shared.connect()
@@ -263,14 +247,6 @@ async def test_the_survey_fences_whoever_wrote_before(shared: SharedStore) -> No
     assert facts == LogFacts("a", 1, 0, 1, 3, (await source.owners(["a"]))["a"])
     assert facts.owner.epoch > before.epoch
     assert await fenced(frozen.append([entry("a", 2)])) == [{"a": (before.epoch, facts.owner.epoch)}]
-
-
-async def test_a_survey_names_the_place_of_damage(store: Store) -> None:
-    journal = await store.open("a")
-    await journal.append([entry("a", 1), entry("a", 2)])
-    store.damage("a", 2)
-    with pytest.raises(Exception, match="log 'a' at position 2 is damaged"):
-        await survey(journal, fence=True)
 
 
 class Forgetful(MemoryJournal):

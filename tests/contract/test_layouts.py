@@ -85,22 +85,6 @@ async def test_a_stale_change_is_refused_with_the_version_that_is_wanted(memory:
         assert [each for each in results if each == 2] == [2], "of all that change one version one wins"
 
 
-async def test_a_reset_keeps_the_layout_and_a_drop_only_its_version(memory: Store) -> None:
-    async with running(memory) as shard:
-        await shard.register(Spec("x"))
-        await shard.change_layout("x", 1, 0, [0, 7], [])
-        await shard.reset("x")
-        assert shard.wanted("x") == Layout(1, (0, 7))
-        await shard.drop("x", force=True)
-        await shard.register(Spec("x"))
-        await shard.serve("x")
-        assert shard.wanted("x") == Layout(1), "or a version would stand for two layouts"
-        assert await shard.change_layout("x", 3, 1, [0, 9], []) == 2
-    async with running(memory) as again:
-        await again.serve("x")
-        assert again.wanted("x") == Layout(2, (0, 9))
-
-
 async def test_a_claim_in_place_of_another_is_nobodys_who_has_lost_that(memory: Store) -> None:
     async with running(memory) as shard:
         await shard.register(Spec("x"))
@@ -114,18 +98,6 @@ async def test_a_claim_in_place_of_another_is_nobodys_who_has_lost_that(memory: 
         await shard.claim("x", part)
         with pytest.raises(errors.StaleSequencer):
             await shard.claim("x", claim(5, instead_of=second.sequencer))
-
-
-async def test_a_claim_of_the_parts_copies_and_one_of_the_whole_takes_the_least(memory: Store) -> None:
-    async with running(memory) as shard:
-        await shard.register(Spec("x"))
-        first = await shard.claim("x", claim(1, b"\x80"))
-        report = GroupReport(first.sequencer, np.array([5 * HOUR, 6 * HOUR]))
-        await shard.report([("x", report)], sender=b"s" * 16, number=(1, 1))
-        second = await shard.claim("x", claim(2, b"\x40", b"\x80", b"\xc0", instead_of=first.sequencer))
-        assert second.watermarks.tolist() == [5 * HOUR, 5 * HOUR, 6 * HOUR, 6 * HOUR]
-        third = await shard.claim("x", claim(3, b"\x40", instead_of=second.sequencer))
-        assert third.watermarks.tolist() == [5 * HOUR, 5 * HOUR]
 
 
 async def test_what_an_owner_says_counts_with_its_commit_alone(memory: Store) -> None:
@@ -142,7 +114,6 @@ async def test_what_an_owner_says_counts_with_its_commit_alone(memory: Store) ->
 
 
 async def test_an_owner_leaves_out_what_it_has_told_under_its_claim(memory: Store) -> None:
-    """And what it has not told here, under this claim, nobody takes for another one's."""
 
     async def tell(sequencer: int, batch: int, layout: Layout) -> Told | None:
         shard.prepare("x", Prepare(sequencer, batch, b"d", (), 5 * HOUR, False, NO_FOLD, 0, {}))

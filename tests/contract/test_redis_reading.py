@@ -11,7 +11,7 @@ import pytest
 from lowwater_authority.journal import JournalCorrupt, JournalFailed, LoadedLog
 from lowwater_authority.journal import redis as redis_journal
 from lowwater_authority.journal.redis import RedisJournal
-from tests.contract.journal_stores import RedisStore, entry, loaded
+from tests.contract.journal_stores import RedisStore, entry
 
 
 @pytest.fixture
@@ -33,13 +33,10 @@ class Replaced:
         self._monkeypatch = monkeypatch
         self.readings = 0
 
-    async def read(self, times: int, damaged: int = 0) -> LoadedLog:
-        """Read it, perhaps with a damaged record."""
+    async def read(self, times: int) -> LoadedLog:
         owner, reader = await self._redis.open("a"), await self._redis.connect()
         assert isinstance(reader, RedisJournal)
         await owner.append([entry("a", n) for n in range(1, LAST + 1)])
-        if damaged:
-            self._redis.damage("a", damaged)
         load = reader._load
 
         async def replaced(*arguments: Any) -> LoadedLog:
@@ -52,35 +49,18 @@ class Replaced:
         return await reader.load("a")
 
 
-async def test_a_log_that_was_replaced_is_read_again(redis: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    replaced = Replaced(redis, monkeypatch)
-    assert await replaced.read(times=3) == loaded("a", 4, LAST, snapshot=b"snapshot")
-    assert replaced.readings == 4
-
-
 async def test_a_log_that_is_replaced_all_the_time_is_not_read_for_ever(
     redis: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor is it taken for damaged: somebody writes it."""
     replaced = Replaced(redis, monkeypatch)
     with pytest.raises(JournalFailed, match=f"replaced by a snapshot {redis_journal._READINGS} times"):
         await replaced.read(times=LAST)
     assert replaced.readings == redis_journal._READINGS
 
 
-async def test_what_is_damaged_and_not_replaced_is_read_once(
-    redis: RedisStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    replaced = Replaced(redis, monkeypatch)
-    with pytest.raises(JournalCorrupt):
-        await replaced.read(times=0, damaged=5)
-    assert replaced.readings == 1
-
-
 async def test_what_is_read_behind_a_position_is_of_one_moment(
     redis: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A snapshot takes away records that are about to be read: that is no damage, while it covers only what the reader has."""
     owner, reader = await redis.open("a"), await redis.connect()
     assert isinstance(reader, RedisJournal)
     await owner.append([entry("a", n) for n in range(1, 6)])

@@ -9,12 +9,10 @@ import pytest
 
 from lowwater import errors
 from lowwater_authority.core.times import MAX
-from lowwater_authority.engine import writes
-from lowwater_authority.journal import JournalCorrupt, JournalFenced
+from lowwater_authority.journal import JournalFenced
 from lowwater_authority.regions import registry as regions_registry
 from lowwater_authority.regions.references import (
     LOCAL,
-    REPLICATED,
     Agent,
     Caller,
     Change,
@@ -129,23 +127,6 @@ async def test_a_restart_knows_everything_and_confirms_anew(deployment: Deployme
     assert again.references.get(HOURLY).published == 50
 
 
-async def test_a_snapshot_takes_the_place_of_the_records(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(regions_registry, "SNAPSHOT_RECORDS", 3)
-    registry = await ready(deployment)
-    for low in range(50, 60):
-        await deployment.report(registry, low)
-    loaded = await registry.journal.load(LOG)
-    assert loaded.snapshot is not None
-    assert len(loaded.records) <= 3
-    before = registry.references.snapshot()
-    await registry.close()
-    again = await deployment.start()
-    assert again.references.snapshot() == before
-    assert again.position == registry.position
-
-
 async def test_two_over_one_store_fence_each_other(shared_deployment: Deployment) -> None:
     first = await ready(shared_deployment)
     second = await shared_deployment.start()
@@ -163,18 +144,6 @@ async def test_two_over_one_store_fence_each_other(shared_deployment: Deployment
     assert second.references.get(HOURLY).published == 60
 
 
-async def test_a_zombie_confirms_nobody_by_an_older_record(shared_deployment: Deployment) -> None:
-    """Its memory says that A is the owner; the other one has given it to B."""
-    first = await ready(shared_deployment)
-    second = await shared_deployment.start()
-    await shared_deployment.confirm(second, "B")
-    shared_deployment.clock.now += 10
-    await shared_deployment.confirm(second, "B")
-    await second.adopt(HOURLY, "B", "ops")
-    with pytest.raises(errors.Unavailable):
-        await shared_deployment.confirm(first, "A", number=1)
-
-
 async def test_a_refused_write_has_changed_nothing(memory: Deployment) -> None:
     plan = FaultPlan()
     registry = await ready(memory, journal_of(memory, plan))
@@ -185,20 +154,6 @@ async def test_a_refused_write_has_changed_nothing(memory: Deployment) -> None:
     assert registry.references.snapshot() == before
     await memory.report(registry, 60)
     assert registry.references.get(HOURLY).published == 60
-
-
-@pytest.mark.parametrize("outcome", [Outcome.LOST, Outcome.WRITTEN])
-async def test_a_write_of_unknown_outcome_is_made_once(
-    memory: Deployment, outcome: Outcome, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writes, "RETRY_SECONDS", (0.0, 0.0))
-    plan = FaultPlan()
-    registry = await ready(memory, journal_of(memory, plan))
-    position = registry.position
-    plan.then(outcome)
-    await memory.report(registry, 50)
-    assert registry.position == position + 1
-    assert registry.references.get(HOURLY).published == 50
 
 
 async def test_nothing_is_shown_before_it_is_durable(memory: Deployment) -> None:
@@ -229,61 +184,6 @@ async def test_nothing_is_shown_before_it_is_durable(memory: Deployment) -> None
     assert (await registry.journal.load(LOG)).last == registry.position
 
 
-class Away(FaultPlan):
-    """A store that keeps whoever writes waiting, until it is back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.back = asyncio.Event()
-        self.back.set()
-        self.asked = asyncio.Event()
-
-    async def after(self, operation: object) -> None:
-        self.asked.set()
-        await self.back.wait()
-
-    def leave(self) -> None:
-        self.back.clear()
-        self.asked.clear()
-
-
-async def test_what_waits_behind_others_is_not_begun_for_somebody_who_has_gone(memory: Deployment) -> None:
-    """An operator whose command has timed out would find it done when the store is back, hours later."""
-    plan = Away()
-    registry = await ready(memory, journal_of(memory, plan))
-    plan.leave()
-    first = asyncio.create_task(memory.report(registry, 50))
-    await plan.asked.wait()
-    late = asyncio.create_task(registry.change(lambda core: core.set_policy(HOURLY, REPLICATED)))
-    await asyncio.sleep(0)
-    late.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await late
-    plan.back.set()
-    await first
-    await memory.report(registry, 60)
-    assert registry.references.get(HOURLY).policy == LOCAL
-    assert not registry._changes
-
-
-async def test_nobody_is_silent_while_the_store_keeps_everybody_waiting(memory: Deployment) -> None:
-    plan = Away()
-    registry = await ready(memory, journal_of(memory, plan))
-    await memory.confirm(registry, "B")
-    plan.leave()
-    asking = asyncio.create_task(memory.report(registry, 50))
-    await plan.asked.wait()
-    memory.clock.now += 100
-    heard = asyncio.create_task(memory.confirm(registry, "B"))
-    adopting = asyncio.create_task(registry.adopt(HOURLY, "B", "ops"))
-    await asyncio.sleep(0)
-    plan.back.set()
-    await asking
-    await heard
-    with pytest.raises(errors.RegionRefused, match="its owner A is alive"):
-        await adopting
-
-
 async def test_a_store_that_lost_records_gets_them_back(memory: Deployment) -> None:
     registry = await ready(memory)
     memory.store.forget(LOG, registry.position - 1)
@@ -292,14 +192,6 @@ async def test_a_store_that_lost_records_gets_them_back(memory: Deployment) -> N
     await registry.close()
     again = await memory.start()
     assert again.references.snapshot() == before
-
-
-async def test_a_damaged_record_is_told_with_its_place(memory: Deployment) -> None:
-    registry = await ready(memory)
-    await registry.close()
-    memory.store.damage(LOG, 2)
-    with pytest.raises(JournalCorrupt, match=r"at position 2"):
-        await memory.start()
 
 
 async def test_an_older_copy_of_the_store_is_found_out(memory: Deployment) -> None:
@@ -343,3 +235,31 @@ def test_a_process_that_was_asleep_suspects_nobody() -> None:
     for second in range(61, 71):
         core.watched(second * SECOND)
     assert core.is_suspect("A", 70 * SECOND)
+
+
+async def test_a_snapshot_takes_the_place_of_the_records(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(regions_registry, "SNAPSHOT_RECORDS", 3)
+    registry = await ready(deployment)
+    for low in range(50, 60):
+        await deployment.report(registry, low)
+    loaded = await registry.journal.load(LOG)
+    assert loaded.snapshot is not None
+    assert len(loaded.records) <= 3
+    before = registry.references.snapshot()
+    await registry.close()
+    again = await deployment.start()
+    assert again.references.snapshot() == before
+    assert again.position == registry.position
+
+
+async def test_a_zombie_confirms_nobody_by_an_older_record(shared_deployment: Deployment) -> None:
+    first = await ready(shared_deployment)
+    second = await shared_deployment.start()
+    await shared_deployment.confirm(second, "B")
+    shared_deployment.clock.now += 10
+    await shared_deployment.confirm(second, "B")
+    await second.adopt(HOURLY, "B", "ops")
+    with pytest.raises(errors.Unavailable):
+        await shared_deployment.confirm(first, "A", number=1)

@@ -1,7 +1,4 @@
-"""A streaming job that knows nothing of lowwater: ``job.py FOLDER KIND``. It reads what there is in FOLDER/in, and ends.
-
-A program of its own that imports nothing but PySpark, of any version since 3.5. KIND is ``rows``, or ``windows`` that Spark keeps in its state.
-"""
+"""A streaming job that knows nothing of lowwater: ``job.py FOLDER KIND``. It reads what there is in FOLDER/in, and ends."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Attach, tracked stages and drive, once through, on another PySpark: ``smoke.py FOLDER ADDRESS EXPECTED STEP...``.
-
-A program of its own that imports nothing of the tests, since it runs in the environment of that PySpark. ADDRESS is the authority's; empty,
-attach starts one. EXPECTED are the versions that must be found, as ``pyspark==4.0.5,pandas==2.0.0``, and a STEP is a method of
-:class:`Smoke`. It prints what it has shown, line by line, and fails at the first thing that is not so.
-"""
+"""Attach, tracked stages and drive, once through, on another PySpark: ``smoke.py FOLDER ADDRESS EXPECTED STEP...``."""
 
 from __future__ import annotations
 

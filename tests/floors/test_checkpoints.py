@@ -14,7 +14,7 @@ import lowwater_spark as lws
 from lowwater_spark.errors import Unsupported
 from tests.compatibility.environments import clean_environ
 from tests.floors.environments import CLIENTS
-from tests.floors.test_floor import BETWEEN, LOWEST, TRACKED, python_with
+from tests.floors.test_floor import LOWEST, TRACKED, python_with
 from tests.kit.eventually import eventually
 from tests.kit.times import mark
 from tests.process.serving import serving
@@ -23,7 +23,7 @@ from tests.spark.support import Feed, Upstream, low, row
 OLDEST = "3.5.7"
 """Of the line that is the oldest whose checkpoints are read. Nothing else of lowwater runs on it."""
 
-WITH: dict[str, tuple[Any, ...]] = {OLDEST: ((),), TRACKED: (CLIENTS, *LOWEST), BETWEEN: (CLIENTS,)}
+WITH: dict[str, tuple[Any, ...]] = {OLDEST: ((),), TRACKED: (CLIENTS, *LOWEST)}
 """What the environments have besides: those that `test_floor.py` makes are used again."""
 
 JOB = Path(__file__).with_name("job.py")
@@ -80,14 +80,10 @@ def run(pyspark: str, folder: Path, kind: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("pyspark", [OLDEST, TRACKED, BETWEEN])
-def test_a_job_that_comes_and_goes_is_tracked(
-    pyspark: str, tmp_path: Path, lw: lowwater.Client, follow: Follow
-) -> None:
-    """With ``availableNow``: a target that was fixed before a file came does not count for it."""
+def test_a_job_that_comes_and_goes_is_tracked(tmp_path: Path, lw: lowwater.Client, follow: Follow) -> None:
     feed, upstream = Feed(tmp_path / "in"), Upstream(lw)
     feed.put([row("a", 9)])
-    run(pyspark, tmp_path, "rows")
+    run(OLDEST, tmp_path, "rows")
     sidecar = follow()
     upstream.at(10)
     eventually(lambda: low(lw, "stage") == mark(10), "all that there is is committed")
@@ -95,17 +91,16 @@ def test_a_job_that_comes_and_goes_is_tracked(
     upstream.at(11)
     eventually(lambda: sidecar.status().waiting_for != (), "the job is away, so a file waits")
     assert low(lw, "stage") == mark(10)
-    run(pyspark, tmp_path, "rows")
+    run(OLDEST, tmp_path, "rows")
     eventually(lambda: low(lw, "stage") == mark(11), "it has read it")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("pyspark", [TRACKED, BETWEEN])
-def test_what_spark_holds_is_found(pyspark: str, tmp_path: Path, lw: lowwater.Client, follow: Follow) -> None:
+def test_what_spark_holds_is_found(tmp_path: Path, lw: lowwater.Client, follow: Follow) -> None:
     feed, upstream = Feed(tmp_path / "in"), Upstream(lw)
     upstream.at(12)
     feed.put([row("a", 9, 10), row("a", 11)])
-    run(pyspark, tmp_path, "windows")
+    run(TRACKED, tmp_path, "windows")
     with pytest.raises(Unsupported, match=r"stateStoreSave.*how far below its watermark"):
         follow()
     follow(retention="1h", stamp="1h", output_mode="append")

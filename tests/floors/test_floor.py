@@ -1,7 +1,4 @@
-"""The other versions of PySpark: the oldest that attach and tracked stages are made for, and the newest.
-
-All other tests run on the one of `uv.lock`, which is of the oldest line that a query can be driven on.
-"""
+"""The other versions of PySpark: the oldest that attach and tracked stages are made for, and the newest."""
 
 from __future__ import annotations
 
@@ -68,19 +65,11 @@ def tracked(folder: Path, python: str, expected: list[str], *more: str) -> list[
 
 
 def test_attach_and_tracked_stages_work_on_their_floor(tmp_path: Path) -> None:
-    """With the oldest PySpark, pandas and pyarrow: attach, foreach_batch, state, a plain plan; drive is refused with the reason."""
     shown = tracked(tmp_path, python_with(TRACKED, CLIENTS, *LOWEST), [f"pyspark=={TRACKED}", *LOWEST], "refused")
     assert any(line.startswith("drive: refused") for line in shown)
 
 
-@pytest.mark.long
-def test_they_work_on_the_line_after_it(tmp_path: Path) -> None:
-    shown = tracked(tmp_path, python_with(BETWEEN, CLIENTS), [f"pyspark=={BETWEEN}"], "refused")
-    assert any(line.startswith("drive: refused") for line in shown)
-
-
 def test_attach_and_drive_work_on_the_newest(tmp_path: Path) -> None:
-    """With the authority that attach starts."""
     shown = smoke(python_with(NEWEST, NOTEBOOK), tmp_path, "", [f"pyspark=={NEWEST}"], ["attach", "driven"])
     for what in ("attach:", "drive: Spark's windows follow"):
         assert any(line.startswith(what) for line in shown), f"{what} was not shown"

@@ -18,8 +18,7 @@ TOOLS = ("hypothesis", "pandas<3", "pytest", "pytest-asyncio", "pytest-timeout",
 pytestmark = pytest.mark.timeout(3600)
 
 
-def run(marks: str, folder: Path) -> None:
-    """All tests of the folder with these marks; shows what each of them has said if one fails."""
+def test_tables_of_iceberg_are_tracked_and_written(tmp_path: Path) -> None:
     locked = (ROOT / "uv.lock").read_text(encoding="utf-8")
     pinned = [
         f"{tool}=={found[1]}"
@@ -33,7 +32,7 @@ def run(marks: str, folder: Path) -> None:
         pytest.skip(f"PySpark {BETWEEN} cannot be fetched: {away}")
     environ = {name: value for name, value in clean_environ().items() if name not in ("SPARK_HOME", "PYSPARK_PYTHON")}
     done = subprocess.run(
-        [python, "-m", "pytest", "tests/iceberg", "-m", marks, "-p", "no:cacheprovider", "--basetemp", str(folder)],
+        [python, "-m", "pytest", "tests/iceberg", "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "iceberg")],
         capture_output=True,
         text=True,
         check=False,
@@ -42,12 +41,3 @@ def run(marks: str, folder: Path) -> None:
     )
     print(done.stdout[-20_000:])
     assert done.returncode == 0, done.stderr[-10_000:]
-
-
-def test_tables_of_iceberg_are_tracked_and_written(tmp_path: Path) -> None:
-    run("not long", tmp_path / "iceberg")
-
-
-@pytest.mark.long
-def test_tables_of_iceberg_are_tracked_and_written_in_more_ways(tmp_path: Path) -> None:
-    run("long", tmp_path / "iceberg")

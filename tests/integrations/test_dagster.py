@@ -17,7 +17,6 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def test_each_hour_that_is_complete_gets_one_run(tmp_path: Path) -> None:
-    """The hours are complete to 12:30, to 12:45, to 14:00, and after a reset to 11:30 and at once to the end."""
     subprocess.run([ROOT / "integrations" / "setup.sh", "dagster"], check=True)
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     child = ROOT / "integrations" / "dagster" / "tests" / "child.py"

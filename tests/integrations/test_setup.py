@@ -14,7 +14,6 @@ ROOT = Path(__file__).parents[2]
 def test_what_is_none_of_its_environments_is_refused_before_anything_is_removed(
     arguments: list[str], tmp_path: Path
 ) -> None:
-    """It removes build/NAME first: of a copy of it, everything else is left as it is."""
     script = tmp_path / "integrations" / "setup.sh"
     script.parent.mkdir()
     script.write_bytes((ROOT / "integrations" / "setup.sh").read_bytes())

@@ -18,11 +18,9 @@ class Lines(Lifelines):
 
     @property
     def gone(self) -> set[str]:  # type: ignore[override]  # looked up, not kept
-        """See Lifelines."""
         return {member.id for member in self._members if self._looks_gone(member)}
 
     def follow(self, members: Iterable[Member]) -> None:
-        """See Lifelines."""
         self._members = tuple(members)
 
     async def close(self) -> None:

@@ -37,7 +37,6 @@ class MemoryMembers:
             self.view, self.last, self._since = self._before.pop()
 
     def beat(self, member_id: str) -> tuple[View, Beats]:
-        """See Directory."""
         now = self._clock()
         newest = max(self.last.values(), default=0)
         self.last = {known: min(last, now) for known, last in self.last.items()} | {member_id: now}
@@ -46,7 +45,6 @@ class MemoryMembers:
         return self.view, Beats(now, self.last, self._since)
 
     def propose(self, view: View, over: int) -> bool:
-        """See Directory."""
         if self.view.version != over:
             return False
         self._before.append((self.view, self.last, self._since))
@@ -70,21 +68,17 @@ class MemoryDirectory(Directory):
         self._opened = False
 
     async def open(self) -> None:
-        """See Directory."""
         await asyncio.sleep(0)
         self._reach()
         self._opened = True
 
     async def beat(self, member_id: str) -> tuple[View, Beats]:
-        """See Directory."""
         return await self._call("beat", lambda: self._members.beat(member_id))
 
     async def propose(self, view: View, *, over: int) -> bool:
-        """See Directory."""
         return await self._call("propose", lambda: self._members.propose(view, over))
 
     async def close(self) -> None:
-        """See Directory."""
         self._opened = False
 
     async def _call(self, name: str, call: Callable[[], T]) -> T:

@@ -224,14 +224,12 @@ class MemoryJournal(Journal):
         self._owned = Owned(nonce=0)
 
     async def open(self) -> None:
-        """See Journal."""
         disk = self._disk
         self.server_token = disk.server_token = disk.server_token or f"{self._randbits(128):032x}"
         self._owned = Owned(self._randbits(32))
         self._life = disk.life
 
     async def take(self, log: str, *, view: int = 0, address: str = "", above: int = 0) -> Ownership:
-        """See Journal."""
         self._check_open()
         wanted = Ownership(above, self._owned.next_nonce(log, self._randbits), address, view)
         write = partial(self._take, log, self._owned.held([log]), wanted)
@@ -240,41 +238,34 @@ class MemoryJournal(Journal):
         return owner
 
     def release(self, log: str) -> None:
-        """See Journal."""
         self._owned.release(log)
 
     def ownership(self, log: str) -> Ownership:
-        """See Journal."""
         return self._owned.ownership(log)
 
     async def owners(self, logs: Iterable[str]) -> dict[str, Ownership]:
-        """See Journal."""
         believed = self._owned.held(logs)
         await self._read("owners")
         self._check_token(believed)
         return {log: found.owner for log, found in self._disk.held(believed).items()}
 
     async def confirm(self, logs: Iterable[str]) -> int:
-        """See Journal."""
         believed = self._owned.held([*logs, GRAPH])
         await self._read("confirm")
         return self._judge(believed)[GRAPH].last
 
     async def logs(self) -> list[str]:
-        """See Journal."""
         await self._read("logs")
         self._check_token(self._owned.held([GRAPH]))
         return sorted(self._disk.logs)
 
     async def end(self, log: str) -> End:
-        """See Journal."""
         believed = self._owned.held([log])
         await self._read("end")
         self._check_token(believed)
         return self._disk.held([log])[log].end
 
     def acknowledged(self, log: str) -> End:
-        """See Journal."""
         return self._owned.end(log)
 
     async def load(self, log: str, *, known: LoadedLog | None = None, durable: bool = True) -> LoadedLog:
@@ -327,7 +318,6 @@ class MemoryJournal(Journal):
         return LoadedLog(stored.snapshot_position, snapshot, records, tails=tails), believed[log], found[log]
 
     async def load_behind(self, log: str, position: int) -> LoadedLog:
-        """See Journal."""
         while True:
             loaded, end = await self._load_behind(log, position)
             if await self._settled(log, end):
@@ -348,7 +338,6 @@ class MemoryJournal(Journal):
         return LoadedLog(position, None, records, tails=tails), stored.end
 
     async def append(self, entries: Sequence[Entry], *, beside: Iterable[str] = ()) -> None:
-        """See Journal."""
         with self._meter.append(entries):
             self._check_open()
             runs = runs_of(entries, self._owned.writer)
@@ -362,7 +351,6 @@ class MemoryJournal(Journal):
                 self._owned.reached(run.log, run.end)
 
     async def snapshot(self, log: str, position: int, payload: bytes, *, newest: bool = False) -> None:
-        """See Journal."""
         with self._meter.snapshot(payload):
             self._check_open()
             writer = self._owned.writer(log)
@@ -382,7 +370,6 @@ class MemoryJournal(Journal):
         over: End | None = None,
         newest: bool = False,
     ) -> Ownership:
-        """See Journal."""
         with self._meter.snapshot(payload):
             self._check_open()
             wanted = Ownership(0, self._owned.next_nonce(log, self._randbits), address, view)
@@ -395,11 +382,9 @@ class MemoryJournal(Journal):
             return owner
 
     async def close(self) -> None:
-        """See Journal."""
         self._life = None
 
     def statistics(self) -> JournalStatistics:
-        """See Journal."""
         return self._meter.statistics()
 
     async def _run(self, operation: Operation, write: Callable[[bool], T]) -> T:

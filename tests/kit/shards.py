@@ -121,7 +121,6 @@ class Asks:
         self._deployment = deployment
 
     async def lows(self, names: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """See Placement."""
         found = {}
         for name in names:
             view = self._deployment.owner(name).shard.view(name)
@@ -134,7 +133,6 @@ class Asks:
         return await Here(self._deployment.owner(asked.root).shard).claim(asked)
 
     async def epoch(self, root: str) -> int:
-        """See Above."""
         return self._deployment.owner(root).shard.epoch(root)
 
     async def close(self) -> None:

@@ -81,7 +81,6 @@ class Way:
         return Bent(self, found)  # type: ignore[arg-type]
 
     async def epoch(self, root: str) -> int:
-        """See Above."""
         return self.tree.owner(root).shard.epoch(root)
 
 
@@ -96,7 +95,6 @@ class Bent:
         self._said = 0
 
     async def say(self, told: Told, mass: Mass | None) -> None:
-        """See Range."""
         self._said += 1
         number = self._said
 
@@ -116,11 +114,9 @@ class Bent:
         return there
 
     async def vouch(self, told: Told) -> None:
-        """See Range."""
         await self._way.go("vouch", lambda: self._routed().vouch(told))
 
     async def retire(self) -> None:
-        """See Range."""
         await self._way.go("retire", lambda: self._routed().retire())
 
     @property
@@ -132,7 +128,6 @@ class Bent:
             return False
 
     def close(self) -> None:
-        """See Range."""
         self._there.close()
 
 
@@ -144,11 +139,9 @@ class Some(Alone):
         self.names = names
 
     def mine(self, name: str) -> bool:
-        """See Placement."""
         return self.names(name)
 
     async def lows(self, names: object) -> Lows:
-        """See Placement."""
         found: Lows = {}
         for name in names:  # type: ignore[attr-defined]
             view = self._tree.owner(name).shard.view(name)
@@ -158,7 +151,6 @@ class Some(Alone):
 
     @property
     def above(self) -> Way:  # type: ignore[override]
-        """See Placement."""
         return self._tree.way
 
 
@@ -209,12 +201,6 @@ class One:
         """Have slices look at their root now."""
         for name in names:
             self.slice(name)._news.set()
-
-    async def read_back(self, name: str) -> None:
-        """Replace a slice in memory by what the store has of it, as after a refused write."""
-        view, _ = await self.shard.held.of(name).reload()
-        assert view is not None
-        self.shard._show([view])
 
 
 class Tree:

@@ -1,7 +1,4 @@
-"""A pipeline of plain Python workers, with everything in it that a panel or an alert wants to show.
-
-``python -m tests.monitoring.pipeline ADDRESS`` is one of its workers, as a process of its own: exec-7, which the tests kill.
-"""
+"""A pipeline of plain Python workers, with everything in it that a panel or an alert wants to show."""
 
 from __future__ import annotations
 

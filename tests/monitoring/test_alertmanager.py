@@ -117,19 +117,3 @@ def test_what_has_a_cause_beside_it_is_left_unsaid(post: Callable[..., dict[str,
         "LowwaterPromiseBroken critical": True,
         "LowwaterJournalSlow warning": False,
     }
-
-
-def test_the_silent_holder_speaks_for_what_it_holds_and_for_nothing_else(post: Callable[..., dict[str, bool]]) -> None:
-    other = {"job": "other"}
-    said = post(
-        alert("LowwaterHolderSilent", computation="hourly") | other,
-        alert("LowwaterComputationHolds", computation="hourly") | other,
-        alert("LowwaterPromiseBroken", "critical", computation="hourly") | other,
-        alert("LowwaterOperationStuck", computation="daily") | other,
-    )
-    assert said == {
-        "LowwaterHolderSilent warning": False,
-        "LowwaterComputationHolds warning": True,
-        "LowwaterPromiseBroken critical": False,
-        "LowwaterOperationStuck warning": False,
-    }

@@ -28,7 +28,6 @@ def test_the_dashboards_of_a_deployment_have_the_same_marks() -> None:
 
 
 def test_a_mark_is_there_for_a_minute_after_what_it_marks(tmp_path: Path) -> None:
-    """Moved at 10:00 to a shard that has another instance, reset at 20:00, and told of from 30:00 to 31:00."""
     told = events("lowwater-lag")
     hourly = 'job="lowwater", computation="hourly"'
     series = {

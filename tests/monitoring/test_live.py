@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import ItemsView, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -14,8 +13,6 @@ import pytest
 from prometheus_client import CollectorRegistry, start_http_server
 
 from lowwater.prometheus import register
-from monitoring.files import groups
-from monitoring.settings import Settings
 from tests.kit.eventually import eventually
 from tests.kit.ports import free_port
 from tests.monitoring.panels_asked import Asked, asked, rules, selectors
@@ -27,8 +24,8 @@ from tests.process.serving import Serving, serving
 pytestmark = pytest.mark.timeout(400)
 
 NOT_HERE: Final = {
-    "lowwater_spark_": "needs a driver: test_spark_panels.py",
-    "lowwater_dedup_": "needs a deduplicator: test_dedup_panels.py, and test_spark_panels.py for stages",
+    "lowwater_spark_": "needs a driver: tests/spark/test_prometheus.py",
+    "lowwater_dedup_": "needs a deduplicator: tests/pipeline/test_job.py and test_stage_figures.py",
     "lowwater_certificate_": "needs TLS, which this authority has not: tests/process/test_tls.py reads it",
     "lowwater_memory_limit_": "needs a control group with a limit: tests/unit/test_resources.py",
     "lowwater_token_expires_": "needs a token with a date: tests/unit/test_access_guard.py",
@@ -141,10 +138,6 @@ def test_every_panel_of_the_clients_has_data(watched: Watched) -> None:
     eventually(lambda: not without_data(watched.prometheus, queries), seconds=60)
 
 
-def test_a_query_of_a_metric_that_nobody_exports_is_found_out(watched: Watched) -> None:
-    assert without_data(watched.prometheus, [Asked("", "", 'lowwater_low_watermark_seconds{job="lowwater"}')])
-
-
 def test_every_rule_is_evaluated_and_reads_what_is_exported(watched: Watched) -> None:
     known = {rule["name"] for rule in watched.prometheus.rules()}
     assert known == {rule.get("alert") or rule["record"] for name in ("alerts", "recording") for rule in rules(name)}
@@ -189,32 +182,7 @@ def test_the_worker_that_was_killed_is_named_by_the_alert(watched: Watched) -> N
     assert f"The key range is [0x80, ..), of exec-7 on {socket.gethostname()}." in alert["annotations"]["description"]
 
 
-def test_a_promise_of_a_second_is_broken_by_its_computation_alone(watched: Watched) -> None:
-    def broken() -> dict[str, float]:
-        now = watched.prometheus.now("computation:lowwater_promise_broken:bool")
-        return {dict(labels)["computation"]: value for labels, value in now.items()}
-
-    eventually(lambda: broken().get("enriched") == 1, seconds=60, seen=broken)
-    assert {name: broken()[name] for name in ("flights", "hourly")} == {"flights": 0, "hourly": 0}
-
-
-def test_what_nobody_owns_and_what_is_refused_is_about_to_be_told(watched: Watched) -> None:
-    prometheus = watched.prometheus
-
-    def seen(name: str, wanted: ItemsView[str, str]) -> bool:
-        return any(wanted <= each["labels"].items() for each in prometheus.alerts(name))
-
-    for name, wanted in (
-        ("LowwaterRangesUnowned", {"computation": "left"}.items()),
-        ("LowwaterReportsRefused", {"reason": "TOO_FAR_AHEAD"}.items()),
-    ):
-        eventually(partial(seen, name, wanted), seconds=60)
-    told = {each["labels"]["computation"] for each in prometheus.alerts("LowwaterRangesUnowned")}
-    assert told == {"left"}, "neither what is owned nor what is finished"
-
-
 def test_the_alerts_of_a_computation_end_when_it_is_dropped(watched: Watched) -> None:
-    """What is gone for good fires for ever, until somebody says so."""
     prometheus = watched.prometheus
 
     def told_of(name: str) -> list[dict[str, Any]]:
@@ -229,13 +197,6 @@ def test_the_alerts_of_a_computation_end_when_it_is_dropped(watched: Watched) ->
 
 
 def test_an_authority_that_is_gone_is_told(watched: Watched) -> None:
-    """The last of this module: it ends the authority."""
     watched.server.kill()
     eventually(lambda: watched.prometheus.alerts("LowwaterAuthorityDown"), seconds=60)
     eventually(lambda: watched.prometheus.alerts("LowwaterAuthorityAbsent"), seconds=60)
-
-
-def test_all_alerts_are_in_the_file() -> None:
-    assert {rule["alert"] for rule in rules("alerts")} == {
-        alert.alert for group in groups(Settings())["alerts"] for alert in group.alerts
-    }

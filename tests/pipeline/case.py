@@ -105,13 +105,12 @@ class Case:
         self,
         partition: int = 0,
         *,
-        kind: type[Lane] = Lane,
         probe: Callable[[str], None] = lambda _: None,
         **changes: Any,
     ) -> Lane:
         """A lane that is open."""
         settings = replace(self.settings, **changes)
-        lane = kind(
+        lane = Lane(
             settings,
             self.pins(),
             partition,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 import sys
-from collections import Counter, OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import InitVar, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from enum import IntEnum
 from types import GenericAlias
@@ -38,11 +37,6 @@ class Bare:
     n: int
 
 
-@dataclass
-class Node:
-    next: Node | None = None
-
-
 @dataclass(frozen=True)
 class Point:
     x: int
@@ -60,37 +54,14 @@ class Listed:
     all: list[int] = field(default_factory=list[int])
 
 
-@dataclass(frozen=True, eq=False)
-class Same:
-    n: int = 0
-
-
 @dataclass
 class Derived:
     n: int = 0
     twice: int = field(init=False, default=0)
 
 
-@dataclass
-class Extra:
-    n: int = 0
-    more: InitVar[int] = 0
-
-
-@dataclass
-class Counting:
-    n: int = 0
-
-    def __post_init__(self) -> None:
-        self.n += 1
-
-
 class Level(IntEnum):
     LOW = 1
-
-
-class Text(str):
-    __slots__ = ()
 
 
 texts = st.text(max_size=5)
@@ -101,27 +72,6 @@ buckets = st.builds(
     st.sets(texts, max_size=3),
     st.one_of(st.none(), times),
 )
-
-
-@given(st.dictionaries(st.integers(), buckets, max_size=4))
-def test_state_comes_back_as_it_was(state: dict[int, Bucket]) -> None:
-    codec = Codec[dict[int, Bucket]](dict[int, Bucket])
-    data = codec.encode(state)
-    assert codec.decode(data) == state
-    assert pickle.loads(pickle.dumps(codec)).encode(codec.decode(data)) == data
-
-
-@given(
-    st.tuples(
-        st.dictionaries(texts, st.binary(max_size=5), max_size=3),
-        st.tuples(st.booleans(), st.one_of(st.none(), st.floats(allow_nan=False))),
-        st.lists(st.integers(), max_size=3).map(tuple),
-    )
-)
-def test_so_do_plain_values_in_containers(state: Any) -> None:
-    kind = tuple[dict[str, bytes], tuple[bool, float | None], tuple[int, ...]]
-    codec = Codec[Any](kind, initial=lambda: ({}, (False, None), ()))
-    assert codec.decode(codec.encode(state)) == state
 
 
 class Declared(NamedTuple):
@@ -224,7 +174,6 @@ def test_what_is_declared_comes_back_in_value_and_type_and_sets_have_one_order(
 
 @given(st.data())
 def test_bytes_of_one_type_are_refused_as_another_one_or_read_as_exactly_that(data: st.DataObject) -> None:
-    """Nothing but ValueError comes out, and what is read is of the declared type: it can be written."""
     (kind, values), other = data.draw(declared), data.draw(declared)
     state = data.draw(values)
     written = Codec[Any](kind, initial=lambda: state).encode(state)
@@ -242,39 +191,23 @@ def test_bytes_of_one_type_are_refused_as_another_one_or_read_as_exactly_that(da
     [
         (list[str], b'{"a":1}', r"the state is \{'a': 1\}, which is no list"),
         (list[str], b'"abc"', "the state is 'abc', which is no list"),
-        (set[str], b'"abc"', "the state is 'abc', which is no list"),
-        (tuple[str, ...], b'{"a":1}', "which is no list"),
-        (tuple[str, str], b'"ab"', "the state is 'ab', which is no list"),
         (tuple[int, int], b"[1,2,3]", r"the state is \[1, 2, 3\] and does not have 2 values"),
-        (dict[str, int], b"[]", r"the state is \[\], which is no dict"),
-        (dict[int, int], b"{}", r"the state is \{\}, which is no list"),
         (dict[str | None, str], b'["ab"]', "a pair of the state is 'ab', which is no list"),
-        (dict[int, int], b"[[1,2,3]]", "too many values"),
         (dict[int, int], b"[[1,2],[1,3]]", "two keys of the state are the same"),
         (set[int], b"[1,1]", "two elements of the state are the same"),
-        (Bucket, b"[]", r"the state is \[\], which is no dict"),
         (Bucket, b'{"n":1.5}', "Bucket.n is 1.5, which is no int"),
-        (float, b'"7"', "the state is '7' and no float"),
-        (float, b"true", "the state is True and no float"),
         (float, b"9007199254740993", "9007199254740993 and no float"),
         (float, b"1" + b"0" * 400, "too large"),
-        (int, b"1.0", "the state is 1.0, which is no int"),
-        (int, b"true", "the state is True, which is no int"),
         (bool, b"1", "the state is 1, which is no bool"),
         (bytes, b'"a!b="', "base64|padding"),
-        (bytes, b"[1]", "which is no str"),
         (str, b'"\\ud800"', "has a lone surrogate at 0"),
         (datetime | None, b"1.5", "the state is 1.5, which is no int"),
-        (datetime | None, b"true", "the state is True, which is no int"),
-        (datetime | None, b"1" + b"0" * 30, "too large"),
         (datetime | None, b"1" + b"0" * 18, "out of range"),
         (list[int], b"[" * 200_000, "recursion"),
-        (list[int], b"[1", "Expecting"),
-        (list[int], b"\xff", "can't decode"),
     ],
 )
 def test_bytes_of_another_type_are_refused(kind: Any, data: bytes, said: str) -> None:
-    initial = (lambda: (1, 2)) if kind == tuple[int, int] else (lambda: ("", "")) if kind == tuple[str, str] else None
+    initial = (lambda: (1, 2)) if kind == tuple[int, int] else None
     with pytest.raises(ValueError, match=f"(?s)what is kept is no .*{said}"):
         Codec[Any](kind, initial=initial).decode(data)
 
@@ -317,24 +250,15 @@ def test_a_dataclass_may_grow_and_nothing_is_dropped() -> None:
 @pytest.mark.parametrize(
     ("kind", "state", "said"),
     [
-        (int, "1", "the state is '1' where int is declared"),
         (int, True, "the state is True where int is declared"),
         (dict[str, int], {1: 1}, "a key of the state is 1 where str is declared"),
-        (Bucket, Bare(1), "where Bucket is declared"),
         (tuple[int, ...], [1], r"the state is \[1\] where tuple is declared"),
         (tuple[int, ...] | None, ("a",), "an element of the state is 'a' where int"),
         (dict[int, int], defaultdict(int), "the state is defaultdict.* where dict is declared, and would come back as"),
-        (dict[str, int], Counter("a"), "the state is Counter.* where dict is declared"),
-        (dict[str, int], OrderedDict(a=1), "where dict is declared"),
         (Bucket, Grown(), "the state is Grown.* where Bucket is declared, and would come back as Bucket"),
         (dict[str, Bucket], {"a": Bucket(seen=["a"])}, r"Bucket.seen is \['a'\] where set is declared"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         (int, Level.LOW, "where int is declared"),
-        (str, Text("a"), "where str is declared"),
         (float, 1, "the state is 1 where float is declared: convert it, or declare what it is"),
-        (float, True, "the state is True where float is declared"),
-        (bool, 1, "the state is 1 where bool is declared"),
-        (bytes, bytearray(b"a"), "where bytes is declared"),
-        (set[str], frozenset("a"), "where set is declared"),
         (list[str], [10**5000], "an element of the state is a int where str is declared"),
         (list[int], "a" * 1000, "the state is 'aa*[.]{3} where list is declared"),
     ],
@@ -354,11 +278,8 @@ EAST, WEST = timezone(timedelta(hours=1)), timezone(timedelta(hours=-1))
         (datetime | None, datetime.min.replace(tzinfo=EAST), "in UTC outside of the years 1 to 9999"),
         (datetime | None, datetime.max.replace(tzinfo=WEST), "in UTC outside of the years 1 to 9999"),
         (int, 2**2048, "the state is an int of 2049 bits, at most 2048 can be read again"),
-        (list[int], [-(2**2048)], "an element of the state is an int of 2049 bits"),
         (dict[int, int], {10**5000: 1}, "a key of the state is an int of 16610 bits"),
         (str, "a\ud800", r"the state is 'a\\ud800', which has a lone surrogate at 1 and is no text"),
-        (str, "\ud83d\ude00", "has a lone surrogate at 0"),
-        (dict[str, int], {"\udfff": 1}, "a key of the state is .* lone surrogate"),
         (set[float], {float("nan"), -float("nan")}, "two elements of the state are the same in bytes"),
         (dict[float, int], {float("nan"): 1, -float("nan"): 2}, "two keys of the state are the same in bytes"),
     ],
@@ -382,23 +303,14 @@ def test_the_largest_int_is_read_where_the_limit_of_digits_is_the_lowest() -> No
     ("kind", "said"),
     [
         (object, "a state cannot be of object: take bool, int"),
-        (dict[str, complex], "a state cannot be of complex"),
         (Bare, r"Bare makes no initial state without arguments: pass Codec\(Bare, initial=...\)"),
-        (Node, "Node contains itself"),
         (tuple[int, str], "makes no initial state"),
-        (list, "a state cannot be of list"),
-        (Bucket(), "a state cannot be of"),
         (dict[Bucket, int], "a key of the state cannot be a Bucket, which has no hash of its values: declare it with"),
-        (set[Bucket], "an element of the state cannot be a Bucket"),
-        (set[Same], "an element of the state cannot be a Same, which has no hash of its values"),
         (set[Listed], r"Listed.all cannot be a list\[int\], which has no hash"),
         (dict[list[int], int], r"a key of the state cannot be a list\[int\], which has no hash: take a tuple"),
         (dict[tuple[set[int], ...], int], r"an element of a key of the state cannot be a set\[int\]"),
         (set[tuple[int, dict[str, int]]], r"\[1\] of an element of the state cannot be a dict"),
-        (set[list[int] | None], r"cannot be a list\[int\]"),
         (dict[str, Derived], "Derived cannot be made again of its fields, because of twice"),
-        (dict[str, Extra], "Extra cannot be made again of its fields, because of more"),
-        (Counting, "the initial state of Counting does not come back as it was"),
     ],
 )
 def test_a_type_that_it_does_not_know_is_refused_when_it_is_declared(kind: Any, said: str) -> None:
@@ -415,8 +327,6 @@ def test_a_type_that_it_does_not_know_is_refused_when_it_is_declared(kind: Any, 
             r"initial= makes no state of dict\[int, int\] \(the state is default",
         ),
         (float, lambda: 0, r"initial= makes no state of float \(the state is 0 where float is declared"),
-        (Bucket, Grown, "initial= makes no state of Bucket"),
-        (str, lambda: "\ud800", "initial= makes no state of str .*lone surrogate"),
     ],
 )
 def test_an_initial_state_of_another_type_is_refused_when_it_is_declared(

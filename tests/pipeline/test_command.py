@@ -15,7 +15,6 @@ import lowwater
 from lowwater_pipeline.command import parser
 from lowwater_pipeline.dedup.arguments import settings_of
 from lowwater_pipeline.dedup.errors import Refused
-from lowwater_pipeline.dedup.mark import NO_FLOOR
 from lowwater_pipeline.dedup.senders import Low, Senders, low_of
 from lowwater_pipeline.dedup.settings import Settings
 from tests.kit.eventually import eventually
@@ -30,19 +29,6 @@ PLAIN = {"brokers": "b:9092", "input": "in", "output": "out", "id": "key", "wind
 def told(*more: str, **changed: str) -> Settings:
     options = [f"--{name}={value}" for name, value in (PLAIN | changed).items()]
     return settings_of(parser().parse_args(["dedup", *options, *more]))
-
-
-def test_what_is_not_told_has_a_default() -> None:
-    found = told()
-    assert found.group == "lowwater-dedup.in.out"
-    assert found.transactional_id(3) == "lowwater-dedup.in.out/out/3"
-    assert told(group="g.x", output="y").transactional_id(0) != told(group="g", output="x.y").transactional_id(0)
-    assert (found.unreadable, found.adopt, found.accept_shorter) == (None, False, False)
-    assert found.clients["bootstrap.servers"] == "b:9092"
-
-
-def test_settings_of_kafkas_client_are_passed_on() -> None:
-    assert told("--kafka=security.protocol=ssl", "--kafka=client.id=a=b").clients["client.id"] == "a=b"
 
 
 def test_what_is_secret_comes_from_a_file(tmp_path: Path) -> None:
@@ -60,21 +46,15 @@ def test_what_is_secret_comes_from_a_file(tmp_path: Path) -> None:
     ("more", "changed", "why"),
     [
         (["--kafka=acks=1"], {}, "--kafka acks=1 is not yours to set: a row counts as written when every replica"),
-        (["--kafka=transactional.id=x"], {}, "not yours to set: each partition has a fixed one"),
-        (["--kafka=isolation.level=read_uncommitted"], {}, "not yours to set"),
         (["--kafka=bootstrap.servers=x"], {}, "says again what --brokers says"),
         (["--kafka=nonsense"], {}, "write NAME=VALUE"),
         (["--kafka=sasl.password=x"], {}, "the list of processes shows it to everybody"),
-        (["--kafka=sasl.oauthbearer.assertion.private.key.pem=x"], {}, "the list of processes shows it to everybody"),
-        (["--kafka=a.passphrase=x"], {}, "the list of processes shows it to everybody"),
         ([], {"id": "timestamp"}, "a timestamp identifies no message"),
         ([], {"id": "header"}, "names no field of a message"),
         ([], {"window": "soon"}, "is no window"),
-        (["--event-time=timestamp"], {}, "--event-time belongs to a window by a watermark"),
         (["--undecidable=side"], {}, "--undecidable belongs to --window watermark:NAME"),
         (["--event-time=json:at"], {"window": "watermark:a"}, "needs --undecidable TOPIC"),
         (["--unreadable=out"], {}, "the topics must differ"),
-        ([], {"output": "in"}, "the topics must differ"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(more: list[str], changed: dict[str, str], why: str) -> None:
@@ -84,12 +64,6 @@ def test_what_cannot_be_is_refused_by_name(more: list[str], changed: dict[str, s
 
 def view(low: int, **more: Any) -> lowwater.WatermarkView:
     return lowwater.WatermarkView("a", registered=True, low=lowwater.Watermark(low), **more)
-
-
-def test_of_several_senders_the_least_watermark_counts() -> None:
-    found = low_of(["a", "b"], {"a": view(7, incarnation=1), "b": view(5, incarnation=3)})
-    assert found == Low(5, (1, 3))
-    assert low_of(["a"], {"a": view(-(2**63))}).micros == NO_FLOOR
 
 
 def test_a_watermark_that_nobody_promises_is_refused() -> None:
@@ -124,7 +98,6 @@ def test_without_the_authority_the_watermark_stands(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_watermark_of_a_real_authority_decides(make: Callable[..., Case], tmp_path: Path) -> None:
-    """The senders' job reports, and the command follows."""
     case = make("watermark:orders", event_time="json:at", topics=["undecidable"])
     settings = case.settings
 

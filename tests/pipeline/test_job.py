@@ -12,10 +12,9 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 from prometheus_client import CollectorRegistry, generate_latest
 
-from lowwater_pipeline.dedup.errors import Held, Refused
+from lowwater_pipeline.dedup.errors import Held
 from lowwater_pipeline.dedup.figures import FIGURES, Collector
-from lowwater_pipeline.dedup.job import Job, Worker, _refusal
-from lowwater_pipeline.dedup.lane import Counts, Lane
+from lowwater_pipeline.dedup.job import Job, _refusal
 from lowwater_pipeline.dedup.settings import client_settings
 from lowwater_pipeline.dedup.topics import pin
 from tests.kit.eventually import eventually
@@ -86,24 +85,7 @@ def test_a_partition_that_is_fenced_goes_on_and_its_neighbour_never_stops(make: 
     assert case.outcome() == EXACT
 
 
-def test_a_memory_that_cannot_be_opened_holds_its_partition_alone(make: Make) -> None:
-    case = make(partitions=PARTITIONS)
-    place = case.settings.state / f"{case.settings.output}-0"
-    place.parent.mkdir(parents=True)
-    place.write_text("in the way")
-    with running(case) as job:
-        case.put(*by_partition(IDS, PARTITIONS))
-        eventually(
-            lambda: job.counts()[1].admitted == len(SECOND) if 1 in job.counts() else False, "the second one goes on"
-        )
-        assert not any(each.refused for each in job.workers())
-        place.unlink()
-        eventually(has_all(case), "the first one goes on by itself")
-    assert case.outcome() == EXACT
-
-
 def test_partitions_go_from_process_to_process(make: Make) -> None:
-    """Each process has its own directory; copies come all the time."""
     case = make(partitions=4)
     elsewhere = case.settings.state.with_name("elsewhere")
 
@@ -145,38 +127,7 @@ def test_what_a_new_lane_would_meet_as_well_is_refused(name: str) -> None:
     assert f"Kafka refuses: {error.str()} ({name})" in str(_refusal(KafkaException(error)))
 
 
-class ClosesBadly(Lane):
-    """The disk is full when it has to let its memory go."""
-
-    def close(self) -> None:
-        super().close()
-        raise OSError("no space left on device")
-
-
-@pytest.mark.parametrize("refused", [True, False])
-def test_a_worker_outlives_a_lane_that_does_not_close(case: Case, *, refused: bool) -> None:
-    """Else nobody would see that the partition stands: it does not run, and is not refused."""
-    asked = []
-
-    def check() -> None:
-        asked.append(1)
-        raise Refused("it is wrong", "Mend it.") if refused else Held("not now")
-
-    def lane() -> Lane:
-        return ClosesBadly(case.settings, case.pins(), 0, group=lambda: None)
-
-    worker = Worker(0, Counts(), lane, check)
-    worker.start()
-    if refused:
-        eventually(lambda: worker.refused is not None, "it says why")
-    else:
-        eventually(lambda: len(asked) > 1, "it tries again")
-    worker.stop()
-    worker.join()
-
-
 def test_brokers_that_do_not_answer_in_time_hold(case: Case) -> None:
-    """One that takes a connection and says nothing. What is held goes on; another error would end the watch of the topics."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         settings = replace(case.settings, clients=client_settings(address, {}), patience=0.05)

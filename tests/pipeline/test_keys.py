@@ -11,11 +11,10 @@ from random import Random
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowwater_pipeline.computation.keys import Changed, Form, Keys, Piece, PieceFacts, Refs, sorted_keys
+from lowwater_pipeline.computation.keys import Changed, Form, Keys, Refs
 from lowwater_pipeline.computation.stage import pieces_of, written
 from lowwater_pipeline.computation.turn import Kept
 from lowwater_spark.track.segments import Segments, write_segments
@@ -156,46 +155,6 @@ def test_keys_are_found_and_due_as_in_a_dict_whatever_dies(steps: list[tuple[Tou
         follow(Disk(Path(folder)), steps, chance)
 
 
-class ShadowedCount(Keys):
-    """Takes every row for the newest of its key."""
-
-    __slots__ = ()
-
-    def _live(self, number: int, rows: np.typing.NDArray[np.int64]) -> np.typing.NDArray[np.bool_]:
-        return np.ones(len(rows), np.bool_)
-
-
-class NothingHides(Keys):
-    """Does not look at what a batch has hidden."""
-
-    __slots__ = ()
-
-    def _facts(self, number: int, hidden: object, live: int, low: int, now: int) -> PieceFacts:
-        return self.pieces[number].facts
-
-
-MANY: Touch = {str(number): Kept(b"x", {(50, "a"): 40}) for number in range(1, 31)} | {"0": Kept(b"x", {(60, "a"): 3})}
-
-
-@pytest.mark.parametrize(
-    ("twin", "steps"),
-    [
-        # Its timer is set later than that of the old row, which stays.
-        (ShadowedCount, [(MANY, 0, 0), ({"0": Kept(b"x", {(70, "b"): 61})}, 0, 0), ({}, 65, 0)]),
-        # It holds nothing any more.
-        (NothingHides, [(MANY, 0, 0), ({"0": Kept(b"x")}, 0, 0)]),
-    ],
-)
-def test_without_the_rule_a_row_that_does_not_count_is_due_or_holds(
-    twin: type[Keys], steps: list[tuple[Touch, int, int]], tmp_path: Path
-) -> None:
-    (tmp_path / "a").mkdir()
-    follow(Disk(tmp_path / "a"), steps, Random(0))
-    (tmp_path / "b").mkdir()
-    with pytest.raises(AssertionError):
-        follow(Disk(tmp_path / "b", twin), steps, Random(0))
-
-
 def test_a_batch_writes_what_has_changed_and_links_the_rest(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
     disk.run({str(number): Kept(b"x", {(1000 + number, "a"): number}) for number in range(10_000)}, 0, 0)
@@ -213,97 +172,3 @@ def test_a_batch_writes_what_has_changed_and_links_the_rest(tmp_path: Path) -> N
     assert disk.read().least("hold") == 6000
     disk.run({str(number): Kept() for number in range(6000, 10_000)}, 0, 0)
     assert (disk.last.segments, disk.files()) == ((), [])
-
-
-def test_when_less_than_half_counts_all_is_merged(tmp_path: Path) -> None:
-    """Keys change in small batches, whose pieces stay smaller than half of the old one: what does not count any more is in that."""
-    disk = Disk(tmp_path)
-    disk.run({str(number): Kept(b"x") for number in range(10_000)}, 0, 0)
-    rows = []
-    for batch in range(16):
-        disk.run({str(number): Kept(b"y") for number in range(batch * 600, batch * 600 + 600)}, 0, 0)
-        rows.append(sum(each.rows for each in disk.last.segments))
-        assert rows[-1] <= 2 * disk.read().count + 600
-    assert min(rows[8:]) == 10_000
-
-
-def test_keys_of_one_place_are_sorted_by_name_and_stay_apart() -> None:
-    places = np.array([1, 0, 1, 1, 0], np.int64)
-    keys = pa.array(["b", "z", "a", "b", "z"], pa.large_string())
-    times = np.array([2, 9, 1, 1, 3], np.int64)
-    order, first = sorted_keys(places, keys, times)
-    assert order.tolist() == [4, 1, 2, 3, 0]
-    assert first.tolist() == [True, False, True, True, False]
-    order, first = sorted_keys(places[:1], keys[:1], times[:1])
-    assert (order.tolist(), first.tolist()) == ([0], [True])
-
-
-@pytest.mark.parametrize(
-    ("kind", "names"),
-    [(pa.large_string(), ["a", "é", ""]), (pa.large_binary(), [b"a", b"\xff", b""]), (pa.int64(), [-1, 0, 2**62])],
-    ids=str,
-)
-def test_keys_of_one_place_are_found_apart_in_all_pieces(kind: pa.DataType, names: list[object]) -> None:
-    form, place = Form(kind), 7
-    keys = Keys(form)
-    expected: dict[object, bytes] = {}
-    for number in range(5):
-        at = [number % 3, (number + 1) % 3]
-        column = pa.array([names[i] for i in at], kind)
-        places = np.full(2, place, np.int64)
-        states = [f"{number} {i}".encode() for i in at]
-        changed = Changed(form.table(places, column, [Kept(each) for each in states]), keys.find(places, column))
-        keys = keys.changed(changed, 0, 0)
-        expected |= {names[i]: state for i, state in zip(at, states, strict=True)}
-        asked = [each for each in names if each in expected]
-        found = keys.rows(keys.find(np.full(len(asked), place, np.int64), pa.array(asked, kind)))
-        assert found is not None
-        assert dict(zip(found["key"].to_pylist(), found["state"].to_pylist(), strict=True)) == expected
-        assert keys.count == len(expected)
-
-
-def test_the_least_that_counts_is_found_behind_many_that_do_not(tmp_path: Path) -> None:
-    """More than are looked at at once, all of them below what counts, and many of one value."""
-    disk = Disk(tmp_path)
-    disk.run({str(number): Kept(b"x", {(10**6, "a"): number // 3}) for number in range(40_000)}, 0, 0)
-    disk.run({str(number): Kept(b"x") for number in range(1, 14_000)}, 0, 0)
-    assert disk.read().least("hold") == 0
-    disk.run({"0": Kept(b"x")}, 0, 0)
-    assert len(disk.last.segments) == 3
-    assert disk.read().least("hold") == 14_000 // 3
-    check(disk.read())
-
-
-def test_a_union_of_ranges_has_few_pieces_and_looks_only_where_a_key_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranges = []
-    for number in range(16):
-        keys = Keys(FORM)
-        for batch, many in enumerate((40, 20, 10, 5, 2)):
-            # All are due; those of later batches have a place of their own, so all pieces of a range overlap.
-            names = [str(number * 1000 + 100 + batch + 7 * i) for i in range(many)]
-            places = np.array([place(name) for name in names], np.int64)
-            kept = [Kept(b"x", {(5, "a"): 5})] * many
-            refs = keys.find(places, pa.array(names, pa.large_string()))
-            keys = keys.changed(Changed(FORM.table(places, pa.array(names, pa.large_string()), kept), refs), 0, 0)
-        ranges.append(keys)
-    apart = [sorted(names_of(each, each.due(5, 0))) for each in ranges]
-    assert max(len(each.pieces) for each in ranges) > 2
-    union = Keys.union(ranges)
-    assert len(union.pieces) == 16
-    looked: list[int] = []
-    find = Piece.find
-
-    def counted(piece: Piece, places: np.typing.NDArray[np.int64], keys: pa.Array) -> np.typing.NDArray[np.int64]:
-        looked.append(len(places))
-        return find(piece, places, keys)
-
-    monkeypatch.setattr(Piece, "find", counted)
-    assert names_of(union, union.due(5, 0)) == sorted(name for names in apart for name in names)
-    assert len(looked) <= 2 * len(union.pieces), "a piece is looked into for the keys that may be in it"
-    assert sum(looked) <= 2 * union.count
-    # What a range has changed after another one stays the newer.
-    changed = FORM.table(np.array([8100]), pa.array(["8100"], pa.large_string()), [Kept(b"y")])
-    refs = union.find(np.array([8100]), pa.array(["8100"], pa.large_string()))
-    after = union.changed(Changed(changed, refs), 5, 0)
-    assert found(after, ["8100"]) == {"8100": Kept(b"y")}
-    assert after.count == union.count

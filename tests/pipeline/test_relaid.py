@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pytest
-from hypothesis import Phase, find, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lowwater
 from lowwater_pipeline.computation.computation import Record
-from lowwater_pipeline.computation.keys import Keys
 from lowwater_pipeline.computation.stage import ComputationUpdate, pieces_of
 from lowwater_spark.track.segments import Due, Parent, Segments, write_segments
 from tests.kit.times import MIN
@@ -131,38 +129,3 @@ def play(history: Steps) -> None:
 @given(steps)
 def test_every_key_meets_what_its_oracle_does_however_its_range_is_cut(history: Steps) -> None:
     play(history)
-
-
-def _fails(history: Steps) -> bool:
-    try:
-        play(history)
-    except (AssertionError, pa.ArrowInvalid):
-        return True
-    return False
-
-
-def _keeps_all(self: Keys, low: int, high: int) -> Keys:
-    """A part has all keys of its parent."""
-    del low, high
-    return self
-
-
-def _drops_idle(self: Keys, low: int, high: int) -> Keys:
-    """A part has the keys of the newest piece of its parent alone."""
-    return within(Keys(self.form, self.pieces[-1:]), low, high)
-
-
-def _closed(self: Keys, low: int, high: int) -> Keys:
-    """A part has the keys at its upper border, too."""
-    return within(self, low, min(high + 1, END))
-
-
-within = Keys.within
-
-
-@pytest.mark.parametrize("broken", [_keeps_all, _drops_idle, _closed])
-def test_it_breaks_when_a_part_has_other_keys(
-    broken: Callable[[Keys, int, int], Keys], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Keys, "within", broken)
-    assert find(steps, _fails, settings=settings(max_examples=3000, phases=[Phase.generate], database=None))

@@ -13,9 +13,8 @@ from lowwater_pipeline.command import main
 from lowwater_pipeline.computation.remains import Remains
 from lowwater_pipeline.graph import Pipeline, removal
 from lowwater_pipeline.graph.removal import Refused, check_unread, drain, mark_running, remove
-from lowwater_spark.track.segments import Segment
 from lowwater_spark.track.state import RangeEntry, StateStore, Version
-from tests.kit.times import MAX, mark
+from tests.kit.times import mark
 from tests.pipeline.test_graph import SOURCE, module, named, reads
 from tests.process.serving import Serving
 from tests.spark.support import Upstream, place
@@ -55,7 +54,6 @@ def stood(lw: lowwater.Client) -> None:
 
 
 def test_one_that_is_read_is_not_removed(root: Path, lw: lowwater.Client) -> None:
-    """By the module or, whatever the module says, by the authority."""
     made = Pipeline("p", [named("a", reads("in")), named("b", reads("a"))], sources=SOURCE)
     with pytest.raises(Refused, match="b of the pipeline p reads a: remove that first, or take a out of its inputs="):
         check_unread(made, "a")
@@ -71,7 +69,6 @@ def test_one_that_is_read_is_not_removed(root: Path, lw: lowwater.Client) -> Non
 
 
 def test_one_that_runs_is_not_removed(root: Path, lw: lowwater.Client) -> None:
-    """In however many processes; one that has ended by itself leaves nothing behind."""
     stood(lw)
     marks = [mark_running(root, "a"), mark_running(root, "a")]
     for each in marks:
@@ -82,7 +79,6 @@ def test_one_that_runs_is_not_removed(root: Path, lw: lowwater.Client) -> None:
 
 
 def test_one_that_runs_elsewhere_is_not_removed(root: Path, authority: Serving, lw: lowwater.Client) -> None:
-    """Nothing here says so, but it reports at the authority. Of a claim that is left nothing is heard."""
     with lowwater.connect(authority.address, namespace=lw.settings.namespace) as elsewhere:
         Upstream(elsewhere, "a").at(9)
         with pytest.raises(Refused, match=r"a runs elsewhere: .* on .* reports for it, at .* Stop that first"):
@@ -133,7 +129,6 @@ def test_it_is_drained_before_it_is_stopped(root: Path, lw: lowwater.Client, mon
 def test_what_a_batch_has_read_that_was_cut_off_is_not_drained(
     root: Path, lw: lowwater.Client, committed: int | None
 ) -> None:
-    """Its version is durable, and what it has written may be a part: both end with the checkpoint."""
     stood(lw)
     checkpoint = root / "checkpoints/a"
     following = 0 if committed is None else committed + 1
@@ -162,65 +157,9 @@ def test_a_drain_gives_up_with_what_is_left(root: Path, monkeypatch: pytest.Monk
         drain(root, "b", within=0, tell=print)
 
 
-def test_what_is_left_is_told_by_the_newest_version(tmp_path: Path) -> None:
-    """Timers of keys, and what waits for Kafka; not state alone."""
-
-    def entry(*segments: Segment) -> RangeEntry:
-        return RangeEntry(segments=segments, facts=(1,))
-
-    idle = Segment("x", 0, 5, 1, 1, (0, 5, MAX, MAX, MAX, 1, 9))
-    ranges = [
-        RangeEntry(),
-        entry(idle),
-        entry(idle, Segment("x", 1, 2, 1, 1, (0, 2, 70, MAX, 60, 1, 9))),
-        entry(Segment("x", 0, 2, 1, 1, (0, 2, 50, 90, 40, 1, 9)), Segment("x", 1, 4, 1, 1, (1, 30, 20, 0))),
-    ]
-    assert Remains.of_ranges(ranges) == Remains(2, 50, 90, 4)
-    assert not Remains.of_ranges(ranges[:2])
-    assert not Remains.of(tmp_path), "before the first batch"
-
-
-def test_what_would_be_lost_is_lost_only_when_that_is_said(root: Path, lw: lowwater.Client) -> None:
-    stood(lw)
-    with pytest.raises(
-        Refused, match=r"a is not finished, its low watermark is 2013-01-09T09:00:00Z: rows that it has"
-    ):
-        remove(root, "a", lw, discard=False)
-    assert lw.get("a")["a"].registered
-    aside = root / "removed/a.1"
-    assert remove(root, "a", lw, discard=True) == f"a is removed, its checkpoint is {aside} now. Its outputs stay"
-    assert lw.get("a")["a"].dropped
-    assert [each.name for each in aside.iterdir()] == ["begun"]
-    with pytest.raises(Refused, match=r"there is no a in .*: .*/checkpoints/a is not there. Is --root that of"):
-        remove(root, "a", lw, discard=True)
-
-
-def test_another_root_or_another_authority_removes_nothing(root: Path, lw: lowwater.Client) -> None:
-    """Whoever is wrong about one of them would throw away what runs, or what is not finished."""
-    stood(lw)
-    with pytest.raises(Refused, match="Is --root that of the pipeline"):
-        remove(root / "other", "a", lw, discard=True)
-    assert lw.get("a")["a"].registered
-    lw.drop("a", force=True)
-    with pytest.raises(Refused, match="the authority does not know a, so nobody can say whether it is finished"):
-        remove(root, "a", lw, discard=False)
-    for name in ("", ".", "..", "a/b"):
-        with pytest.raises(Refused, match="is no name of a computation"):
-            remove(root, name, lw, discard=True)
-    assert (root / "checkpoints/a/begun").exists()
-
-
-def test_one_that_is_finished_has_nothing_to_lose(root: Path, lw: lowwater.Client) -> None:
-    upstream = Upstream(lw, "a")
-    upstream.lease.finish()
-    upstream.lease.flush(20)
-    assert remove(root, "a", lw, discard=False).startswith("a is removed")
-
-
 def test_after_a_crash_in_the_middle_it_does_what_is_left(
     root: Path, lw: lowwater.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The name is dropped already. What was removed under the name before stays as it is."""
     stood(lw)
     (root / "removed/a.4").mkdir(parents=True)
 
@@ -237,15 +176,6 @@ def test_after_a_crash_in_the_middle_it_does_what_is_left(
     assert not (root / "removing/a").exists()
 
 
-def test_a_removal_that_was_interrupted_is_forgotten_when_it_is_started_again(root: Path, lw: lowwater.Client) -> None:
-    stood(lw)
-    (root / "removing").mkdir()
-    (root / "removing/a").touch()
-    mark_running(root, "a").close()
-    with pytest.raises(Refused, match="a is not finished"):
-        remove(root, "a", lw, discard=False)
-
-
 def test_the_command_removes(
     module: str, root: Path, authority: Serving, lw: lowwater.Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -257,3 +187,17 @@ def test_the_command_removes(
     assert capsys.readouterr().out.startswith("a is removed, its checkpoint is ")
     assert main(["remove", module, "in", *told[3:]]) == 2
     assert "a of the pipeline p reads in" in capsys.readouterr().err
+
+
+def test_another_root_or_another_authority_removes_nothing(root: Path, lw: lowwater.Client) -> None:
+    stood(lw)
+    with pytest.raises(Refused, match="Is --root that of the pipeline"):
+        remove(root / "other", "a", lw, discard=True)
+    assert lw.get("a")["a"].registered
+    lw.drop("a", force=True)
+    with pytest.raises(Refused, match="the authority does not know a, so nobody can say whether it is finished"):
+        remove(root, "a", lw, discard=False)
+    for name in ("", ".", "..", "a/b"):
+        with pytest.raises(Refused, match="is no name of a computation"):
+            remove(root, name, lw, discard=True)
+    assert (root / "checkpoints/a/begun").exists()

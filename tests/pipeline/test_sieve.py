@@ -18,13 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowwater.watermark import MAX, MIN
-from lowwater_pipeline.dedup.bloom import bloom, hashed, perhaps_in
+from lowwater_pipeline.dedup.bloom import bloom, hashed
 from lowwater_pipeline.dedup.seen import Seen
 from lowwater_pipeline.dedup.sieve import ROUTE, Counts, Sieve, Window, WindowFull
 from tests.kit.times import SECOND
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-IDS = [f"id{number}" for number in range(6)]
 Row = tuple[str, int]
 """An id and its event time, in microseconds."""
 
@@ -125,7 +124,6 @@ sieves = st.one_of(
 def test_every_row_goes_where_the_oracle_says(
     steps: list[tuple[list[str], int]], sieve: Sieve, end: int | None, chance: Random
 ) -> None:
-    """W only grows, and may begin unknown and end finished. Every batch runs twice, with its rows in another order, and makes the same."""
     oracle = Oracle(sieve)
     seen, low = Seen(), MIN
     for number, (names, step) in enumerate([*steps, (["id0"], 0)]):
@@ -154,78 +152,7 @@ def test_every_row_goes_where_the_oracle_says(
         assert [each.read() for each in again.pieces] == [each.read() for each in seen.pieces]
 
 
-@given(steps, st.integers(1, 12))
-def test_a_window_by_size_asks_no_event_time(steps: list[tuple[list[str], int]], most: int) -> None:
-    """Copies may have other event times there."""
-    by_size = sieve("size", most=most)
-    oracle, seen = Oracle(by_size), Seen()
-    for number, (names, step) in enumerate(steps):
-        rows = [(name, (TIMES[name] + number * step) * SECOND) for name in names]
-        expected = oracle.decide(rows, step * SECOND)
-        oracle_low = step * SECOND
-        seen, out, _ = by_size.sift(replace(seen, highest=MIN), table(rows), oracle_low)
-        assert sorted(out[ROUTE].to_pylist()) == sorted(route for route in expected if route)
-        assert remembered(seen, MIN) == oracle.seen
-
-
-class Sender:
-    """Sends records until they are acknowledged: its low watermark is its oldest one that is not."""
-
-    def __init__(self, records: dict[str, int]) -> None:
-        self.records = records
-        self.pending = set(records)
-
-    @property
-    def low(self) -> int:
-        return min((self.records[name] for name in self.pending), default=MAX)
-
-
-@given(st.data())
-def test_behind_a_sender_that_repeats_each_record_passes_once_and_none_is_undecidable(data: st.DataObject) -> None:
-    """Whatever is sent again, in whatever batch, as long as it is sent before it is acknowledged; W is read before the batch."""
-    passed, undecidable, _ = through(Sieve("id", "t"), data)
-    assert undecidable == 0
-    assert passed == dict.fromkeys(passed, 1)
-
-
-def through(sieve: Sieve, data: Any) -> tuple[dict[str, int], int, int]:
-    """Return how often each record has passed, of those that were acknowledged; how many were undecidable; and how many ids were remembered at most."""
-    sender = Sender(dict(zip(IDS, data.draw(st.lists(st.integers(0, 9), min_size=6, max_size=6)), strict=True)))
-    passed: dict[str, int] = {}
-    seen, undecidable, most = Seen(), 0, 0
-    arrived: set[str] = set()
-    for _ in range(data.draw(st.integers(1, 6))):
-        low = sender.low
-        names = data.draw(st.lists(st.sampled_from(sorted(sender.pending)), max_size=4)) if sender.pending else []
-        seen, out, counts = sieve.sift(seen, table([(name, sender.records[name]) for name in names]), low)
-        for name, route in zip(out["id"].to_pylist(), out[ROUTE].to_pylist(), strict=True):
-            passed[name] = passed.get(name, 0) + (route == "main")
-        undecidable += counts.undecidable
-        most = max(most, counts.remembered)
-        arrived |= set(names)
-        sender.pending -= set(data.draw(st.lists(st.sampled_from(sorted(arrived)), max_size=4))) if arrived else set()
-    return passed, undecidable, most
-
-
-def test_once_breaks_when_ids_are_forgotten_by_a_newer_watermark_than_rows_are_admitted_by() -> None:
-    """The sender has one record still unacknowledged, and sends it again."""
-
-    class Ahead(Sieve):
-        def floor(self, low: int) -> int:
-            return low + 1
-
-    def twice(sieve: Sieve) -> list[str]:
-        rows = table([("a", 5)])
-        seen, first, _ = sieve.sift(Seen(), rows, 5)
-        _, second, _ = sieve.sift(seen, rows, 5)
-        return [*first[ROUTE].to_pylist(), *second[ROUTE].to_pylist()]
-
-    assert twice(Sieve("id", "t")) == ["main"]
-    assert twice(Ahead("id", "t")) == ["undecidable", "undecidable"], "the original is called late"
-
-
 def test_what_was_forgotten_is_not_admitted_again_with_more_slack_or_by_a_lower_watermark() -> None:
-    """A stage may be started with more slack, or with other inputs, whose low watermark is not known yet. The state says what was forgotten; without that, it would come twice."""
     row = table([("a", 10 * SECOND)])
     seen, first, _ = sieve().sift(Seen(), row, 10 * SECOND)
     assert first[ROUTE].to_pylist() == ["main"]
@@ -240,28 +167,8 @@ def test_what_was_forgotten_is_not_admitted_again_with_more_slack_or_by_a_lower_
     assert twice[ROUTE].to_pylist() == ["main"]
 
 
-def test_what_is_forgotten_decides_nothing_while_it_is_still_there() -> None:
-    """Pieces go as a whole, so they have ids for a while that are forgotten. Here one was pushed out, or is below W: it is new again."""
-    rows = table([(f"id{number}", number) for number in range(8)])
-    by_size = sieve("size", most=5)
-    seen, _, _ = sieve().sift(Seen(), rows, MIN)
-    seen, _, _ = by_size.sift(seen, table([]), MIN)
-    assert ([each.rows for each in seen.pieces], seen.since) == ([8], 3)
-    _, out, counts = by_size.sift(seen, rows, MIN)
-    assert out["id"].to_pylist() == ["id0", "id1", "id2"]
-    assert counts.remembered == 5
-    _, out, _ = by_size.sift(replace(seen, since=0), rows, MIN)
-    assert out.num_rows == 0, "it would be called a copy"
-    seen, _, counts = sieve().sift(sieve().sift(Seen(), rows, MIN)[0], table([]), 4)
-    assert ([each.rows for each in seen.pieces], counts.remembered) == ([8], 4)
-    anew = table([("id0", 5), ("id5", 5)])
-    assert sieve().sift(seen, anew, 4)[1]["id"].to_pylist() == ["id0"]
-    assert sieve().sift(replace(seen, floor=MIN), anew, MIN)[1].num_rows == 0
-
-
 @pytest.mark.parametrize("slack", [0, 3])
 def test_a_copy_that_was_stamped_anew_within_the_slack_is_known(slack: int) -> None:
-    """Wherever the stamps of its neighbours are. The twin has no slack, and lets it through."""
     once = sieve(slack=slack)
     seen, _, _ = once.sift(Seen(), table([("a", 10 * SECOND)]), 0)
     for apart in (-3, -1, 1, 3):
@@ -271,56 +178,7 @@ def test_a_copy_that_was_stamped_anew_within_the_slack_is_known(slack: int) -> N
     assert counts.main == 1, "further than the slack"
 
 
-@given(st.data())
-def test_a_sender_that_stamps_anew_within_the_slack_gets_each_record_into_main_once(data: st.DataObject) -> None:
-    """As long as a stamp is at or above what it has promised, and within the slack of the first one that came."""
-    slack = data.draw(st.integers(0, 4))
-    once, seen, low = sieve(slack=slack), Seen(), 0
-    first: dict[str, int] = {}
-    passed: Counter[str] = Counter()
-    for _ in range(data.draw(st.integers(1, 8))):
-        low += data.draw(st.integers(0, 3))
-        rows = []
-        for name in data.draw(st.lists(st.sampled_from(IDS), unique=True)):
-            at = first.setdefault(name, data.draw(st.integers(low, low + 5)))
-            rows.append((name, (at + data.draw(st.integers(-slack, slack)) if name in passed else at) * SECOND))
-        seen, out, _ = once.sift(seen, table(rows), low * SECOND)
-        for name, route in zip(out["id"].to_pylist(), out[ROUTE].to_pylist(), strict=True):
-            passed[name] += route == "main"
-        for name, _ in rows:
-            passed.setdefault(name, 0)
-    assert not passed or max(passed.values()) <= 1
-
-
-def test_a_batch_that_is_larger_than_a_window_by_size_makes_a_few_pieces() -> None:
-    """What the rest of its batch pushes out is not written first."""
-    by_size = sieve("size", most=16)
-    seen, _, counts = by_size.sift(Seen(), table([(f"{number}", number) for number in range(5_000)]), 4_900)
-    assert (counts.main, counts.late, counts.remembered, counts.forgotten_early) == (100, 4_900, 16, 84)
-    assert (len(seen.pieces), seen.arrivals, seen.since) == (8, 5_000, 4_984)
-
-
-def test_what_a_bound_pushes_out_within_the_slack_is_counted() -> None:
-    """A copy of it is late once more."""
-    bounded = sieve("both", slack=100, most=1, forget=True)
-    seen, _, counts = bounded.sift(Seen(), table([("a", 50 * SECOND)]), 100 * SECOND)
-    seen, _, counts = bounded.sift(seen, table([("b", 150 * SECOND)]), 100 * SECOND)
-    assert counts.forgotten_early == 1
-    _, out, _ = bounded.sift(seen, table([("a", 50 * SECOND)]), 100 * SECOND)
-    assert out[ROUTE].to_pylist() == ["late"]
-
-
-def test_a_copy_that_was_stamped_anew_passes() -> None:
-    """An id is looked for where its event time can be. In one batch, and in a window by size, the id alone counts."""
-    rows, anew = table([("a", SECOND)]), table([("a", 1000 * SECOND)])
-    assert sieve().sift(sieve().sift(Seen(), rows, 0)[0], anew, 0)[2].duplicates == 0
-    assert sieve().sift(Seen(), pa.concat_tables([rows, anew]), 0)[2].duplicates == 1
-    by_size = sieve("size", most=2)
-    assert by_size.sift(by_size.sift(Seen(), rows, 0)[0], anew, 0)[2].duplicates == 1
-
-
 def test_a_filter_is_the_one_of_what_it_speaks_of() -> None:
-    """Of an older version it lacks the newest ids, and their copies would pass. One that is cut off, or missing, says nothing."""
     first, second = ([(f"{batch}-{number}", SECOND + number) for number in range(3)] for batch in "ab")
     seen, _, _ = sieve().sift(Seen(), table(first), 0)
     [old] = seen.pieces
@@ -337,93 +195,6 @@ def test_a_filter_is_the_one_of_what_it_speaks_of() -> None:
     for useless in (b"", piece.filter()[:-1], old.filter()):
         assert copies(useless) == (6, 0), "all of them may be there, and are looked for"
     assert copies(bloom(np.tile(np.asarray(old.read()["hash"]), 2))) == (3, 6), "so a filter that is older doubles"
-
-
-def test_what_a_filter_excludes_is_not_read() -> None:
-    seen, _, _ = sieve().sift(Seen(), table([(f"old{number}", number) for number in range(1000)]), 0)
-    [piece] = seen.pieces
-
-    def closed() -> pa.Table:
-        raise AssertionError("it was read")
-
-    shut = replace(seen, pieces=[replace(piece, read=closed)])
-    looked = [(f"new{number}", 0) for number in range(1000)]
-    spared = [row for row in looked if not perhaps_in(piece.filter(), hashed(pa.array([row[0]], pa.large_string())))[0]]
-    assert len(spared) > 980
-    found, _, looks = 0, 0, shut.known(*asked(spared), MIN, 0)[1]
-    assert (looks.asked, looks.passed, looks.found) == (len(spared), 0, found)
-    with pytest.raises(AssertionError, match="it was read"):
-        shut.known(*asked([("old1", 1)]), MIN, 0)
-    _, looks = seen.known(*asked([("old1", 1), *looked]), MIN, 0)
-    assert (looks.asked, looks.found) == (1001, 1)
-    counts = Counts(looks=1001, passed=looks.passed, found=1)
-    assert counts.filter_hit_rate > 0.98
-    assert counts.false_positive_rate < 0.02
-
-
-def asked(rows: Sequence[Row]) -> tuple[pa.Array, Any, Any]:
-    ids = pa.array([name for name, _ in rows], pa.large_string())
-    return ids, hashed(ids), np.array([t for _, t in rows])
-
-
-@pytest.mark.parametrize("lag", [20, 300])
-def test_what_stays_longer_than_it_has_to_is_an_eighth_and_little_is_written_anew(lag: int) -> None:
-    """Records come for half an hour, W follows at a distance of so many seconds, stands for five minutes, and goes on."""
-    seen, counts = Seen(), Counts()
-    written = pieces = most = longest = 0
-    for now in range(0, 1800, 2):
-        at = max((600 if 600 <= now < 900 else now) - lag, 0)
-        longest = max(longest, now - at)
-        rows = [(f"{now}-{number}", now * SECOND + number) for number in range(20)]
-        before = seen.pieces
-        seen, _, counts = sieve().sift(seen, table(rows), at * SECOND)
-        written += sum(each.rows for each in seen.pieces if each not in before)
-        held = sum(each.rows for each in seen.pieces)
-        assert counts.remembered <= held <= counts.remembered + 10 * max(longest / 8, 2)
-        pieces, most = max(pieces, len(seen.pieces)), max(most, counts.remembered)
-        assert counts.state_bytes == sum(each.facts.size for each in seen.pieces)
-    assert pieces < 60
-    assert written < 18_000 * 5
-    assert most > counts.remembered, "W stood, and went on"
-
-
-@pytest.mark.parametrize("window", ["size", "both"])
-def test_a_bound_bounds_what_is_kept(window: str) -> None:
-    """While W stands."""
-    bounded = sieve(window, most=400, forget=window == "both")
-    seen = Seen()
-    for now in range(600):
-        seen, _, counts = bounded.sift(seen, table([(f"{now}-{number}", now * SECOND) for number in range(10)]), 0)
-        assert counts.remembered == min(400, 10 * (now + 1))
-        assert sum(each.rows for each in seen.pieces) <= 400 * (5 / 4 if window == "size" else 2)
-    assert len(seen.pieces) < 60
-
-
-def test_a_window_by_size_is_for_the_last_arrivals_whatever_the_watermark() -> None:
-    """Below W there is nothing undecidable, and nothing goes into main."""
-    by_size = sieve("size", most=2)
-    seen, out, counts = by_size.sift(Seen(), table([("a", 1), ("b", 2)]), 10)
-    assert out[ROUTE].to_pylist() == ["late", "late"]
-    _, out, counts = by_size.sift(seen, table([("a", 1), ("b", 2), ("c", 12)]), 10)
-    assert (out["id"].to_pylist(), out[ROUTE].to_pylist()) == (["c"], ["main"])
-    seen, _, counts = by_size.sift(seen, table([("c", 12), ("d", 13), ("e", 14)]), 10)
-    assert (counts.remembered, counts.forgotten_early) == (2, 1), "those that are late would be late again"
-    _, out, _ = by_size.sift(seen, table([("a", 1), ("c", 12), ("e", 14)]), 10)
-    assert (out["id"].to_pylist(), out[ROUTE].to_pylist()) == (["a", "c"], ["late", "main"]), "they pass once more"
-
-
-def test_a_stage_may_get_another_window() -> None:
-    """What it remembers stays, and what it forgot by W is not admitted again, whatever window it has meanwhile."""
-    rows = [("a", 5), ("b", 15)]
-    seen, _, _ = sieve().sift(Seen(), table(rows), 0)
-    seen, _, _ = sieve().sift(seen, table([]), 10)
-    seen, out, _ = sieve("size", most=9).sift(seen, table([("b", 15), ("c", 12), ("d", 7)]), 10)
-    assert dict(zip(out["id"].to_pylist(), out[ROUTE].to_pylist(), strict=True)) == {"c": "main", "d": "late"}
-    for number in range(4):
-        seen, out, _ = sieve("size", most=9).sift(seen, table([(f"late{number}", number)]), 10)
-    assert set(remembered(seen, MIN)) == {"a", "b", "c", "d", "late0", "late1", "late2", "late3"}
-    seen, out, _ = sieve(slack=9).sift(seen, table([*rows, ("c", 12), ("d", 7)]), 10)
-    assert dict(zip(out["id"].to_pylist(), out[ROUTE].to_pylist(), strict=True)) == dict.fromkeys("ad", "undecidable")
 
 
 @pytest.mark.parametrize(

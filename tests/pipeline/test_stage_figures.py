@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from lowwater_pipeline.dedup.sieve import Counts
-from lowwater_pipeline.dedup.stage_figures import FIGURES, StageCollector, register
+from lowwater_pipeline.dedup.stage_figures import StageCollector, register
 
 if TYPE_CHECKING:
     from lowwater_spark import Batch
@@ -52,23 +52,9 @@ def test_counters_are_sums_and_gauges_are_of_the_last_batch(
 def test_a_batch_counts_once_and_one_of_another_plan_is_another(
     registry: CollectorRegistry, figures: StageCollector
 ) -> None:
-    """A checkpoint that begins anew numbers from 0 again."""
     for each in (batch(0), batch(0), batch(0, "b"), batch(0, "b")):
         figures.count("unique", each, FIRST)
     assert exported(registry)[0] == 20
-
-
-def test_stages_of_one_query_count_apart(registry: CollectorRegistry, figures: StageCollector) -> None:
-    """Their batches have the same number and digest."""
-    figures.count("unique", batch(0), FIRST)
-    figures.count("again", batch(0), SECOND)
-    assert (exported(registry)[0], exported(registry, "again")[0]) == (10, 20)
-
-
-def test_what_is_exported_is_what_is_declared(registry: CollectorRegistry, figures: StageCollector) -> None:
-    figures.count("unique", batch(0), FIRST)
-    seen = {(sample.name, tuple(sample.labels)) for family in registry.collect() for sample in family.samples}
-    assert seen == {(figure.name, figure.labels) for figure in FIGURES}
 
 
 def test_neither_spark_nor_kafka_is_imported_for_figures_and_prometheus_client_not_for_stages() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lowwater_pipeline.computation.codec import Codec
 from lowwater_pipeline.computation.computation import END, Computation, Input, Output, Record, Timer, floor
-from lowwater_pipeline.computation.turn import Context, Held, Kept, TimerId, Turns
+from lowwater_pipeline.computation.turn import Context, Kept, Turns
 from tests.kit.times import MAX, MIN
 
 LOG = Codec[list[str]](list[str])
@@ -163,7 +163,6 @@ batches = st.lists(
 def test_a_key_meets_records_and_timers_in_the_order_of_the_oracle(
     batches: list[tuple[list[tuple[int, list[Action]]], int, int]], length: int, finished: bool
 ) -> None:
-    """W may begin unknown and end finished. Records may be late, and come in any order in their batch."""
     oracle, kept = Oracle(length), Kept()
     low, now, number = MIN, 0, 0
     for i, (rows, step, tick) in enumerate(batches):
@@ -193,7 +192,6 @@ def test_a_key_meets_records_and_timers_in_the_order_of_the_oracle(
 def test_in_order_it_does_not_matter_what_makes_a_batch(
     given: list[tuple[int, list[Action]]], cuts: list[int], chance: Any
 ) -> None:
-    """The same records in one batch, and in many with a truthful W: the same is called in the same order, and the same produced."""
     given = [(t, [each for each in actions if each[0] not in ("wall", "unring")]) for t, actions in given]
     # A clock that the hooks can see tells batches apart.
     given = [(t, [each for each in actions if each[1] != "rings"]) for t, actions in given]
@@ -214,68 +212,6 @@ def test_in_order_it_does_not_matter_what_makes_a_batch(
     assert (log(kept), out + more) == (log(whole), expected)
     records_seen = [int(line.split()[2]) for line in log(kept) if line.startswith("record")]
     assert all(a <= b for a, b in pairwise(records_seen))
-
-
-# -- without a sentence of the order -----------------------------------------------------------------------------------
-
-
-class RecordsFirst(Turns):
-    def _run(self, records: Sequence[Record]) -> None:
-        for each in records:
-            self._doing, self._firing, self._base = each, False, each.timestamp
-            self._computation.process_record(self, each)
-        super()._run(())
-
-
-class ByTagAlone(Turns):
-    def _set(self, timers: Held, tag: str, at: int, hold: int, *, wall: bool) -> None:
-        for other in [each for each in timers.holds if each[1] == tag]:
-            del timers.holds[other]
-        super()._set(timers, tag, at, hold, wall=wall)
-
-
-class BeyondTheLowWatermark(Turns):
-    def _fire(self, through: int) -> bool:
-        return super()._fire(through + 1)
-
-
-class WallFirst(Turns):
-    def _run(self, records: Sequence[Record]) -> None:
-        while self._fire_wall():
-            pass
-        super()._run(records)
-
-
-def run(make: Callable[..., Turns], *batches: tuple[list[Record], int, int]) -> list[str]:
-    kept = Kept()
-    for records, low, now in batches:
-        kept, _ = take(make(Script(), OUTPUTS, low, now), kept, records)
-    return log(kept)
-
-
-SET: Action = ("set", "quiet", 10, None)
-
-
-@pytest.mark.parametrize(
-    ("twin", "batches"),
-    [
-        (RecordsFirst, [([record(0, 1, SET)], 5, 0), ([record(12, 2)], 11, 0)]),
-        (ByTagAlone, [([record(0, 1, SET), record(3, 2, SET)], 2, 0), ([], 20, 0)]),
-        (BeyondTheLowWatermark, [([record(0, 1, SET)], 9, 0)]),
-        (WallFirst, [([record(0, 1, SET, ("wall", "quiet", 1, None))], 5, 0), ([], 10, 5)]),
-    ],
-)
-def test_without_the_rule_the_order_is_another(
-    twin: Callable[..., Turns], batches: list[tuple[list[Record], int, int]]
-) -> None:
-    oracle = Oracle()
-    for records, low, now in batches:
-        oracle.turn(records, low, now)
-    assert run(Turns, *batches) == oracle.log
-    assert run(twin, *batches) != oracle.log
-
-
-# -- what a hook may do ------------------------------------------------------------------------------------------------
 
 
 class Once(Computation):
@@ -313,71 +249,6 @@ ROW = {"a": 1, "b": None}
 
 
 @pytest.mark.parametrize(
-    ("does", "length", "refused"),
-    [
-        (lambda ctx: ctx.produce("out", ROW, timestamp=24), 1, True),
-        (lambda ctx: ctx.produce("out", ROW, timestamp=20), 10, False),
-        (lambda ctx: ctx.produce("out", ROW, timestamp=19), 10, True),
-        (lambda ctx: ctx.set_timer("t", 30, hold=24), 1, True),
-        (lambda ctx: ctx.set_timer("t", 10), 1, False),
-        (lambda ctx: ctx.set_wall_timer("t", 5, hold=24), 1, True),
-    ],
-    ids=["below", "the window", "below the window", "a hold below", "a timer of the past", "by the clock below"],
-)
-def test_a_record_makes_nothing_below_its_own_time_or_the_start_of_its_window(
-    does: Callable[[Context], None], length: int, refused: bool
-) -> None:
-    if refused:
-        with pytest.raises(
-            ValueError, match=r"the low watermark may have passed: stamp it by the record's time"
-        ) as seen:
-            once(Once(does, length=length))
-        assert seen.value.__notes__ == ["in once, key 'k', the record of 1970-01-01T00:00:00.000025Z"]
-    else:
-        once(Once(does, length=length))
-
-
-def test_a_timer_produces_nothing_below_its_hold_unless_another_one_holds_that() -> None:
-    def produces(ctx: Context) -> None:
-        ctx.produce("out", ROW, timestamp=50)
-
-    timer: TimerId = (60, "t")
-    once(Once(produces, produces), kept=Kept(timers={timer: 50}))
-    with pytest.raises(
-        ValueError, match="which the low watermark may have passed: set the timer with the lowest timestamp"
-    ):
-        once(Once(produces, produces), kept=Kept(timers={timer: 51}))
-    turns = once(Once(produces, produces), kept=Kept(timers={timer: 51}, wall_timers={(9, "w"): 50}))
-    assert [stamp for _, _, stamp in turns.productions] == [50]
-
-
-def test_an_equal_timer_keeps_the_lower_hold() -> None:
-    """What the earlier record asked for is still to come."""
-
-    def sets(ctx: Context) -> None:
-        ctx.set_timer("t", 200, hold=26)
-        ctx.set_timer("t", 200)
-
-    turns = Turns(Once(sets), {"out": frozenset("ab")}, 100)
-    assert turns.take("k", Kept(), [Record(25)]).timers == {(200, "t"): 26}
-
-
-@pytest.mark.parametrize(("length", "holds"), [(1, (200, 175, 175)), (10, (170, 170, 170))], ids=["time", "window"])
-def test_holds_by_default_are_the_timers_time_and_with_stamp_the_start_of_the_window(
-    length: int, holds: tuple[int, int, int]
-) -> None:
-    def sets(ctx: Context) -> None:
-        ctx.set_timer("later", 200)
-        ctx.set_timer("past", 150)
-        ctx.set_wall_timer("rings", 7)
-
-    turns = Turns(Once(sets, length=length), {"out": frozenset("ab")}, 100)
-    kept = turns.take("k", Kept(), [Record(175)])
-    assert kept.timers == {(200, "later"): holds[0], (150, "past"): holds[1]}
-    assert kept.wall_timers == {(7, "rings"): holds[2]}
-
-
-@pytest.mark.parametrize(
     ("does", "error", "said"),
     [
         (lambda ctx: ctx.produce("aut", ROW), ValueError, "once has no output 'aut'; it declares out, other, times"),
@@ -411,20 +282,6 @@ def test_a_timer_that_sets_itself_anew_for_ever_ends_with_a_reason(monkeypatch: 
     said = r"once, key 'k': timers .* fired 1,000 times in one batch, the last one 't' at .*\. The inputs are finished, .* only while not ctx\.finished"
     with pytest.raises(ValueError, match=said):
         turns.take("k", Kept(), [Record(25)])
-
-
-@pytest.mark.parametrize("kind", ["set_timer", "set_wall_timer", "both"])
-def test_timers_that_do_not_go_on_in_time_end_with_a_reason(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """Also when the input is not finished; and two kinds that set each other."""
-    monkeypatch.setattr("lowwater_pipeline.computation.turn._MOST_DESCENDANTS", 1000)
-
-    class Stays(Once):
-        def process_timer(self, ctx: Context, timer: Timer) -> None:
-            to_wall = kind == "set_wall_timer" or (kind == "both" and not timer.wall)
-            (ctx.set_wall_timer if to_wall else ctx.set_timer)("t", 30)
-
-    with pytest.raises(ValueError, match=r"fired 1,000 times in one batch.* set anew for no later time"):
-        once(Stays(lambda ctx: (ctx.set_timer if kind != "set_wall_timer" else ctx.set_wall_timer)("t", 30)), now=99)
 
 
 def produces(column: Any, timestamp: int | None = None) -> Callable[[Context], None]:
@@ -473,15 +330,6 @@ def test_a_row_below_what_was_reported_is_refused_by_its_column(
         once(Once(does))
 
 
-def test_a_timer_without_its_hold_is_refused_by_the_column_and_goes_on_when_the_code_is_mended() -> None:
-    """The one that stands keeps the hold it has."""
-    kept = Kept(timers={(60, "t"): 60})
-    with pytest.raises(ValueError, match=r"For those that stand already stamp what they produce by timer\.hold"):
-        once(Once(produces(0), produces(0)), kept=kept)
-    mended = Once(produces(0), lambda ctx: ctx.produce("times", {"a": 1, "start": max(0, 60)}))
-    assert [stamp for _, _, stamp in once(mended, kept=kept).productions] == [60]
-
-
 def test_a_timer_that_nothing_takes_is_refused_before_it_stands() -> None:
     class Sets(Computation):
         name = "sets"
@@ -499,26 +347,6 @@ def test_names_are_compared_as_spark_does() -> None:
     assert row == {"a": 1, "b": 2}
     with pytest.raises(ValueError, match="does not have its columns: one is there twice"):
         once(Once(lambda ctx: ctx.produce("out", {"A": 1, "a": 1, "b": 2})))
-
-
-class Unchecked(Turns):
-    def _check_stamp(self, what: str, micros: int) -> None:
-        pass
-
-
-class Unheld(Kept):
-    """Says that nothing is held."""
-
-    __slots__ = ()
-
-    def hold(self, length: int) -> int:
-        return MAX
-
-
-class ForgetsHolds(Turns):
-    def take(self, key: Any, kept: Kept, records: Sequence[Record]) -> Kept:
-        after = super().take(key, kept, records)
-        return Unheld(after.state, after.timers, after.wall_timers, after.waiting)
 
 
 def reports(
@@ -562,52 +390,6 @@ def test_nothing_comes_out_below_what_was_reported_over_all_batches(
     reports(Turns, Script(length, in_order=in_order), given, cuts, chance)
 
 
-@pytest.mark.parametrize("twin", [Unchecked, ForgetsHolds])
-def test_without_the_rule_something_comes_out_below_what_was_reported(twin: Callable[..., Turns]) -> None:
-    """The timer of the first batch produces below its hold, or below one that it has given up."""
-    rows: list[tuple[int, list[Action]]] = [(5, [("set", "past", 10, 5), ("set", "loud", 12, 5)])]
-    if twin is Unchecked:
-        rows = [(5, [("set", "past", 10, None)])]
-    cuts = [(1, 0, 0)]
-    rows.append((14, []))
-
-    class Still:
-        def shuffle(self, _: list[Record]) -> None:
-            pass
-
-    # W stands at 14 after the first batch, and nothing holds it.
-    reports(Turns, Script(), rows, cuts, Still())
-    with pytest.raises(AssertionError, match="nothing comes below"):
-        reports(twin, Script(), rows, cuts, Still())
-
-
-@given(batches, st.randoms(use_true_random=False))
-def test_rows_in_another_order_give_the_same(
-    batches: list[tuple[list[tuple[int, list[Action]]], int, int]], chance: Any
-) -> None:
-    one, other, low, number = Kept(), Kept(), 0, 0
-    for rows, step, tick in batches:
-        low += step
-        records = [record(timestamp, number + j, *actions) for j, (timestamp, actions) in enumerate(rows)]
-        number += len(records)
-        one, out = take(Turns(Script(), OUTPUTS, low, tick), one, records)
-        chance.shuffle(records)
-        other, again = take(Turns(Script(), OUTPUTS, low, tick), other, records)
-        assert (one, out) == (other, again)
-
-
-def test_a_row_is_what_it_was_when_it_was_produced() -> None:
-    row = {"a": 1, "b": [1]}
-
-    def produces(ctx: Context) -> None:
-        ctx.produce("out", row)
-        row["a"] = 2
-        row["b"].append(2)  # type: ignore[attr-defined]
-
-    [(_, produced, stamp)] = once(Once(produces)).productions
-    assert (produced, stamp) == ({"a": 1, "b": [1]}, 25)
-
-
 def test_a_timer_at_the_end_fires_when_the_inputs_are_finished() -> None:
     told = []
     ends = Once(lambda ctx: ctx.set_timer("t", END), lambda ctx: told.append(ctx.finished))
@@ -615,6 +397,19 @@ def test_a_timer_at_the_end_fires_when_the_inputs_are_finished() -> None:
     assert kept.due == END
     assert not Turns(ends, {}, MAX).take("k", kept, [])
     assert told == [True]
+
+
+@pytest.mark.parametrize("kind", ["set_wall_timer", "both"])
+def test_timers_that_do_not_go_on_in_time_end_with_a_reason(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr("lowwater_pipeline.computation.turn._MOST_DESCENDANTS", 1000)
+
+    class Stays(Once):
+        def process_timer(self, ctx: Context, timer: Timer) -> None:
+            to_wall = kind == "set_wall_timer" or (kind == "both" and not timer.wall)
+            (ctx.set_wall_timer if to_wall else ctx.set_timer)("t", 30)
+
+    with pytest.raises(ValueError, match=r"fired 1,000 times in one batch.* set anew for no later time"):
+        once(Stays(lambda ctx: (ctx.set_timer if kind != "set_wall_timer" else ctx.set_wall_timer)("t", 30)), now=99)
 
 
 def test_a_state_as_it_began_and_no_timer_leave_nothing() -> None:

@@ -30,16 +30,13 @@ MIN = -(2**63)
 MAX = 2**63 - 1
 SECOND = 1_000_000
 NOW = 1_000_000 * SECOND
-"""Processing time at which a driver starts."""
 
 
 def column(values: Iterable[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """A column of watermarks."""
     return np.array(list(values), dtype=np.int64)
 
 
 def mass(pending: Iterable[int] = (), recent: int = 0, frontiers: Mapping[int, int] | None = None) -> Mass:
-    """A mass of single records."""
     counted = sorted(Counter(pending).items())
     return Mass(column(t for t, _ in counted), column(n for _, n in counted), recent, dict(frontiers or {}))
 
@@ -56,21 +53,18 @@ def request(
     worker: str = "w",
     instead_of: int = 0,
 ) -> ClaimRequest:
-    """A claim."""
     return ClaimRequest(
         bounds, worker, "host", identity, generation, ordinal, request_id, column(bound), digest, instead_of=instead_of
     )
 
 
 def part(oldest: Mapping[int, int], pending: Iterable[int] = (), finished: int = 0) -> TaskPart:
-    """What a task holds, by handle."""
     records = mass(pending)
     handles = np.array(list(oldest), dtype=np.uint32)
     return TaskPart(handles, column(oldest.values()), records.starts, records.counts, finished)
 
 
 def flat(refused: Iterable[Refused]) -> set[tuple[str, int | None]]:
-    """(reason, handle) of all refusals; no handle: all of the report."""
     found: set[tuple[str, int | None]] = set()
     for refusal in refused:
         handles = [None] if refusal.handles is None else refusal.handles.tolist()
@@ -96,20 +90,16 @@ class Driver:
 
     @property
     def low(self) -> int:
-        """What readers see."""
         return self.core.published.low
 
     def high(self, share: int) -> int:
-        """What readers see of a share."""
         return dict(self.core.published.heuristics)[share]
 
     def values(self) -> list[tuple[bytes, int]]:
-        """Start and staged value of every range, in key order."""
         ranges, _ = self.core.map.all_ranges(10**6)
         return sorted((r.start, r.value) for r in ranges)
 
     def claim(self, *bounds: bytes, settle: bool = True, **more: object) -> Grant:
-        """Claim, and by default make it durable."""
         grant = self.core.claim(request(bounds, **more), self.now)  # type: ignore[arg-type]  # as request names them
         if settle:
             self.settle()
@@ -130,7 +120,6 @@ class Driver:
         lateness: Lateness | None = None,
         settle: bool = True,
     ) -> set[tuple[str, int | None]]:
-        """Report, by default under the next number, and make it durable. Returns (reason, handle) of refusals."""
         self._numbers += 1
         report = GroupReport(
             sequencer,
@@ -153,7 +142,6 @@ class Driver:
     def stage(
         self, sequencer: int, batch: int, task: int, oldest: Mapping[int, int], *, attempt: int = 0, stage: int = 0
     ) -> TaskAttempt:
-        """Stage a task's part without records; returns its name."""
         name = TaskAttempt(stage, task, attempt)
         self.core.stage_task(sequencer, batch, name, part(oldest))
         return name
@@ -170,29 +158,24 @@ class Driver:
         fold: Fold = NO_FOLD,
         frontiers: Mapping[int, int] | None = None,
     ) -> list[TaskAttempt]:
-        """Prepare a batch; returns the missing attempts."""
         asked = Prepare(sequencer, batch, digest, tasks, bound, covers_all, fold, 0, dict(frontiers or {}))
         return list(self.core.prepare(asked))
 
     def commit(self, sequencer: int, batch: int, required: Fold = NO_FOLD) -> set[tuple[str, int | None]]:
-        """Commit a batch and make it durable."""
         refused = self.core.commit(sequencer, batch, required, self.now)
         self.settle()
         return flat(refused)
 
     def release(self, sequencer: int) -> None:
-        """Release a claim, durably."""
         self.core.release(sequencer)
         self.settle()
 
     def retire(self, start: bytes = b"", end: bytes = b"", *, force: bool = False) -> int:
-        """Retire an interval, durably; returns how many ranges went."""
         ranges, _ = self.core.retire(start, end, force=force, now=self.now)
         self.settle()
         return ranges
 
     def settle(self) -> bool | None:
-        """End the round: journal it, then publish. Returns whether the record is claim-class, None without one."""
         taken = self.core.take_record(self.now)
         if taken is not None:
             self.records.append(taken[0])
@@ -203,13 +186,11 @@ class Driver:
         return None if taken is None else taken[1]
 
     def reset(self) -> None:
-        """Start a new incarnation, as one topology record does."""
         self.spec = replace(self.spec, incarnation=self.core.incarnation + 1)
         self.core = recovery.restarted(self.core, self.spec)
         self.core.publish()
 
     def crash(self, *, lose: int = 0, snapshot: bytes | None = None) -> None:
-        """Lose everything but the journal, or all but its last ``lose`` records too, and recover."""
         records = self.records[: len(self.records) - lose]
         self.core = recovery.recover(self.spec, snapshot, records, epoch_base=self.core.epoch_base + 1000)
         self.records = records

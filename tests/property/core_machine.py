@@ -28,8 +28,6 @@ masses = st.none() | st.tuples(st.lists(times, max_size=3), st.integers(0, 3), s
 class CoreMachine(Pair):
     """Every rule does the same to both, compares what they answer, and then all they hold."""
 
-    # -- owners --------------------------------------------------------------------------------------------
-
     @rule(edges=edges, bounds=st.lists(times | st.just(MAX), max_size=2), pick=picks, generation=picks)
     def claim(self, edges: tuple[int, ...], bounds: list[int], pick: int, generation: int) -> None:
         newest, past, next_ = self.oracle.order[0], self.oracle.committed, self.oracle.prepared
@@ -49,7 +47,6 @@ class CoreMachine(Pair):
         self.ask(asked)
 
     def replaced(self, pick: int, generation: int) -> int:
-        """The claim that another one names to take its place; none where key ranges are not cut anew."""
         del pick, generation
         return 0
 
@@ -133,8 +130,6 @@ class CoreMachine(Pair):
         self.same("retire", ours, lambda: set(self.oracle.retire(start, end, force=force, newest=newest)))
         self.check()
 
-    # -- reports -------------------------------------------------------------------------------------------
-
     @rule(
         pick=picks,
         values=values,
@@ -147,7 +142,6 @@ class CoreMachine(Pair):
 
     @rule(values=values, mass_=masses)
     def tick(self, values: list[int], mass_: Any) -> None:
-        """Every owner tells all of its state, further on than before."""
         self.tide += 5
         for sequencer in [c.sequencer for c in self.oracle.claims.values() if c.owned and c.live]:
             self.say(sequencer, values, True, -1, mass_)
@@ -188,7 +182,6 @@ class CoreMachine(Pair):
     @precondition(lambda self: self.reports)
     @rule(pick=st.integers(0, 30))
     def repeat_report(self, pick: int) -> None:
-        """The network repeats and reorders."""
         self.send(*self.reports[-1 - pick % len(self.reports)])
 
     def send(self, report: GroupReport, asked: dict[str, Any], sender: bytes, number: tuple[int, int]) -> None:
@@ -199,8 +192,6 @@ class CoreMachine(Pair):
             lambda: self.oracle.report(**asked, required=self.fold, sender=sender, number=number, now=self.now),
         )
         self.check()
-
-    # -- micro-batches -------------------------------------------------------------------------------------
 
     @rule(pick=picks, number=st.integers(0, 2), task=picks, oldest=values, finished=st.integers(0, 2))
     def stage(self, pick: int, number: int, task: int, oldest: list[int], finished: int) -> None:
@@ -227,7 +218,6 @@ class CoreMachine(Pair):
         covers_all=coins,
     )
     def prepare(self, pick: int, back: int, wanted: int, bound: int, covers_all: bool) -> None:
-        """Mostly the batch whose parts are here; at times an older one, as a delayed repeat would."""
         sequencer, number = self.oracle.parts_of if pick else (self.sequencer(0), self.oracle.parts_of[1] - back)
         tasks = sorted(self.oracle.parts)[:wanted] if wanted < 3 else [(0, 9, 9)]
         fold = self.fold if pick != 1 or back else (self.fold[0], (7,))
@@ -235,7 +225,6 @@ class CoreMachine(Pair):
 
     @rule(pick=picks, parts=st.lists(values, max_size=3), bound=times | st.just(MAX), covers_all=coins)
     def batch(self, pick: int, parts: list[list[int]], bound: int, covers_all: bool) -> None:
-        """A micro-batch as it should be, up to its commit."""
         self.tide += 2
         sequencer = self.sequencer(pick % 3)
         number = 1 + max(self.oracle.parts_of[1], self.oracle.committed[0] if self.oracle.committed else 0)
@@ -264,7 +253,6 @@ class CoreMachine(Pair):
     @precondition(lambda self: self.oracle.prepared or self.turn % 7 == 0)
     @rule(other=st.integers(0, 5))
     def commit(self, other: int) -> None:
-        """Mostly what is prepared; at times something else, or once more."""
         prepared, past = self.oracle.prepared, self.oracle.committed
         sequencer, number = (prepared.sequencer, prepared.number) if prepared else (self.sequencer(0), 0)
         if not other and past:
@@ -287,7 +275,6 @@ class LaidOut(CoreMachine):
     @precondition(lambda self: self.turn % 5 == 0 and self.flying is None)
     @rule(starts=inner, pinned=coins, stale=st.integers(0, 5))
     def change_layout(self, starts: tuple[int, ...], pinned: bool, stale: int) -> None:
-        """Mostly as it should be; at times of another version, of another incarnation, or once more."""
         version, wanted, tasks = self.oracle.layout
         incarnation = self.oracle.incarnation - (stale == 1)
         asked = version - (stale == 2), (0, *starts[1:]), starts if pinned else ()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from collections import Counter
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import precondition, rule
 
 from lowwater import errors
 from lowwater_authority.core import recovery
@@ -17,10 +16,10 @@ from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.layout import Layout
 from lowwater_authority.core.requests import GroupReport
 from lowwater_authority.core.topology import Spec
-from tests.property import whole_masses
 from tests.property.core_driver import MIN, NOW, SECOND, durable
 from tests.property.oracle import Oracle
 from tests.property.oracle_words import Refusal, edge
+from tests.property.search import Counting
 from tests.property.second_opinion import beam_low
 
 SKEW = 50
@@ -29,15 +28,13 @@ STEP = 7
 
 
 def as_told(layout: Layout) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """A layout as the oracle has it."""
     return layout.version, layout.starts, layout.tasks
 
 
-class Pair(RuleBasedStateMachine):
+class Pair(Counting):
     """The core and its oracle; the rules here are those of rounds, crashes and incarnations."""
 
     made: type[Computation] = Computation
-    steps: ClassVar[Counter[str]] = Counter()
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +52,6 @@ class Pair(RuleBasedStateMachine):
         self.flying: bytes | None = None
         self.coming = self.shown
         self.wanted = self.oracle.layout
-        """The layout that readers see."""
         self.coming_wanted = self.wanted
         self.sequencers = [1]
         self.requests: list[dict[str, Any]] = []
@@ -65,10 +61,7 @@ class Pair(RuleBasedStateMachine):
         self.turn = 0
         self.tide = 0
 
-    # -- what is compared ----------------------------------------------------------------------------------
-
     def same(self, what: str, ours: Any, theirs: Any) -> Any:
-        """Run both; they must answer the same, or refuse for the same reason."""
         self.steps[what] += 1
         self.turn += 1
         expected: Any
@@ -91,7 +84,6 @@ class Pair(RuleBasedStateMachine):
         self.settle()
 
     def check(self) -> None:
-        """Compare all they hold, and the invariants of the core."""
         self.turn += 1
         self.core._check()
         ranges = [(run.group, place) for run in self.core.map.runs() for place in range(run.low, run.high)]
@@ -108,10 +100,6 @@ class Pair(RuleBasedStateMachine):
                 assert group.finished == self.oracle.finished(cell.claim)
                 self.steps["stand-ins"] += bool(cell.claim.masses and cell.claim.told is None)
         self.steps["shrunk"] += any(group.handles is not None for group in self.core.map.run_groups())
-        groups, masses = self.core.map.run_groups(), self.core.masses
-        assert masses.candidates() == whole_masses.candidates(groups, self.core.heuristics)
-        assert masses.reference_time() == whole_masses.reference_time(groups)
-        assert masses.oldest_operation() == whole_masses.oldest_operation(groups)
         assert self.core.map.minimum() == self.oracle.minimum()
         assert list(self.core.history) == self.oracle.history
         assert self.core.vouched == self.oracle.vouched
@@ -123,17 +111,13 @@ class Pair(RuleBasedStateMachine):
         self.seen_low = view.low
 
     def sequencer(self, pick: int) -> int:
-        """A sequencer that was granted lately, live or not."""
         live = [c.sequencer for c in self.oracle.claims.values() if c.owned and c.live]
         known = live if live and pick < 4 else self.sequencers
         return known[-1 - pick % len(known)]
 
-    # -- rounds, crashes, incarnations -------------------------------------------------------------------
-
     @precondition(lambda self: self.flying is None)
     @rule(later=st.sampled_from([0, 1, SECOND, 70 * SECOND]))
     def take(self, later: int) -> None:
-        """End a round: its record is on the way to the journal, and nothing is visible yet."""
         low, high, minimum = self.oracle.low, self.oracle.heuristics, self.oracle.minimum()
         if all(cell.state == "RETIRED" for cell in self.oracle.cells):
             minimum = MIN  # nobody is left to say that nothing will come
@@ -164,7 +148,6 @@ class Pair(RuleBasedStateMachine):
     @precondition(lambda self: self.flying is not None)
     @rule()
     def arrive(self) -> None:
-        """The append returns."""
         assert self.flying is not None
         self.durable, self.flying, self.shown, self.wanted = self.flying, None, self.coming, self.coming_wanted
         # With an append in flight the shard stages nothing that publishing shows: only the watermarks are compared.
@@ -189,7 +172,6 @@ class Pair(RuleBasedStateMachine):
     @precondition(lambda self: self.turn % 5 == 1)
     @rule(arrived=st.booleans(), pick=st.integers(0, 5))
     def crash(self, arrived: bool, pick: int) -> None:
-        """Lose all but the journal, with or without the record in flight, and recover from any snapshot or none."""
         self.steps["crash"] += 1
         if self.flying is not None:
             if arrived:
@@ -225,7 +207,6 @@ class Pair(RuleBasedStateMachine):
         self.begin_anew(dropped=False)
 
     def begin_anew(self, *, dropped: bool) -> None:
-        """A new incarnation; ``dropped``: because the name was dropped, and registered again."""
         self.settle()
         self.steps["reset"] += 1
         self.steps["reset of a layout"] += self.oracle.layout[1] != ()

@@ -1,9 +1,4 @@
-"""What a computation must do, one key at a time.
-
-Written from the design, not from the code: no interval map, no columns, no blocks, no ops. The key space is sixteen
-cells, the last one without an upper bound; every cell has a value, a state, and perhaps an owner. Everything is
-recomputed from nothing at each step.
-"""
+"""What a computation must do, one key at a time."""
 
 from __future__ import annotations
 
@@ -16,8 +11,6 @@ from tests.property.second_opinion import MAX, MIN, Told, completed, heuristic
 
 
 class Oracle:
-    """The computation that every step is compared with."""
-
     def __init__(self, shares: Sequence[int], skew: int, step: int, epoch_base: int) -> None:
         self.shares, self.skew, self.step, self.epoch_base = shares, skew, step, epoch_base
         self.history: list[tuple[int, int, int, int]] = []
@@ -49,7 +42,6 @@ class Oracle:
         self.forget_batches()
 
     def forget_batches(self) -> None:
-        """What a crash loses by design: parts wait in memory alone."""
         self.parts: dict[tuple[int, int, int], Part] = {}
         self.parts_of = (0, -1)
         self.ended = (0, -1)
@@ -58,12 +50,10 @@ class Oracle:
         self.refused_of_batch: set[tuple[str, int | None]] = set()
 
     def crash(self, epoch_base: int) -> None:
-        """Come back from an image: what waited in memory is lost."""
         self.epoch_base = epoch_base
         self.forget_batches()
 
     def image(self) -> bytes:
-        """Everything, to come back to after a crash."""
         return pickle.dumps(self)
 
     # -- owners --------------------------------------------------------------------------------------------
@@ -81,7 +71,6 @@ class Oracle:
         instead_of: int,
         now: int,
     ) -> tuple[int, list[int], dict[int, set[int]]]:
-        """Returns the sequencer, where the ranges stand, and which handles each owner lost."""
         if request in self.granted:
             known = self.claims.get(self.granted[request])
             if known is None or not known.owned or not known.live:
@@ -152,7 +141,6 @@ class Oracle:
         return masses if known else None
 
     def cut(self, start: int, end: int) -> dict[int, set[int]]:
-        """Take an interval from its owners; what sticks out of it keeps its value and is nobody's."""
         lost: dict[int, set[int]] = {}
         for cell in self.cells[start:end]:
             claim, handle = cell.claim, cell.handle
@@ -239,7 +227,6 @@ class Oracle:
         number: tuple[int, int],
         now: int,
     ) -> set[tuple[str, int | None]]:
-        """Returns (reason, handle) of what was refused; no handle: all of it."""
         try:
             claim = self.owner(sequencer)
         except Refusal as refusal:
@@ -310,7 +297,6 @@ class Oracle:
         self.parts[task] = part
 
     def prepare(self, batch: Batch, tasks: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-        """Returns the tasks that never came; ``batch`` is completed from the parts of the others."""
         self.owner(batch.sequencer)
         key = (batch.sequencer, batch.number)
         if self.committed is not None:
@@ -403,7 +389,6 @@ class Oracle:
         return min(cell.value for cell in self.cells)
 
     def record(self, now: int) -> bool | None:
-        """End a round: whether it must not be lost, None when nothing changed."""
         if not self.changed:
             return None
         # A computation all of whose cells were retired holds: nobody is left to say that nothing will come.
@@ -421,7 +406,6 @@ class Oracle:
         return strong
 
     def unfinished(self) -> list[list[Told] | None]:
-        """What each unfinished stretch of the key space has told; None: nothing."""
         told: list[list[Told] | None] = [
             None for c in self.cells if c.claim is None and c.state != "RETIRED" and c.value != MAX
         ]

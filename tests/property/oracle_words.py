@@ -11,13 +11,10 @@ CELLS = 16
 
 
 def edge(index: int) -> bytes:
-    """The key at which a cell starts; both ends of the key space are the empty key."""
     return bytes([index]) if 0 < index < CELLS else b""
 
 
 class Refusal(Exception):
-    """A request is refused; nothing has changed."""
-
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
@@ -39,7 +36,6 @@ class Claim:
     minutes: dict[int, int] = field(default_factory=dict)
 
     def cells(self, handle: int) -> range:
-        """The cells of a handle."""
         return range(self.edges[handle], self.edges[handle + 1])
 
 
@@ -55,8 +51,6 @@ class Cell:
 
 @dataclass
 class Part:
-    """What one task staged."""
-
     oldest: dict[int, int]
     pending: list[int]
     finished: int
@@ -68,8 +62,6 @@ class Part:
 
 @dataclass
 class Batch:
-    """A prepared micro-batch."""
-
     sequencer: int
     number: int
     digest: bytes

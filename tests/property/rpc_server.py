@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 import grpc
+from google.protobuf.message_factory import GetMessageClass
 
-import lowwater_authority
 from lowwater._pb.lowwater.v1 import (
     cluster_pb2,
-    cluster_pb2_grpc,
     errors_pb2,
     tasks_pb2,
-    tasks_pb2_grpc,
     topology_pb2,
-    topology_pb2_grpc,
     types_pb2,
     watermarks_pb2,
-    watermarks_pb2_grpc,
     workers_pb2,
     workers_pb2_grpc,
 )
@@ -43,49 +37,20 @@ NOW: Final = 1_000 * HOUR
 SENDER: Final = b"s" * 16
 NONCE: Final = 1
 FIRST_SEQUENCER: Final = (1 << 40 | NONCE << 28) + 1
-SOURCES: Final = Path(lowwater_authority.__file__).parent
-
-STUBS: Final = {
-    "Register": topology_pb2_grpc.TopologyServiceStub,
-    "GetTopology": topology_pb2_grpc.TopologyServiceStub,
-    "SetInputs": topology_pb2_grpc.TopologyServiceStub,
-    "Reset": topology_pb2_grpc.TopologyServiceStub,
-    "SplitSlice": topology_pb2_grpc.TopologyServiceStub,
-    "Retire": topology_pb2_grpc.TopologyServiceStub,
-    "Drop": topology_pb2_grpc.TopologyServiceStub,
-    "ChangeLayout": topology_pb2_grpc.TopologyServiceStub,
-    "GetLayout": topology_pb2_grpc.TopologyServiceStub,
-    "GetWatermarks": watermarks_pb2_grpc.WatermarkServiceStub,
-    "Watch": watermarks_pb2_grpc.WatermarkServiceStub,
-    "CheckComplete": watermarks_pb2_grpc.WatermarkServiceStub,
-    "ListRanges": watermarks_pb2_grpc.WatermarkServiceStub,
-    "GetHistory": watermarks_pb2_grpc.WatermarkServiceStub,
-    "Claim": workers_pb2_grpc.WorkerServiceStub,
-    "Release": workers_pb2_grpc.WorkerServiceStub,
-    "Report": workers_pb2_grpc.WorkerServiceStub,
-    "StageTask": workers_pb2_grpc.WorkerServiceStub,
-    "PrepareBatch": workers_pb2_grpc.WorkerServiceStub,
-    "CommitBatch": workers_pb2_grpc.WorkerServiceStub,
-    "Vouch": workers_pb2_grpc.WorkerServiceStub,
-    "Identify": cluster_pb2_grpc.ClusterServiceStub,
-    "CreateGroup": tasks_pb2_grpc.TaskServiceStub,
-    "ConfigureGroup": tasks_pb2_grpc.TaskServiceStub,
-    "CreateTasks": tasks_pb2_grpc.TaskServiceStub,
-    "TakeTask": tasks_pb2_grpc.TaskServiceStub,
-    "RenewTask": tasks_pb2_grpc.TaskServiceStub,
-    "CommitTask": tasks_pb2_grpc.TaskServiceStub,
-    "ReleaseTask": tasks_pb2_grpc.TaskServiceStub,
-    "ListTasks": tasks_pb2_grpc.TaskServiceStub,
+METHODS: Final = {
+    method.name: method
+    for module in (topology_pb2, watermarks_pb2, workers_pb2, cluster_pb2, tasks_pb2)
+    for service in module.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+    if service.name != "ClusterService" or method.name == "Identify"
 }
-"""The stub of each method of the protocol but for those that need many shards: tests/process/test_shards.py."""
+"""The methods of the protocol but for those that need many shards: tests/process/test_shards.py."""
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """What a refused call says."""
-
     code: grpc.StatusCode
     reason: str
     message: str
@@ -93,7 +58,6 @@ class Refusal:
 
 
 def refusal_of(error: Any) -> Refusal:
-    """Read the status and its ErrorInfo; the reason is empty without one."""
     found = Refusal(error.code(), "", error.details() or "", {})
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin":
@@ -104,34 +68,17 @@ def refusal_of(error: Any) -> Refusal:
     return found
 
 
-class Sites(Observer):
-    """Keeps the source lines that refusals came through: (path below the package, line)."""
-
-    def __init__(self) -> None:
-        self.reached: set[tuple[str, int]] = set()
-
-    def refused(self, method: str, reason: str) -> None:
-        """Called while the error is handled, so its traceback is at hand."""
-        error = sys.exc_info()[1]
-        frame = error.__traceback__ if error is not None else None
-        while frame is not None:
-            path = Path(frame.tb_frame.f_code.co_filename)
-            if path.is_relative_to(SOURCES):
-                self.reached.add((str(path.relative_to(SOURCES)), frame.tb_lineno))
-            frame = frame.tb_next
-
-
 class RpcServer:
     """A server and a raw channel to it. Processing time stands still unless a test moves ``now``."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self.now = NOW
-        self.sites = Sites()
+        self.observer = Observer()
         self.disk = MemoryDisk()
         # One nonce for all: the sequencers are the same in every server that is made.
         journal = MemoryJournal(self.disk, randbits=lambda _: NONCE)
-        self.authority = Authority(journal, clock=lambda: self.now, observer=self.sites)
+        self.authority = Authority(journal, clock=lambda: self.now, observer=self.observer)
         self.shard = self.authority.shard
 
     def __enter__(self) -> Self:
@@ -145,7 +92,6 @@ class RpcServer:
         self.loop.close()
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Turn the loop until something is done."""
         return self.loop.run_until_complete(work)
 
     async def _start(self) -> None:
@@ -170,12 +116,16 @@ class RpcServer:
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
-    def method(self, name: str) -> Any:
-        """The raw method of the channel."""
-        return getattr(STUBS[name](self.channel), name)
+    def _method(self, name: str) -> Any:
+        method = METHODS[name]
+        kind = self.channel.unary_stream if method.server_streaming else self.channel.unary_unary
+        return kind(
+            f"/{method.containing_service.full_name}/{name}",
+            request_serializer=GetMessageClass(method.input_type).SerializeToString,
+            response_deserializer=GetMessageClass(method.output_type).FromString,
+        )
 
     def call(self, name: str, request: Any) -> Any:
-        """Call any method: the answer; of a Watch the first message; of a Report, which takes a list, all of them."""
         return self.run(self._call(name, request))
 
     async def _call(self, name: str, request: Any) -> Any:
@@ -183,14 +133,13 @@ class RpcServer:
             reporting = workers_pb2_grpc.WorkerServiceStub(self._threaded).Report
             return await asyncio.to_thread(lambda: list(reporting(iter(request), timeout=30)))
         if name == "Watch":
-            watching = self.method(name)(request, timeout=30)
+            watching = self._method(name)(request, timeout=30)
             message = await watching.read()
             watching.cancel()
             return message
-        return await self.method(name)(request, timeout=30)
+        return await self._method(name)(request, timeout=30)
 
     def refused(self, name: str, request: Any) -> Refusal:
-        """Call a method that must refuse."""
         try:
             answer = self.call(name, request)
         except grpc.RpcError as error:
@@ -199,7 +148,6 @@ class RpcServer:
         raise AssertionError(msg)
 
     def computation(self, name: str) -> Computation:
-        """The staged state."""
         return self.shard.held.served[name].computation
 
     # -- the whole state -------------------------------------------------------------------------------------------
@@ -222,21 +170,17 @@ class RpcServer:
         }
 
     def durable(self) -> dict[str, Any]:
-        """What a restart would bring back."""
         states = {name: durable(recovery.snapshot(self.computation(name))) for name in self.names()}
         return {"states": states, "journal": self.journal(), "graph": self.shard.topology}
 
     def journal(self) -> dict[str, tuple[int, int]]:
-        """How far every log is written."""
         logs = self.disk.logs.items()
         return {name: (stored.last, stored.snapshot_position) for name, stored in logs if not _is_cut(name)}
 
     def names(self) -> list[str]:
-        """What it serves that is not cut."""
         return [name for name in self.shard.names() if not _is_cut(name)]
 
     def check(self) -> None:
-        """Assert every invariant, and that the journal tells the same as the living state."""
         for name in self.shard.names():
             computation = self.computation(name)
             computation._check()
@@ -255,12 +199,10 @@ def _is_cut(name: str) -> bool:
 
 
 def opening(stream: int = 1, sender: bytes = SENDER, token: str = "") -> workers_pb2.ReportRequest:
-    """The first message of a report stream."""
     return workers_pb2.ReportRequest(open=workers_pb2.ReportOpen(server_token=token, sender=sender, stream=stream))
 
 
 def report(number: int, *groups: workers_pb2.GroupReport) -> workers_pb2.ReportRequest:
-    """A later message of a report stream."""
     return workers_pb2.ReportRequest(report=workers_pb2.Report(number=number, groups=groups))
 
 
@@ -302,7 +244,6 @@ class Pipeline:
         return [group.sequencer for group in groups if group.state is GroupState.OWNED]
 
     def slice_claim(self) -> int:
-        """The sequencer of a slice at the computation that it is a slice of."""
         return self._slices()[0]
 
     def register(self, name: str, inputs: Sequence[str] = ()) -> None:
@@ -327,7 +268,6 @@ class Pipeline:
         )
 
     def say(self, *groups: workers_pb2.GroupReport) -> list[workers_pb2.RefusedRanges]:
-        """Report on a stream of its own; returns what was refused."""
         sender = next(self._ids).to_bytes(16)
         answers = self.server.call("Report", [opening(1, sender), report(1, *groups)])
         acks = [answer.ack for answer in answers if answer.HasField("ack")]
@@ -381,7 +321,6 @@ class Pipeline:
         )
 
     def valid(self, method: str) -> Any:
-        """A request that the method takes as the pipeline stands."""
         requests: dict[str, Callable[[], Any]] = {
             "Register": lambda: topology_pb2.RegisterRequest(
                 name="new", inputs=["a", "b"], heuristics_ppm=[500_000, 990_000], key_hash="xxhash64"
@@ -435,6 +374,5 @@ class Pipeline:
 
 @contextlib.contextmanager
 def running() -> Iterator[Pipeline]:
-    """A pipeline on a server of its own."""
     with RpcServer() as server:
         yield Pipeline(server)

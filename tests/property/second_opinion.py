@@ -19,7 +19,6 @@ class Told(NamedTuple):
 
 
 def heuristic(share: int, unfinished: Sequence[list[Told] | None]) -> int | None:
-    """Section 6's formula but for L and the ratchet, with every record counted by itself; None: it does not move."""
     if any(masses is None for masses in unfinished):
         return None
     told = [mass for masses in unfinished for mass in masses or ()]
@@ -45,7 +44,6 @@ def heuristic(share: int, unfinished: Sequence[list[Told] | None]) -> int | None
 
 
 def beam_low(old: int, values: Sequence[int]) -> int:
-    """Beam's in-memory runner, a second opinion on L: new = max(old, min(everything that holds))."""
     new = MAX
     for value in values:
         new = min(new, value)
@@ -53,7 +51,6 @@ def beam_low(old: int, values: Sequence[int]) -> int:
 
 
 def completed(old: int, low: int, step: int) -> tuple[int, int] | None:
-    """The boundaries before and after a move of L, one microsecond at a time; None: no step became complete."""
     if low == MAX:
         return (end_of_step(old, step), MAX) if old != MAX else None
     reached = [b for b in range(max(old, low - step), low + 1) if b > old and b % step == 0]
@@ -61,5 +58,4 @@ def completed(old: int, low: int, step: int) -> tuple[int, int] | None:
 
 
 def end_of_step(low: int, step: int) -> int:
-    """The last boundary that is not after a low watermark."""
     return MIN if low == MIN else next(b for b in range(low, low - step, -1) if b % step == 0)

@@ -188,27 +188,6 @@ def keys_are_exported_early(planted: Planted) -> None:
     planted.setattr(Computation, "_check_slice", lambda self, bounds: None)
 
 
-def _takes_in(planted: Planted, change: Any) -> None:
-    apply = Computation._apply_take_in
-
-    def changed(self: Computation, op: Any) -> None:
-        known = type(op)()
-        known.CopyFrom(op)
-        change(known.state)
-        apply(self, known)
-
-    planted.setattr(Computation, "_apply_take_in", changed)
-
-
-def sequencers_begin_anew_in_a_cut(planted: Planted) -> None:
-    """Whoever takes keys in counts its claims by its own ownership numbers alone (T7)."""
-
-    def forget(state: Any) -> None:
-        state.last_sequencer = 0
-
-    _takes_in(planted, forget)
-
-
 def resets_keep_a_cut_under_way(planted: Planted) -> None:
     """A reset leaves the new slice there, which knows nothing of the sequencers that its keys have had (T7)."""
 

@@ -13,8 +13,8 @@ import pytest
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import heuristics, history, interval_map, recovery
 from lowwater_authority.core.computation import SENDERS_KEPT, Computation, View
-from lowwater_authority.core.groups import Group, GroupState
-from lowwater_authority.core.interval_map import IntervalMap, Taken
+from lowwater_authority.core.groups import Group
+from lowwater_authority.core.interval_map import Taken
 from lowwater_authority.core.requests import ClaimRequest, GroupReport, Prepare, Refused, TaskAttempt
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec
@@ -44,16 +44,6 @@ def merge_takes_the_greatest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interval_map, "_merge", greatest)
 
 
-def split_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a claim cuts off holds nothing back."""
-    stretch = IntervalMap._stretch
-
-    def forgetful(self: IntervalMap, start: bytes, end: bytes, value: int, since: int, state: GroupState) -> Group:
-        return stretch(self, start, end, MAX if state is GroupState.UNOWNED else value, since, state)
-
-    monkeypatch.setattr(IntervalMap, "_stretch", forgetful)
-
-
 class SilenceCountsAsIdle(Computation):
     """Ranges without a living owner hold nothing back."""
 
@@ -69,13 +59,6 @@ class SilenceCountsAsIdle(Computation):
     def _idle(self, group: Group) -> None:
         self.map.columns.set(group.slots(), MAX)
         self._settle_finished(group)
-
-
-class NewInputsLowerNothing(Computation):
-    """Ranges go on standing where their owners, who did not know of the new input, had left them."""
-
-    def _apply_revoke(self, op: pb.Revoke, now: int) -> None:
-        super()._apply_revoke(pb.Revoke(input_version=op.input_version), now)
 
 
 def recovery_skips_lowering(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,28 +174,6 @@ def snapshots_have_no_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "snapshot", forgetful)
 
 
-def replay_has_no_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another function than the live one, on the path of recovery."""
-    replay = Computation.replay
-
-    def forgetful(self: Computation, op: pb.Op, now: int) -> None:
-        if op.WhichOneof("kind") != "layout":
-            replay(self, op, now)
-
-    monkeypatch.setattr(Computation, "replay", forgetful)
-
-
-def drop_keeps_the_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    restarted = recovery.restarted
-
-    def kept(old: Computation, spec: Spec) -> Computation:
-        new = restarted(old, spec)
-        new.layout = old.layout
-        return new
-
-    monkeypatch.setattr(recovery, "restarted", kept)
-
-
 # -- rule 8 ------------------------------------------------------------------------------------------------
 
 
@@ -303,22 +264,6 @@ def reset_keeps_owners(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- the completeness history ------------------------------------------------------------------------------
 
 
-def half_a_step_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    boundary = history.boundary
-    monkeypatch.setattr(history, "boundary", lambda low, step: boundary(min(MAX - step, low) + step // 2, step))
-
-
-def reset_forgets_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
-    restarted = recovery.restarted
-
-    def forgetful(old: Computation, spec: Spec) -> Computation:
-        new = restarted(old, spec)
-        new.history = history.History()
-        return new
-
-    monkeypatch.setattr(recovery, "restarted", forgetful)
-
-
 def replay_notes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another function than the live one, on the path of recovery."""
     replay = recovery._replay
@@ -397,16 +342,5 @@ def unknown_masses_count_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def careless(group: Any) -> Any:
         found = entry(group)
         return found and found._replace(known=True, masses=found.masses if found.known else ())
-
-    monkeypatch.setattr(heuristics, "_entry", careless)
-
-
-def finished_claims_keep_their_mass(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = heuristics._entry
-
-    def careless(group: Any) -> Any:
-        found = entry(group)
-        counts = group.state is not GroupState.RETIRED
-        return found and found._replace(counts=counts, known=True, masses=found.masses if found.known else ())
 
     monkeypatch.setattr(heuristics, "_entry", careless)

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 from lowwater import errors
 from lowwater_authority.core import recovery, tasks
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.tasks import NewTask, TaskGroup, TaskKey, TaskLease, tag
 from tests.property.core_driver import MAX, MIN, SECOND, Driver
+from tests.property.search import Counting
 from tests.property.task_oracle import Refused, Sizes, TaskOracle
 
 SIZES = Sizes()
 GROUPS = ("daily", "hourly", "repairs", "checks", "more")
 DAY = 24 * SECOND
-"""A day of these tests: SECOND is the least interval there is."""
 
 picks = st.integers(0, 7)
 coins = st.booleans()
@@ -28,18 +27,16 @@ new_tasks = st.lists(st.tuples(st.sampled_from(["", "repairs", "checks", "daily"
 
 
 def small(patch: Callable[[Any, str, int], None]) -> None:
-    """Set the bounds of the core to those of the oracle."""
     patch(tasks, "GROUPS", SIZES.groups)
     patch(tasks, "TASKS", SIZES.tasks)
     patch(tasks, "OPEN_INTERVALS", SIZES.open)
     patch(tasks, "KEPT", SIZES.kept)
 
 
-class TaskMachine(RuleBasedStateMachine):
+class TaskMachine(Counting):
     """Every rule does the same to both, compares what they answer, and then all they hold."""
 
     made: type[Computation] = Computation
-    steps: ClassVar[Counter[str]] = Counter()
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +55,6 @@ class TaskMachine(RuleBasedStateMachine):
         return self.driver.core.tasks
 
     def same(self, kind: str, ours: Callable[[], Any], theirs: Callable[[], Any]) -> Any:
-        """Ask both; returns what both say, and what the core has said beyond that."""
         try:
             found = ours()
             answer = found[0] if isinstance(found, tuple) else found
@@ -154,7 +150,6 @@ class TaskMachine(RuleBasedStateMachine):
             self.steps["taken"] += 1
 
     def lease(self, pick: int) -> TaskLease:
-        """A new one more often than an old one."""
         return self.leases[-1 - pick % min(len(self.leases), 8)]
 
     @precondition(lambda self: self.leases)
@@ -191,7 +186,6 @@ class TaskMachine(RuleBasedStateMachine):
 
     @rule(pick=picks, chosen=new_tasks, group=st.integers(0, 2))
     def do_some(self, pick: int, chosen: list[tuple[str, int, int]], group: int) -> None:
-        """Nothing but work, of one group, for as long as it takes until something is forgotten."""
         for at in range(pick):
             if group == 2:
                 self.create(1, [("", at, 0)])
@@ -212,7 +206,6 @@ class TaskMachine(RuleBasedStateMachine):
 
     @rule(group=st.integers(0, 2), late=coins)
     def do_all(self, group: int, late: bool) -> None:
-        """All of a group is done, perhaps the first at the end. So there is room for what comes next."""
         name, begun = GROUPS[group], len(self.leases)
         for _ in range(2 * SIZES.tasks if late else 1):
             self.tide += (SECOND, DAY)[group == 0]
@@ -243,7 +236,6 @@ class TaskMachine(RuleBasedStateMachine):
         self.steps["all done"] += 1
 
     def look(self, group: int) -> None:
-        """Somebody looks at the tasks of a group, and which of the leases have run out."""
         name = GROUPS[group]
 
         self.same("look", lambda: len(self.tasks.group(name).look(self.now)), lambda: self.oracle.look(name, self.now))
@@ -309,7 +301,6 @@ class TaskMachine(RuleBasedStateMachine):
 
     @rule(group=st.integers(0, 2))
     def lose_a_lease(self, group: int) -> None:
-        """The store does not have it, another worker gets the same version, and then the first one commits."""
         self.settle()
         known = len(self.leases)
         self.take(group, repeat=False)

@@ -17,8 +17,6 @@ class Refused(Exception):
 
 @dataclass
 class Sizes:
-    """The bounds of a test."""
-
     groups: int = 3
     tasks: int = 8
     open: int = 3
@@ -27,8 +25,6 @@ class Sizes:
 
 @dataclass
 class Group:
-    """One group; a task is a dict with its fields."""
-
     every: int
     start: int
     lease: int
@@ -39,7 +35,6 @@ class Group:
     mark: int = MIN
     tasks: dict[tuple[int, str], dict[str, Any]] = field(default_factory=dict)
     commits: list[tuple[int, str]] = field(default_factory=list)
-    """Those that are remembered, in order."""
     due: dict[tuple[int, str], int] = field(default_factory=dict)
 
     def unfinished(self) -> list[tuple[int, str]]:
@@ -47,8 +42,6 @@ class Group:
 
 
 class TaskOracle:
-    """The tasks of one computation."""
-
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
         self.low = MIN
@@ -57,8 +50,6 @@ class TaskOracle:
         self.groups: dict[str, Group] = {}
         self.saved: Any = None
         self.settle()
-
-    # -- time and the store ----------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """All that was said is durable. The intervals that the watermark has passed get their tasks, one after the other."""
@@ -80,22 +71,18 @@ class TaskOracle:
         self.saved = copy.deepcopy((self.low, self.incarnation, self.groups))
 
     def crash(self) -> None:
-        """What was not durable is gone, and so is what was known of time."""
         self.low, self.incarnation, self.groups = copy.deepcopy(self.saved)
         self.epoch += 1
         for group in self.groups.values():
             group.due = {}
 
     def reset(self) -> None:
-        """The groups stay, all else begins anew."""
         self.low = MIN
         self.incarnation += 1
         for group in self.groups.values():
             group.tasks, group.commits, group.due = {}, [], {}
             group.passed, group.mark = group.start, MIN
         self.settle()
-
-    # -- what is asked ---------------------------------------------------------------------------------------
 
     def create_group(self, name: str, every: int, start: int, lease: int, configuration: bytes) -> int:
         known = self.groups.get(name)
@@ -200,7 +187,6 @@ class TaskOracle:
         self.create(lease.group, successors, lambda: self.end(group, key, outputs, asked))
 
     def end(self, group: Group, key: tuple[int, str], outputs: list[str], asked: Any) -> None:
-        """A task is done, and what need not be remembered any more is forgotten."""
         group.tasks[key].update(state="DONE", outputs=outputs, asked=asked)
         group.due.pop(key, None)
         group.commits.append(key)
@@ -218,8 +204,6 @@ class TaskOracle:
         group.mark = max(group.mark, mark)
         group.tasks = {key: task for key, task in group.tasks.items() if key[0] >= group.mark}
         group.commits = [key for key in group.commits if key in group.tasks]
-
-    # -- shared ----------------------------------------------------------------------------------------------
 
     def group(self, name: str) -> Group:
         if name not in self.groups:
@@ -246,7 +230,6 @@ class TaskOracle:
         group.due.pop(key, None)
 
     def state(self) -> Any:
-        """All that there is, to be compared."""
         return {
             name: (
                 group.version,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,19 +11,14 @@ from lowwater import errors
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import recovery, tasks
 from lowwater_authority.core.computation import Computation
-from lowwater_authority.core.tasks import NewTask, Task, TaskGroup, TaskLease, Tasks, TaskState
-from lowwater_authority.core.times import MAX, MIN
+from lowwater_authority.core.tasks import NewTask, Task, TaskGroup, TaskLease, Tasks
+from lowwater_authority.core.times import MAX
 from lowwater_authority.core.topology import Spec
 
 
 def versions_count_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever had a lease on the task may commit it (rule 4)."""
     monkeypatch.setattr(Task, "is_held_by", lambda _, __: True)
-
-
-def epochs_count_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lease whose record the store has lost is taken for the one that got its version (rule 4)."""
-    monkeypatch.setattr(Task, "is_held_by", lambda self, lease: self.version == lease.version)
 
 
 def the_clock_judges(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,24 +33,6 @@ def the_clock_judges(monkeypatch: pytest.MonkeyPatch) -> None:
         return task
 
     monkeypatch.setattr(Tasks, "_held", judged)
-
-
-def taken_over_without_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another worker gets the lease of the one before, as it is (rule 4)."""
-    apply = Tasks.apply
-
-    def same_version(self: Tasks, step: pb.TaskStep) -> None:
-        if step.WhichOneof("kind") == "ready":
-            step.ready.version -= 2
-            group = self.groups[step.group]
-            task = group.tasks[tasks._key(step.ready.key)]
-            group.put(replace(task, version=step.ready.version, state=TaskState.READY))
-            return
-        apply(self, step)
-
-    monkeypatch.setattr(Tasks, "apply", same_version)
-    monkeypatch.setattr(tasks, "_follows", lambda *_: None)
-    monkeypatch.setattr(TaskGroup, "_check", lambda _: None)
 
 
 def configurations_do_not_revoke(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,12 +85,6 @@ def successors_are_not_journaled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tasks, "_step", apart)
 
 
-def the_mark_passes_successors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mark is found without the tasks that follow, and they are forgotten before anybody has done them."""
-    behind = TaskGroup.mark_behind
-    monkeypatch.setattr(TaskGroup, "mark_behind", lambda self, ended, _: behind(self, ended, ()))
-
-
 def the_mark_passes_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest commit is forgotten at once, where it was of old work (rule 8)."""
 
@@ -129,11 +99,6 @@ def the_mark_passes_commits(monkeypatch: pytest.MonkeyPatch) -> None:
 def commits_are_remembered_at_any_price(monkeypatch: pytest.MonkeyPatch) -> None:
     """A group that is full of what is done behind one commit of old work stays full (rule 7)."""
     monkeypatch.setattr(TaskGroup, "_may_remember", lambda _, __: 1 << 62)
-
-
-def room_is_counted_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What follows has to find room before anything is forgotten, so that no task of a full group can be committed (rule 7)."""
-    monkeypatch.setattr(TaskGroup, "held_from", lambda self, _: len(self.tasks))
 
 
 def snapshots_forget_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,17 +127,6 @@ def resets_keep_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Computation, "_check", lambda _: None)
 
 
-def intervals_lead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interval gets its task when the watermark has entered it, not when it has passed."""
-    reach = TaskGroup.reach
-
-    def early(self: TaskGroup, low: int) -> int:
-        return reach(self, low if low in (MIN, MAX) else low + self.every - 1)
-
-    monkeypatch.setattr(TaskGroup, "reach", early)
-    monkeypatch.setattr(Computation, "_check", lambda _: None)
-
-
 def groups_take_whatever_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody counts the tasks of a group (rule 7)."""
     monkeypatch.setattr(tasks, "TASKS", 1 << 62)
@@ -189,19 +143,13 @@ class WeakTasks(Computation):
 
 ALL = (
     (4, versions_count_for_nothing),
-    (4, epochs_count_for_nothing),
     ("no clock judges", the_clock_judges),
-    (4, taken_over_without_a_version),
     ("configuration", configurations_do_not_revoke),
     (8, repeats_are_refused),
     (9, old_lives_count),
     (2, successors_are_not_journaled),
-    ("the mark", the_mark_passes_successors),
     (8, the_mark_passes_commits),
     (7, commits_are_remembered_at_any_price),
-    (7, room_is_counted_first),
     ("once an interval", snapshots_forget_intervals),
     (9, resets_keep_tasks),
-    ("intervals follow", intervals_lead),
 )
-"""All that the oracle must notice, with what each of them breaks."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from decimal import Decimal
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 import lowwater
 import lowwater.aio
-from lowwater import MAX, MIN, Histogram, Remarks, TaskAttempt, Watermarks
+from lowwater import MAX, MIN, Histogram, Remarks, TaskAttempt, Watermark, Watermarks
 from lowwater._async.lease import Lease as AioLease
 from lowwater._async.runtime import Runtime as AioRuntime
 from lowwater._core import wire
@@ -43,7 +44,6 @@ class Shell:
         self.lw: Any = lowwater.aio.connect(**settings) if on_asyncio else lowwater.connect(**settings)
 
     def use(self, function: Callable[[Any], Any], of: Any = None) -> Any:
-        """Call a function with the client, or something else, and wait for what it gives."""
         if self._runner is None:
             return _first(function(of or self.lw))
 
@@ -56,7 +56,6 @@ class Shell:
         return self._runner.run(run())
 
     def lease(self) -> Any:
-        """A granted claim of an injector's two ranges; nothing is reported."""
         reading = Reading("c", (), 0, (), (990_000,))
         state = LeaseState("c", 7, Column(2, 0), reference=0)
         grant = Grant(state, (b"", b"m", b""), Watermarks([0, 0]), reading)
@@ -66,7 +65,6 @@ class Shell:
         return self.use(lambda _: AioLease(AioRuntime(settings), grant))
 
     def close(self) -> None:
-        """Close the client."""
         self.use(lambda lw: lw.close())
         if self._runner is not None:
             self._runner.close()
@@ -83,133 +81,78 @@ def shell(request: pytest.FixtureRequest) -> Iterator[Shell]:
     one.close()
 
 
-def no_number(bits: int, least: int = 0) -> st.SearchStrategy[Any]:
+def no_number(bits: int, least: int = 0) -> list[Any]:
     """What does not fit into so many bits, and what is no whole number."""
-    return st.one_of(
-        st.integers(max_value=least - 1),
-        st.integers(min_value=2**bits),
-        st.floats(),
-        st.text(),
-        st.sampled_from([None, b"1", [1], np.float64(1), np.int64(-1), Decimal(1)]),
-    )
+    return [least - 1, 2**bits, 0.5, float("nan"), "1", None, b"1", np.float64(1), np.int64(-1), Decimal(1)]
 
 
-NO_TEXT: st.SearchStrategy[Any] = st.one_of(
-    st.binary(), st.integers(), st.none(), st.lists(st.text()), st.sampled_from(["\ud800", object()])
-)
-NO_KEY: st.SearchStrategy[Any] = st.one_of(
-    st.text(), st.integers(), st.none(), st.sampled_from([bytearray(b"a"), [b"a"]])
-)
-NO_LIST: st.SearchStrategy[Any] = st.one_of(st.text(), st.binary(), st.integers(), st.floats(), st.none())
-NO_FLAG: st.SearchStrategy[Any] = st.one_of(st.text(), st.integers(), st.none())
-NO_TIMEOUT: st.SearchStrategy[Any] = st.one_of(
-    st.floats(max_value=0, exclude_max=True),
-    st.floats(min_value=1e9, exclude_min=True),
-    st.sampled_from([float("nan"), float("inf"), 10**400, "1", True, dt.timedelta(1)]),
-)
-NO_LENGTH: st.SearchStrategy[Any] = st.one_of(
-    st.timedeltas(max_value=dt.timedelta(0)),
-    st.timedeltas(min_value=dt.timedelta(microseconds=2**62)),
-    st.integers(),
-    st.floats(),
-    st.text(),
-)
-NO_STEP: st.SearchStrategy[Any] = st.one_of(
-    NO_LENGTH,
-    st.timedeltas(max_value=dt.timedelta(seconds=1, microseconds=-1)),
-    st.timedeltas(min_value=dt.timedelta(days=366, microseconds=1)),
-)
-NO_SHARE: st.SearchStrategy[Any] = st.one_of(
-    st.floats(max_value=0),
-    st.floats(min_value=1),
-    st.text(),
-    st.sampled_from([float("nan"), float("inf"), 1e-9, None, b"1", True, [0.5], 1j, 10**400]),
-)
-NO_TASK: st.SearchStrategy[Any] = st.one_of(
-    st.tuples(no_number(32), st.just(0), st.just(0)).map(lambda parts: TaskAttempt(*parts)),
-    st.tuples(st.just(0), no_number(32), st.just(0)).map(lambda parts: TaskAttempt(*parts)),
-    st.tuples(st.just(0), st.just(0), no_number(64)).map(lambda parts: TaskAttempt(*parts)),
-    st.sampled_from([None, (1, 2, 3), "1"]),
-)
-NO_NAME: st.SearchStrategy[Any] = st.one_of(
-    NO_TEXT, st.sampled_from(["", "a/b/c", "/", "a b", "\n", "a\n", "x" * 129, "ä"])
-)
+NO_TEXT = [b"a", 5, None, ["a"], "\ud800", object()]
+NO_KEY = ["a", 5, None, bytearray(b"a"), [b"a"]]
+NO_LIST = ["a", b"a", 5, 0.5, None]
+NO_FLAG = ["", 1, None]
+NO_TIMEOUT = [-0.1, 1e10, float("nan"), float("inf"), 10**400, "1", True, dt.timedelta(1)]
+NO_LENGTH = [dt.timedelta(0), dt.timedelta(microseconds=2**62), 5, 0.5, "1"]
+NO_STEP = [*NO_LENGTH, dt.timedelta(seconds=1, microseconds=-1), dt.timedelta(days=366, microseconds=1)]
+NO_SHARE = [0.0, 1.0, float("nan"), 1e-9, None, "0.5", b"1", True, [0.5], 1j, 10**400]
+NO_TASK = [TaskAttempt(2**32, 0, 0), TaskAttempt(0, -1, 0), TaskAttempt(0, 0, 2**64), None, (1, 2, 3), "1"]
+NO_NAME = [*NO_TEXT, "", "a/b/c", "a b", "a\n", "x" * 129, "ä"]
 
 
 def stage(lw: Any, *, sequencer: Any = 1, batch: Any = 1, task: Any = ONE, **fields: Any) -> Any:
-    """Stage a task."""
     return lw.batches.stage_task("a", sequencer, batch, task, **{"handles": [0], "oldest": [0], **fields})
 
 
 def prepared(lw: Any, *, sequencer: Any = 1, batch: Any = 1, **fields: Any) -> Any:
-    """Prepare a batch."""
     return lw.batches.prepare("a", sequencer, batch, **{"digest": b"", "tasks": [], "bound": 0, "seen": None, **fields})
 
 
-Bad = tuple[Callable[[Any, Any], Any], str, st.SearchStrategy[Any]]
+Bad = tuple[Callable[[Any, Any], Any], str, list[Any]]
 
 BAD: dict[str, Bad] = {
     "register name": (lambda lw, v: lw.register(v), "name", NO_TEXT),
-    "register inputs": (lambda lw, v: lw.register("a", v), "inputs", NO_LIST),
     "register an input": (lambda lw, v: lw.register("a", ["b", v]), "inputs[1]", NO_TEXT),
-    "register heuristics": (lambda lw, v: lw.register("a", heuristics=v), "heuristics", NO_LIST),
     "register a share": (lambda lw, v: lw.register("a", heuristics=[0.5, v]), "heuristics", NO_SHARE),
     "register key_hash": (lambda lw, v: lw.register("a", key_hash=v), "key_hash", NO_TEXT),
     "register max_skew": (lambda lw, v: lw.register("a", max_skew=v), "max_skew", NO_LENGTH),
     "register history_step": (lambda lw, v: lw.register("a", history_step=v), "history_step", NO_STEP),
     "register estimated": (lambda lw, v: lw.register("a", estimated=v), "estimated", NO_FLAG),
-    "set_inputs name": (lambda lw, v: lw.set_inputs(v, []), "name", NO_TEXT),
     "set_inputs": (lambda lw, v: lw.set_inputs("a", v), "inputs", NO_LIST),
-    "reset": (lambda lw, v: lw.reset(v), "name", NO_TEXT),
     "retire start": (lambda lw, v: lw.retire("a", v, b""), "start", NO_KEY),
-    "retire end": (lambda lw, v: lw.retire("a", b"", v), "end", NO_KEY),
     "retire force": (lambda lw, v: lw.retire("a", b"", b"", v), "force", NO_FLAG),
-    "get": (lambda lw, v: lw.get("a", v), "names", NO_TEXT),
-    "inputs": (lambda lw, v: lw.inputs("a", v), "names", NO_TEXT),
     "inputs read": (lambda lw, v: lw.inputs("a", v).read(), "names", NO_NAME),
     "watch": (lambda lw, v: lw.watch("a", v), "names", NO_NAME),
-    "wait name": (lambda lw, v: lw.wait(v, 0), "name", NO_TEXT),
     "wait timeout": (lambda lw, v: lw.wait("a", 0, v), "timeout", NO_TIMEOUT),
-    "complete": (lambda lw, v: lw.complete(v, 0), "name", NO_TEXT),
-    "why": (lambda lw, v: lw.why(v), "name", NO_TEXT),
-    "ranges name": (lambda lw, v: lw.ranges(v), "name", NO_TEXT),
     "ranges limit": (lambda lw, v: lw.ranges("a", limit=v), "limit", no_number(32, 1)),
-    "history limit": (lambda lw, v: lw.history("a", limit=v), "limit", no_number(32, 1)),
-    "worker": (lambda lw, v: lw.worker(v), "computation", NO_TEXT),
-    "worker name": (lambda lw, v: lw.worker("a", name=v), "name", NO_TEXT.filter(lambda v: v is not None)),
     "worker identity": (lambda lw, v: lw.worker("a", identity=v), "identity", NO_TEXT),
     "worker generation": (lambda lw, v: lw.worker("a", generation=v), "generation", no_number(64)),
-    "worker ordinal": (lambda lw, v: lw.worker("a", ordinal=v), "ordinal", no_number(64)),
     "claim start": (lambda lw, v: lw.worker("a").claim(v), "start", NO_KEY),
-    "claim end": (lambda lw, v: lw.worker("a").claim(b"", v), "end", NO_KEY),
     "claim bounds": (lambda lw, v: lw.worker("a").claim(bounds=[b"", v]), "bounds[1]", NO_KEY),
     "claim digest": (lambda lw, v: lw.worker("a").claim(batch_digest=v), "batch_digest", NO_KEY),
     "claim adopt": (lambda lw, v: lw.worker("a").claim(adopt=v), "adopt", NO_FLAG),
     "stage sequencer": (lambda lw, v: stage(lw, sequencer=v), "sequencer", no_number(64)),
-    "stage batch": (lambda lw, v: stage(lw, batch=v), "batch", no_number(64)),
     "stage task": (lambda lw, v: stage(lw, task=v), "task", NO_TASK),
     "stage handles": (lambda lw, v: stage(lw, handles=v), "handles", NO_LIST),
     "stage a handle": (lambda lw, v: stage(lw, handles=[0, v]), "handles[1]", no_number(32)),
     "stage finished": (lambda lw, v: stage(lw, finished=v), "finished", no_number(41)),
-    "stage pending": (lambda lw, v: stage(lw, pending=v), "pending", st.sampled_from([5, [1], "1", b""])),
-    "prepare sequencer": (lambda lw, v: prepared(lw, sequencer=v), "sequencer", no_number(64)),
-    "prepare batch": (lambda lw, v: prepared(lw, batch=v), "batch", no_number(64)),
-    "prepare digest": (lambda lw, v: prepared(lw, digest=v), "digest", NO_KEY),
+    "stage pending": (lambda lw, v: stage(lw, pending=v), "pending", [5, [1], "1", b""]),
     "prepare tasks": (lambda lw, v: prepared(lw, tasks=v), "tasks", NO_LIST),
     "prepare a task": (lambda lw, v: prepared(lw, tasks=[ONE, v]), "task", NO_TASK),
-    "prepare seen": (lambda lw, v: prepared(lw, seen=v), "seen", st.sampled_from([5, "seen", {}])),
+    "prepare seen": (lambda lw, v: prepared(lw, seen=v), "seen", [5, "seen", {}]),
     "prepare covers_all": (lambda lw, v: prepared(lw, covers_all=v), "covers_all", NO_FLAG),
-    "prepare frontiers": (lambda lw, v: prepared(lw, frontiers=[v]), "frontiers", st.integers() | st.text(max_size=1)),
-    "prepare a share": (lambda lw, v: prepared(lw, frontiers=[(v, 0)]), "heuristics", NO_SHARE),
-    "prepare operation": (lambda lw, v: prepared(lw, oldest_operation=v), "oldest_operation", st.integers(MIN, -1)),
+    "prepare frontiers": (lambda lw, v: prepared(lw, frontiers=[v]), "frontiers", [5, "1"]),
+    "prepare operation": (lambda lw, v: prepared(lw, oldest_operation=v), "oldest_operation", [MIN, -1]),
     "commit sequencer": (lambda lw, v: lw.batches.commit("a", v, 1), "sequencer", no_number(64)),
-    "commit batch": (lambda lw, v: lw.batches.commit("a", 1, v), "batch", no_number(64)),
 }
 """What is called, the field that the refusal names, and what is refused."""
 
 
+def refusal(shell: Shell, call: Callable[[Any, Any], Any], value: Any, of: Any = None) -> lowwater.InvalidArgument:
+    with pytest.raises(lowwater.InvalidArgument) as error:
+        shell.use(lambda it: call(it, value), of)
+    return error.value
+
+
 def check_refusal(error: lowwater.InvalidArgument, field: str) -> None:
-    """Whether a refusal names the field and the fix."""
     assert error.metadata["field"].startswith(field)
     assert error.metadata["fix"]
     assert error.metadata["field"] in str(error)
@@ -218,15 +161,11 @@ def check_refusal(error: lowwater.InvalidArgument, field: str) -> None:
 
 
 @pytest.mark.parametrize("name", BAD)
-@given(data=st.data())
-@settings(max_examples=20)
-def test_bad_input_is_refused_with_the_field_and_the_fix(shell: Shell, name: str, data: st.DataObject) -> None:
+def test_bad_input_is_refused_with_the_field_and_the_fix(shell: Shell, name: str) -> None:
     call, field, values = BAD[name]
-    value = data.draw(values.filter(lambda v: not (v is None and "history_step" in name)))
     before = shell.use(lambda lw: lw.statistics())
-    with pytest.raises(lowwater.InvalidArgument) as error:
-        shell.use(lambda lw: call(lw, value))
-    check_refusal(error.value, field)
+    for value in values:
+        check_refusal(refusal(shell, call, value), field)
     assert shell.use(lambda lw: lw.statistics()) == before, "nothing is followed, so no stream is opened"
 
 
@@ -265,39 +204,30 @@ def test_more_names_than_the_authority_takes_are_refused_and_the_client_goes_on(
 
 # -- settings ------------------------------------------------------------------------------------------------------------
 
-NO_PERIOD: st.SearchStrategy[Any] = NO_TIMEOUT | st.sampled_from([0, 0.0, None])
-SETTINGS: dict[str, tuple[str, st.SearchStrategy[Any]]] = {
-    "address": ("address", st.just("") | NO_TEXT.filter(lambda v: v is not None)),
-    "token": (
-        "token",
-        st.sampled_from(["a\nb", "\x00", "ä", "\x7f", b"t", 5]),
-    ),
-    "root_certificates": ("root_certificates", st.text() | st.integers() | st.just(b"")),
-    "private_key": ("certificate_chain", st.binary(min_size=1)),
-    "certificate_chain": ("private_key", st.binary(min_size=1)),
+SETTINGS: dict[str, tuple[str, list[Any]]] = {
+    "address": ("address", ["", b"a:1", 5]),
+    "token": ("token", ["a\nb", "\x00", "ä", "\x7f", b"t", 5]),
+    "root_certificates": ("root_certificates", ["a", 5, b""]),
+    "private_key": ("certificate_chain", [b"k"]),
+    "certificate_chain": ("private_key", [b"c"]),
     "server_token": ("server_token", NO_TEXT),
-    "namespace": ("namespace", NO_NAME.filter(lambda v: v != "") | st.just("a/b")),
-    "timeout": ("timeout", NO_PERIOD),
-    "report_interval": ("report_interval", NO_PERIOD),
-    "watch_interval": (
-        "watch_interval",
-        NO_TIMEOUT.filter(lambda v: v is not None) | st.sampled_from([None, 1.001, 3600]),
-    ),
+    "namespace": ("namespace", ["a/b", "a b", 5, None]),
+    "timeout": ("timeout", [*NO_TIMEOUT, 0, None]),
+    "report_interval": ("report_interval", [*NO_TIMEOUT, 0.0, None]),
+    "watch_interval": ("watch_interval", [*NO_TIMEOUT, None, 1.001, 3600]),
 }
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@given(data=st.data())
-@settings(max_examples=30)
-def test_settings_that_reach_nothing_are_refused(name: str, data: st.DataObject) -> None:
+def test_settings_that_reach_nothing_are_refused(name: str) -> None:
     field, values = SETTINGS[name]
-    value = data.draw(values)
-    for connect in (lowwater.connect, lowwater.aio.connect):
-        with pytest.raises(lowwater.InvalidArgument) as error:
-            connect(**{name: value})
-        check_refusal(error.value, field)
-    with pytest.raises(lowwater.InvalidArgument):
-        replace(lowwater.Settings("there:1"), **{name: value})
+    for value in values:
+        for connect in (lowwater.connect, lowwater.aio.connect):
+            with pytest.raises(lowwater.InvalidArgument) as error:
+                connect(**{name: value})
+            check_refusal(error.value, field)
+        with pytest.raises(lowwater.InvalidArgument):
+            replace(lowwater.Settings("there:1"), **{name: value})
 
 
 def test_no_address_is_the_default_and_an_empty_one_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +243,6 @@ def test_no_address_is_the_default_and_an_empty_one_is_none(monkeypatch: pytest.
 
 
 def full(extra: int) -> Histogram:
-    """More records than anybody has, by so many."""
     made = Histogram(0)
     made.add(-(10**12), MOST_RECORDS)
     made.add(5, extra)
@@ -321,65 +250,47 @@ def full(extra: int) -> Histogram:
 
 
 SAID: dict[str, Bad] = {
-    "finished": (
-        lambda lease, v: tell(lease, finished=v),
-        "finished",
-        no_number(41).filter(lambda v: not isinstance(v, list)),
-    ),
-    "finished, just": (lambda lease, v: tell(lease, finished=v), "finished", st.just(MOST_RECORDS + 1)),
-    "pending": (lambda lease, v: tell(lease, pending=full(v)), "pending", st.integers(1, MOST_RECORDS)),
+    "finished": (lambda lease, v: tell(lease, finished=v), "finished", [*no_number(41), MOST_RECORDS + 1]),
+    "pending": (lambda lease, v: tell(lease, pending=full(v)), "pending", [1, MOST_RECORDS]),
     "operation": (
         lambda lease, v: tell(lease, oldest_operation=v),
         "oldest_operation",
-        st.integers(MIN, -1) | st.integers(253_402_300_800_000_000, MAX) | st.just(dt.datetime(1969, 1, 1, tzinfo=UTC)),
+        [MIN, -1, 253_402_300_800_000_000, MAX, dt.datetime(1969, 1, 1, tzinfo=UTC)],
     ),
     "waiting for": (
         lambda lease, v: tell(lease, waiting_for=v),
         "waiting_for",
-        st.sampled_from([None, 5, b"file", ["file"], "x" * 201, "\u00fc" * 101, "\x1b[2J", "a\nb", "\x85", "\ud800"]),
+        [None, 5, b"file", ["file"], "x" * 201, "ü" * 101, "\x1b[2J", "a\nb", "\x85", "\ud800"],
     ),
-    "remarks": (
-        lambda lease, v: tell(lease, remarks=v),
-        "remarks",
-        st.sampled_from([None, "ended", (0, True, "", 0)]),
-    ),
+    "remarks": (lambda lease, v: tell(lease, remarks=v), "remarks", [None, "ended", (0, True, "", 0)]),
     "a failure": (
         lambda lease, v: tell(lease, remarks=Remarks(failure=v)),
         "remarks.failure",
-        st.sampled_from([None, "x" * 201, "a\nb"]),
+        [None, "x" * 201, "a\nb"],
     ),
     "untimed rows": (
         lambda lease, v: tell(lease, remarks=Remarks(untimed_rows=v)),
         "remarks.untimed_rows",
-        st.sampled_from([None, -1, 2**63, "1"]),
+        [None, -1, 2**63, "1"],
     ),
-    "a handle": (
-        lambda lease, v: tell(lease, oldest={v: 5}),
-        "handle",
-        no_number(1).filter(lambda v: not isinstance(v, list)),
-    ),
-    "finish handles": (lambda lease, v: lease.finish(v), "handles", NO_LIST.filter(lambda v: v is not None)),
+    "a handle": (lambda lease, v: tell(lease, oldest={v: 5}), "handle", no_number(1)),
+    "finish handles": (lambda lease, v: lease.finish(v), "handles", NO_LIST[:4]),
     "finish a handle": (lambda lease, v: lease.finish([0, v]), "handle", no_number(1)),
     "flush": (lambda lease, v: lease.flush(v), "timeout", NO_TIMEOUT),
 }
 
 
 def tell(lease: Any, **fields: Any) -> None:
-    """Say something."""
     lease.advance(None, **{"oldest": None, "frontier": 10, **fields})
 
 
 @pytest.mark.parametrize("name", SAID)
-@given(data=st.data())
-@settings(max_examples=30)
-def test_what_a_lease_refuses_changes_nothing(shell: Shell, name: str, data: st.DataObject) -> None:
+def test_what_a_lease_refuses_changes_nothing(shell: Shell, name: str) -> None:
     call, field, values = SAID[name]
     lease = shell.lease()
     tell(lease, oldest=[5, 7], pending=[5], finished=3)
-    value = data.draw(values)
-    with pytest.raises(lowwater.InvalidArgument) as error:
-        shell.use(lambda lease: call(lease, value), lease)
-    check_refusal(error.value, field)
+    for value in values:
+        check_refusal(refusal(shell, call, value, lease), field)
     assert lease._state.version == 1
     group = lease._state.take()
     assert list(group.values) == [5, 7]
@@ -406,3 +317,64 @@ def test_whatever_is_said_can_be_sent_and_the_authority_takes_it(
     if group is not None:
         message = wire.report_request(Report(1, (group,))).report.groups[0]
         assert sum(message.mass.pending.counts) + message.mass.recent <= groups.MOST_RECORDS
+
+
+# -- event times -----------------------------------------------------------------------------------------------------------
+
+NO_TIMES = [
+    *(dt.datetime(2013, 1, 9), dt.date(2013, 1, 9), dt.timedelta(1), True, 0.5, float("nan"), "5", MAX + 1, MIN - 1),  # noqa: DTZ001 - that it has no zone is what is wrong
+    *(Decimal(1), 1j, np.float64(1), np.bool_(True), np.datetime64(1, "us"), object(), [1]),
+]
+FIX = re.compile("time zone|microseconds|64 bits")
+
+TAKES_ONE: dict[str, Callable[[lowwater.Client, Any], object]] = {
+    "Watermark.of": lambda _, t: Watermark.of(t),
+    "Watermarks": lambda _, t: Watermarks([0, t]),
+    "Histogram": lambda _, t: Histogram(t),
+    "Histogram.add": lambda _, t: Histogram(0).add(t),
+    "Histogram.add of none": lambda _, t: Histogram(0).add(t, 0),
+    "Histogram.add_many": lambda _, t: Histogram(0).add_many([0, t]),
+    "Histogram.age": lambda _, t: Histogram(0).age(t),
+    "Histogram.from_columns reference": lambda _, t: Histogram.from_columns(t, [], []),
+    "Histogram.from_columns starts": lambda _, t: Histogram.from_columns(0, [t], [1]),
+    "Client.wait": lambda lw, t: lw.wait("a", t),
+    "Client.complete": lambda lw, t: lw.complete("a", t),
+    "Client.ranges": lambda lw, t: lw.ranges("a", below=t),
+    "Client.history": lambda lw, t: lw.history("a", since=t),
+    "Batches.stage_task": lambda lw, t: lw.batches.stage_task("a", 1, 1, ONE, handles=[0], oldest=[t]),
+    "Batches.prepare bound": lambda lw, t: prepared(lw, bound=t),
+    "Batches.prepare frontier": lambda lw, t: prepared(lw, frontiers=[(0.99, t)]),
+    "Batches.prepare operation": lambda lw, t: prepared(lw, oldest_operation=t),
+    "Worker.claim": lambda lw, t: lw.worker("a").claim(bound=t if not isinstance(t, list) else 1.5),  # type: ignore[arg-type]
+    "Worker.claim of ranges": lambda lw, t: lw.worker("a").claim(bounds=[b"", b"m", b""], bound=[0, t]),
+}
+"""Every public function that takes an event time and needs no claim; tests/process/test_bad_messages.py has the others."""
+
+
+@pytest.mark.parametrize("name", TAKES_ONE)
+def test_what_is_no_event_time_is_refused_everywhere(name: str) -> None:
+    with lowwater.connect("127.0.0.1:1", timeout=0.01) as lw:
+        for time in NO_TIMES:
+            with pytest.raises((TypeError, ValueError)) as error:
+                TAKES_ONE[name](lw, time)
+            assert FIX.search(str(error.value))
+
+
+@given(micros=st.integers(MIN, MAX))
+def test_integers_of_other_kinds_become_plain(micros: int) -> None:
+    made = Watermark(np.int64(micros))  # type: ignore[arg-type]  # an integer, in all but the type
+    assert type(made.micros) is int
+    column = np.array([micros, 0])
+    assert list(Watermarks(column)) == list(Watermarks([micros, 0])) == list(Watermarks(Watermarks(column).micros))
+
+
+@given(micros=st.integers(MIN, MAX))
+def test_a_wild_clock_breaks_nobody_who_looks_at_it(micros: int) -> None:
+    view = lowwater.WatermarkView("a", oldest_operation_micros=micros, since_micros=micros)
+    assert view.since == view.oldest_operation
+    assert (view.since is None) == (micros <= 0)
+    epoch = dt.datetime(1970, 1, 1, tzinfo=UTC)
+    time = lowwater.Completion(1, Watermark(0), Watermark(0), micros).time
+    assert time == (view.since or epoch)
+    exact = 0 <= micros <= (dt.datetime.max.replace(tzinfo=UTC) - epoch) // dt.timedelta(microseconds=1)
+    assert not exact or (time - epoch) // dt.timedelta(microseconds=1) == micros

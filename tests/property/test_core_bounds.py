@@ -55,7 +55,6 @@ snapshots = st.builds(
 
 
 def in_parts(encoded: bytes) -> pb.Snapshot:
-    """Decode a snapshot group by group."""
     places, rest = codec.parted(encoded, pb.Snapshot.GROUPS_FIELD_NUMBER)
     found = pb.Snapshot.FromString(rest)
     found.groups.extend(pb.Group.FromString(encoded[place]) for place in places)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from itertools import pairwise
-from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -119,7 +116,6 @@ def test_it_is_what_its_definition_says_in_floats(
 def test_in_any_stretch_after_the_warm_up_no_more_is_behind_than_the_arithmetic_allows(
     ppm: int, steps: list[tuple[int, list[int], float, int, int]]
 ) -> None:
-    """Whatever comes, and whoever says what is behind: behind <= a (N + 2.5 H) + excused, for each pair of ticks."""
     budget = Budget(ppm)
     a = budget.aim
     # Of what came so far: behind - a N, and excused, both after the warm-up.
@@ -133,31 +129,6 @@ def test_in_any_stretch_after_the_warm_up_no_more_is_behind_than_the_arithmetic_
     for first, (over, excused) in enumerate(sums):
         for more_over, more_excused in sums[first:]:
             assert more_over - over <= 5 * a * H // 2 + 1 + more_excused - excused
-
-
-@given(ppm=PPMS, seed=st.integers(0, 2**32))
-@settings(max_examples=15, database=None, deadline=None)
-def test_an_adversary_that_sees_it_gets_no_more_through(ppm: int, seed: int) -> None:
-    """Records that come just behind C whenever that is worth most, judged by the value that was published."""
-    random, budget, now = Random(seed), Budget(ppm), 1_000 * HOUR
-    a, over, after = budget.aim, 0, 0
-    for _ in range(300):
-        now += random.choice((0, MINUTE, HOUR))
-        records = random.choice((1, 50, 800))
-        evil = records if random.random() < 0.5 and budget.debt < a * H else random.choice((0, records // 50))
-        behind = [budget.value - 1 - random.randrange(HOUR)] * evil if budget.value > MIN else []
-        times = behind + [now - random.randrange(MINUTE) for _ in range(records - len(behind))]
-        counts = lateness.buckets([max(time, MIN) for time in times], now)
-        judged = sum(time < budget.value for time in times)
-        assert judged <= lateness.behind(counts, now, budget.value), "by its histogram no record is missed"
-        warm, before = budget.warm, budget.value
-        budget.tick(counts, judged, now, MIN)
-        assert budget.value >= before
-        if warm:
-            over += judged * PPM - a * records
-            after += records
-            assert over <= 5 * a * H // 2 + 1 + budget.excused_debt
-    assert after
 
 
 @given(ppm=PPMS, steps=batches)
@@ -221,25 +192,6 @@ def test_restored_from_a_snapshot_it_is_equal_and_goes_on_equally(
     assert restored == budget
 
 
-def test_it_recovers_from_an_outage_and_says_what_it_excused() -> None:
-    """A source is silent for hours and comes back with all of it: the delay does not stay for weeks."""
-    budget, now = Budget(10_000), 0
-    random = Random(7)
-    delays = []
-    for minute in range(6_000):
-        now += MINUTE
-        times = [now - random.randrange(10 * MINUTE) for _ in range(100)]
-        if minute == 2_000:
-            times += [now - random.randrange(6 * HOUR) for _ in range(20_000)]
-        counts = lateness.buckets(times, now)
-        budget.tick(counts, sum(time < budget.value for time in times), now, MIN)
-        delays.append(now - budget.value)
-    assert budget.excused > 0
-    assert max(delays[100:2_000]) < 15 * MINUTE
-    assert delays[-1] < 15 * MINUTE
-    assert budget.behind - budget.excused <= budget.records * budget.ppm // PPM
-
-
 references = st.one_of(st.integers(-HOUR, HOUR), st.integers(MIN, MAX), st.sampled_from([MIN, MIN + 1, 0, MAX]))
 
 
@@ -262,22 +214,6 @@ def test_what_counts_from_many_moments_is_seen_from_one_as_each_of_them_is(
     assert seen_from(came, to) == true
 
 
-def test_an_unknown_or_finished_r_moves_nothing() -> None:
-    budget = Budget(10_000)
-    budget.tick({3: 1_000}, 0, MIN, MIN)
-    budget.tick({}, 0, MAX, MIN)
-    assert (budget.value, budget.reference) == (MIN, MIN)
-    budget.tick({}, 0, HOUR, MIN)
-    assert budget.value == HOUR - lateness.EDGES[3], "no debt to pay for, and nothing gained before the warm-up"
-    budget.tick({}, 0, MIN, MAX)
-    assert budget.value == MAX, "only the low watermark says finished"
-
-
-def test_more_behind_than_came_is_refused() -> None:
-    with pytest.raises(ValueError, match="5 of 3 records"):
-        Budget(10_000).tick({0: 3}, 5, MIN, MIN)
-
-
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=8), PPMS)
 def test_r_is_the_greatest_time_that_all_but_a_share_have_come_to(told: list[tuple[int, int]], ppm: int) -> None:
     total = sum(recent for _, recent in told)
@@ -290,23 +226,6 @@ def test_r_is_the_greatest_time_that_all_but_a_share_have_come_to(told: list[tup
     assert reached(told, ppm) == max(right, default=MIN) or reached(told, ppm) == MIN == max(right, default=MIN)
     if right:
         assert reached(told, ppm) in {frontier for frontier, recent in told if recent}
-
-
-def test_r_waits_for_a_silent_claim_unless_it_is_small() -> None:
-    assert reached([(100, 90), (5, 10)], 10_000) == 5
-    assert reached([(100, 990), (5, 10)], 10_000) == 100
-
-
-def test_the_edges_grow_by_at_most_a_twentieth() -> None:
-    assert all(low < high and 20 * high <= 21 * low for low, high in pairwise(lateness.EDGES[1:-1]))
-    assert lateness.EDGES[-1] == 2**64
-
-
-@given(st.integers(-(2**64), 2**64))
-def test_a_bucket_says_at_most_how_late_a_record_is(late: int) -> None:
-    bucket = lateness.bucket_of(late)
-    assert bucket == bisect_left(lateness.EDGES, late)
-    assert lateness.EDGES[bucket] >= late
 
 
 @given(st.lists(st.integers(-HOUR, HOUR)), st.integers(-HOUR, HOUR), st.integers(-HOUR, HOUR), st.integers(-HOUR, HOUR))

@@ -15,7 +15,7 @@ values = st.lists(st.sampled_from([MIN, -3, 0, 1, 2, 3, 50, MAX - 1, MAX]), max_
 
 
 @given(held=values, freed=st.sets(st.integers(0, 199)), count=st.integers(0, 220), below=st.integers(-4, 60))
-@settings(max_examples=300, database=None)
+@settings(max_examples=100, database=None)
 def test_the_least_values_and_how_many_are_below(held: list[int], freed: set[int], count: int, below: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(columns, "BLOCK", 4)
@@ -35,7 +35,6 @@ def test_the_least_values_and_how_many_are_below(held: list[int], freed: set[int
 
 @pytest.mark.parametrize("value", [0, MIN])
 def test_where_all_are_equal_few_are_looked_at(value: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All ranges stand at the same value before the first report, and when they keep up."""
     monkeypatch.setattr(columns, "BLOCK", 4)
     looked, up_to = list[int](), Columns._up_to
 

@@ -15,13 +15,11 @@ from hypothesis import strategies as st
 from lowwater_authority.core import columns, interval_map, recovery
 from lowwater_authority.core.bounds import Bounds
 from lowwater_authority.core.computation import Computation
-from lowwater_authority.core.groups import Group, GroupState, before, earlier_end
+from lowwater_authority.core.groups import Group, GroupState
 from lowwater_authority.core.interval_map import IntervalMap
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, GroupReport
 from lowwater_authority.core.topology import Spec
-from tests.property import switches
 from tests.property.core_driver import MAX, MIN, column
-from tests.property.switches import off
 
 KEYS = 600
 
@@ -143,49 +141,16 @@ def walk(seed: int, steps: int) -> Walk:
     return walk
 
 
-def many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rule1_the_map_is_a_dict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "BLOCK", 8)
     walks = [walk(seed, 60) for seed in range(20)]
     assert sum(w.compactions for w in walks) > 20
     assert max(len(w.map.columns.values) // 8 for w in walks) > 20, "many blocks"
 
 
-def test_the_map_is_a_dict(monkeypatch: pytest.MonkeyPatch) -> None:
-    many(monkeypatch)
-
-
-@off(1)
-@pytest.mark.parametrize("patch", [switches.merge_takes_the_greatest, switches.split_forgets])
-def test_rule1_off(patch: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert callable(patch)
-    patch(monkeypatch)
-    many(monkeypatch)
-
-
-def test_more_ranges_than_a_block_holds() -> None:
-    """The real block: 20,000 ranges, a few of them moved at a time."""
-    rng = random.Random(7)
-    map_ = IntervalMap()
-    bounds = [b"", *(i.to_bytes(3, "big") for i in range(1, 20_000)), b""]
-    group = Group(1, Bounds(bounds), 0, GroupState.OWNED)
-    map_.claim(group, column([]), now=0)
-    values = dict.fromkeys(range(20000), 1000)
-    map_.columns.set(group.slots(), 1000)
-    for _ in range(60):
-        for handle in rng.sample(range(20_000), 5):
-            values[handle] = rng.randrange(2000)
-            map_.columns.set(np.array([group.base + handle]), values[handle])
-        assert map_.minimum() == min(values.values())
-        holder = map_.holder()
-        assert holder is not None
-        assert values[group.place_at(holder.start)] == min(values.values())
-    map_.columns.set(slice(0, 0), 5)
-    map_._check()
-
-
 def test_rule7_claims_that_keep_a_range_each_cost_a_slot_each() -> None:
-    """Forty claims of 20,000 ranges, each shifted by a key, so that every one keeps one range: its owner reports it by the handle it knows."""
-    claims, each = 40, 20_000
+    """Twenty claims of 5,000 ranges, each shifted by a key, so that every one keeps one range: its owner reports it by the handle it knows."""
+    claims, each = 20, 5_000
     c = Computation(Spec("x"))
     grants = []
     for shift in range(claims):
@@ -212,25 +177,6 @@ def test_rule7_claims_that_keep_a_range_each_cost_a_slot_each() -> None:
         assert total == len(core.map)
 
 
-@off(7)
-def test_rule7_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A claim keeps all its slots for as long as it has one range left."""
-    monkeypatch.setattr(Group, "spare", 0)
-    test_rule7_claims_that_keep_a_range_each_cost_a_slot_each()
-
-
-def test_claims_over_and_over_do_not_fill_memory() -> None:
-    map_ = IntervalMap()
-    bounds = [b"", *(bytes([i]) for i in range(1, 200)), b""]
-    most = 0
-    for sequencer in range(1, 1000):
-        map_.claim(Group(sequencer, Bounds(bounds), 0, GroupState.OWNED), column([sequencer]), now=0)
-        most = max(most, map_.columns.bytes)
-    assert most <= 4 * columns.BLOCK * 16
-    assert len(map_.run_groups()) == len(map_.groups) == 1
-    map_._check()
-
-
 @given(
     old=st.lists(st.integers(1, 254), max_size=12, unique=True).map(sorted),
     new=st.lists(st.integers(1, 254), min_size=1, max_size=12, unique=True).map(sorted),
@@ -238,7 +184,6 @@ def test_claims_over_and_over_do_not_fill_memory() -> None:
 )
 @settings(max_examples=150, database=None)
 def test_merge_takes_the_least_of_every_key(old: list[int], new: list[int], data: random.Random) -> None:
-    """Any old cuts under any new cuts, where the first old range may start before the first new one."""
     olds, bounds = [0, *old], [*new, 255]
     while len(olds) > 1 and olds[1] <= bounds[0]:
         olds.pop(0)
@@ -251,11 +196,3 @@ def test_merge_takes_the_least_of_every_key(old: list[int], new: list[int], data
     cuts = [b - bounds[0] for b in bounds]
     assert found.tolist() == [min(by_key[low:high]) for low, high in pairwise(cuts)]
     assert len(since) == len(found)
-
-
-def test_ends_of_the_key_space() -> None:
-    assert before(b"z", b"")
-    assert before(b"", b"a")
-    assert not before(b"a", b"a")
-    assert earlier_end(b"", b"a") == earlier_end(b"a", b"") == earlier_end(b"a", b"b") == b"a"
-    assert earlier_end(b"", b"") == b""

@@ -16,7 +16,6 @@ from lowwater_authority.core.pile import Pile
 from lowwater_authority.core.times import MAX, MIN
 
 Records = list[tuple[int, int]]
-"""Times, and how many records lie there."""
 
 times = st.integers(-20, 20) | st.sampled_from([MIN, MAX])
 records: st.SearchStrategy[Records] = st.lists(st.tuples(times, st.integers(0, 2**40)), max_size=12)
@@ -25,7 +24,6 @@ steps = st.lists(st.tuples(records, st.integers(0, 8), records, st.integers(1, 1
 
 @pytest.fixture(autouse=True, scope="module")
 def small() -> Iterator[None]:
-    """Chunks that are soon full."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pile, "CHUNK", 3)
         patch.setattr(pile, "FRESH", 4)
@@ -39,12 +37,11 @@ def columns(some: Records, sign: int = 1) -> tuple[Int64s, Int64s]:
 
 
 def greatest(known: Counter[int], needed: int) -> int:
-    """The greatest time with so many at or above it."""
     return max(time for time in known if sum(count for each, count in known.items() if each >= time) >= needed)
 
 
 @given(steps)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_pile_is_what_a_plain_count_is(happened: list[tuple[Records, int, Records, int]]) -> None:
     ours, plain, there = Pile(), Counter[int](), list[Records]()
     for added, leaving, more, percent in happened:

@@ -24,7 +24,6 @@ def slices(graph: Topology) -> list[tuple[str, tuple[bytes, bytes], str]]:
 
 
 def check(graph: Topology) -> None:
-    """Slices cover the key space, are in the graph as the root says, and are those that an interval finds."""
     root = graph.get("b")
     specs = root.slice_specs()
     assert {name: spec for name, spec in graph.computations.items() if spec.slice_of == "b"} == specs
@@ -66,25 +65,6 @@ def test_one_move_at_a_time_and_numbers_are_never_used_again() -> None:
     check(graph)
 
 
-@pytest.mark.parametrize("at", [b"", b"a", b"g", b"p", b"z", b"h" * 1025])
-def test_a_key_that_is_not_inside_is_refused(at: bytes) -> None:
-    with pytest.raises(errors.InvalidArgument) as caught:
-        cut().split("b", "b~1", at)
-    assert caught.value.metadata["field"] == "at"
-
-
-@pytest.mark.parametrize(("name", "part"), [("b", "b~9"), ("b", "a"), ("a", "a"), ("a", "b~0")])
-def test_what_is_no_slice_is_refused(name: str, part: str) -> None:
-    with pytest.raises(errors.InvalidArgument) as caught:
-        cut().split(name, part, b"k")
-    assert caught.value.metadata["field"] == "slice"
-
-
-def test_it_is_the_same_registration_however_it_was_cut_since() -> None:
-    graph, _ = cut().split("b", "b~1", b"k")
-    assert graph.register(Spec("b", ("a",), slices=CUTS)) is graph
-
-
 def test_a_reset_undoes_the_cut_that_is_under_way_and_keeps_the_others() -> None:
     whole = cut()
     graph, new = whole.split("b", "b~1", b"k")
@@ -108,36 +88,6 @@ def test_numbers_of_slices_end() -> None:
     with pytest.raises(errors.InvalidArgument) as caught:
         spec.split("b~1", b"k")
     assert caught.value.metadata["field"] == "slice"
-
-
-def test_other_inputs_keep_the_move() -> None:
-    graph, new = cut().split("b", "b~1", b"k")
-    graph = graph.register(Spec("c")).set_inputs("b", ("a", "c"))
-    check(graph)
-    assert graph.get(new).source == "b~1"
-    assert graph.get(new).input_version == 2
-
-
-def test_a_drop_in_the_middle_takes_all_slices_and_a_new_registration_begins_as_it_says() -> None:
-    graph, new = cut().split("b", "b~1", b"k")
-    graph = graph.drop("b")
-    assert new in graph.dropped
-    graph = graph.register(Spec("b", ("a",), slices=CUTS))
-    assert graph.get("b").incarnation == 2
-    check(graph)
-    graph, again = graph.split("b", "b~0", b"c")
-    assert again == new
-    assert graph.get(new).incarnation == 2
-    check(graph)
-
-
-def test_what_was_never_cut_anew_is_written_as_before() -> None:
-    graph = cut()
-    for name in graph.computations:
-        spec = graph.get(name)
-        assert (spec.cut, spec.cut_version, spec.next_slice, spec.source, spec.began_end) == ((), 0, 0, "", None)
-    assert b"\x8a\x01" not in graph.encode()  # the tag of `cut`
-    assert b"\x90\x01" not in graph.encode()  # of `cut_version`
 
 
 edits = st.lists(

@@ -1,9 +1,4 @@
-"""References against a naive oracle, which knows which rows are where: three regions, a sink, late and repeated requests, restarts at any point.
-
-The oracle is written apart from the code. It has the rows themselves, in sets, and asks after each step whether what is published is true of them.
-Event times do not only grow: a row may have any time from what its own region has promised to be complete, so also one that another region,
-which owned the reference before, has passed long ago. Bugs are planted by switches; each must be found.
-"""
+"""References against a naive oracle, which knows which rows are where: three regions, a sink, late and repeated requests, restarts at any point."""
 
 from __future__ import annotations
 
@@ -39,39 +34,30 @@ OTHER = name_of("other", ["clicks"])
 REGIONS = st.sampled_from("ABC")
 STEPS = st.integers(0, 3)
 EXAMPLES = 300
-"""As many as every planted bug needs to be found."""
 
 
 class Region:
-    """A region: its rows, its pipeline, its agent."""
-
     def __init__(self, name: str) -> None:
         self.name = name
         self.accepted: set[tuple[int, int]] = set()
-        """Rows that its own users have brought."""
         self.rows: set[tuple[int, int]] = set()
-        """Rows that it has, its own and mirrored ones."""
         self.promised = 0
         """W: no row below it will be accepted here any more. It never goes back."""
         self.mirrored: tuple[int, int] = (0, 0)
         """The adoption number of the owner that is mirrored, and R: all rows that the owner had or will accept below R are here."""
         self.known: tuple[str, int] = ("A", 0)
-        """Owner and adoption number, as the last answer said."""
         self.low = 0
         """L, as its pipeline believes: it knows nothing of rows that it does not have."""
         self.batch = -1
         self.number = 0
         self.confirmed = False
         self.returned = True
-        """It was started, or cut off, and nobody has confirmed it since."""
         self.run = 0
         self.turn = 0
         self.stopped = False
 
 
 class Regions(RuleBasedStateMachine):
-    """Everything that may happen, in any order."""
-
     def __init__(self) -> None:
         super().__init__()
         self.now = 0
@@ -80,9 +66,7 @@ class Regions(RuleBasedStateMachine):
         self.regions = {name: Region(name) for name in "ABC"}
         self.on_the_way: list[tuple[str, int, bool, Callable[[], Change]]] = []
         self.seen: dict[int, int] = {}
-        """By incarnation the greatest value that was published."""
         self.token = 0
-        """Of the sink."""
         self.output: set[tuple[int, int]] = set()
         self.writers: dict[int, str] = {}
         self.numbers: set[int] = set()
@@ -112,7 +96,6 @@ class Regions(RuleBasedStateMachine):
 
     @property
     def everything(self) -> set[tuple[int, int]]:
-        """All rows that any region has accepted: event time, and a number of their own."""
         return set().union(*(each.accepted for each in self.regions.values()))
 
     @property
@@ -120,7 +103,6 @@ class Regions(RuleBasedStateMachine):
         return self.core.get(NAME)
 
     def told(self, region: Region) -> None:
-        """What the last answer says of who owns what."""
         found = self.record
         if found.owner == region.name and not found.released:
             if region.number != found.number:
@@ -171,7 +153,6 @@ class Regions(RuleBasedStateMachine):
 
     @rule(name=REGIONS)
     def start(self, name: str) -> None:
-        """The agent is killed and started again."""
         region = self.regions[name]
         region.run += 1
         region.turn = 0
@@ -189,7 +170,6 @@ class Regions(RuleBasedStateMachine):
 
     @rule(name=REGIONS, ahead=STEPS)
     def accept(self, name: str, ahead: int) -> None:
-        """Users bring rows to the region that owns the computation, as far as it knows."""
         region = self.regions[name]
         if not region.number or region.stopped:
             return
@@ -208,7 +188,6 @@ class Regions(RuleBasedStateMachine):
 
     @rule(name=REGIONS, step=STEPS)
     def work(self, name: str, step: int) -> None:
-        """Promise more, and commit a batch of all rows that are here. The sink compares the token in the write."""
         region = self.regions[name]
         if not region.number or not region.confirmed or region.stopped:
             return
@@ -225,7 +204,6 @@ class Regions(RuleBasedStateMachine):
 
     @rule(name=REGIONS, ahead=STEPS)
     def live(self, name: str, ahead: int) -> None:
-        """A good second of a region."""
         self.accept(name, ahead)
         self.work(name, ahead + 1)
         self.report(name, late=False)
@@ -238,7 +216,6 @@ class Regions(RuleBasedStateMachine):
 
     @rule(to=REGIONS, crash=st.booleans(), ahead=STEPS)
     def take_over(self, to: str, crash: bool, ahead: int) -> None:
-        """The other regions are silent for long enough, and an operator acts."""
         self.confirm(to)
         self.time_passes(SUSPECT, {to})
         if crash:
@@ -249,7 +226,6 @@ class Regions(RuleBasedStateMachine):
 
     @rule(to=REGIONS, before=st.sets(REGIONS), ahead=STEPS, after=st.sets(REGIONS))
     def move(self, to: str, before: set[str], ahead: int, after: set[str]) -> None:
-        """A planned move from its beginning to its end; some regions have caught up before, and some catch up behind it."""
         for name in sorted(before):
             self.catch_up(name)
         for name in self.regions:
@@ -281,7 +257,6 @@ class Regions(RuleBasedStateMachine):
     @precondition(lambda self: self.on_the_way)
     @rule(which=st.integers(0, 1000), again=st.booleans())
     def deliver(self, which: int, again: bool) -> None:
-        """A request arrives, perhaps late, perhaps not for the last time. Only the newest answer is looked at."""
         name, number, returned, plan = self.on_the_way[which % len(self.on_the_way)]
         if not again:
             self.on_the_way.remove((name, number, returned, plan))
@@ -311,7 +286,6 @@ class Regions(RuleBasedStateMachine):
 
     @rule()
     def arrived(self) -> None:
-        """An honest operator says so when it is so: no region but the owner takes rows, and all rows are everywhere."""
         replaced = [each for each in self.regions.values() if each.number not in (0, self.record.number)]
         if not replaced and all(each.rows >= self.everything for each in self.regions.values()):
             self.ask(lambda: self.core.arrived(NAME, self.now))
@@ -322,7 +296,6 @@ class Regions(RuleBasedStateMachine):
 
     @rule(from_snapshot=st.booleans())
     def restart(self, from_snapshot: bool) -> None:
-        """The global authority is killed, and another one goes on."""
         log = [self.core.snapshot()] if from_snapshot else list(self.log)
         self.core = References(SUSPECT, 10**9, self.now)
         for record in log:
@@ -330,7 +303,6 @@ class Regions(RuleBasedStateMachine):
 
     @rule(to=REGIONS)
     def crash_before_the_append(self, to: str) -> None:
-        """A change is planned, and never written down."""
         before = self.core.snapshot()
         for plan in (
             lambda: self.core.adopt(NAME, to, "ops", 1, self.now),
@@ -410,7 +382,6 @@ class Regions(RuleBasedStateMachine):
 
     @invariant()
     def it_does_not_lead(self) -> None:
-        """What is said to include all that was accepted does, and no region's loss takes it away."""
         if NAME not in self.core.references:
             return
         for row in self.everything:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowwater_authority.core import computation
@@ -25,7 +25,6 @@ SHARES = (990_000, 500_000)
 EDGES = [bytes([edge]) for edge in (0x20, 0x40, 0x60, 0x80, 0xA0)]
 PARTS = list(pairwise([b"", *EDGES, b""]))
 CUTS = (EDGES[1], EDGES[3])
-"""Three slices, of two claims each."""
 
 times = st.integers(0, 40).map(lambda tens: 10 * tens)
 pending = st.dictionaries(times, st.integers(1, 50), max_size=4)
@@ -91,11 +90,11 @@ async def run(steps: list[tuple[int, int, dict[int, int], int, tuple[int, int]]]
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slices tell of their masses as soon as they change."""
     monkeypatch.setattr(slices, "MASS_SECONDS", 0.0)
 
 
 @given(steps=st.lists(told, min_size=6, max_size=25))
+@settings(max_examples=40)
 def test_what_is_cut_has_the_same_heuristics(
     steps: list[tuple[int, int, dict[int, int], int, tuple[int, int]]],
 ) -> None:
@@ -103,6 +102,7 @@ def test_what_is_cut_has_the_same_heuristics(
 
 
 @given(steps=st.lists(told, min_size=6, max_size=25))
+@settings(max_examples=40)
 def test_what_is_too_much_to_tell_is_rounded_down(
     steps: list[tuple[int, int, dict[int, int], int, tuple[int, int]]],
 ) -> None:

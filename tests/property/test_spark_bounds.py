@@ -1,7 +1,4 @@
-"""What Spark still lets go of is never below the bound that is told of it, and can be exactly at it.
-
-The model is Spark's rule, row by row: a batch drops what the watermark of the batch before it has passed, and lets go of what its own has passed.
-"""
+"""What Spark still lets go of is never below the bound that is told of it, and can be exactly at it."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,7 +28,6 @@ class Windows:
     open: set[tuple[int, int]] = field(default_factory=set)
 
     def batch(self, times: Sequence[int], late: int, watermark: int) -> list[tuple[int, int]]:
-        """Take a batch's rows, and return the windows that come out in it."""
         for time in times:
             first = time - (time - self.start) % self.slide
             covering = [(begin, begin + self.length) for begin in range(first, time - self.length, -self.slide)]
@@ -53,11 +48,9 @@ class Join:
 
     @property
     def lag(self) -> int:
-        """Spark takes a millisecond more than the condition says."""
         return self.span + MILLI
 
     def batch(self, lefts: Sequence[int], rights: Sequence[int], late: int, watermark: int) -> list[int]:
-        """Take a batch's rows, and return the left times of what comes out."""
         self.lefts.update({t: self.lefts.get(t, False) for t in lefts if t > late})
         new = {u for u in rights if u > late}
         fresh = {t for t in lefts if t > late}
@@ -92,7 +85,6 @@ def cuts(draw: st.DrawFn) -> tuple[int, int, int]:
 
 @st.composite
 def runs(draw: st.DrawFn) -> Run:
-    """Batches whose watermark goes up as it likes. Rows may be older than it: it drops them by itself."""
     watermark, run = draw(st.integers(1, 30)) * MILLI, []
     times = st.lists(st.integers(0, 90_000).map(lambda each: each if each % 3 else each - each % MILLI), max_size=5)
     for _ in range(draw(st.integers(2, 7))):
@@ -163,78 +155,10 @@ def test_a_driven_stage_stays_below_its_inputs_by_less_than_it_says(
     assert low <= bound or low - bound < holdback_of(checked, steps, rounding)
 
 
-@pytest.mark.parametrize(("unit", "days"), [("DAY", 1), ("month", 31), ("yy", 366)])
-def test_a_calendar_stamp_is_held_back_by_a_whole_unit(unit: str, days: int) -> None:
-    """However many windows the unit has."""
-    truncated = Truncated(unit.lower(), "UTC", lambda micros: micros, lambda _after, _until: [])
-    stamp = Stamp("start", Window(HOUR / 12, HOUR / 12, 0 * HOUR), truncated=(truncated,))
-    assert holdback_of(*checked_and_steps([stamp], None)) >= timedelta(days=days) // timedelta(microseconds=1)
-
-
-@pytest.mark.parametrize(
-    ("stamp", "step", "expected"),
-    [
-        (Stamp("start", Window(HOUR, HOUR, 0 * HOUR)), None, HOUR),
-        (Stamp("start", Window(HOUR, HOUR, HOUR / 3)), HOUR / 6, HOUR),
-        (Stamp("start", Window(24 * HOUR, 24 * HOUR, 0 * HOUR)), None, 24 * HOUR),
-        (Stamp("start", Window(HOUR, HOUR / 3, 0 * HOUR)), HOUR, HOUR * 5 / 3),
-        (Stamp("end", Window(HOUR, HOUR, 0 * HOUR)), None, 0 * HOUR),
-    ],
-)
-def test_an_hour_is_held_back_by_windows_of_an_hour_and_not_two(
-    stamp: Stamp, step: timedelta | None, expected: timedelta
-) -> None:
-    checked, steps = checked_and_steps([stamp], step)
-    assert holdback_of(checked, steps) == expected // timedelta(microseconds=1)
-    if stamp == Stamp("start", Window(HOUR, HOUR, 0 * HOUR)):
-        assert holdback_of(checked, steps, HOUR) == HOUR // timedelta(microseconds=1), "the bound is a start already"
-
-
-@given(cuts(), cuts(), runs())
-def test_windows_of_windows_come_out_at_the_bound_of_the_outer_ones(
-    inner: tuple[int, int, int], outer: tuple[int, int, int], run: Run
-) -> None:
-    """The inner ones come by ``window_time()``, in the batch in which they close."""
-    one, two = Windows(*inner), Windows(*outer)
-
-    def batch(lefts: Sequence[int], _: Sequence[int], late: int, watermark: int) -> list[int]:
-        closed = [end - 1 for _, end in one.batch(lefts, late, watermark)]
-        return [begin for begin, _ in two.batch(closed, late, watermark)]
-
-    check(run, batch, Stamp("start", Window(*map(micros, outer))))
-
-
 @given(runs(), st.integers(0, 20), st.booleans())
 def test_a_join_gives_nothing_below_what_it_keeps(run: Run, span: int, outer: bool) -> None:
     join = Join(span * MILLI, outer)
     check(run, join.batch, Stamp("time", lag=micros(join.lag)))
-
-
-@given(cuts(), runs(), st.integers(0, 20), st.booleans())
-def test_windows_above_a_join_wait_for_both(cut: tuple[int, int, int], run: Run, span: int, outer: bool) -> None:
-    """Spark gives them the join's own watermark: what they wait for is the sum."""
-    join, windows = Join(span * MILLI, outer), Windows(*cut)
-
-    def batch(lefts: Sequence[int], rights: Sequence[int], late: int, watermark: int) -> list[int]:
-        found = join.batch(lefts, rights, late, watermark)
-        return [begin for begin, _ in windows.batch(found, late - join.lag, watermark - join.lag)]
-
-    check(run, batch, Stamp("start", Window(*map(micros, cut)), lag=micros(join.lag)))
-
-
-@given(cuts(), st.integers(1, 100))
-def test_where_a_watermark_stands_at_ends_windows_without_gaps_need_no_retention(
-    cut: tuple[int, int, int], count: int
-) -> None:
-    """A driven query of nothing but windows: its watermark stands only where they end."""
-    length, slide, start = cut
-    stamp = Stamp("start", Window(*map(micros, cut)))
-    end = start + length + count * slide
-    assert (
-        micros(end - lowest_stamp([stamp], end))
-        <= stamp.retention(at_ends=True)
-        == max(micros(0), micros(length - slide))
-    )
 
 
 @dataclass

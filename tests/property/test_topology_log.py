@@ -33,7 +33,6 @@ edits = st.lists(
 
 
 def edited(graph: Topology, edit: tuple[object, ...]) -> Topology:
-    """The graph after one change, or as it is when that is refused."""
     kind, name = str(edit[0]), str(edit[1])
     try:
         match kind:
@@ -53,9 +52,8 @@ def edited(graph: Topology, edit: tuple[object, ...]) -> Topology:
 
 
 @given(edits=edits)
-@settings(max_examples=300, database=None)
+@settings(max_examples=150, database=None)
 def test_changes_say_what_whole_graphs_would(edits: list[tuple[object, ...]]) -> None:
-    """The naive log has the whole graph in each record, and is read by its last one alone."""
     graph, fork = Topology(), Topology()
     position = 0
     snapshot: tuple[int, bytes | None] = (0, None)

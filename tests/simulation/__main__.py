@@ -16,14 +16,11 @@ from tests.simulation.shrink import shrink
 from tests.simulation.world import Result, World
 
 ENOUGH = 0.9
-"""Share of the named fault points that a long run must reach."""
 
 LONG = 1200
-"""Steps from which on a run counts as long."""
 
 
 def positive(text: str) -> int:
-    """Read a number of which there must be some."""
     if not text.isdecimal() or not int(text):
         msg = f"{text!r} is no number from 1 up"
         raise argparse.ArgumentTypeError(msg)
@@ -31,7 +28,6 @@ def positive(text: str) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the arguments."""
     parse = argparse.ArgumentParser(
         prog="python -m tests.simulation",
         description="Run the authority and its clients in simulated worlds where everything goes wrong, and check every value.",
@@ -66,7 +62,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run worlds until one breaks a promise."""
     seed = secrets.randbelow(1 << 32) if args.seed is None else args.seed
     worlds: list[tuple[int, int]] = []
     left: int = args.steps
@@ -135,7 +130,6 @@ def tell(outcome: Result, count: int, *, shrinks: bool, harsh: bool = False) -> 
 
 
 def again(args: argparse.Namespace) -> int:
-    """Run one world from a file."""
     outcome = World(*chaos.load(args.file.read_text())).run()
     for violation in outcome.violations:
         print(violation)
@@ -144,14 +138,12 @@ def again(args: argparse.Namespace) -> int:
 
 
 def plant(args: argparse.Namespace) -> int:
-    """Plant bugs and look for them."""
     from tests.simulation import mutants
 
     return mutants.main(args.names, args.jobs, keep=args.keep)
 
 
 def main() -> int:
-    """Do what was asked; returns the exit code."""
     args = parser().parse_args()
     return {"run": run, "replay": again, "mutants": plant}[args.command](args)
 

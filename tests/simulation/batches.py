@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 async def run_batches(place: Place, process: Process, name: str, share: Share) -> None:
-    """One run of a query of micro-batches, until it is replaced or killed."""
     random = place.random(process)
     node = place.pipeline.nodes[name]
     async with place.client(process) as lw:
@@ -46,7 +45,6 @@ async def run_batches(place: Place, process: Process, name: str, share: Share) -
 async def _batch(
     place: Place, process: Process, lw: Client, worker: Worker, lease: Lease, node: Node, share: Share, batch: int
 ) -> None:
-    """One micro-batch: plan, tasks, prepare, the query's own commit, commit."""
     random = place.random(process)
     plan = await place.storage.plan(node.name, batch, lease.sequencer, None)
     if plan is None:

@@ -12,10 +12,7 @@ from typing import Any, Final
 
 @dataclass(frozen=True)
 class Move:
-    """One thing that happens at a time."""
-
     at: float
-    """Seconds since the start of the world."""
     kind: str
     facts: dict[str, Any]
 
@@ -41,7 +38,6 @@ COMMON: Final = {
     "drop": 2,
     "new inputs": 2,
 }
-"""What happens in every world."""
 
 ALONE: Final = {
     "crash the authority": 6,
@@ -49,7 +45,6 @@ ALONE: Final = {
     "stop the authority": 2,
     "turn the authority's clock": 1,
 }
-"""What happens to the only process of a deployment."""
 
 SHARDED: Final = {
     "crash a shard": 6,
@@ -71,7 +66,6 @@ SHARDED: Final = {
     "put a backup back": 1,
     "lose views": 2,
 }
-"""What happens to shards and to their store."""
 
 DAMAGE: Final = "damage a log"
 """What happens so many times in every world whose store keeps its word otherwise."""
@@ -87,11 +81,9 @@ RETIRE: Final = "retire"
 RETIREMENTS: Final = 4
 
 SPLIT: Final = "split a slice"
-"""What happens as often there: an operator cuts a slice in two."""
 
 RESET: Final = "reset"
 RESETS: Final = 2
-"""How often a computation is reset in worlds with slices, besides."""
 
 HOLD: Final = "hold a slice"
 """What happens some times in worlds with slices: the workers of one slice stop, and behind it, when others have gone on, somebody adds an input."""
@@ -124,38 +116,26 @@ OPERATORS: Final = (RESET, "drop", INPUT, RETIRE, SPLIT, HOLD)
 """What operators do. In harsh worlds the replica may lag, and connections may break, while they do it."""
 
 MASTERS_SEATS: Final = 4
-"""Number of shards that a world has at most."""
 
 KINDS: Final = (
     *(*COMMON, *ALONE, *SHARDED, DAMAGE, DAMAGE_GRAPH, RETIRE, SPLIT, HOLD),
     *(LATE, LAG, DIE_BEHIND),
 )
-"""All of them."""
 
 WEATHER: Final = ("bad network", "bad store", "hostile reports", LATE)
-"""Kinds that only make the single faults likely."""
 
 GAP: Final = 1.5
-"""Seconds between two moves, on average."""
 
 
 def is_sharded(seed: int) -> bool:
-    """Whether the world of a seed has several shards: every other one."""
     return seed % 2 == 1
 
 
 def is_weak(seed: int) -> bool:
-    """Whether the store of a world may lose what it acknowledged."""
     return Random(f"strength of {seed}").random() < 0.25
 
 
-def is_careless(seed: int) -> bool:
-    """Whether some workers of a world use the protocol as no client of ours does: every fifth one."""
-    return seed % 5 == 0
-
-
 def is_budgeted(seed: int) -> bool:
-    """Whether computations have a lateness budget in the world of a seed: in one of five."""
     return seed % 5 == 2
 
 
@@ -165,12 +145,10 @@ def is_sliced(seed: int) -> bool:
 
 
 def is_rotten(seed: int) -> bool:
-    """Whether the graph is damaged in the store of a world: every fifth one of those with several shards."""
     return seed % 10 == 9
 
 
 def is_harsh(seed: int) -> bool:
-    """Whether the world of a seed is harsh: every other one, whatever else it is."""
     return seed % 4 in (1, 2)
 
 
@@ -338,16 +316,13 @@ def _facts(kind: str, random: Random) -> dict[str, Any]:
 
 
 def length(moves: Sequence[Move]) -> float:
-    """Return the seconds that a world with these moves lasts, but for the peace behind it."""
     return moves[-1].at + 5.0 if moves else 10.0
 
 
 def dump(seed: int, moves: Sequence[Move], seconds: float) -> str:
-    """Return all that makes a world, as JSON."""
     return json.dumps({"seed": seed, "seconds": seconds, "moves": [asdict(move) for move in moves]})
 
 
 def load(text: str) -> tuple[int, list[Move], float]:
-    """The reverse of :func:`dump`."""
     told = json.loads(text)
     return told["seed"], [Move(**each) for each in told["moves"]], told["seconds"]

@@ -37,23 +37,18 @@ ACCUSED_SHARE: Final = 0.1
 """For how long, and in which share of such times, a shard that lives looks dead to the others."""
 
 GRACE_SECONDS: Final = 1.0
-"""How long running calls may take when a process stops."""
 
 
 class Reached(Observer):
-    """Counts what the authority refuses."""
-
     def __init__(self, sim: Simulation) -> None:
         self._sim = sim
 
     def reported(self, ranges: int, refused: dict[str, int]) -> None:
-        """See Observer."""
         del ranges
         for reason in refused:
             self._sim.reach(f"report refused: {reason}")
 
     def refused(self, method: str, reason: str) -> None:
-        """See Observer."""
         self._sim.reach(f"refused: {method} {reason}")
 
 
@@ -64,7 +59,6 @@ class _Telling(FaultPlan):
     process: Process
 
     async def before(self, operation: Operation) -> Outcome:
-        """See FaultPlan."""
         self.told("begun", operation)
         outcome = await super().before(operation)
         if outcome is Outcome.FAILED:
@@ -72,7 +66,6 @@ class _Telling(FaultPlan):
         return outcome
 
     async def after(self, operation: Operation) -> None:
-        """See FaultPlan."""
         self.told("written", operation)
         try:
             await super().after(operation)
@@ -102,35 +95,24 @@ class _Remote(_Telling, RemoteFaults):
 
 @dataclass
 class Seat:
-    """An address, and the process that serves there."""
-
     name: str
     process: Process
     port: int
     wanted: bool = True
-    """Whether it is started again when it ends."""
     away: bool = False
-    """Whether it is down, and comes back by a move."""
     authority: Authority | None = None
-    """The newest that serves here, or did."""
     cluster: Cluster | None = None
     asked: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the newest is to stop."""
     dies_behind: int = 0
-    """Number of writes behind which its process dies; 0: none."""
     writing: int = 0
-    """Its writes that are on their way."""
     stopping: set[str] = field(default_factory=set)
-    """Processes that were asked to stop, or replaced."""
 
     @property
     def address(self) -> str:
-        """Where it is reached."""
         return f"{self.name}:{self.port}"
 
     @property
     def serving(self) -> bool:
-        """Whether there is one that lives and is not frozen."""
         return self.process.alive and not self.process.paused and self.authority is not None
 
 
@@ -148,28 +130,23 @@ class Deployment:
         names = [f"shard-{number}" for number in range(1, seats + 1)] if self.sharded else ["authority"]
         self.seats = [Seat(name, sim.process(name), port) for name in names]
         self.zombies: list[Process] = []
-        """Processes whose address another one has now."""
         self.unheard: list[Process] = []
         """Those of them that had not joined by then: when they do, nobody can tell that they were started first."""
         self._members: dict[str, Process] = {}
-        """By the ids of the shards."""
         self._oracle = oracle
         self._weak = weak
 
     @property
     def addresses(self) -> str:
-        """What clients are given."""
         return ",".join(seat.address for seat in self.seats)
 
     def start(self, place: Place, seat: Seat) -> None:
-        """Start a process at an address, where none serves."""
         seat.process = process = seat.process.restarted()
         seat.asked, seat.authority, seat.cluster, seat.writing = asyncio.Event(), None, None, 0
         seat.dies_behind = 0
         process.start(self._serve, place, seat, process)
 
     async def _serve(self, place: Place, seat: Seat, process: Process) -> None:
-        """What ``lowwater serve`` does, over the simulated store and network."""
         random, asked = place.random(process), seat.asked
         faults = self._faults(seat, process)
         clock = self._clock
@@ -247,10 +224,7 @@ class Deployment:
             return True
         return False
 
-    # -- judging -----------------------------------------------------------------------------------------------------
-
     def excused(self, seat: Seat | None, process: Process, failure: BaseException) -> str | None:
-        """Why a process of the authority may end by an exception; None when it may not."""
         # Else the one that was started last at its address is never to end for another.
         replaced = seat is None or any(older.name == process.name and older.alive for older in self.unheard)
         if replaced and isinstance(failure, Replaced):
@@ -266,11 +240,9 @@ class Deployment:
 
     @staticmethod
     def joined(seat: Seat) -> bool:
-        """Whether the newest at an address is a member."""
         return seat.cluster is None or seat.cluster.view.member(seat.cluster.me.id) is not None
 
     def misplaced(self, names: list[str]) -> dict[str, str]:
-        """Return what is not served by exactly one living shard, the one that the view and the store name."""
         wrong: dict[str, str] = {}
         for name in names if self.sharded else []:
             serving = [

@@ -1,9 +1,4 @@
-"""What the store keeps: that it is true, that nothing of it is lost, and what may be excused when the store itself forgot.
-
-A store that forgets what it acknowledged (a weak world) takes nothing with it while a shard lives that remembers: it puts it back. What
-is lost for good is what the next owner does not find: then, and only for that computation, a lowering may be forgotten, and an older
-claim count again. Nothing else is excused: no value leads what is *new*, whatever the store does.
-"""
+"""What the store keeps: that it is true, that nothing of it is lost, and what may be excused when the store itself forgot."""
 
 from __future__ import annotations
 
@@ -32,21 +27,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class Claim:
-    """One ClaimRequest that was sent, and what became of it."""
-
     name: str
     ranges: list[range]
-    """The cells of each handle."""
     order: tuple[int, int]
     bound: int | None
-    """From where on its owner has work to do again."""
     sequencer: int = 0
-    """0 while nobody has answered."""
     granted_at: float = 0.0
 
     @property
     def cells(self) -> range:
-        """All of them."""
         return range(self.ranges[0].start, self.ranges[-1].stop)
 
 
@@ -62,12 +51,10 @@ class Durable:
         self._weak = weak
         pipeline.look_again = self._changed_by_others
         self._authorities: dict[str, tuple[Process, Authority]] = {}
-        """The processes that may know something, by name."""
         self._durable: dict[tuple[str, int], int] = {}
         self._highest: dict[tuple[str, int], int] = {}
         self._durable_claims: set[tuple[str, int]] = set()
         self._written: dict[tuple[str, int], set[int]] = {}
-        """By claim: where any of its ranges has ever stood, durably."""
         self._excused: dict[str, int] = {}
         """What was published of a computation when a new owner came to do old work again: that is not taken back."""
         self._reported = Reported()
@@ -80,7 +67,6 @@ class Durable:
         self._stood: dict[tuple[str, int, int], int] = {}
         """Greatest durable value of the slice that had a cell, by computation, incarnation and cell: keys that are cut off keep it."""
         self._moved: dict[str, float] = {}
-        """When keys of a slice were moved last, of each computation."""
         self._held_by_workers: set[tuple[str, int]] = set()
         """Cells of slices that a worker was granted since they were retired last, if they were: none of them is taken out of a root."""
         self._grown: dict[str, int] = {}
@@ -91,11 +77,9 @@ class Durable:
         """Computations of which something that was acknowledged, and is not just an advance, is lost for good."""
 
     def fail(self, message: str) -> None:
-        """A promise was broken."""
         self.violations.append(f"at {self._sim.now:.3f} s: {message}")
 
     def expect(self, holds: bool, message: str) -> None:
-        """Check what somebody else knows; ``message`` says what is wrong."""
         self._expect(holds, message)
 
     def _expect(self, holds: bool, message: str) -> None:
@@ -104,7 +88,6 @@ class Durable:
             self.fail(message)
 
     def _not_ahead(self, name: str, low: int, where: str, incarnation: int = 0) -> None:
-        """Check a value; of an incarnation, if it is known, in which a computation may have had fewer inputs."""
         if 0 < incarnation < self._grown.get(name, 0):
             return
         truth = self._pipeline.low(name)
@@ -113,7 +96,6 @@ class Durable:
     # -- taking over -----------------------------------------------------------------------------------------------
 
     def started(self, process: Process, authority: Authority) -> None:
-        """An authority is about to recover: look at everything that it takes over from the store."""
         who = str(process)
         self._authorities = {name: each for name, each in self._authorities.items() if each[0].alive}
         self._authorities[who] = process, authority
@@ -141,7 +123,6 @@ class Durable:
         held.read_graph = read_and_compared  # type: ignore[method-assign]
 
     def _read(self, who: str, found: ReadGraph) -> None:
-        """A shard has read the graph: it is what its log says, record by record."""
         loaded, graph = found
         book = self._ledger.book(GRAPH)
         if loaded.last != book.position:
@@ -188,7 +169,6 @@ class Durable:
             self._written.setdefault((name, sequencer), set()).update(values.tolist())
 
     def _remembers(self, computation: Computation) -> None:
-        """What must not be lost is there: who may claim, what was committed, and every grant."""
         name, book = computation.spec.name, self._ledger.book(computation.spec.name)
         about = f"{name}/{computation.incarnation} has come back without its"
         if book.incarnation == computation.incarnation:
@@ -204,7 +184,6 @@ class Durable:
         self._expect(computation.last_sequencer >= max(sequencers(book), default=0), f"{about} sequencers")
 
     def _sound(self, name: str, computation: Computation) -> None:
-        """No key range stands beyond its own oldest work."""
         if self._may_lack_an_input(name, computation.input_version):
             return
         for cells, value in self._ranges(name, computation):
@@ -229,7 +208,6 @@ class Durable:
             self._excused[each] = max([self._excused.get(each, MIN), *shown])
 
     def _covers_slices(self, name: str) -> None:
-        """Whoever owns a computation that is cut has heard of what was acknowledged of its slices."""
         for who in self._authorities:
             computation = self._computation(who, name)
             if computation is not None and self._owns(who, name):
@@ -266,7 +244,6 @@ class Durable:
                     pass
 
     def _took_out(self, name: str, computation: Computation) -> None:
-        """What is taken over of the store says which keys are retired."""
         node = self._pipeline.whole(name)
         if (name == node.name and node.cuts) or computation.spec.source:
             return
@@ -282,11 +259,9 @@ class Durable:
     # -- writes ----------------------------------------------------------------------------------------------------
 
     def wrote(self, who: str, operation: Operation) -> None:
-        """A process has written, perhaps, and perhaps only to the cache."""
         self._ledger.wrote(who, operation)
 
     def durable(self, who: str, operation: Operation) -> None:
-        """A write of a process has become durable."""
         self._ledger.acknowledged(operation)
         for log, position in operation.places:
             if log == GRAPH:
@@ -302,13 +277,11 @@ class Durable:
                 self._recorded(who, log, journal_pb2.Record.FromString(payload))
 
     def _changed_by_others(self) -> None:
-        """Apply what the graph says, also in records whose writers have never heard that these are durable."""
         stored = self._ledger.logs.get(GRAPH)
         for position in sorted(stored.records) if stored is not None else ():
             self._changed(position)
 
     def _changed(self, position: int) -> None:
-        """The graph says which slices and inputs there are now."""
         stored = self._ledger.logs.get(GRAPH)
         frame = stored.records.get(position) if stored is not None else None
         if frame is None:
@@ -325,7 +298,6 @@ class Durable:
                     self._pipeline.forget_input(node.name, lost)
 
     def _cut(self, node: Node, told: journal_pb2.Computation) -> None:
-        """The graph says where slices begin now. Which keys a slice has by then, its own log says: see ``_has_keys``."""
         parts = tuple((part.number, node.covered(part.start, b"").start) for part in told.cut)
         if not parts and not node.parts:
             return
@@ -393,7 +365,6 @@ class Durable:
             self._stood[key] = max(low, self._stood.get(key, MIN))
 
     def _counts(self, computation: Computation) -> None:
-        """No slice counts at its root for more than it has ever stood at, in this incarnation."""
         root = self._pipeline.nodes.get(computation.spec.name)
         if root is None or not root.cuts:
             return
@@ -410,7 +381,6 @@ class Durable:
         return holding is not None and holding.ownership == self._ledger.owners.get(log)
 
     def _restored(self, who: str, log: str) -> None:
-        """A shard has put back what the store had lost; what others wrote meanwhile is gone."""
         self._sim.reach("a log was put back from memory")
         # The end of a log that is written after a drop takes the place of all that was there, also when the next registration is
         # written at the same time: a shard that takes the log for that registration ends this one's ownership of it.
@@ -463,15 +433,12 @@ class Durable:
         return [computation for computation in held if computation is not None]
 
     def _gone(self, name: str, sequencer: int) -> bool:
-        """Whether the store has forgotten a claim that it knew."""
         return (self._weak or self._is_damaged(name)) and sequencer not in sequencers(self._ledger.book(name))
 
     def _is_damaged(self, log: str) -> bool:
-        """Whether a log was damaged: what is given up for it goes with all of its slices."""
         return log in self.damaged or (log != GRAPH and self._pipeline.whole(log).name in self.damaged)
 
     def knows_inputs(self, name: str, inputs: Iterable[str]) -> bool:
-        """Whether the store, or any living shard, knows that a computation reads these."""
         known = [self._ledger.book(GRAPH).inputs.get(name, ())]
         for process, authority in self._authorities.values():
             spec = authority.shard.topology.computations.get(name)
@@ -491,7 +458,6 @@ class Durable:
         ]
 
     def undropped(self) -> list[str]:
-        """Return the computations that the store has in an incarnation that somebody was told to be over."""
         book = self._ledger.book(GRAPH)
         return [
             name

@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from tests.simulation.world import Slot, World
 
 UNREAD = GROWING
-"""The computation that no other reads."""
 
 PATIENCE_SECONDS = 10
-"""How long an operator waits for somebody who can read a log."""
 
 HEALED_WITHIN = 15
 """Seconds after which a damaged graph is written again, while somebody waits for it and somebody well has it in memory."""
@@ -43,15 +41,12 @@ LATE = {
 """What a network does, for some seconds, that is to bring again what has happened since."""
 
 LATE_RECORDS = 3
-"""How many records of a log may be damaged."""
+
 
 BATCHED = "hourly"
-"""The computation that works in micro-batches."""
 
 
 class Havoc:
-    """What goes wrong in a world."""
-
     def __init__(self, world: World) -> None:
         self.upheaval = Upheaval(world)
         self._world = world
@@ -59,7 +54,6 @@ class Havoc:
         self._stores: list[StoreWeather] = []
 
     def end(self) -> None:
-        """Let network and store be calm from now on."""
         self._weathers.clear()
         self._stores.clear()
         self._world.sim.network.weather = Weather()
@@ -68,7 +62,6 @@ class Havoc:
         self.upheaval.end()
 
     def do(self, move: Move) -> None:
-        """Make a move; it goes on by itself."""
         facts = move.facts
         match move.kind:
             case chaos.LATE if facts.get("pick") is not None:
@@ -137,13 +130,11 @@ class Havoc:
         self._world.sim.reach(f"move: {kind}")
 
     def _replace(self, slot: Slot) -> None:
-        """Start another process for a share; the old one lives on until it notices."""
         self._world.leaving.append(slot.process)
         slot.process = self._world.named(slot.name)
         self._world.start_worker(slot)
 
     async def _replace_run(self, pick: float) -> None:
-        """Replace the run of a query, and half of the time the new one too, which may not have claimed anything yet."""
         for _ in range(2 if pick < 0.5 else 1):
             for name in (BATCHED, TIMED):
                 for slot in [slot for slot in self._world.slots if slot.name == name]:
@@ -155,7 +146,6 @@ class Havoc:
         return processes[int(pick * len(processes))] if processes else None
 
     async def pause(self, kind: str, process: Process | None, seconds: float) -> None:
-        """Freeze a process for a while."""
         if process is None or not process.alive or process.paused:
             return
         self._acted(kind)
@@ -164,7 +154,6 @@ class Havoc:
         process.resume()
 
     async def cut(self, kind: str, process: Process | None, seconds: float) -> None:
-        """Cut a process off from all others for a while."""
         if process is None:
             return
         self._acted(kind)
@@ -173,7 +162,6 @@ class Havoc:
         self._world.sim.network.heal(process)
 
     async def _late_sender(self, facts: dict[str, Any]) -> None:
-        """Break the connections behind much of what some processes send: all shards, one of them, or a worker or reader."""
         pick, network = facts["pick"], self._world.sim.network
         is_shard = self._world.deployment.sharded and 2 * pick < 1
         among = self.upheaval.everybody() if is_shard else self._world.living()
@@ -230,7 +218,6 @@ class Havoc:
         self._change_store()
 
     def _change_store(self) -> None:
-        """The store's weather is one object, which all its users look at."""
         weather = self._world.deployment.store.weather
         worst = _worst(StoreWeather(away=weather.away), self._stores)
         for field in fields(worst):
@@ -239,7 +226,6 @@ class Havoc:
     # -- operators -------------------------------------------------------------------------------------------------
 
     def operate(self, run: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
-        """Let an operator do something."""
         process = self._world.named("operator")
         process.start(self._operator, process, run)
         self._world.leaving.append(process)
@@ -249,8 +235,6 @@ class Havoc:
             await run(lw)
 
     def reset(self, name: str) -> None:
-        """Let an operator reset a computation."""
-
         async def run(lw: Client) -> None:
             await lw.reset(name)
 
@@ -316,18 +300,15 @@ class Havoc:
                 silent = 0
 
     def _is_waiting(self, seat: Seat) -> bool:
-        """Whether a shard should serve by now, and has not read the graph."""
         if not seat.wanted or seat.away or seat.process.paused or not self._reaches_the_store(seat.name):
             return False
         return not seat.serving or seat.authority is None or not seat.authority.shard.held.covered
 
     def _reaches_the_store(self, name: str) -> bool:
-        """Whether nothing keeps a shard from reading and writing."""
         store = self._world.deployment.store
         return name not in store.cut and not store.weather.away and not self._stores
 
     async def _give_up(self) -> None:
-        """An operator drops what is damaged and served nowhere for a while."""
         silent = 0
         while True:
             await asyncio.sleep(1.0)
@@ -341,8 +322,6 @@ class Havoc:
                 silent = 0
 
     def _drop(self, name: str) -> None:
-        """Let an operator drop a computation. Its workers find out, and register it again when they are started anew."""
-
         async def run(lw: Client) -> None:
             try:
                 await lw.drop(name, force=True)
@@ -374,7 +353,6 @@ class Havoc:
         self.operate(run)
 
     def _split(self, pick: float) -> None:
-        """Let an operator cut a slice in two where it may be cut and is not yet."""
         may = [
             (node, cell, name)
             for node in self._world.pipeline.nodes.values()
@@ -425,7 +403,6 @@ class Havoc:
 
 
 def _worst(calm: Any, active: Sequence[Any]) -> Any:
-    """All that is wrong at a time."""
     for each in active:
         for field in fields(each):
             setattr(calm, field.name, max(getattr(calm, field.name), getattr(each, field.name)))

@@ -15,30 +15,21 @@ from tests.kit.memory_journal import MemoryDisk
 
 @dataclass(frozen=True)
 class Book:
-    """What one log says. Never changed, only replaced."""
-
     position: int = 0
-    """Up to where it was read."""
     incarnation: int = 0
     order: tuple[int, int] = (0, 0)
     """The greatest generation and ordinal that claimed, in this incarnation."""
     batch: int = 0
-    """The last micro-batch that was committed, in this incarnation."""
     requests: Mapping[bytes, int] = field(default_factory=dict)
-    """What each claim was granted, in all incarnations."""
     lows: Mapping[int, int] = field(default_factory=dict)
-    """The newest low watermark of each incarnation."""
     strong: frozenset[int] = frozenset()
     """The numbers of the strong records in it, whether or not a snapshot has them by now."""
     inputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Of the graph: what each computation reads."""
     incarnations: Mapping[str, int] = field(default_factory=dict)
     """Of the graph: the incarnation of each computation, the last one of what was dropped."""
     dropped: frozenset[str] = frozenset()
-    """Of the graph: what was dropped, and is not registered since."""
 
     def graph(self, payload: bytes, position: int) -> Book:
-        """The book behind a record of the graph, which is all of it, or what it changes."""
         record = journal_pb2.Topology.FromString(payload)
         found, old = record.computations, self if record.over else Book()
         inputs = {**old.inputs, **{each.name: tuple(each.inputs) for each in found}}
@@ -47,7 +38,6 @@ class Book:
         return replace(self, position=position, inputs=inputs, incarnations=incarnations, dropped=dropped)
 
     def record(self, record: journal_pb2.Record, position: int) -> Book:
-        """The book behind a record of a computation."""
         book = self if record.incarnation == self.incarnation else replace(self, order=(0, 0), batch=0)
         claims = [op.claim for op in record.ops if op.HasField("claim")]
         return replace(
@@ -63,7 +53,6 @@ class Book:
         )
 
     def snapshot(self, payload: bytes, position: int) -> Book:
-        """The book behind a snapshot that says all there is."""
         found = journal_pb2.Snapshot.FromString(payload)
         return replace(
             self,
@@ -77,12 +66,9 @@ class Book:
 
 
 class Ledger(MemoryDisk):
-    """The disk of a world."""
-
     def __init__(self) -> None:
         super().__init__()
         self.books: dict[str, Book] = {}
-        """What each log says now."""
         self.missing: dict[str, frozenset[int]] = {}
         """Strong records that were acknowledged and are gone, but may come back from the memory of who wrote them."""
         self.ended: set[str] = set()
@@ -91,16 +77,11 @@ class Ledger(MemoryDisk):
         self._numbers: dict[tuple[str, int, int], int] = {}
         self._acknowledged: set[int] = set()
         self._minds: dict[tuple[str, str], Book] = {}
-        """What each process knows of each log that it writes to."""
 
     def book(self, log: str) -> Book:
-        """What a log says now."""
         return self.books.get(log, Book())
 
-    # -- what happens to it ----------------------------------------------------------------------------------------
-
     def wrote(self, who: str, operation: Operation) -> None:
-        """To be called right behind a write of a process, whether or not it did anything."""
         for log, position in operation.places:
             stored, book = self.logs.get(log), self.book(log)
             if stored is None or position <= book.position or operation.name not in {"append", "restore"}:
@@ -131,26 +112,20 @@ class Ledger(MemoryDisk):
         return replace(turned, strong=turned.strong | {number})
 
     def acknowledged(self, operation: Operation) -> None:
-        """A write has become durable: what it says may not be lost."""
         for log, _ in operation.places:
             self._acknowledged |= self.book(log).strong
 
     def took(self, who: str, log: str) -> frozenset[int]:
-        """A process has taken a log over and read it; returns what is lost for good by that."""
         self._minds[who, log] = self.book(log)
         return self.missing.pop(log, frozenset())
 
-    # -- see MemoryDisk ----------------------------------------------------------------------------------------------
-
     def touch(self, logs: Mapping[str, Mapping[int, bytes]], *, synced: bool) -> None:
-        """See MemoryDisk."""
         self._past.append({log: self.books.get(log) for log in logs})
         super().touch(logs, synced=synced)
         while len(self._past) > len(self._history):
             self._past.popleft()
 
     def lose(self, count: int) -> None:
-        """See MemoryDisk."""
         before = dict(self.books)
         for _ in range(min(count, len(self._past))):
             for log, book in self._past.pop().items():
@@ -159,13 +134,11 @@ class Ledger(MemoryDisk):
         self._miss(before)
 
     def backup(self) -> Ledger:
-        """See MemoryDisk."""
         copy = Ledger()
         copy.put_back(self)
         return copy
 
     def put_back(self, copy: MemoryDisk) -> None:
-        """See MemoryDisk."""
         assert isinstance(copy, Ledger)
         before = self.books
         super().put_back(copy)
@@ -187,5 +160,4 @@ class Ledger(MemoryDisk):
 
 
 def sequencers(book: Book) -> set[int]:
-    """All that were granted, as far as a log says."""
     return set(book.requests.values())

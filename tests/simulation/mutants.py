@@ -27,11 +27,11 @@ from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2
 from lowwater_authority.cluster.cluster import Cluster
 from lowwater_authority.cluster.membership import Beats, View
 from lowwater_authority.core import recovery, topology
-from lowwater_authority.core.budget import Budget, Lateness, Pending
-from lowwater_authority.core.computation import OWN_TURNS, Computation
+from lowwater_authority.core.budget import Lateness
+from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.computation import View as View_
 from lowwater_authority.core.groups import GroupState
-from lowwater_authority.core.requests import GroupReport, Refused
+from lowwater_authority.core.requests import Refused
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine import holding, holdings, rounds
@@ -41,27 +41,19 @@ from lowwater_authority.engine.rounds import Round
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.engine.slices import Slice
 from lowwater_authority.journal import GRAPH, End, JournalCorrupt, JournalFailed, Ownership, contract, frames
-from lowwater_authority.journal.contract import Held
-from lowwater_pipeline.guard import row as guard_row
 from tests.kit import memory_journal as memory
-from tests.kit.memory_journal import MemoryJournal, StoredLog
-from tests.property import slice_switches, switches, task_switches
-from tests.simulation.careless import SENDERS
-from tests.simulation.chaos import is_budgeted, is_careless, is_hasty, is_rotten, is_sharded, is_sliced, is_weak
-from tests.simulation.closes import is_closing
+from tests.kit.memory_journal import MemoryJournal
+from tests.property import slice_switches
+from tests.simulation.chaos import is_budgeted, is_hasty, is_rotten, is_sharded, is_sliced, is_weak
 from tests.simulation.runs import MOVES, live
 from tests.simulation.timer_mutants import TIMING
 from tests.simulation.timers import is_timed
-from tests.simulation.writes import is_writing
 
 SEEDS: Final = 40
-"""Worlds tried at most for one bug."""
 
 FIRST: Final = 1_000_000
-"""Seed of the first of them."""
 
 FINDERS: Final = Path(__file__).with_name("finders.json")
-"""The seed of a world that finds each of them."""
 
 NEVER: Final = re.compile("nothing went wrong for")
 """What a world says that does not arrive. That is not enough of what is ``unsafe``."""
@@ -70,11 +62,6 @@ FAILED: Final = re.compile(r"\b(AttributeError|KeyError|NameError|TypeError)\b")
 """What a bug says that does not fit to the code any more into which it is planted: that finds nothing."""
 
 Planted = pytest.MonkeyPatch
-
-
-def _class(planted: Planted, made: type[Computation]) -> None:
-    """Use another class for computations."""
-    planted.setattr(recovery, "Computation", made)
 
 
 def publish_before_append(planted: Planted) -> None:
@@ -104,36 +91,6 @@ def forget_an_interval_on_recovery(planted: Planted) -> None:
         return found
 
     planted.setattr(recovery, "recover", forgetful)
-
-
-def drop_the_ratchet(planted: Planted) -> None:
-    """What is published is the minimum as it is (rule 3)."""
-    _class(planted, switches.NoRatchet)
-
-
-def forget_the_budget_on_recovery(planted: Planted) -> None:
-    """What a budget had published is found again by what has come, and not by the record that says so (rule 3)."""
-    replay = Computation.replay_budgets
-
-    def forgetful(self: Computation, record: journal_pb2.Record) -> None:
-        replay(self, record)
-        for budget in self.budgets.values():
-            budget.value = self.low
-
-    planted.setattr(Computation, "replay_budgets", forgetful)
-
-
-def let_the_budget_fall_below_low(planted: Planted) -> None:
-    """A budget goes by its delay alone , and so below the low watermark (rule 3)."""
-    tick = Budget.tick
-
-    def alone(
-        self: Budget, counts: Mapping[int, int], behind: int, reference: int, low: int, pending: Pending | None
-    ) -> None:
-        tick(self, counts, behind, reference, MIN, pending)
-
-    planted.setattr(Budget, "tick", alone)
-    planted.setattr(Computation, "_check", lambda self: None)
 
 
 def judge_by_what_was_not_shown(planted: Planted) -> None:
@@ -175,11 +132,6 @@ def silence_counts_as_idle(planted: Planted) -> None:
     planted.setattr(Computation, "take_record", careless)
 
 
-def check_against_applied_state(planted: Planted) -> None:
-    """Reports are checked against what is published, so an owner replaced in this round still counts (rule 4)."""
-    _class(planted, switches.ChecksPublishedOwners)
-
-
 def fold_newer_inputs(planted: Planted) -> None:
     """The newest inputs take the place of the snapshot that the worker passed (rule 5)."""
     claim, fold = Worker.claim, Lease._fold
@@ -198,11 +150,6 @@ def fold_newer_inputs(planted: Planted) -> None:
 
     planted.setattr(Worker, "claim", remembering)
     planted.setattr(Lease, "_fold", newest)
-
-
-def accept_an_older_claim(planted: Planted) -> None:
-    """Claims win in order of arrival (rule 4)."""
-    _class(planted, switches.NoClaimOrder)
 
 
 def skip_the_epoch_check(planted: Planted) -> None:
@@ -226,39 +173,6 @@ def restart_counters_after_a_lost_epoch(planted: Planted) -> None:
     for module in (holding, holdings):
         planted.setattr(module, "epoch_base", base)
     planted.setattr(recovery, "recover", restarting)
-
-
-def overwrite_a_newer_snapshot(planted: Planted) -> None:
-    """A snapshot of a shard that was replaced meanwhile takes the place of the newer one (rule 4).
-
-    The check of the epoch alone would keep it out, and that of the position too: both are off. In so small a world every snapshot
-    is written at once; here they take up to five seconds, as large ones do.
-    """
-    snapshot = MemoryJournal.snapshot
-
-    async def slowly(self: MemoryJournal, log: str, position: int, payload: bytes, **how: bool) -> None:
-        await asyncio.sleep(position % 6)
-        await snapshot(self, log, position, payload, **how)
-
-    def replace_all(
-        self: MemoryJournal,
-        log: str,
-        position: int,
-        frame: bytes,
-        believed: Mapping[str, Held],
-        record: int | None,
-        synced: bool,
-    ) -> None:
-        del believed, record
-        stored = self._disk.logs.get(log, StoredLog())
-        covered = {place: kept for place, kept in stored.records.items() if place <= position}
-        self._disk.touch({log: covered}, synced=synced)
-        stored.snapshot_position, stored.snapshot = position, frame
-        for place in covered:
-            del stored.records[place]
-
-    planted.setattr(MemoryJournal, "snapshot", slowly)
-    planted.setattr(MemoryJournal, "_replace", replace_all)
 
 
 def follow_a_redirect_to_a_lower_epoch(planted: Planted) -> None:
@@ -366,40 +280,6 @@ def apply_over_the_wrong_whole(planted: Planted) -> None:
     planted.setattr(topology.Topology, "replayed", trusting)
 
 
-def answer_older_reports_as_if_taken(planted: Planted) -> None:
-    """A report that is older than one taken over is acknowledged, and not refused (rule 8)."""
-    _class(planted, switches.OlderReportsVanish)
-
-
-def ignore_turns(planted: Planted) -> None:
-    """A claim's reports are ordered for each sender and its streams alone (rule 8)."""
-    _class(planted, switches.TurnsIgnored)
-
-
-def keep_no_number_of_what_changes_nothing(planted: Planted) -> None:
-    """A report that changes nothing leaves no number behind, so that an older one counts after a restart (rule 8)."""
-    _class(planted, switches.NumbersOfChangesOnly)
-
-
-def forget_the_first_sender(planted: Planted) -> None:
-    """A claim that too many senders report for forgets how far the first of them was (rule 8)."""
-
-    class Forgetful(Computation):
-        def report(self, report: GroupReport, **more: Any) -> list[Refused]:
-            group = self.map.groups.get(report.sequencer)
-            senders = group.senders if group is not None else {}
-            if not report.turn and len(senders) >= SENDERS and more["sender"] not in senders:
-                del senders[next(sender for sender in senders if sender != OWN_TURNS)]
-            return super().report(report, **more)
-
-    _class(planted, Forgetful)
-
-
-def take_any_claim_for_a_repeat(planted: Planted) -> None:
-    """A request id gets its answer, whatever it is used for (rule 4)."""
-    _class(planted, switches.AnyClaimRepeats)
-
-
 def answer_what_was_staged_meanwhile(planted: Planted) -> None:
     """An acknowledgement counts for what was staged while its report was on its way, which nobody was told yet (rule 2)."""
     acknowledged = ReporterState.acknowledged
@@ -425,71 +305,6 @@ def let_the_older_process_have_the_address(planted: Planted) -> None:
             self.me = me
 
     planted.setattr(Cluster, "_has_rival", unordered)
-
-
-def let_a_zombie_write(planted: Planted) -> None:
-    """A guard does not ask whether a newer claim was raised (the write is refused to nobody that was superseded)."""
-    refused = guard_row.refused
-
-    def credulous(row: Any, claim: Any, *rest: Any, **more: Any) -> Any:
-        if row is not None and row.token > claim.token:
-            row = replace(row, token=claim.token, nonce=claim.nonce, configuration=claim.configuration)
-        return refused(row, claim, *rest, **more)
-
-    planted.setattr(guard_row, "refused", credulous)
-
-
-def take_a_higher_token_for_a_raise(planted: Planted) -> None:
-    """A write needs no equality: a higher token is as good (so a writer may skip its raise)."""
-    refused = guard_row.refused
-
-    def at_least(row: Any, claim: Any, *rest: Any, **more: Any) -> Any:
-        if row is not None and row.token < claim.token:
-            row = replace(row, token=claim.token, nonce=claim.nonce, configuration=claim.configuration, life=rest[0])
-        return refused(row, claim, *rest, **more)
-
-    planted.setattr(guard_row, "refused", at_least)
-
-
-def raise_a_guard_downwards(planted: Planted) -> None:
-    """An older claim may be raised over a newer one."""
-    refused_raise = guard_row.refused_raise
-
-    def down(row: Any, claim: Any, *rest: Any) -> Any:
-        return None if row is not None and row.token > claim.token else refused_raise(row, claim, *rest)
-
-    planted.setattr(guard_row, "refused_raise", down)
-
-
-def pass_over_the_life_of_a_store(planted: Planted) -> None:
-    """A guard does not notice that its store came back as another."""
-    refused = guard_row.refused
-
-    def same(row: Any, claim: Any, life: str, *rest: Any, **more: Any) -> Any:
-        return refused(row, claim, row.life if row is not None else life, *rest, **more)
-
-    planted.setattr(guard_row, "refused", same)
-
-
-def count_no_batches(planted: Planted) -> None:
-    """A guard takes any batch for the next one, also one that it has."""
-    refused = guard_row.refused
-
-    def uncounted(row: Any, claim: Any, life: str, batch: int, *rest: Any, **more: Any) -> Any:
-        return refused(row and replace(row, batch=batch - 1, digest=""), claim, life, batch, *rest, **more)
-
-    planted.setattr(guard_row, "refused", uncounted)
-
-
-def write_again_what_is_there(planted: Planted) -> None:
-    """A guard writes a batch that it knows to have."""
-    judge = guard_row.judge
-
-    def again(*arguments: Any) -> bool:
-        judge(*arguments)
-        return True
-
-    planted.setattr(guard_row, "judge", again)
 
 
 def publish_a_slice_as_the_whole(planted: Planted) -> None:
@@ -539,9 +354,7 @@ class Mutant(NamedTuple):
 
     plant: Callable[[Planted], None]
     where: tuple[Callable[[int], bool], ...] = ()
-    """What a world must be, by its seed, so that the bug can show."""
     harsh: bool = False
-    """Whether all of these worlds are harsh; else none is."""
     unsafe: bool = False
     """Whether the bug must be seen as it does harm: a value that leads or goes back, or a process that is refused for long."""
 
@@ -564,50 +377,25 @@ MUTANTS: Final[dict[str, Mutant]] = {
     **_mutants(
         publish_before_append,
         forget_an_interval_on_recovery,
-        switches.merge_takes_the_greatest,
-        drop_the_ratchet,
         silence_counts_as_idle,
-        check_against_applied_state,
         fold_newer_inputs,
-        accept_an_older_claim,
         forget_the_tombstone,
         take_what_is_damaged_for_the_end,
         leave_the_log_of_what_is_dropped,
         lose_a_change_by_compaction,
         answer_what_was_staged_meanwhile,
     ),
-    **_mutants(
-        forget_the_budget_on_recovery,
-        let_the_budget_fall_below_low,
-        judge_by_what_was_not_shown,
-        where=(is_budgeted, is_strong),
-    ),
-    **_mutants(
-        skip_the_epoch_check,
-        overwrite_a_newer_snapshot,
-        answer_what_has_left_a_round,
-        apply_over_the_wrong_whole,
-        let_the_older_process_have_the_address,
-        where=(is_sharded,),
-    ),
+    **_mutants(judge_by_what_was_not_shown, where=(is_budgeted, is_strong)),
+    **_mutants(skip_the_epoch_check, answer_what_has_left_a_round, apply_over_the_wrong_whole, where=(is_sharded,)),
     **_mutants(restart_counters_after_a_lost_epoch, follow_a_redirect_to_a_lower_epoch, where=(is_sharded, is_weak)),
     **_mutants(leave_a_damaged_graph, where=(is_rotten,), unsafe=True),
-    **_mutants(answer_older_reports_as_if_taken, ignore_turns, take_any_claim_for_a_repeat, where=(is_careless,)),
-    # Careless clients send nothing late where a store forgets: the authority cannot know what was newer.
-    **_mutants(keep_no_number_of_what_changes_nothing, forget_the_first_sender, where=(is_careless, is_strong)),
-    **_mutants(
-        task_switches.versions_count_for_nothing,
-        task_switches.intervals_lead,
-        task_switches.snapshots_forget_intervals,
-        where=(is_closing, is_strong),
-    ),
     **_mutants(
         slice_switches.ratchet_is_told,
         slice_switches.lowerings_are_acknowledged_at_once,
         slice_switches.new_owners_answer_at_once,
+        slice_switches.retired_is_told_as_finished,
         slice_switches.one_order,
         slice_switches.sequencers_go_down_in_a_move,
-        slice_switches.retired_is_told_as_finished,
         slice_switches.logs_name_the_keys,
         publish_a_slice_as_the_whole,
         where=(is_sliced,),
@@ -619,19 +407,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         where=(is_sliced, is_sharded),
         unsafe=True,
     ),
-    # By the second one sinks refuse for good whoever owns the keys, which is seen by what does not arrive.
-    **_mutants(
-        slice_switches.keys_are_exported_early, slice_switches.sequencers_begin_anew_in_a_cut, where=(is_sliced,)
-    ),
-    **_mutants(
-        let_a_zombie_write,
-        take_a_higher_token_for_a_raise,
-        raise_a_guard_downwards,
-        pass_over_the_life_of_a_store,
-        count_no_batches,
-        write_again_what_is_there,
-        where=(is_writing,),
-    ),
+    **_mutants(slice_switches.keys_are_exported_early, where=(is_sliced,)),
     **_mutants(*TIMING, where=(is_timed,)),
     # These only show behind a fail-over, where many shards read what it takes away, or where messages come late.
     **_mutants(change_inputs_by_an_unconfirmed_graph, where=(is_sharded, is_strong), harsh=True),
@@ -650,11 +426,8 @@ class Hunt(NamedTuple):
 
     name: str
     worlds: int
-    """How many were tried."""
     seed: int | None
-    """Of the world that found it; None: none did."""
     why: str
-    """The promise that was broken there."""
 
 
 def hunt(name: str, first: int | None = None, most: int = SEEDS) -> Hunt:

@@ -1,8 +1,4 @@
-"""The observer that knows the truth: checks every value that leaves the authority, and every value that a program sees.
-
-Values are checked at the moment they are *sent*, which is earlier and so stricter than the moment they are read: the truth
-goes back only where an owner says that it does old work once more, and what was published before that is excused.
-"""
+"""The observer that knows the truth: checks every value that leaves the authority, and every value that a program sees."""
 
 from __future__ import annotations
 
@@ -38,16 +34,12 @@ class Seen:
 
 
 class Oracle(Durable):
-    """Collects violations; the world stops at the first."""
-
     def __init__(self, sim: Simulation, pipeline: Pipeline, ledger: Ledger, *, weak: bool, sharded: bool) -> None:
         super().__init__(sim, pipeline, ledger, weak=weak)
         self._sharded = sharded
         self._published: dict[str, Seen] = {}
         self._publishers: dict[tuple[str, int], str] = {}
-        """Who published a computation by an ownership number."""
         self._incarnations: dict[str, dict[int, float]] = {}
-        """When each incarnation of a computation was first published."""
         self._listing: dict[int, watermarks_pb2.ListRangesRequest] = {}
         self._before: dict[int, dict[str, Seen]] = {}
         """What had been published when a call was made; of a stream, what it was sent last."""
@@ -55,8 +47,6 @@ class Oracle(Durable):
         self._epochs: dict[tuple[str, int, str], int] = {}
         self._claims: dict[tuple[str, bytes], Claim] = {}
         self._asking: dict[int, Claim] = {}
-        self._not_as: dict[int, Claim] = {}
-        """Of a call under the id of another claim: that one."""
         self._ended: dict[str, float] = {}
         """When a reset or new inputs of a computation were last asked for: all its older claims may be stale since."""
         self._released: set[tuple[str, int]] = set()
@@ -66,19 +56,16 @@ class Oracle(Durable):
         self._dropping: dict[int, int] = {}
         """The incarnation that somebody had been told of when a drop was asked for."""
         self._registered: dict[str, int] = {}
-        """The incarnations that somebody was told of."""
 
     # -- what is sent ----------------------------------------------------------------------------------------------
 
     def sent(self, tap: Tap) -> None:
-        """A message leaves a process."""
         try:
             self._sent(tap)
         except Exception as error:  # noqa: BLE001 - not the sender's fault
             self._sim.abort(error)
 
     def arrived_late(self, message: Any) -> None:
-        """A request arrives long after it was sent, and ends claims only now."""
         match message:
             case topology_pb2.ResetRequest() | topology_pb2.SetInputsRequest():
                 self._ended.update(dict.fromkeys(self._pipeline.nodes, self._sim.now))
@@ -149,12 +136,10 @@ class Oracle(Durable):
                 pass
 
     def _keeps(self, told: topology_pb2.Computation) -> None:
-        """A computation is registered, or reset: the store keeps that for good."""
         self._registered[told.name] = max(told.incarnation, self._registered.get(told.name, 0))
         self.keeps_the_graph()
 
     def keeps_the_graph(self) -> None:
-        """Look whether every registration, every reset and every drop is there that somebody was told of."""
         incarnations = self._ledger.book(GRAPH).incarnations
         for name in () if self._weak else self.undropped():
             self.fail(f"{name} was told to be dropped in its incarnation {self._dropped[name]}, but the store has it")
@@ -166,7 +151,6 @@ class Oracle(Durable):
             )
 
     def _publishes(self, tap: Tap, message: types_pb2.Watermark) -> None:
-        """A watermark goes out, to somebody who, or to whose stream, was sent something before."""
         name, low = message.computation, message.low_micros
         if not message.registered:
             return
@@ -249,21 +233,11 @@ class Oracle(Durable):
         if self._is_root(message.computation):
             self._sim.reach("a slice was served by another shard than its root")
         claim = Claim(message.computation, ranges, (message.generation, message.ordinal), bound)
-        first = self._claims.setdefault((message.computation, message.request_id), claim)
-        if first.ranges != claim.ranges:
-            # An id that was used before, for something else: it may be refused, or stand for a claim of its own.
-            self._not_as[tap.call] = first
-            other = message.request_id + b"".join(message.bounds)
-            first = self._claims.setdefault((message.computation, other), claim)
-        self._asking[tap.call] = first
+        self._asking[tap.call] = self._claims.setdefault((message.computation, message.request_id), claim)
 
     def _grants(self, tap: Tap, message: workers_pb2.ClaimResponse) -> None:
         claim = self._asking[tap.call]
         about = f"the claim {message.sequencer} of {claim.name} {claim.cells}"
-        if tap.call in self._not_as:
-            first = self._not_as[tap.call]
-            self._expect(first.sequencer != message.sequencer, f"{about} gets the answer of another, {first.cells}")
-            self._sim.reach("a request id was granted for something else")
         self._expect((claim.name, message.sequencer) in self._durable_claims, f"{about} is granted, but not durable")
         if claim.sequencer not in {0, message.sequencer} and self._gone(claim.name, claim.sequencer):
             claim.sequencer = 0  # the store does not know of it any more
@@ -302,18 +276,15 @@ class Oracle(Durable):
         return max(each.get(root, float("-inf")) for each in (self._ended, self._moved)) >= claim.granted_at - 30
 
     def _is_root(self, name: str) -> bool:
-        """Whether it is cut into slices, whose shards claim it."""
         return name in self._pipeline.nodes and bool(self._pipeline.nodes[name].cuts)
 
     def _acknowledges(self, claim: tuple[str, int], values: set[int]) -> None:
-        """A worker is told that its ranges stand there for good."""
         never = values - self._written.get(claim, set())
         self._expect(self._weak or not never, f"{claim} is told to stand at {sorted(never)}, which was never durable")
 
     def _refuses(self, refused: workers_pb2.RefusedRanges) -> None:
-        """A claim is stale only if somebody made it so."""
-        if refused.reason != "STALE_SEQUENCER" or "none of them may be forgotten" in refused.message:
-            return  # or a careless sender is one too many: what the worker itself says names its turns
+        if refused.reason != "STALE_SEQUENCER":
+            return
         if self._is_root(refused.computation):
             return  # a slice that is served beside its root claims it without a message
         name, sequencer = refused.computation, refused.sequencer
@@ -338,7 +309,6 @@ class Oracle(Durable):
     # -- what programs see -----------------------------------------------------------------------------------------
 
     def viewed(self, process: Process, view: WatermarkView) -> None:
-        """A program was shown watermarks."""
         if not view.registered:
             return
         where = f"{process.name} sees {view.computation}/{view.incarnation} at {view.low.micros}"
@@ -357,7 +327,6 @@ class Oracle(Durable):
         self._epochs[key] = view.epoch
 
     def folded(self, process: Process, name: str, seen: Inputs) -> None:
-        """A program read the minimum over some inputs."""
         low = min((view.low.micros for view in seen.each.values()), default=MIN)
         self._expect(
             seen.low.micros <= low, f"{process.name} folds {seen.low.micros} for {name or 'itself'}, not {low}"
@@ -374,7 +343,6 @@ class Oracle(Durable):
         return min(known, self._ledger.book(GRAPH).incarnations.get(name, known)) if self._weak else known
 
     def answered(self, process: Process, name: str, until: int, answer: Completeness) -> None:
-        """A program was told whether everything before a time is here, and if not, who holds it."""
         about = f"{process.name} is told about {name} to {until}: {answer}"
         self.viewed(process, answer.watermark)
         complete = answer.watermark.registered and until <= answer.watermark.low.micros
@@ -384,12 +352,10 @@ class Oracle(Durable):
         self.reached(process, name, until, complete=answer.complete, incarnation=answer.watermark.incarnation)
 
     def reached(self, process: Process, name: str, until: int, *, complete: bool, incarnation: int = 0) -> None:
-        """A program goes on because everything before a time is here."""
         if complete:
             self._not_ahead(name, until, f"{process.name} is told that {name} is complete to {until}", incarnation)
 
     def remembered(self, name: str, history: History) -> None:
-        """A program was told when steps became complete: never before they were, and it stays what it was."""
         for each in history:
             highest = self._highest.get((name, each.incarnation), MIN)
             about = f"the history of {name}/{each.incarnation} is through {each.through.micros}"
@@ -404,11 +370,9 @@ class Oracle(Durable):
     # -- what programs do ------------------------------------------------------------------------------------------
 
     def claimed(self, process: Process, name: str, sequencer: int, share: Share) -> None:
-        """A worker was granted its share."""
         self._sim.trace("claimed", process=process.name, name=name, sequencer=sequencer, edges=share.edges)
 
     def flushed(self, process: Process, lease: Lease, oldest: Sequence[int], seen: Inputs) -> None:
-        """A worker goes on because its newest state is durable: nothing that was acknowledged stands above it."""
         most = {
             handle: min(micros, seen.low.micros) for handle, micros in enumerate(oldest) if handle not in lease.lost
         }
@@ -416,7 +380,6 @@ class Oracle(Durable):
         self._expect(not beyond, f"{process.name} was told that its newest state is durable: {'; '.join(beyond)}")
 
     def says(self, name: str, incarnation: int, cells: Iterable[int], through: int) -> None:
-        """An output says of some cells that nothing new will come of them below a time."""
         for index in cells:
             key = name, incarnation, index
             self._said[key] = max(through, self._said.get(key, MIN))
@@ -434,21 +397,17 @@ class Oracle(Durable):
                 )
 
     def released(self, name: str, sequencer: int) -> None:
-        """A worker gave its share back."""
         self._released.add((name, sequencer))
 
     def published(self, name: str) -> int:
-        """Return the newest published low watermark."""
         return self._published.get(name, Seen()).low
 
     def has_seen(self, process: Process, names: Iterable[str]) -> int:
-        """Return the least low watermark that a process has seen, over some computations."""
         return min(self._seen.get((process.name, process.generation, name), Seen()).low for name in names)
 
     # -- at the end ------------------------------------------------------------------------------------------------
 
     def behind(self, names: Iterable[str]) -> dict[str, str]:
-        """What is not published at the truth, and by how much."""
         lags = {}
         for name in names:
             low, truth = self.published(name), self._pipeline.low(name)

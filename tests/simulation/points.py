@@ -23,7 +23,6 @@ _FAULTS: Final = (
     "store: written",
     *(f"move: {kind}" for kind in KINDS if kind not in WEATHER),
 )
-"""What goes wrong."""
 
 _MET: Final = (
     *(f"move: {kind}" for kind in WEATHER),
@@ -39,25 +38,10 @@ _MET: Final = (
     "records came behind a lateness budget",
     "a claim committed the batch before it",
     "a claim was granted twice",
-    "a client counted its turns again",
-    "careless: INVALID_ARGUMENT",
-    "said again: OLD_STREAM",
-    "said again behind many: OLD_STREAM",
-    "said late: OLD_STREAM",
     "others go on behind a piece",
-    "tasks: closed late",
     "timers: a batch began with another layout",
     "timers: a batch was replayed",
     "timers: a driver died between two steps",
-    "tasks: another configuration",
-    "a lease ended: STALE_LEASE",
-    "guard: Fenced",
-    "guard: NotRaised",
-    "guard: Rewound",
-    "guard: StoreReplaced",
-    "guard: outcome unknown",
-    "guard: there already",
-    "guard: the store lost what it acknowledged",
     "a crash in the middle of a write",
     "a crash that kept some of what was cached",
     "a crash that lost what was cached",
@@ -104,7 +88,6 @@ _MET: Final = (
 """What comes of it: the places in the code that only faults lead to."""
 
 POINTS: Final = _FAULTS + _MET
-"""All of them."""
 
 
 def is_fault(point: str) -> bool:

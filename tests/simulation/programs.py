@@ -12,10 +12,8 @@ import lowwater
 from lowwater import Inputs, Watermark, errors
 from lowwater._async.client import Client
 from lowwater._core.surroundings import Surroundings
-from tests.simulation.careless import Careless
 from tests.simulation.storage import Fenced, Storage
 from tests.simulation.truth import MAX, MIN, Node, Pipeline, Record
-from tests.simulation.writes import WRITTEN, Writes, write
 
 if TYPE_CHECKING:
     from lowwater.aio import Lease, Worker
@@ -28,40 +26,27 @@ HOUR = 3_600_000_000
 GROWING = "daily"
 """The computation that gets another input while it runs. No other reads it."""
 CENTURY = 4_102_444_800_000_000
-"""The year 2100."""
 
 
 @dataclass
 class Place:
-    """What all programs of a world share."""
-
     sim: Simulation
     pipeline: Pipeline
     storage: Storage
     oracle: Oracle
     finishing: bool = False
-    """Whether injectors that have injected everything say so."""
     calm: bool = False
-    """Whether workers do their best, instead of whatever comes to mind."""
     addresses: str = ""
-    """Where the authority is, as clients are told."""
-    careless: Careless | None = None
-    """What careless workers do; None: there are none."""
-    writes: Writes | None = None
-    """The store of guarded writes; None: none are made."""
     timers: Timers | None = None
     """What is known of the computation with timers; None: there is none."""
     sliced: bool = False
-    """Whether computations are cut into slices, and some are retired."""
     budgeted: bool = False
     """Whether computations have a lateness budget: half of the records, or the few of a world would not warm it up."""
 
     def random(self, process: Process) -> Random:
-        """The randomness of a process."""
         return self.sim.rng(f"{process.name}/{process.generation}")
 
     def client(self, process: Process, addresses: str = "") -> Client:
-        """A client as any program makes one, but for the network."""
         random = self.random(process)
         surroundings = Surroundings(
             monotonic=lambda: self.sim.now,
@@ -86,25 +71,20 @@ class Share:
     edges: tuple[int, ...]
 
     def bounds(self, node: Node) -> list[bytes]:
-        """The key bounds to claim."""
         return [node.edge(edge) for edge in self.edges]
 
     @property
     def cells(self) -> range:
-        """All of its cells."""
         return range(self.edges[0], self.edges[-1])
 
     def of(self, handle: int) -> range:
-        """The cells of one range."""
         return range(self.edges[handle], self.edges[handle + 1])
 
     def handles(self) -> range:
-        """All handles."""
         return range(len(self.edges) - 1)
 
 
 async def register(place: Place, lw: Client, name: str) -> None:
-    """Register a computation as its own program does at its start, with the inputs it was deployed with."""
     node = place.pipeline.nodes[name]
     try:
         budget = 0.5 if place.budgeted else ()
@@ -115,7 +95,6 @@ async def register(place: Place, lw: Client, name: str) -> None:
 
 
 async def work(place: Place, process: Process, name: str, share: Share) -> None:
-    """One worker of one computation, until it loses all that it owns or is killed."""
     random = place.random(process)
     node = place.pipeline.nodes[name]
     async with place.client(process) as lw:
@@ -129,19 +108,9 @@ async def work(place: Place, process: Process, name: str, share: Share) -> None:
                 older = node.stamp(max(least - back, 0)) if least != MAX or not place.sliced else None
             lease = await worker.claim(bounds=share.bounds(node), bound=older)
             place.oracle.claimed(process, name, lease.sequencer, share)
-            if place.careless is not None and not place.calm and random.random() < 0.2:
-                await place.careless.use_a_request_id_twice(process, place.addresses)
             try:
                 await place.storage.open(name, share.cells, lease.sequencer)
-                if place.writes is not None and name == WRITTEN:
-                    following = asyncio.ensure_future(_follow(place, process, lw, worker, lease, node, share))
-                    writing = asyncio.ensure_future(write(place.writes, process, lw, lease, share.cells))
-                    ended, others = await asyncio.wait([following, writing], return_when=asyncio.FIRST_COMPLETED)
-                    for other in others:
-                        other.cancel()
-                    for task in ended:
-                        task.result()
-                elif node.inputs:
+                if node.inputs:
                     await _follow(place, process, lw, worker, lease, node, share)
                 else:
                     await _inject(place, process, lease, node, share)
@@ -150,7 +119,6 @@ async def work(place: Place, process: Process, name: str, share: Share) -> None:
 
 
 async def _inject(place: Place, process: Process, lease: Lease, node: Node, share: Share) -> None:
-    """Inject what the sources have, and say how far they are."""
     random = place.random(process)
     frontiers = {}
     for index in share.cells:
@@ -191,7 +159,6 @@ async def _inject(place: Place, process: Process, lease: Lease, node: Node, shar
 
 
 async def _finish(lease: Lease, handles: Sequence[int]) -> bool:
-    """Whether it is durable that nothing will ever come in some ranges."""
     try:
         await lease.finish(handles)
     except (errors.Timeout, errors.TooFarAhead):
@@ -202,7 +169,6 @@ async def _finish(lease: Lease, handles: Sequence[int]) -> bool:
 async def _follow(
     place: Place, process: Process, lw: Client, worker: Worker, lease: Lease, node: Node, share: Share
 ) -> None:
-    """Read what is there behind a snapshot of the inputs, do some of it, and say what is left."""
     random = place.random(process)
     while True:
         seen = await worker.inputs()
@@ -250,7 +216,6 @@ async def _follow(
 async def _say(
     place: Place, lw: Client, lease: Lease, node: Node, share: Share, through: int, seen: Inputs, random: Random
 ) -> None:
-    """Let an output say how far it is complete, before that is reported."""
     if through == MIN:
         return
     try:
@@ -269,19 +234,10 @@ async def _say(
 async def _go_back(
     place: Place, process: Process, node: Node, share: Share, lease: Lease, seen: Inputs, random: Random
 ) -> None:
-    """Take old work on once more: first let the ranges go down, durably, then take it on."""
     least = place.pipeline.least_of(node.name, share.cells)
     if least == MAX:
         return
     older = node.stamp(max(least - random.randrange(3 * HOUR), 0))
-    careless = place.careless
-    named = None
-    if careless is not None and random.random() < 0.3:
-        careless.count_again(lease)
-    elif careless is not None and random.random() < 0.4:
-        named = await careless.introduce(process, place.addresses, lease, random)
-    if careless is not None and careless.is_in_doubt(lease):
-        return
     lease.advance(seen, oldest=older)
     try:
         await lease.flush(4.0)
@@ -290,24 +246,13 @@ async def _go_back(
     place.oracle.flushed(process, lease, [older] * len(share.handles()), seen)
     await place.storage.take_on(node.name, share.cells, lease.sequencer, older, place.oracle)
     place.sim.reach("ranges went down")
-    if careless is None:
-        return
-    if named is not None:
-        place.oracle.released(lease.computation, lease.sequencer)  # one sender too many is told to claim again
-        await careless.repeat_behind_many(process, named, lease, random)
-    elif random.random() < 0.4:
-        await careless.say_again(process, place.addresses, lease, random)
-    elif random.random() < 0.5:
-        await careless.say_late(process, place.addresses, lease, random)
 
 
 def may_finish(node: Node, record: Record, low: int) -> bool:
-    """Whether a record may be finished: at once, or with its window."""
     return not node.window or node.stamp(record.time) + node.window <= low
 
 
 def results(node: Node, records: Sequence[Record]) -> list[int]:
-    """What comes of records: one each, or one a window."""
     new = [record.time for record in records if not record.again]
     return new if not node.window else sorted({node.stamp(time) for time in new})
 
@@ -322,7 +267,6 @@ def oldest_of(node: Node, cells: range, there: Mapping[int, Sequence[Record]], s
 
 
 async def watch(place: Place, process: Process) -> None:
-    """Follow everything."""
     random = place.random(process)
     async with place.client(process) as lw:
         async for view in lw.watch():
@@ -332,7 +276,6 @@ async def watch(place: Place, process: Process) -> None:
 
 
 async def fold(place: Place, process: Process, names: Sequence[str]) -> None:
-    """Read the minimum over some computations, again and again."""
     random = place.random(process)
     async with place.client(process) as lw:
         reader = lw.inputs(*names)
@@ -342,7 +285,6 @@ async def fold(place: Place, process: Process, names: Sequence[str]) -> None:
 
 
 async def ask(place: Place, process: Process) -> None:
-    """Ask everything that can be asked, one thing at a time."""
     random = place.random(process)
     async with place.client(process) as lw:
         while True:
@@ -384,7 +326,6 @@ async def _question(place: Place, process: Process, lw: Client, name: str, rando
 
 
 async def confirm(place: Place, process: Process) -> None:
-    """At the end, ask once for everything, and expect to be told that it is all here."""
     async with place.client(process) as lw:
         for name in place.pipeline.nodes:
             view = await lw.wait(name, Watermark.FINISHED, timeout=30)

@@ -14,18 +14,13 @@ if TYPE_CHECKING:
     from lowwater_authority.core.computation import Computation
 
 Key = tuple[str, int]
-"""Computation and sequencer."""
 
 
 @dataclass(frozen=True)
 class _Said:
-    """One claim's part of a report."""
-
     at: tuple[int, int]
-    """Stream and number."""
     key: Key
     values: dict[int | None, int]
-    """By handle; None stands for all that have none."""
 
 
 class Reported:
@@ -34,13 +29,10 @@ class Reported:
     def __init__(self) -> None:
         self._streams: dict[int, tuple[bytes, int]] = {}
         self._said: dict[bytes, deque[_Said]] = {}
-        """By sender, what is not acknowledged yet."""
         self._settled: dict[Key, dict[int | None, int]] = {}
         self._batched: set[Key] = set()
-        """Claims that commit batches as well, which move their ranges."""
 
     def sent(self, call: int, message: workers_pb2.ReportRequest) -> None:
-        """A worker sends a message of a stream."""
         if message.HasField("open"):
             self._streams[call] = message.open.sender, message.open.stream
             return
@@ -59,7 +51,6 @@ class Reported:
             self._said.setdefault(sender, deque()).append(said)
 
     def commits(self, message: workers_pb2.CommitBatchRequest) -> None:
-        """A driver commits a batch."""
         self._batched.add((message.computation, message.sequencer))
 
     def acknowledged(self, call: int, ack: workers_pb2.ReportAck) -> dict[Key, set[int]]:
@@ -103,7 +94,6 @@ class Reported:
         return found
 
     def missing(self, computation: Computation) -> list[str]:
-        """Return what a computation, as it was recovered, should know and does not."""
         found = []
         for sequencer, group in computation.map.groups.items():
             key = computation.spec.name, sequencer

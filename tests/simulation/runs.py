@@ -12,11 +12,9 @@ from tests.simulation import chaos
 from tests.simulation.world import Result, World
 
 MOVES: Final = 60
-"""Moves in one world."""
 
 
 def moves_of(seed: int, count: int = MOVES, *, harsh: bool | None = None) -> list[chaos.Move]:
-    """Return the moves of a world. ``harsh``: whether they are harsh, if that is not left to the seed."""
     random, sharded, rotten = Random(f"moves of {seed}"), chaos.is_sharded(seed), chaos.is_rotten(seed)
     if harsh is None:
         harsh = chaos.is_harsh(seed)
@@ -32,13 +30,11 @@ def moves_of(seed: int, count: int = MOVES, *, harsh: bool | None = None) -> lis
 
 
 def live(world: tuple[int, int], *, harsh: bool | None = None) -> Result:
-    """Run one world."""
     seed, count = world
     return World(seed, moves_of(seed, count, harsh=harsh)).run()
 
 
 def outcomes(worlds: Sequence[tuple[int, int]], jobs: int, *, harsh: bool | None = None) -> Iterator[Result]:
-    """Run worlds, several at a time, in order."""
     run = partial(live, harsh=harsh)
     if jobs == 1:
         yield from map(run, worlds)

@@ -9,14 +9,12 @@ from tests.simulation.chaos import Move, length
 from tests.simulation.world import Result, World
 
 ATTEMPTS = 80
-"""Worlds tried at most: each takes about a second."""
 
 FACT = r"-?[\w.~/#]*\d[\w.~/#]*"
 """Pattern of what differs between two violations of one kind: a time, a value, the name of a process or of a slice."""
 
 
 def kind(violation: str, computations: Iterable[str]) -> str:
-    """Return a violation without its times, values and names."""
     return re.sub("|".join([FACT, *(rf"\b{name}\b" for name in computations)]), "#", violation)
 
 

@@ -29,19 +29,15 @@ class Plan:
 
     seen: Inputs
     records: Mapping[int, Sequence[Record]]
-    """By cell."""
 
     @property
     def digest(self) -> bytes:
-        """Names the plan."""
         numbers = [record.number for index in sorted(self.records) for record in self.records[index]]
         return hash((self.seen.low.micros, *numbers)).to_bytes(8, "little", signed=True)
 
 
 @dataclass
 class Checkpoint:
-    """The durable state of a query of micro-batches."""
-
     ordinal: int = 0
     committed: int = 0
     """The number of the last batch that was committed; they count from 1."""
@@ -49,8 +45,6 @@ class Checkpoint:
 
 
 class Storage:
-    """What every worker program reads and writes."""
-
     def __init__(self, pipeline: Pipeline, random: Random) -> None:
         self._pipeline = pipeline
         self._random = random
@@ -64,7 +58,6 @@ class Storage:
             raise Fenced
 
     async def open(self, name: str, cells: Sequence[int], sequencer: int) -> None:
-        """Keep older claims from writing. Raises Fenced when a newer one was here first."""
         await self._trip()
         for index in cells:
             self._check(name, index, sequencer)
@@ -73,7 +66,6 @@ class Storage:
         await self._trip()
 
     async def read(self, name: str, cells: Sequence[int], sequencer: int) -> dict[int, list[Record]]:
-        """Return everything that is there, by cell."""
         await self._trip()
         found = {}
         for index in cells:
@@ -91,14 +83,12 @@ class Storage:
         outputs: Sequence[int],
         closed: int = MIN,
     ) -> None:
-        """Finish records and hand on what comes of them. ``closed``: windows up to there have been closed."""
         await self._trip()
         self._check(name, index, sequencer)
         self._pipeline.finish(name, index, records, outputs, closed)
         await self._trip()
 
     async def take_on(self, name: str, cells: Sequence[int], sequencer: int, time: int, oracle: Oracle) -> None:
-        """Have work from a time on to be done once more. Raises Fenced."""
         await self._trip()
         for index in cells:
             self._check(name, index, sequencer)
@@ -106,7 +96,6 @@ class Storage:
         await self._trip()
 
     async def inject(self, name: str, index: int, sequencer: int, count: int) -> int:
-        """Inject the next records; returns the frontier after them."""
         await self._trip()
         self._check(name, index, sequencer)
         self._pipeline.inject(name, index, count)
@@ -115,8 +104,6 @@ class Storage:
         frontier = source.frontier
         await self._trip()
         return frontier
-
-    # -- micro-batches -----------------------------------------------------------------------------------------------
 
     async def begin_run(self, name: str) -> tuple[int, int, Plan | None]:
         """Begin a run: its ordinal, its generation (the first batch not committed), and that batch's plan, if there is one."""
@@ -129,7 +116,6 @@ class Storage:
         return began
 
     async def plan(self, name: str, batch: int, sequencer: int, plan: Plan | None) -> Plan | None:
-        """Return the plan of a batch, which is ``plan`` if it had none. Raises Fenced."""
         await self._trip()
         self._check(name, 0, sequencer)
         checkpoint = self._checkpoints[name]
@@ -149,7 +135,6 @@ class Storage:
         done: Mapping[int, tuple[Sequence[Record], Sequence[int]]],
         closed: int,
     ) -> None:
-        """Commit a batch: finish records by cell and hand on what comes of them, all in one step."""
         await self._trip()
         checkpoint = self._checkpoints[name]
         for index in done:

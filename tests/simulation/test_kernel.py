@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import weakref
 from collections.abc import AsyncIterator
 
 import pytest
 
 from tests.simulation.kernel import Crashed, Simulation, SimulationStuck
-
-# -- time ------------------------------------------------------------------------------------------------------------
 
 
 def test_an_hour_of_sleeps_costs_only_its_callbacks() -> None:
@@ -25,36 +22,6 @@ def test_an_hour_of_sleeps_costs_only_its_callbacks() -> None:
 
     assert sim.run(hour(), 3601) == sim.now == 3600
     assert sim.loop.callbacks < 3 * 3600
-
-
-def test_timeouts_are_virtual_and_forgotten_timers_are_swept_out() -> None:
-    sim = Simulation(1)
-
-    async def main() -> None:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(60):
-                await asyncio.Event().wait()
-        for _ in range(10_000):
-            async with asyncio.timeout(3600):
-                await asyncio.sleep(0)
-        assert sim.now == 60
-        assert len(sim.loop._timers) < 1_000
-
-    sim.run(main(), 100)
-
-
-def test_there_are_no_threads_and_no_sockets() -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        with pytest.raises(NotImplementedError):
-            await loop.run_in_executor(None, print)
-        with pytest.raises(NotImplementedError):
-            await loop.create_connection(asyncio.Protocol, "localhost", 1)
-
-    Simulation(1).run(main(), 1)
-
-
-# -- stuck -----------------------------------------------------------------------------------------------------------
 
 
 async def forever() -> None:
@@ -86,24 +53,6 @@ def test_a_stuck_simulation_says_who_waits_where(main: object, reason: str, monk
     with pytest.raises(SimulationStuck, match=reason) as stuck:
         sim.run(world(), 100)
     assert any(line.startswith("waiter#1: forever waits at") and "locks.py" in line for line in stuck.value.pending)
-
-
-def test_an_error_of_the_world_ends_the_run_from_anywhere() -> None:
-    sim = Simulation(1)
-
-    async def program() -> None:
-        sim.abort(AssertionError("seen"))
-        await forever()
-
-    async def world() -> None:
-        sim.process("p").start(program)
-        await forever()
-
-    with pytest.raises(AssertionError, match="seen"):
-        sim.run(world(), 100)
-
-
-# -- killing ---------------------------------------------------------------------------------------------------------
 
 
 def test_nothing_of_a_killed_process_runs_again() -> None:
@@ -158,96 +107,6 @@ def test_nothing_of_a_killed_process_runs_again() -> None:
     assert not sim.errors
 
 
-def leave_a_mess() -> weakref.ref[Simulation]:
-    """Run a simulation that leaves all kinds of unfinished things behind."""
-    sim, tasks = Simulation(1), list[asyncio.Task[None]]()
-
-    async def generate() -> AsyncIterator[int]:
-        try:
-            yield 1
-        finally:
-            await asyncio.sleep(1)
-
-    async def stubborn() -> None:
-        kept = generate()
-        await anext(kept)
-        try:
-            await forever()
-        finally:
-            sim.trace("not at the end")
-            tasks.append(asyncio.create_task(forever()))
-            await asyncio.sleep(1)
-            raise KeyError
-
-    async def world() -> str:
-        for name in ("killed", "paused", "alive"):
-            sim.process(name).start(stubborn)
-        await asyncio.sleep(1)
-        sim.process("killed").crash()
-        sim.process("paused").pause()
-        sim.process("fresh").start(forever)
-        return sim.digest()
-
-    assert sim.run(world(), 100) == sim.digest()
-    assert len(tasks) == 3
-    return weakref.ref(sim)
-
-
-def test_a_simulation_ends_without_a_word_and_leaves_no_memory() -> None:
-    """Warnings and unraisable errors would fail this test."""
-    left = leave_a_mess()
-    gc.collect()
-    assert left() is None
-
-
-def test_a_process_ends_with_its_main_coroutine() -> None:
-    sim, ran, tasks = Simulation(1), [], list[asyncio.Task[None]]()
-
-    async def background() -> None:
-        await asyncio.sleep(5)
-        ran.append("background")
-
-    async def program(error: Exception | None) -> None:
-        tasks.append(asyncio.create_task(background()))
-        await asyncio.sleep(1)
-        if error:
-            raise error
-
-    async def world() -> None:
-        good, bad = sim.process("good"), sim.process("bad")
-        good.start(program, None)
-        bad.start(program, KeyError("x"))
-        await good.ended.wait()
-        await bad.ended.wait()
-        assert sim.now == 1
-        assert good.failure is None
-        assert isinstance(bad.failure, KeyError)
-        await asyncio.sleep(10)
-
-    sim.run(world(), 100)
-    assert ran == []
-
-
-def test_a_restarted_process_is_a_new_one_with_the_same_name_and_clock() -> None:
-    sim = Simulation(1)
-
-    async def world() -> None:
-        old = sim.process("p")
-        old.skew = -0.5
-        await asyncio.sleep(2)
-        new = old.restarted()
-        assert (str(old), str(new)) == ("p#1", "p#2")
-        assert sim.process("p") is new
-        assert new.clock() == 1_357_689_600_000_000 + 1_500_000
-        new.skew = 10
-        assert new.clock() - old.clock() == 10_500_000
-
-    sim.run(world(), 10)
-
-
-# -- freezing --------------------------------------------------------------------------------------------------------
-
-
 def test_a_paused_process_goes_on_in_order() -> None:
     sim, ran = Simulation(1), list[str]()
 
@@ -283,17 +142,6 @@ def test_a_paused_process_goes_on_in_order() -> None:
         assert ran[4:] == ["later timer"]
 
     sim.run(world(), 100)
-
-
-def test_god_is_spared() -> None:
-    god = Simulation(1).god
-    with pytest.raises(ValueError, match="killed"):
-        god.crash()
-    with pytest.raises(ValueError, match="paused"):
-        god.pause()
-
-
-# -- randomness ------------------------------------------------------------------------------------------------------
 
 
 def test_each_label_has_its_own_randomness() -> None:

@@ -1,12 +1,4 @@
-"""A computation with state and timers, whose key ranges are split, merged and moved while it runs, is killed and replaced.
-
-The production code of a tracked stage runs as it is: run, hook, part, claim, batch, batch log, versions of the state, and a computation's turns. Only Spark is
-stood in for: who plans a batch and commits it, and who runs its tasks. Its files are on a disk that no crash loses anything of; between any two
-steps a driver can be killed, frozen or replaced by another one, and then goes on as a zombie.
-
-The truth (``Timers``) has a list of timers and an open window for each key. It knows of no ranges, no segments and no versions: it takes what Spark has planned, and the low
-watermark and the clock that were logged for it first, and says what the batch must have produced.
-"""
+"""A computation with state and timers, whose key ranges are split, merged and moved while it runs, is killed and replaced."""
 
 from __future__ import annotations
 
@@ -74,16 +66,13 @@ if TYPE_CHECKING:
     from tests.simulation.truth import Pipeline
 
 TIMED: Final = "counts"
-"""The computation."""
 
 READ: Final = "enriched"
-"""What it reads."""
 
 CELLS: Final = 8
 HOUR: Final = 3_600_000_000
 SIGN: Final = 1 << 63
 RANGES: Final = 2
-"""At the start."""
 
 ECHO: Final = 7_000_000
 """After so many microseconds of the clock some records are told again."""
@@ -93,19 +82,16 @@ KINDS: Final = ("first", "one", "other", "last")
 
 
 def is_timed(seed: int) -> bool:
-    """Whether the world of a seed has a computation with timers: in two of nine."""
     return seed % 9 in (5, 8)
 
 
 def key_of(cell: int, number: int) -> tuple[str, int]:
-    """Return the key of a record, and its place, as a signed hash."""
     kind, size = KINDS[number % len(KINDS)], (1 << 64) // CELLS
     place = cell * size + {"first": 0, "one": size // 3, "other": size // 3, "last": size - 1}[kind]
     return f"{cell}-{kind}", place - SIGN
 
 
 def echoes(number: int) -> bool:
-    """Whether a record is told again, by the clock."""
     return number % 5 == 0
 
 
@@ -180,7 +166,6 @@ class Key:
     out: list[Produced] = field(default_factory=list)
 
     def turn(self, records: Sequence[tuple[int, int]], low: int, now: int) -> None:
-        """Have a batch: (time, number) of each record."""
         left = sorted(records)
         while True:
             due = sorted(start for start in self.hours if start + HOUR <= low)
@@ -203,8 +188,6 @@ class Key:
 
 
 class Timers:
-    """Knows what each batch must produce, and what is finished."""
-
     def __init__(self, sim: Simulation, pipeline: Pipeline, oracle: Oracle, *, weak: bool) -> None:
         self.feed: list[tuple[int, Any]] = []
         """All records that were ever handed to the computation, each with its cell."""
@@ -220,23 +203,17 @@ class Timers:
         self._sim, self._pipeline, self._oracle, self._weak = sim, pipeline, oracle, weak
         self._keys = {name: Key(name) for cell in range(CELLS) for name in (f"{cell}-{kind}" for kind in KINDS)}
         self._done = 0
-        """Batches that were written."""
         self._offset = 0
         self._layout: Any = None
         self._now = 0
-        """Of the last batch, as its layout."""
         self._rows: list[list[Produced]] = []
         self._owed: dict[int, int] = {}
-        """What is still to come of a record."""
         self._ordinals: dict[int, int] = {}
-        """By call: the run that claims."""
         self._newest = 0
-        """The newest run that was granted its claim."""
 
     # -- what is sent ------------------------------------------------------------------------------------------------
 
     def sent(self, tap: Tap) -> None:
-        """A message leaves a process: a run that was replaced takes no ranges, by no layout."""
         match tap.message:
             case workers_pb2.ClaimRequest() as message if message.computation == TIMED:
                 self._ordinals[tap.call] = message.ordinal
@@ -253,7 +230,6 @@ class Timers:
     # -- what is written ---------------------------------------------------------------------------------------------
 
     def written(self, number: int) -> None:
-        """The rows of a batch have their place, for good: they are what the keys produce, and in their order."""
         table = pyarrow.parquet.read_table(self.folder / "out" / f"batch={number}") if self._has_rows(number) else None
         rows = [_plain(row) for row in ([] if table is None else table.to_pylist())]
         if number < self._done:
@@ -295,7 +271,6 @@ class Timers:
         return any((self.folder / "out" / f"batch={number}").glob("*.parquet"))
 
     def _finish(self, rows: Sequence[Produced], low: int) -> None:
-        """What was written is finished in the pipeline, if nothing else is to come of it."""
         finished = set()
         for row in rows:
             for number in row[3] if row[0] == "windows" else [row[2]]:
@@ -308,7 +283,6 @@ class Timers:
             self._pipeline.finish(TIMED, index, done, [], low)
 
     def audit(self) -> None:
-        """At the end, all batches together have what one batch of everything has."""
         windows: dict[tuple[str, int], list[int]] = defaultdict(list)
         for cell, record in self.feed:
             windows[key_of(cell, record.number)[0], floor(record.time, HOUR)].append(record.number)
@@ -323,7 +297,6 @@ class Timers:
         self._oracle.expect(again == wanted, f"{TIMED} has told other records again than it was to: {again}")
 
     def close(self) -> None:
-        """Forget everything. Drivers that were killed end now."""
         self.over = True
         for driver in self.drivers:
             with contextlib.suppress(BaseException):
@@ -340,36 +313,28 @@ def _plain(row: Mapping[str, Any]) -> Produced:
 
 
 class Frame:
-    """Rows."""
-
     def __init__(self, table: pa.Table, session: Session) -> None:
         self.table, self.sparkSession = table, session
 
     @property
     def columns(self) -> list[str]:
-        """The names of its columns."""
         return [*self.table.column_names]
 
     @property
     def schema(self) -> StructType:
-        """The types of its columns."""
         return from_arrow_schema(self.table.schema)
 
     @property
     def write(self) -> Frame:
-        """What writes it."""
         return self
 
     def format(self, _: str) -> Frame:
-        """As parquet."""
         return self
 
     def options(self, **_: str) -> Frame:
-        """With formats of times, which parquet does not need."""
         return self
 
     def save(self, uri: str) -> None:
-        """Write it."""
         folder = Path(uri.removeprefix("file://"))
         folder.mkdir()
         pyarrow.parquet.write_table(self.table, folder / "part-0.parquet")
@@ -377,16 +342,12 @@ class Frame:
 
 @dataclass
 class Session:
-    """What a driver has of Spark."""
-
     driver: Driver
     conf: Any = field(default_factory=lambda: {"spark.sql.shuffle.partitions": "3"})
     sparkContext: Any = field(default_factory=lambda: SimpleNamespace(defaultParallelism=2))  # noqa: N815 - Spark's
 
     @property
     def read(self) -> Any:
-        """Reads what a version has emitted."""
-
         def parquet(*files: str) -> Frame:
             tables = [pyarrow.parquet.read_table(file.removeprefix("file://")) for file in files]
             return Frame(pa.concat_tables(tables), self)
@@ -394,7 +355,6 @@ class Session:
         return SimpleNamespace(schema=lambda _: SimpleNamespace(parquet=parquet))
 
     def range(self, *_: int) -> Any:
-        """Run a job of one task."""
         one = pa.RecordBatch.from_pydict({"id": [0]})
 
         def collect(function: Callable[[Any], Any]) -> list[Any]:
@@ -404,7 +364,6 @@ class Session:
 
 
 def run_tasks(job: Any, frame: Frame, _key: Any, _time: Any, cut: Cut) -> list[Receipt]:
-    """Run the tasks of a version, each over its ranges, some of them twice."""
     table, driver = frame.table, frame.sparkSession.driver
     places = [place + SIGN for place in table["lowwater_place"].to_pylist()]
     handles = [bisect_right(cut.places, place) - 1 for place in places]
@@ -437,8 +396,6 @@ def run_tasks(job: Any, frame: Frame, _key: Any, _time: Any, cut: Cut) -> list[R
 
 
 class Feed:
-    """What the computation reads, as a source."""
-
     kind = "feed"
     outputs: ClassVar[Mapping[str, Any]] = {}
     remembered = 0
@@ -448,41 +405,33 @@ class Feed:
         self._timers = timers
 
     def open(self, *_: Any) -> Feed:
-        """Open it for a run."""
         return self
 
     def head(self, _: str) -> int:
-        """Return how much is there."""
         return len(self._timers.feed)
 
     def wait(self, listed: int, _: str | None) -> int:
-        """All that was there must be read."""
         return listed
 
     def renewed(self, head: int, *_: Any) -> int:
-        """What was there stays."""
         return head
 
     def reached(self, head: int, offset: str | None) -> bool:
-        """Whether it is."""
         return offset_of(offset) >= head
 
     def same(self, one: int, other: int) -> bool:
-        """Whether nothing has come between two listings."""
         return one == other
 
     def look(self, _: int) -> None:
         """Nothing is logged."""
 
     def missing(self, head: int, _: int) -> list[str]:
-        """Return nothing: a record has no name."""
         del head
         return []
 
     read_to = knock = confirm = check = lambda self, line: None
 
     def evidence(self, _: str) -> list[Path]:
-        """Return nothing beside the plan."""
         return []
 
     def close(self) -> None:
@@ -490,18 +439,14 @@ class Feed:
 
 
 def offset_of(line: str | None) -> int:
-    """Return how many records are in the batches up to a line."""
     return 0 if line in (None, NONE) else int(line)
 
 
 class Ticks:
-    """Remembers that a batch without records is wanted."""
-
     def __init__(self) -> None:
         self.wanted = False
 
     def force(self, _: Any) -> bool:
-        """Want one."""
         new, self.wanted = not self.wanted, True
         return new
 
@@ -510,10 +455,7 @@ class Ticks:
 
 
 class TickingHook(Hook):
-    """A hook that has no source of its own."""
-
     def open(self, run: Run) -> Sequence[Any]:
-        """See Hook."""
         self.run, self.ticks = run, Ticks()  # type: ignore[assignment]
         return []
 
@@ -525,13 +467,10 @@ class Rows:
         self._frame = frame
 
     def observed(self) -> Frame:
-        """See Rows of the production code."""
         return self._frame
 
 
 class QuickAuthority(Authority):
-    """One whose calls all go through the client of the process."""
-
     def __post_init__(self) -> None:
         self.cut = Cut(self.registration.ranges)
         self._quick = self.client
@@ -559,8 +498,6 @@ class Sync:
 
 
 class SyncClient(Sync):
-    """A client, with settings that lead to it."""
-
     def __init__(self, client: Client) -> None:
         super().__init__(client)
         told = client.settings
@@ -575,7 +512,6 @@ def _sync(found: Any) -> Any:
 
 
 def wait(something: Any) -> Any:
-    """Wait in a driver for what is awaitable."""
     parent = getcurrent().parent
     assert parent is not None
     return parent.switch(something)
@@ -594,8 +530,6 @@ def _task() -> SimpleNamespace | None:
 
 
 class Driver:
-    """One run of the query, from its start to its end."""
-
     def __init__(self, place: Place, timers: Timers, process: Process, client: Client) -> None:
         self.place, self.timers, self.process = place, timers, process
         self.random = place.random(process)
@@ -610,7 +544,6 @@ class Driver:
         timers.drivers.append(self)
 
     def live(self) -> None:
-        """Run batches until it is replaced."""
         checkpoint, sim = self.timers.checkpoint, self.place.sim
         log = CheckpointLog(checkpoint)
         last = log.last_committed()
@@ -656,7 +589,6 @@ class Driver:
             number += 1
 
     def plan(self, log: CheckpointLog, number: int, hook: TickingHook) -> bool:
-        """Plan a batch, if there is something to read or one is wanted. Raises Concurrent."""
         before = log.plan(number - 1)
         offset = 0 if before is None else offset_of(before.lines[0])
         there = len(self.timers.feed)
@@ -669,7 +601,6 @@ class Driver:
         return True
 
     def rows(self, log: CheckpointLog, number: int) -> Frame:
-        """Return the rows of a batch, in any order."""
         plan, before = log.plan(number), log.plan(number - 1)
         assert plan is not None
         taken = self.timers.feed[0 if before is None else offset_of(before.lines[0]) : offset_of(plan.lines[0])]
@@ -685,14 +616,12 @@ class Driver:
         )
 
     def write(self, frame: Frame, batch: Batch) -> None:
-        """What a computation's stage does with a batch."""
         update = ComputationUpdate(Counts(), OUT, batch.now, batch.promised.micros)
         emitted: Any = batch.stateful(frame, update, SCHEMA)  # type: ignore[arg-type]
         batch.write(emitted, self.timers.folder / "out")
         self.timers.written(batch.id)
 
     def step(self, name: str, _: int) -> None:
-        """A step of a batch is done: it may be the last one of this driver, and there is time for others."""
         if not self.place.calm and self.random.random() < 0.01:
             self.place.sim.reach("timers: a driver died between two steps")
             self.place.sim.reach(f"timers: died at {name}")
@@ -700,7 +629,6 @@ class Driver:
         wait(asyncio.sleep(self.random.uniform(0.001, 0.05)))
 
     def task(self, stage: int, partition: int, body: Callable[[], list[Any]]) -> list[Any]:
-        """Run a task; returns its rows."""
         self.attempts += 1
         context = SimpleNamespace(
             stageId=lambda: stage, partitionId=lambda: partition, taskAttemptId=lambda: self.attempts
@@ -714,7 +642,6 @@ class Driver:
 
 
 async def run(place: Place, process: Process, name: str, share: Share) -> None:
-    """One run of the query, until it is replaced or killed."""
     del name, share
     timers = place.timers
     assert timers is not None
@@ -753,7 +680,6 @@ _AWAY: Final = (
 
 
 async def lay_out(place: Place, process: Process) -> None:
-    """Want other key ranges, again and again."""
     random = place.random(process)
     slots = 65_536 // CELLS
     async with place.client(process) as lw:
@@ -786,7 +712,6 @@ def _changed(base: Layout, kind: int, slot: int, task: int) -> Layout | None:
 
 @contextmanager
 def spark_away(sim: Simulation) -> Iterator[None]:
-    """Have the production code of a stage run without Spark, by the clock of the simulation."""
     clock = SimpleNamespace(
         time=lambda: sim.god.clock() / 1_000_000, monotonic=lambda: sim.now, sleep=lambda s: wait(asyncio.sleep(s))
     )

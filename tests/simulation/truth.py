@@ -1,9 +1,4 @@
-"""What is true: a pipeline whose durable state lives here, cell by cell, outside of everything that is tested.
-
-The key space of a computation is a few cells. A cell of an injector is a list of records that are still to come; a cell of any
-other computation holds the records that were handed to it and are not finished. The oldest work of a cell is looked for among all of
-them whenever they have changed, and from it the true low watermark of a computation: no interval map, no claims, no reports.
-"""
+"""What is true: a pipeline whose durable state lives here, cell by cell, outside of everything that is tested."""
 
 from __future__ import annotations
 
@@ -17,43 +12,33 @@ MAX = 2**63 - 1
 
 
 class Record(NamedTuple):
-    """One record: a number and an event time in microseconds."""
-
     number: int
     time: int
     again: bool = False
     """Whether it was finished before: an owner that starts from an older state does it once more, and nothing new comes of it."""
     origin: str = ""
-    """The computation that it comes from."""
     forgotten: bool = False
     """Whether nobody but its owner can know of it: where it was announced is lost for good."""
 
 
 @dataclass
 class Source:
-    """What one cell of an injector will inject, in this order."""
-
     times: Sequence[int]
     end: int
-    """Nothing before it comes after the last record."""
     offset: int = 0
     finished: bool = False
     least: list[int] = field(default_factory=list)
-    """The least event time from each record on."""
 
     def __post_init__(self) -> None:
         self.least = [*reversed(list(accumulate(reversed(self.times), min, initial=self.end)))]
 
     @property
     def frontier(self) -> int:
-        """Nothing older will be injected."""
         return MAX if self.finished else self.least[self.offset]
 
 
 @dataclass
 class Cell:
-    """One stretch of keys."""
-
     pending: dict[int, Record] = field(default_factory=dict)
     source: Source | None = None
     fence: int = 0
@@ -66,8 +51,6 @@ class Cell:
 
 @dataclass
 class Node:
-    """A computation."""
-
     name: str
     inputs: list[str]
     window: int
@@ -79,28 +62,23 @@ class Node:
     """The cells that the slices of it begin with, but for the first slice; empty: it is not cut."""
 
     later: tuple[int, ...] = ()
-    """Cells that an operator may cut a slice at."""
     parts: tuple[tuple[int, int], ...] = ()
     """The number of each slice, in the order of their keys, and its first cell, once one was cut in two; empty: as ``cuts`` says."""
 
     @property
     def slices(self) -> dict[str, range]:
-        """The cells of each slice, by the name that the authority has for it."""
         parts = self.parts or tuple(enumerate((0, *self.cuts)))
         edges = pairwise((*(first for _, first in parts), len(self.cells)))
         names = [f"{self.name}~{number}" for number, _ in parts]
         return {name: range(*each) for name, each in zip(names, edges, strict=True)} if self.cuts else {}
 
     def stamp(self, time: int) -> int:
-        """The event time of what comes of a record: floored to the window's start."""
         return time if not self.window or time in (MIN, MAX) else time - time % self.window
 
     def edge(self, index: int) -> bytes:
-        """The key at which a cell begins; behind the last one, no upper bound."""
         return bytes([256 // len(self.cells) * index]) if 0 < index < len(self.cells) else b""
 
     def covered(self, start: bytes, end: bytes) -> range:
-        """The cells of a key range, which begins and ends at edges."""
         first = start[0] * len(self.cells) // 256 if start else 0
         last = end[0] * len(self.cells) // 256 if end else len(self.cells)
         return range(first, last)
@@ -111,8 +89,6 @@ class LateRecord(AssertionError):
 
 
 class Pipeline:
-    """All computations, in topological order."""
-
     def __init__(self, nodes: Iterable[Node]) -> None:
         self.nodes = {node.name: node for node in nodes}
         self.own: dict[str, range] = {}
@@ -126,15 +102,12 @@ class Pipeline:
 
     @property
     def cut(self) -> dict[str, range]:
-        """The cells of all slices, by their names."""
         return {name: cells for node in self.nodes.values() for name, cells in node.slices.items()}
 
     def whole(self, name: str) -> Node:
-        """Return a computation by its name, or by that of a slice of it."""
         return self.nodes[name.partition("~")[0]]
 
     def cells_of(self, name: str) -> range:
-        """Return the cells of a computation, or of a slice of one."""
         node = self.whole(name)
         if name == node.name:
             return range(len(node.cells))
@@ -148,11 +121,9 @@ class Pipeline:
         return node.slices[name]
 
     def changed(self) -> None:
-        """To be called after every change."""
         self._lows.clear()
 
     def _touch(self, name: str, index: int) -> dict[int, Record]:
-        """Return what a cell holds, to be changed."""
         for fresh in (False, True):
             self._held.pop((name, index, fresh), None)
         return self.nodes[name].cells[index].pending
@@ -172,7 +143,6 @@ class Pipeline:
         return self._lows[name, fresh]
 
     def low_of(self, name: str, index: int, *, fresh: bool = False) -> int:
-        """The same for one cell."""
         node = self.whole(name)
         name = node.name
         cell = node.cells[index]
@@ -187,12 +157,10 @@ class Pipeline:
         return node.stamp(min(held, *[self.low(each, fresh=True) for each in node.inputs]))
 
     def least_of(self, name: str, cells: Iterable[int]) -> int:
-        """The same for several cells."""
         return min(self.low_of(name, index) for index in cells)
 
     @property
     def unfinished(self) -> int:
-        """Records that are still to be injected, or were and are not finished."""
         return sum(
             len(cell.pending) + (len(cell.source.times) - cell.source.offset if cell.source else 0)
             for node in self.nodes.values()
@@ -200,7 +168,6 @@ class Pipeline:
         )
 
     def restore(self, name: str, cells: Iterable[int], time: int) -> None:
-        """A new owner starts from an older state: there is work from a time on to be done again."""
         name = self.whole(name).name
         for index in cells:
             cell = self.nodes[name].cells[index]
@@ -210,7 +177,6 @@ class Pipeline:
         self.changed()
 
     def forget(self, name: str, cells: Iterable[int], value: int) -> None:
-        """The store has lost that there is old work to be done again below a value; new work is never forgotten."""
         node = self.whole(name)
         name = node.name
         for index in cells:
@@ -221,7 +187,6 @@ class Pipeline:
         self.changed()
 
     def retire(self, name: str, cells: Iterable[int]) -> None:
-        """Cells are taken out of a computation that no other reads."""
         node = self.whole(name)
         for index in cells:
             node.cells[index].retired = True
@@ -230,7 +195,6 @@ class Pipeline:
         self.changed()
 
     def revive(self, name: str, cells: Iterable[int]) -> None:
-        """Cells are claimed."""
         node = self.whole(name)
         for index in cells:
             if node.cells[index].retired:
@@ -239,7 +203,6 @@ class Pipeline:
         self.changed()
 
     def forget_input(self, name: str, lost: str) -> None:
-        """The store has lost that a computation, which nothing reads, has an input: it does not wait for it any more."""
         node = self.nodes[name]
         node.inputs = [each for each in node.inputs if each != lost]
         for index in range(len(node.cells)):
@@ -249,10 +212,7 @@ class Pipeline:
                     pending[number] = record._replace(again=True, forgotten=True)
         self.changed()
 
-    # -- what workers do, durably ----------------------------------------------------------------------------------
-
     def emit(self, name: str, times: Iterable[int]) -> None:
-        """Hand records to everything that reads a computation, at the very moment at which they are finished there."""
         for time in times:
             self._numbers += 1
             for reader in self.nodes.values():
@@ -270,7 +230,6 @@ class Pipeline:
         self.changed()
 
     def inject(self, name: str, index: int, count: int) -> None:
-        """Inject the next records of a cell."""
         source = self.nodes[name].cells[index].source
         assert source is not None
         taken = source.times[source.offset : source.offset + count]
@@ -278,7 +237,6 @@ class Pipeline:
         self.emit(name, taken)
 
     def finish(self, name: str, index: int, records: Iterable[Record], outputs: Iterable[int], closed: int) -> None:
-        """Finish records of a cell and hand on what comes of them, in one step."""
         cell, pending = self.nodes[name].cells[index], self._touch(name, index)
         for record in records:
             del pending[record.number]

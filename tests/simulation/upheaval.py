@@ -21,7 +21,6 @@ PATIENCE_SECONDS = 30.0
 """After which what supervises processes loses patience with one that was asked to stop."""
 
 BACKUP_SECONDS = 1.0
-"""Between two backups of the store."""
 
 BACKUPS = 30
 
@@ -30,8 +29,6 @@ ZOMBIE_SECONDS = 5.0
 
 
 class Upheaval:
-    """Moves against the authority."""
-
     def __init__(self, world: World) -> None:
         self._world = world
         self._sim = world.sim
@@ -40,7 +37,6 @@ class Upheaval:
         self._outages = 0
 
     def do(self, move: Move) -> None:
-        """Make a move; it goes on by itself."""
         facts = move.facts
         seat = self._pick(facts.get("pick", 0.0))
         match move.kind:
@@ -108,8 +104,6 @@ class Upheaval:
     def _pick(self, pick: float) -> Seat:
         return self._deployment.seats[int(pick * len(self._deployment.seats))]
 
-    # -- processes -------------------------------------------------------------------------------------------------
-
     async def _crash(self, kind: str, seat: Seat, down: float, keep: int | None) -> None:
         if seat.away or not seat.process.alive:
             return
@@ -124,7 +118,6 @@ class Upheaval:
         seat.away = False
 
     def crash_owner(self, name: str) -> None:
-        """Crash whoever serves a computation."""
         sharded = self._deployment.sharded
         for seat in self._deployment.seats:
             if seat.serving and seat.authority is not None and seat.authority.shard.serves(name):
@@ -132,12 +125,10 @@ class Upheaval:
                 self._world.later(self._crash, kind, seat, 0.2, keep)
 
     def crash_serving(self, pick: float) -> None:
-        """Crash one of the shards that serve."""
         serving = [seat for seat in self._deployment.seats if seat.serving]
         self._world.later(self._crash, "crash a shard", serving[int(pick * len(serving))], 0.2, None)
 
     def _lose_the_cache(self, keep: int) -> None:
-        """The machine of the only process dies with it."""
         unsynced = self._deployment.ledger.unsynced
         if unsynced:
             lost = unsynced > keep
@@ -165,7 +156,6 @@ class Upheaval:
         seat.away = False
 
     async def _replace(self, kind: str, seat: Seat, seconds: float) -> None:
-        """Freeze a shard and start another one at its address, as if its machine had lost touch with the rest."""
         zombie = seat.process
         if seat.away or not zombie.alive or zombie.paused or seat.authority is None:
             return
@@ -181,16 +171,12 @@ class Upheaval:
         await asyncio.sleep(ZOMBIE_SECONDS)
         zombie.crash()
 
-    # -- the store -------------------------------------------------------------------------------------------------
-
     async def keep_backups(self) -> None:
-        """Copy the store now and then."""
         while True:
             await asyncio.sleep(BACKUP_SECONDS)
             self._backups = [*self._backups[-BACKUPS + 1 :], self._deployment.ledger.backup()]
 
     def _fail_over(self, kind: str, writes: int) -> None:
-        """A replica takes over that lacks the newest writes; whoever waits for an answer gets none."""
         self._acted(kind)
         self._deployment.store.fail_overs += 1
         self._deployment.ledger.lose(writes)
@@ -221,7 +207,6 @@ class Upheaval:
         store.lagging -= 1
 
     def _crash_with(self, facts: dict[str, Any], seat: Seat) -> None:
-        """The machine of the store's master had a shard on it, which dies at the same moment."""
         if facts["crash"] and not seat.away and seat.process.alive:
             seat.process.crash()
 
@@ -242,8 +227,6 @@ class Upheaval:
         await asyncio.sleep(seconds)
         self._outages -= 1
         weather.away = self._outages > 0
-
-    # -- operators -------------------------------------------------------------------------------------------------
 
     def _operate(self, kind: str, seat: Seat, facts: dict[str, Any]) -> None:
         self._acted(kind)
@@ -271,7 +254,6 @@ class Upheaval:
         self._world.havoc.operate(run)
 
     def end(self) -> None:
-        """Let the store be there for all, and every address belong to who can be reached there."""
         for zombie in self._deployment.zombies:
             zombie.crash()
         self._deployment.store.cut.clear()
@@ -280,5 +262,4 @@ class Upheaval:
             seat.dies_behind = 0
 
     def everybody(self) -> list[Process]:
-        """Return all processes of the authority that may live."""
         return [*(seat.process for seat in self._deployment.seats), *self._deployment.zombies]

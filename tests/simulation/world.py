@@ -13,12 +13,10 @@ from typing import Any, Final
 from unittest import mock
 
 from lowwater import errors
-from lowwater_authority.core import computation, tasks
 from lowwater_authority.engine import holdings, logs, slices
 from lowwater_authority.journal import GRAPH
-from tests.simulation import batches, chaos, closes, points, programs, timers, writes
-from tests.simulation.careless import SENDERS, Careless
-from tests.simulation.chaos import Move, is_budgeted, is_careless, is_sharded, is_sliced, is_weak, length
+from tests.simulation import batches, chaos, points, programs, timers
+from tests.simulation.chaos import Move, is_budgeted, is_sharded, is_sliced, is_weak, length
 from tests.simulation.deployment import Deployment, Seat
 from tests.simulation.havoc import BATCHED, Havoc
 from tests.simulation.kernel import Process, Simulation
@@ -31,19 +29,15 @@ from tests.simulation.truth import MAX, Cell, Node, Pipeline, Source
 SECOND: Final = 1_000_000
 HOUR: Final = 3600 * SECOND
 BEGINNING: Final = 1_357_344_000 * SECOND
-"""2013-01-05, four days before the clocks of the world."""
 
 ARRIVES_WITHIN: Final = 180.0
 """Seconds of peace after which every watermark must be at the truth."""
 
 LIMIT: Final = 3600.0
-"""Seconds that a world lasts at most beyond its last move."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a world."""
-
     seed: int
     seconds: float
     faults: int
@@ -111,7 +105,6 @@ def cut_later(random: Random, nodes: Pipeline) -> None:
 
 
 def shares(random: Random, node: Node) -> list[Share]:
-    """Divide a computation among workers, and their shares into ranges, at random edges. No share is in two slices."""
     count = len(node.cells)
     inner = sorted(random.sample(range(1, count), random.randrange(min(count, 4))))
     if node.name in (BATCHED, timers.TIMED):
@@ -149,27 +142,16 @@ class World:
         self.deployment = Deployment(sim, seats, self.oracle, ledger, weak=self.weak, port=port)
         self.place = Place(sim, self.pipeline, Storage(self.pipeline, sim.rng("storage")), self.oracle)
         self.place.addresses = self.deployment.addresses
-        self.place.careless = Careless(sim, weak=self.weak) if is_careless(seed) else None
         self.slots: list[Slot] = []
         self.readers: list[tuple[Process, Callable[[Process], Coroutine[Any, Any, None]]]] = []
         self.leaving: list[Process] = []
-        """Processes that were replaced and live on, until they notice."""
         self.inputs_changed = False
-        """Whether an operator has given a computation another input."""
         self.settled = float("inf")
         self._names = 0
         self._tasks: list[asyncio.Task[None]] = []
         self.havoc = Havoc(self)
-        self.closes: closes.Closes | None = None
-        """What is known of the intervals that are closed; None: none are."""
-        if closes.is_closing(seed):
-            self.closes = closes.Closes(self.oracle, weak=self.weak)
-            sim.network.taps.append(self.closes.sent)
         self.place.budgeted = is_budgeted(seed)
         self.place.sliced = self.sliced
-        if writes.is_writing(seed):
-            slots = [writes.Slot() for _ in self.pipeline.nodes[writes.WRITTEN].cells]
-            self.place.writes = writes.Writes(self.place, self.oracle, slots)
         if self.timed:
             self.place.timers = timers.Timers(sim, self.pipeline, self.oracle, weak=self.weak)
             sim.network.taps.append(self.place.timers.sent)
@@ -177,14 +159,11 @@ class World:
         sim.network.late_taps.append(self.oracle.arrived_late)
 
     def run(self) -> Result:
-        """Live through it."""
         with (
             mock.patch.object(logs, "SNAPSHOT_BYTES", self.snapshot_bytes),
             mock.patch.object(logs, "GRAPH_BYTES", self.snapshot_bytes // 10),
             mock.patch.object(holdings, "PIECE_BYTES", self.piece_bytes),
             mock.patch.object(holdings, "asyncio", Pauses(self.sim)),
-            mock.patch.object(computation, "SENDERS_KEPT", SENDERS),
-            mock.patch.object(tasks, "OPEN_INTERVALS", closes.OPEN),
             mock.patch.object(slices.Slice, "settle", _waiting(self.sim)),
             _hearing(self.oracle, weak=self.weak),
             timers.spark_away(self.sim) if self.timed else nullcontext(),
@@ -216,14 +195,8 @@ class World:
         self._read("watcher", lambda process: programs.watch(place, process))
         self._read("asker", lambda process: programs.ask(place, process))
         self._read("folder", lambda process: programs.fold(place, process, ["enriched", "hourly"]))
-        known = self.closes
-        if known is not None:
-            for number in range(3):
-                self._read(f"closer-{number}", lambda process: closes.close(place, known, process))
         if place.timers is not None:
             self._read("layer", lambda process: timers.lay_out(place, process))
-        if place.writes is not None:
-            self.later(place.writes.forget)
         self.later(self._supervise)
         if self.weak and self.deployment.sharded:
             self.later(self.havoc.upheaval.keep_backups)
@@ -237,14 +210,12 @@ class World:
         await self._make_peace()
 
     def look_at_inputs(self) -> None:
-        """When nobody is left who knows of the other input, it is as if it had never been."""
         node = self.pipeline.nodes["daily"]
         if self.weak and "late" in node.inputs and not self.oracle.knows_inputs("daily", node.inputs):
             self.sim.reach("a change of the graph is lost for good")
             self.pipeline.forget_input("daily", "late")
 
     def later(self, run: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
-        """Let something happen beside everything else. It may not fail."""
         task = asyncio.ensure_future(run(*arguments))
         task.add_done_callback(lambda done: None if done.cancelled() else self._failed(done.exception()))
         self._tasks.append(task)
@@ -256,15 +227,12 @@ class World:
     # -- life ------------------------------------------------------------------------------------------------------
 
     def workers(self) -> list[Process]:
-        """Return the living workers that own something, or will."""
         return [slot.process for slot in self.slots if slot.process.alive]
 
     def living(self) -> list[Process]:
-        """Return the living workers and readers."""
         return [*self.workers(), *(process for process, _ in self.readers if process.alive)]
 
     def share_out(self, node: Node, random: Random) -> None:
-        """Divide a computation among new workers; the old ones live on until they notice."""
         self.leaving += [slot.process for slot in self.slots if slot.name == node.name]
         self.slots = [slot for slot in self.slots if slot.name != node.name]
         for share in shares(random, node):
@@ -273,12 +241,10 @@ class World:
             self.start_worker(slot)
 
     def named(self, name: str) -> Process:
-        """Return a new process for a computation."""
         self._names += 1
         return self.sim.process(f"{name}-{self._names}")
 
     def start_worker(self, slot: Slot) -> None:
-        """Start the program of a share."""
         program = {BATCHED: batches.run_batches, timers.TIMED: timers.run}.get(slot.name, programs.work)
         slot.process.start(program, self.place, slot.process, slot.name, slot.share)
 
@@ -288,7 +254,6 @@ class World:
         self.readers.append((process, program))
 
     async def _supervise(self) -> None:
-        """Start again what ended: nothing else keeps a pipeline alive."""
         while True:
             await asyncio.sleep(0.5)
             for at, where, error in self.sim.errors:
@@ -319,7 +284,6 @@ class World:
                     self.readers[position] = (fresh, program)
 
     def _judge(self, process: Process, seat: Seat | None = None) -> None:
-        """Programs may be refused; nothing else may happen to them."""
         failure, process.failure = process.failure, None
         if failure is None:
             return
@@ -348,9 +312,6 @@ class World:
         self.settled = self.sim.now - started
         if self.oracle.violations:
             return
-        guarded = self.place.writes
-        if guarded is not None:
-            await self._arrive("the guarded store", guarded.complete)
         self.place.finishing = True
         await self._arrive("the end", lambda: all(self.oracle.published(name) == MAX for name in self.pipeline.nodes))
         self.oracle.keeps_the_graph()
@@ -362,11 +323,6 @@ class World:
         process.start(programs.confirm, self.place, process)
         await process.ended.wait()
         self._judge(process)
-        if self.closes is not None:
-            process = self.named("auditor")
-            process.start(closes.audit, self.place, self.closes, process)
-            await process.ended.wait()
-            self._judge(process)
         if self.place.timers is not None:
             self.place.timers.audit()
         [watcher] = [process for process, _ in self.readers if process.name == "watcher"]
@@ -397,7 +353,6 @@ class Pauses:
         return getattr(asyncio, name)
 
     async def sleep(self, seconds: float) -> None:
-        """See asyncio.sleep."""
         if not seconds:
             self._sim.reach("others go on behind a piece")
             seconds = self._random.uniform(0.0001, 0.003)
@@ -405,7 +360,6 @@ class Pauses:
 
 
 def _waiting(sim: Simulation) -> Callable[[slices.Slice, int], Coroutine[Any, Any, errors.Unavailable | None]]:
-    """Count the answers that wait for the root of a slice."""
     settle = slices.Slice.settle
 
     async def counted(self: slices.Slice, turn: int) -> errors.Unavailable | None:
@@ -427,7 +381,6 @@ class _Heard(logging.Handler):
         self._weak = weak
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See logging.Handler."""
         said = record.getMessage()
         # The oracle says whether there was anything to put back; and a zombie was found out.
         if said.endswith(("putting it back from memory", "Its answer was not used.")):
@@ -449,7 +402,6 @@ class _Heard(logging.Handler):
 
 @contextmanager
 def _hearing(oracle: Oracle, *, weak: bool) -> Iterator[None]:
-    """Listen to the loggers of the production code, and keep the rest of what they say to themselves."""
     handler = _Heard(oracle, weak=weak)
     loggers = [logging.getLogger(name) for name in ("lowwater", "lowwater_authority")]
     before = [(logger.level, logger.propagate) for logger in loggers]

@@ -55,8 +55,6 @@ def main(address: str, folder: Path) -> None:
         ),
         flush=True,
     )
-    if sys.argv[3:] != ["--leave"]:
-        spark.stop()
 
 
 if __name__ == "__main__":

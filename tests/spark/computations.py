@@ -59,12 +59,6 @@ class Busiest(Computation):
         ctx.produce("busiest", {"start": start, "key": key, "n": counts[key], "keys": len(counts)})
 
 
-class CountsOnce(Counts):
-    """The same, of each id once."""
-
-    inputs: ClassVar[Sequence[Input]] = [Input("source", key="key", event_time="t", id="id", once=True)]
-
-
 class Rings(Computation):
     """Sets two timers for each record, one of them by the clock, and says when they fire."""
 

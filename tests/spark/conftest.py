@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import lowwater
+from tests.kit import delta
 from tests.process.serving import Serving, serving
 from tests.spark.flow import Flow
 from tests.spark.queries import Queries
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    session = spark_session("lowwater-tests", "local[2,3]", SETTINGS | QUICK)
+    # Delta is there for all: a module that wants other settings of the Spark itself has it stopped and started.
+    session = spark_session("lowwater-tests", "local[2,3]", SETTINGS | QUICK | delta.SETTINGS)
     yield session
     for query in session.streams.active:
         query.stop()

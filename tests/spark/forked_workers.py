@@ -1,6 +1,6 @@
 """The daemon that Spark's Python workers are forked from (``spark.python.daemon.module``), with what they import already imported.
 
-Each worker spends more than a second of a core on those imports otherwise. PySpark's own daemon makes the workers of `test_fork.py`,
+Each worker spends more than a second of a core on those imports otherwise. PySpark's own daemon makes the workers of
 `test_crashes.py`, `tests/floors` and `tests/cluster`.
 """
 

@@ -14,9 +14,6 @@ from lowwater_spark.track.kafka_slot import Publishing, publish_slots
 if TYPE_CHECKING:
     import pyarrow as pa
 
-STEPS = ("begun", "read", "written", "marked", "published")
-"""Of a slot that begins with a new producer."""
-
 
 @dataclass(frozen=True, slots=True)
 class Ends:
@@ -25,14 +22,9 @@ class Ends:
     folder: Path
 
     def plan(self, step: str, batch: int, slot: int, *, kind: str = "kill") -> None:
-        """Have a worker killed; or, too, the group of the driver that runs (``"group"``); or have the task fail in every attempt (``"fail"``)."""
+        """Have a worker killed; or have the task fail in every attempt (``"fail"``)."""
         self.folder.mkdir(exist_ok=True)
         self._file(step, batch, slot).write_text(kind)
-
-    @property
-    def group(self) -> Path:
-        """Where a driver says which group of processes it leads."""
-        return self.folder.with_suffix(".group")
 
     def left(self) -> list[str]:
         """What has not happened yet."""
@@ -52,8 +44,6 @@ class Ends:
             msg = f"slot {slot} fails"
             raise ConnectionResetError(msg)
         file.unlink()
-        if kind == "group":
-            os.killpg(int(self.group.read_text()), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _file(self, step: str, batch: int, slot: int) -> Path:

@@ -93,8 +93,6 @@ class Doom:
         # Every attempt of a task fails, so the query does.
         raise Killed(point)
 
-    # -- the workers' -----------------------------------------------------------------------------------------------
-
     def publish(self, job: Publishing, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Publish, as far as it comes. A worker that has published before takes its slots again, so that it comes to every point."""
         if self.file.exists():

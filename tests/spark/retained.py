@@ -11,9 +11,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import lowwater
 from lowwater_spark.sources.sink_log import list_sink
@@ -33,30 +32,8 @@ def by_end(left: DataFrame, _: DataFrame) -> DataFrame:
     return counted.select("key", sf.col("window.end").alias("t"))
 
 
-def sliding(left: DataFrame, _: DataFrame) -> DataFrame:
-    counted = left.withWatermark("t", DELAY).groupBy(sf.window("t", "1 hour", "20 minutes"), "key").count()
-    return counted.select("key", sf.col("window.start").alias("t"))
-
-
-def sessions(left: DataFrame, _: DataFrame) -> DataFrame:
-    counted = left.withWatermark("t", DELAY).groupBy(sf.session_window("t", "30 minutes"), "key").count()
-    return counted.select("key", sf.col("session_window.end").alias("t"))
-
-
-def windows_of_windows(left: DataFrame, _: DataFrame) -> DataFrame:
-    inner = left.withWatermark("t", DELAY).groupBy(sf.window("t", "20 minutes"), "key").count()
-    outer = inner.groupBy(sf.window("window", "1 hour")).agg(sf.sum("count"), sf.first("key").alias("key"))
-    return outer.select("key", sf.col("window.start").alias("t"))
-
-
 def deduplicated(left: DataFrame, _: DataFrame) -> DataFrame:
     return left.withWatermark("t", DELAY).dropDuplicatesWithinWatermark(["key"])
-
-
-def inner_join(left: DataFrame, right: DataFrame) -> DataFrame:
-    other = right.withWatermark("u", DELAY)
-    matches = sf.expr("key = other and t >= u - interval 30 minutes and t <= u + interval 30 minutes")
-    return left.withWatermark("t", DELAY).join(other, matches).select("key", sf.least("t", "u").alias("t"))
 
 
 def outer_join(left: DataFrame, right: DataFrame) -> DataFrame:
@@ -66,48 +43,11 @@ def outer_join(left: DataFrame, right: DataFrame) -> DataFrame:
     return joined.select("key", sf.coalesce(sf.least("t", "u"), "t").alias("t"))
 
 
-class HalfAnHour(StatefulProcessor):
-    """Keeps the oldest row of a key, and emits it when the watermark is half an hour past it."""
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        self._handle = handle
-        self._oldest = handle.getValueState("oldest", "micros long")
-
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
-        kept = self._oldest.get()
-        micros = [int(row.t.timestamp()) * 1_000_000 for row in rows] + ([] if kept is None else [kept[0]])
-        if micros and (kept is None or min(micros) < kept[0]):
-            self._oldest.update((min(micros),))
-            due = min(micros) // 1000 + HALF // timedelta(milliseconds=1)
-            self._handle.registerTimer(max(due, timerValues.getCurrentWatermarkInMs() + 1))
-        return iter(())
-
-    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
-        kept = self._oldest.get()
-        passed = timerValues.getCurrentWatermarkInMs() * 1000 - HALF // timedelta(microseconds=1)
-        if kept is not None and kept[0] <= passed:
-            self._oldest.clear()
-            yield Row(key=key[0], t=dt.datetime.fromtimestamp(kept[0] // 1_000_000, dt.UTC))
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
-def by_function(left: DataFrame, _: DataFrame) -> DataFrame:
-    keyed = left.withWatermark("t", DELAY).groupBy("key")
-    return keyed.transformWithState(HalfAnHour(), "key string, t timestamp", "append", "eventTime")
-
-
 KINDS: dict[str, tuple[Callable[[DataFrame, DataFrame], DataFrame], timedelta, dict[str, Any]]] = {
     "windows stamped by start": (by_start, HOUR, {"stamp": HOUR}),
     "windows stamped by end": (by_end, timedelta(0), {}),
-    "sliding windows": (sliding, HOUR, {}),
-    "session windows stamped by end": (sessions, timedelta(0), {}),
-    "windows of windows": (windows_of_windows, HOUR, {"stamp": HOUR}),
     "dropDuplicatesWithinWatermark": (deduplicated, timedelta(0), {}),
-    "inner join": (inner_join, HALF, {}),
     "outer join": (outer_join, HALF, {}),
-    "transformWithState": (by_function, HALF, {}),
 }
 """What the query does, the retention that is right for it, and what else the stage declares."""
 

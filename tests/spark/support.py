@@ -15,6 +15,7 @@ import lowwater
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import SECTIONS, Manifest
 from lowwater_spark.sources.base import NONE, Line
+from lowwater_spark.sources.source_log import File, SourceLog, Taken
 from lowwater_spark.track.state import Place
 from tests.kit.times import at
 
@@ -116,6 +117,22 @@ def as_before(checkpoint: Path) -> None:
 def lines(*offsets: int) -> list[Line]:
     """Places in the logs of file sources, as Spark writes them into its offset log."""
     return [NONE if offset < 0 else json.dumps({"logOffset": offset}, separators=(",", ":")) for offset in offsets]
+
+
+class Log(SourceLog):
+    """A source's log that the test writes itself. From the first path on, the log asks whether its files are still there."""
+
+    FEW = 0
+
+    def __init__(self) -> None:
+        super().__init__(Path("unused"))
+
+    def take(self, file: File | Path, number: int) -> None:
+        """Let a batch take a file."""
+        if isinstance(file, Path):
+            file = File(os.fspath(file), file.stat().st_mtime_ns // 1_000_000)
+        self._taken[file.path] = Taken(number, file.modified)
+        self.read = max(self.read, number)
 
 
 def waits(query: TrackedQuery, word: str) -> Callable[[], bool]:

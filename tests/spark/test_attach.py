@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import window
@@ -16,13 +14,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import lowwater
 import lowwater_spark as lws
-from lowwater import errors
 from lowwater.watermark import MIN
 from lowwater_spark.attach import attachment
 from tests.kit.eventually import eventually
 from tests.kit.times import mark
 from tests.process.serving import Serving
-from tests.spark.proxy import Proxy
 from tests.spark.support import Feed, row
 
 # The first test also waits for the JVM, which on a busy machine takes half of the usual time.
@@ -77,31 +73,6 @@ def attached(spark: SparkSession) -> Iterator[Callable[..., lws.Attachment]]:
 Attach = Callable[..., lws.Attachment]
 
 
-def test_a_session_that_takes_no_listener_leaves_nothing_open(
-    attached: Attach, authority: Serving, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was opened for the sender is closed again, and the next attempt is a fresh one."""
-    opened: list[lowwater.Client] = []
-    begin = lowwater.Client.__init__
-
-    def noting(client: lowwater.Client, settings: lowwater.Settings) -> None:
-        opened.append(client)
-        begin(client, settings)
-
-    def refuse(*_: object) -> None:
-        msg = "no listener"
-        raise RuntimeError(msg)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(lowwater.Client, "__init__", noting)
-        patched.setattr(lws.Attachment, "_listen", refuse)
-        with pytest.raises(RuntimeError, match="no listener"):
-            attached(authority.address)
-    with pytest.raises(errors.Closed):
-        opened[-1].topology()
-    assert attached(authority.address).status().enabled
-
-
 def test_what_spark_drops_in_silence_is_seen(
     windows: Windows, authority: Serving, attached: Attach, lw: lowwater.Client
 ) -> None:
@@ -153,7 +124,9 @@ def test_a_query_without_watermark_or_name_is_counted(
     assert (view.low.micros, view.estimated) == (MIN, True)
 
 
-def test_an_idle_query_says_so(windows: Windows, authority: Serving, attached: Attach, spark: SparkSession) -> None:
+def test_an_idle_query_says_so_and_one_that_fails_is_shown_with_its_reason(
+    windows: Windows, authority: Serving, attached: Attach, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = attached(authority.address)
     spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "200")
     try:
@@ -164,29 +137,14 @@ def test_an_idle_query_says_so(windows: Windows, authority: Serving, attached: A
         spark.conf.unset("spark.sql.streaming.noDataProgressEventInterval")
     assert seen.status().query("hourly").state == "idle"
 
-
-def test_a_query_that_fails_is_shown_with_its_reason(
-    windows: Windows, authority: Serving, attached: Attach, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = attached(authority.address)
-
     def broken(_rows: DataFrame, _batch: int) -> None:
         msg = "broken on purpose"
         raise RuntimeError(msg)
 
     monkeypatch.setattr(windows, "take", broken)
-    windows.feed.put([row("a", 9)])
-    windows.start()
-    [found] = eventually(lambda: [each for each in seen.status().queries if each.state == "ended"], "it ended")
-    assert "broken on purpose" in found.failure
-
-
-class Slow(Proxy):
-    """Every call takes half a second longer."""
-
-    def _forward(self, method: str, requests: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
-        threading.Event().wait(0.5)
-        yield from super()._forward(method, requests, context)
+    windows.start("other", checkpoint="other")
+    eventually(lambda: [each for each in seen.status().queries if each.state == "ended"], "it ended")
+    assert "broken on purpose" in seen.status().query("other").failure
 
 
 def fed(windows: Windows) -> None:
@@ -195,43 +153,24 @@ def fed(windows: Windows) -> None:
         windows.feed.put([row("a", hour), row("b", hour, 30)], mtime=1e9 + hour)  # Spark reads files by age
 
 
-@pytest.fixture(scope="module")
-def alone(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str, int]]:
-    """What comes out of the backlog when nothing is attached."""
-    windows = Windows(spark, tmp_path_factory.mktemp("alone"))
+def test_the_same_rows_come_out_though_the_authority_is_frozen(
+    windows: Windows, authority: Serving, attached: Attach
+) -> None:
     fed(windows)
     windows.start(availableNow=True).awaitTermination(100)
-    assert len(windows.out) >= 7
-    return windows.out
-
-
-@pytest.mark.parametrize("how", ["refused", "frozen", "slow"])
-def test_the_same_rows_come_out_whatever_the_authority_does(
-    how: str, windows: Windows, authority: Serving, attached: Attach, alone: list[tuple[int, str, int]]
-) -> None:
-    """And no row waits for it: how little a batch is delayed is measured by the benchmark `attach`."""
-    fed(windows)
-    with Slow(authority.address, lambda _: False) as proxy:
-        address = proxy.address if how == "slow" else authority.address
-        if how == "refused":
-            authority.kill()
-        if how == "frozen":
-            authority.signal(signal.SIGSTOP)
-        seen = attached(address)
-        query = windows.start(checkpoint="seen", availableNow=True)
-        assert query.awaitTermination(100)
-        assert windows.out == alone
-        eventually(lambda: seen.status().query("hourly").state == "ended", "the end is seen")
-        found = seen.status()
-        assert (found.swallowed, found.query("hourly").rows) == (0, 16)
-        if how in {"refused", "frozen"}:
-            eventually(lambda: seen.status().failures >= 1, "somebody tried")
-            assert seen.status().query("hourly").reported.unknown
-            if how == "frozen":
-                authority.signal(signal.SIGCONT)
-        else:
-            eventually(lambda: seen.status().query("hourly").reported == mark(8, 20), "the newest has come through")
-        seen.stop()
+    alone, windows.out = windows.out, []
+    assert len(alone) >= 7
+    authority.signal(signal.SIGSTOP)
+    seen = attached(authority.address)
+    assert windows.start(checkpoint="seen", availableNow=True).awaitTermination(100)
+    assert windows.out == alone
+    eventually(lambda: seen.status().query("hourly").state == "ended", "the end is seen")
+    found = seen.status()
+    assert (found.swallowed, found.query("hourly").rows) == (0, 16)
+    eventually(lambda: seen.status().failures >= 1, "somebody tried")
+    assert seen.status().query("hourly").reported.unknown
+    authority.signal(signal.SIGCONT)
+    eventually(lambda: seen.status().query("hourly").reported == mark(8, 20), "the newest has come through")
 
 
 def test_no_error_of_ours_reaches_a_query(
@@ -265,39 +204,6 @@ def test_attaching_twice_is_attaching_once(spark: SparkSession, authority: Servi
         attached(authority.address, prefix="other.")
     one.stop()
     assert attached(authority.address, prefix="other.") is not one
-
-
-def test_another_session_is_attached_by_itself(
-    windows: Windows, authority: Serving, attached: Attach, tmp_path: Path
-) -> None:
-    """Spark tells a listener of its own session's queries only."""
-    seen = attached(authority.address)
-    other = Windows(windows.spark.newSession(), tmp_path / "other")
-    other.feed.put([row("a", 9)])
-    other.start("unseen", availableNow=True).awaitTermination(100)
-    also = attached(authority.address, session=other.spark)
-    assert also is not seen
-    other.start("seen", checkpoint="again", availableNow=True).awaitTermination(100)
-    eventually(lambda: also.status().queries, "the other session's")
-    assert [each.name for each in also.status().queries] == ["seen"]
-    assert seen.status().queries == ()
-
-
-def test_the_kill_switch(spark: SparkSession, windows: Windows, authority: Serving, attached: Attach) -> None:
-    spark.conf.set("spark.lowwater.enabled", "false")
-    spark.conf.set("spark.lowwater.address", authority.address)
-    try:
-        off = attached()
-        assert (off.status().enabled, off.address) == (False, "")
-        on = attached(enabled=True)
-        assert (on.status().enabled, on.address) == (True, authority.address)
-    finally:
-        spark.conf.unset("spark.lowwater.enabled")
-        spark.conf.unset("spark.lowwater.address")
-    on.stop()
-    windows.feed.put([row("a", 9)])
-    windows.start(availableNow=True).awaitTermination(100)
-    assert (on.status().enabled, on.status().queries) == (False, ())
 
 
 def test_without_an_address_an_authority_comes_along(

@@ -17,10 +17,8 @@ ROOT = Path(__file__).parent.parent.parent
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("end", [pytest.param([], marks=pytest.mark.long), ["--leave"]], ids=["stopped", "left"])
-def test_watermarks_arrive_from_a_connect_client(end: list[str], authority: Serving, tmp_path: Path) -> None:
-    """Events come to the client, so its process is the one that reports. It ends also without having stopped its session."""
-    command = [sys.executable, "-m", "tests.spark.attach_connect_driver", authority.address, str(tmp_path), *end]
+def test_watermarks_arrive_from_a_connect_client(authority: Serving, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.spark.attach_connect_driver", authority.address, str(tmp_path)]
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("LOWWATER", "SPARK_"))}
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -43,69 +43,37 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
-@pytest.mark.parametrize("how", ["kill -9", "exit"])
-def test_it_ends_with_its_driver_and_leaves_nothing(how: str) -> None:
+def test_it_ends_with_its_driver_and_leaves_nothing() -> None:
     with subprocess.Popen([sys.executable, "-c", DRIVER], stdin=-1, stdout=-1, text=True) as driver:
-        assert driver.stdin is not None
         assert driver.stdout is not None
         pid, address, folder = driver.stdout.readline().split()
         publish(address)
         assert Path(folder, "journal.sqlite").exists()
-        if how == "exit":
-            driver.stdin.close()
-            assert driver.wait(30) == 0
-        else:
-            os.kill(driver.pid, signal.SIGKILL)
-            driver.wait(30)
+        os.kill(driver.pid, signal.SIGKILL)
+        driver.wait(30)
         eventually(lambda: not alive(int(pid)), "the authority has ended")
         eventually(lambda: not Path(folder).exists(), "its folder is gone")
 
 
-def test_a_folder_of_ones_own_is_kept_and_read_again(tmp_path: Path) -> None:
-    first = embedded.acquire(tmp_path / "kept")
-    publish(first.address)
-    first.release()
-    assert first.process.returncode == 0
-    again = embedded.acquire(tmp_path / "kept")
-    try:
-        with lowwater.connect(again.address) as lw:
-            assert lw.get("c")["c"].low == lowwater.Watermark.of(at(9))
-    finally:
-        again.release()
-
-
-def test_the_sessions_of_a_process_share_it_until_the_last_has_gone(tmp_path: Path) -> None:
-    one, two = embedded.acquire(tmp_path), embedded.acquire(tmp_path)
-    assert one is two
-    one.release()
-    assert not two.ended
-    two.release()
-    assert two.ended
-
-
-def test_one_that_died_does_not_take_its_successor_along(tmp_path: Path) -> None:
-    first = embedded.acquire(tmp_path)
-    first.process.kill()
-    first.process.wait()
-    second = embedded.acquire(tmp_path)
-    first.release()
-    third = embedded.acquire(tmp_path)
-    assert third is second
-    assert not second.ended
-    third.release()
-    second.release()
-    assert second.ended
-
-
-def test_a_folder_in_use_is_refused_with_the_reason(tmp_path: Path) -> None:
+def test_a_folder_of_ones_own_is_refused_while_it_is_used_and_read_again_afterwards(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], stdin=-1, stdout=-1, text=True) as driver:
         assert driver.stdin is not None
         assert driver.stdout is not None
-        assert driver.stdout.readline()
+        publish(driver.stdout.readline().split()[1])
         with pytest.raises(RuntimeError, match="did not start over") as caught:
             embedded.acquire(tmp_path)
         assert "lowwater serve: " in str(caught.value), "what the authority said of it"
         driver.stdin.close()
+        assert driver.wait(30) == 0
+    # The sessions of a process share the authority until the last has gone.
+    one, two = embedded.acquire(tmp_path), embedded.acquire(tmp_path)
+    assert one is two
+    one.release()
+    assert not two.ended
+    with lowwater.connect(two.address) as lw:
+        assert lw.get("c")["c"].low == lowwater.Watermark.of(at(9))
+    two.release()
+    assert (two.ended, two.process.returncode) == (True, 0)
 
 
 def test_without_the_authority_installed_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

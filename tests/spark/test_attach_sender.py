@@ -19,7 +19,7 @@ from lowwater_spark.attach.progress import BatchProgress
 from lowwater_spark.attach.sender import RETRY, SILENCE, Sender
 from tests.kit.clock import Clock
 from tests.kit.eventually import eventually
-from tests.kit.times import DAY, micros
+from tests.kit.times import micros
 from tests.process.serving import Serving
 from tests.spark.support import Upstream
 
@@ -89,46 +89,6 @@ def reported(driver: Driver, query: str, watermark: int) -> None:
     eventually(lambda: driver.status(query).reported.micros == watermark, f"{query} at {watermark}")
 
 
-def test_a_watermark_is_published_as_estimated_and_no_exact_computation_reads_it(
-    authority: Serving, lw: lowwater.Client, drivers: Drivers
-) -> None:
-    driver = drivers(authority.address)
-    driver.batch("q1", micros(9))
-    reported(driver, "q1", micros(9))
-    found = view(lw)
-    assert (found.low.micros, found.estimated, found.shares) == (micros(9), True, ())
-    with pytest.raises(lowwater.EstimatedInput):
-        lw.register("exact", inputs=["spark.hourly"])
-    assert lw.register("guess", inputs=["spark.hourly"], estimated=True).estimated
-    # The flag is journaled: another process over the same data knows it.
-    authority.kill()
-    authority.start()
-    eventually(lambda: view(lw).estimated, "after a restart")
-    assert view(lw).low.micros == micros(9)
-
-
-def test_a_query_without_a_watermark_is_registered_and_unknown(
-    authority: Serving, lw: lowwater.Client, drivers: Drivers
-) -> None:
-    driver = drivers(authority.address)
-    driver.batch("q1", None)
-    eventually(lambda: driver.sender.delivered, "heard of")
-    found = view(lw)
-    assert (found.registered, found.low.micros, found.estimated) == (True, MIN, True)
-    assert driver.status("q1").batches == 1
-
-
-def test_a_query_that_ends_holds_and_never_finishes(authority: Serving, lw: lowwater.Client, drivers: Drivers) -> None:
-    """Rule 1: nothing but finish() is MAX. It may go on tomorrow."""
-    driver = drivers(authority.address)
-    driver.batch("q1", micros(9))
-    driver.end("q1")
-    left(lw, "q1")
-    [held] = lw.ranges("spark.hourly")
-    assert (held.state, held.watermark.micros) == (lowwater.RangeState.UNOWNED, micros(9))
-    assert view(lw).low.micros == micros(9)
-
-
 def test_a_restart_goes_on_and_a_new_checkpoint_must_catch_up(
     authority: Serving, lw: lowwater.Client, drivers: Drivers, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -151,16 +111,6 @@ def test_a_restart_goes_on_and_a_new_checkpoint_must_catch_up(
     again.batch("fresh", micros(13))
     reported(again, "fresh", micros(13))
     assert view(lw).low.micros == micros(13)
-
-
-def test_a_restart_after_a_kill_need_not_wait(authority: Serving, lw: lowwater.Client, drivers: Drivers) -> None:
-    """The claim that the dead driver left looks alive, and is the query's own."""
-    dead = lw.worker("spark.hourly", name="query q1", identity=sender_module.IDENTITY)
-    lw.register("spark.hourly", heuristics=(), estimated=True)
-    dead.claim().advance(None, oldest=None, frontier=micros(9))
-    driver = drivers(authority.address)
-    driver.batch("q1", micros(10))
-    reported(driver, "q1", micros(10))
 
 
 def test_the_second_query_of_a_name_is_refused_until_the_first_has_left(
@@ -196,7 +146,6 @@ HOURLY = {"spark.hourly": ("source",)}
 def test_declared_inputs_draw_the_graph_and_hold_the_estimate(
     authority: Serving, lw: lowwater.Client, drivers: Drivers
 ) -> None:
-    """It stands no higher than what it reads, follows it while Spark says nothing, and nobody else does."""
     upstream = Upstream(lw)
     upstream.at(9)
     driver = drivers(authority.address, inputs=HOURLY)
@@ -219,85 +168,6 @@ def test_declared_inputs_draw_the_graph_and_hold_the_estimate(
     assert (driver.status("q1").watermark.micros, view(lw).low.micros) == (micros(12), micros(12))
 
 
-def test_inputs_that_are_declared_later_take_the_place_of_none(
-    authority: Serving, lw: lowwater.Client, drivers: Drivers
-) -> None:
-    upstream = Upstream(lw)
-    upstream.at(10)
-    before = drivers(authority.address)
-    before.batch("q1", micros(9))
-    reported(before, "q1", micros(9))
-    # While somebody reports under the name, nobody changes what it reads.
-    other = drivers(authority.address, inputs=HOURLY)
-    other.batch("q2", micros(9))
-    eventually(lambda: "reports under the name" in other.status("q2").problem, "the first one lives")
-    before.batch("q1", micros(9, 30))
-    reported(before, "q1", micros(9, 30))
-    before.sender.stop()
-    after = drivers(authority.address, inputs=HOURLY)
-    after.batch("q1", micros(11), run="r2")
-    reported(after, "q1", micros(10))
-    assert lw.topology().computations["spark.hourly"].inputs == ("source",)
-
-
-def test_inputs_that_are_behind_what_was_published_are_refused_and_leave_the_rest_alone(
-    authority: Serving, lw: lowwater.Client, drivers: Drivers
-) -> None:
-    Upstream(lw).at(9)
-    before = drivers(authority.address)
-    before.batch("q1", micros(12))
-    reported(before, "q1", micros(12))
-    before.sender.stop()
-    after = drivers(authority.address, inputs={**HOURLY, "spark.beside": ("source",)})
-    after.batch("q1", micros(13), run="r2")
-    after.batch("q2", micros(8), name="beside")
-    eventually(lambda: "WOULD_REGRESS" in after.status("q1").problem, "told")
-    reported(after, "q2", micros(8))
-    assert (view(lw).low.micros, lw.topology().computations["spark.hourly"].inputs) == (micros(12), ())
-
-
-def test_what_is_exact_keeps_its_inputs(authority: Serving, lw: lowwater.Client, drivers: Drivers) -> None:
-    lw.register("spark.hourly", inputs=["other"], heuristics=())
-    driver = drivers(authority.address, inputs=HOURLY)
-    driver.batch("q1", micros(9))
-    eventually(lambda: "REGISTRATION_CONFLICT" in driver.status("q1").problem, "told")
-    assert lw.topology().computations["spark.hourly"].inputs == ("other",)
-
-
-def test_what_was_dropped_does_not_come_back_by_itself(
-    authority: Serving, lw: lowwater.Client, drivers: Drivers
-) -> None:
-    driver = drivers(authority.address)
-    driver.batch("q1", micros(12))
-    driver.batch("q2", micros(12), name="beside")
-    reported(driver, "q1", micros(12))
-    reported(driver, "q2", micros(12))
-    lw.drop("spark.hourly", force=True)
-    driver.batch("q1", micros(13))
-    eventually(lambda: driver.status("q1").problem, "told that its claim is over")
-    driver.later(SILENCE)
-    eventually(lambda: "was dropped while this query reported it" in driver.status("q1").problem, "looked again")
-    assert not view(lw).registered
-    driver.batch("q2", micros(13), name="beside")
-    reported(driver, "q2", micros(13))
-    lw.register("spark.hourly", heuristics=[], estimated=True)
-    driver.later(SILENCE)
-    reported(driver, "q1", micros(13))
-
-
-def test_a_query_whose_forerunner_fell_silent_takes_over(
-    authority: Serving, lw: lowwater.Client, drivers: Drivers
-) -> None:
-    lw.register("spark.hourly", heuristics=(), estimated=True)
-    gone = lw.worker("spark.hourly", name="query gone", identity=sender_module.IDENTITY).claim()
-    driver = drivers(authority.address)
-    driver.batch("q2", micros(10))
-    eventually(lambda: driver.status("q2").problem, "it may live")
-    driver.later(SILENCE)
-    reported(driver, "q2", micros(10))
-    assert lw.ranges("spark.hourly").ranges[0].sequencer > gone.sequencer
-
-
 def test_the_name_of_an_exact_computation_is_not_touched(
     authority: Serving, lw: lowwater.Client, drivers: Drivers
 ) -> None:
@@ -310,29 +180,13 @@ def test_the_name_of_an_exact_computation_is_not_touched(
     reported(driver, "q2", micros(9))
 
 
-def test_a_watermark_from_the_future_is_refused_and_shown(
-    authority: Serving, lw: lowwater.Client, drivers: Drivers
-) -> None:
-    """One bad row of the year 2999 moves Spark's watermark there."""
-    driver = drivers(authority.address)
-    driver.batch("q1", time.time_ns() // 1000 + 3 * DAY)
-    eventually(lambda: "TOO_FAR_AHEAD" in driver.status("q1").problem, "refused")
-    assert view(lw).low.micros == MIN
-    driver.end("q1")
-    left(lw, "q1")
-
-
-@pytest.mark.parametrize("how", ["refused", "frozen"])
 def test_without_the_authority_attempts_stop_and_it_is_found_again(
-    how: str, authority: Serving, lw: lowwater.Client, drivers: Drivers
+    authority: Serving, lw: lowwater.Client, drivers: Drivers
 ) -> None:
     driver = drivers(authority.address, timeout=0.3)
     driver.batch("q1", micros(9))
     reported(driver, "q1", micros(9))
-    if how == "refused":
-        authority.kill()
-    else:
-        authority.signal(signal.SIGSTOP)
+    authority.signal(signal.SIGSTOP)
     for hour in (10, 11, 12):
         failures = driver.sender.failures
         driver.batch("q1", micros(hour))
@@ -345,10 +199,7 @@ def test_without_the_authority_attempts_stop_and_it_is_found_again(
         driver.batch("q1", micros(hour))
     assert driver.book.conflated >= conflated + 6
     assert driver.sender.failures == failures, "it is left alone"
-    if how == "refused":
-        authority.start()
-    else:
-        authority.signal(signal.SIGCONT)
+    authority.signal(signal.SIGCONT)
 
     def probed() -> bool:
         driver.later(10)
@@ -356,15 +207,3 @@ def test_without_the_authority_attempts_stop_and_it_is_found_again(
 
     eventually(probed, "the newest, after a probe")
     assert (driver.sender.problem, view(lw).low.micros) == ("", micros(19))
-
-
-def test_what_waits_is_said_before_the_sender_leaves(authority: Serving, lw: lowwater.Client, drivers: Drivers) -> None:
-    """However long that takes: its time to leave is of a clock that stands."""
-    driver = drivers(authority.address, timeout=60.0, clock=Clock(0.0))
-    for query in range(20):
-        driver.batch(f"q{query}", micros(9), name=f"n{query}")
-    driver.sender.stop()
-    for query in range(20):
-        name = f"spark.n{query}"
-        eventually(lambda: lw.ranges(name).ranges[0].state is lowwater.RangeState.UNOWNED, "given back")  # noqa: B023
-        assert lw.ranges(name).ranges[0].watermark.micros == micros(9)

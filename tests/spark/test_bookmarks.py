@@ -10,8 +10,7 @@ import itertools
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,26 +20,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sources import bookmarks as bookmarks_module
 from lowwater_spark.sources.bookmarks import (
     BOOKMARKS,
     Bookmarks,
-    Extent,
     Output,
     Removed,
     Scan,
     bookmarks,
-    note_removed,
     removed,
 )
 from lowwater_spark.sources.files import FileSource, OpenFiles
 from lowwater_spark.sources.head import Heads
-from lowwater_spark.sources.source_log import NOTHING, SourceLog, Taken
-from lowwater_spark.sources.writers import MARKS, mark_writer
+from lowwater_spark.sources.source_log import NOTHING
+from lowwater_spark.sources.writers import mark_writer
 from lowwater_spark.track import removal as removal_module
 from lowwater_spark.track.handover import publish_directory, sweep
 from lowwater_spark.track.removal import Removal
-from tests.spark.support import begun, lines
+from tests.spark.support import Log, begun, lines
 
 LATER = 1e12
 """A time at which every batch is old."""
@@ -48,16 +44,6 @@ LATER = 1e12
 
 class Killed(BaseException):
     """kill -9 at a step."""
-
-
-class Log(SourceLog):
-    """A source's log that the test writes by itself."""
-
-    def __init__(self) -> None:
-        super().__init__(Path("unused"))
-
-    def take(self, path: Path, number: int) -> None:
-        self._taken[os.fspath(path)] = Taken(number, path.stat().st_mtime_ns // 1_000_000)
 
 
 def commit(checkpoint: Path, batch: int) -> None:
@@ -119,8 +105,6 @@ class Writer:
 class Reader:
     """Reads the output: what its log has taken is committed at once. It runs from :meth:`start` until it is killed or refused."""
 
-    bookmarks: type[Bookmarks] = Bookmarks
-
     def __init__(self, base: Path, writer: Writer, name: str) -> None:
         self.checkpoint = base / name
         self.writer = writer
@@ -137,9 +121,7 @@ class Reader:
         self.running = False
         manifest = begun(self.checkpoint)
         self.heads = Heads([OpenFiles(source, 0, manifest, self.log)])
-        self.marks = self.bookmarks(
-            manifest, self.heads.outputs, self.name, self.name, skip_removed=skip_removed, probe=at
-        )
+        self.marks = Bookmarks(manifest, self.heads.outputs, self.name, self.name, skip_removed=skip_removed, probe=at)
         self.heads.list_heads(lines(self.batch))
         at("listed")
         try:
@@ -181,9 +163,9 @@ class Reader:
 class WriterAndReaders:
     """A writer and two readers. A step is its name, its arguments, and what comes at which point of it: other steps, or a kill."""
 
-    def __init__(self, base: Path, writer: type[Writer] = Writer, reader: type[Reader] = Reader) -> None:
+    def __init__(self, base: Path, writer: type[Writer] = Writer) -> None:
         self.writer = writer(base)
-        self.readers = [reader(base, self.writer, name) for name in ("a", "b")]
+        self.readers = [Reader(base, self.writer, name) for name in ("a", "b")]
 
     def do(self, step: tuple[Any, ...]) -> None:
         name, which, between = step
@@ -277,7 +259,6 @@ def left(world: WriterAndReaders) -> list[str]:
 
 
 def test_removal_a_reader_that_comes_then_is_refused_or_waited_for(tmp_path: Path) -> None:
-    """Whoever needs what goes is told so at its start; and what somebody needs who has begun does not go."""
     world = WriterAndReaders(tmp_path / "killed")
     live(world, KILLED_HALF_WAY)
     assert (started(world), left(world)) == ([True, False], ["batch=1"])
@@ -298,52 +279,6 @@ def test_removal_a_reader_that_comes_then_is_refused_or_waited_for(tmp_path: Pat
     assert (started(world), left(world)) == ([True, False], [])
 
 
-@pytest.mark.parametrize("point", ["passed", "looked", "noted", "chosen", "removed", "emptied"])
-def test_removal_a_frozen_run_takes_no_note_of_another_run_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
-) -> None:
-    """The other run removes what a reader that was taken for gone has not read. That reader is refused when it comes again."""
-    monkeypatch.setattr(Removal, "AT_ONCE", 3)
-    world = WriterAndReaders(tmp_path)
-    if point == "passed":
-        world.writer.last = 2  # three batches that have written nothing, which the first call passes over
-    both = [step(name, which) for name in ("read", "look", "look") for which in (0, 1)]
-    live(world, [step("start"), step("start", 1), step("write"), step("write"), *both])
-    further = [("write", 0), ("read", 0), ("look", 0), ("look", 0), ("kill", 1), ("forget", 1), *[("remove", 0)] * 2]
-    world.do(step("remove", 0, *((point, each) for each in further)))
-    assert removed(os.fspath(world.writer.folder)).through == world.writer.last
-    world.do(step("start", 1))
-    assert started(world) == [True, False]
-
-
-def test_removal_a_frozen_run_empties_no_batch_of_an_output_that_was_begun_anew(tmp_path: Path) -> None:
-    world = WriterAndReaders(tmp_path)
-    live(world, A_HAS_READ)
-
-    def begin_anew(point: str) -> None:
-        if point == "chosen":
-            world.writer.begin_anew()
-            world.writer.write()
-
-    assert world.writer.remove(begin_anew) == []
-    assert left(world) == ["batch=0"]
-
-
-class NotesAfterwards(Removal):
-    """Removes first, and notes then how far."""
-
-    def is_overtaken(self, note: Removed) -> bool:
-        return False
-
-    def remove(self, keep: timedelta, committed: int, now: float) -> list[int]:
-        notes: list[tuple[Path, Removed]] = []
-        with patched(removal_module, "note_removed", lambda *note: notes.append(note)):
-            removed = super().remove(keep, committed, now)
-        for note in notes:
-            note_removed(*note)
-        return removed
-
-
 class LooksOnce(Removal):
     """Goes by the bookmarks that it has seen before its note."""
 
@@ -354,61 +289,18 @@ class LooksOnce(Removal):
             seen.append(bookmarks(folder))
             return seen[0]
 
-        with patched(removal_module, "bookmarks", look):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(removal_module, "bookmarks", look)
             return super().remove(keep, committed, now)
 
 
-class IgnoresABookmark(Removal):
-    """Goes by the bookmark of one reader."""
-
-    def remove(self, keep: timedelta, committed: int, now: float) -> list[int]:
-        with patched(removal_module, "bookmarks", lambda folder: bookmarks(folder)[:1]):
-            return super().remove(keep, committed, now)
-
-
-class ChecksFirst(Bookmarks):
-    """Reads how far batches were removed, and leaves its bookmark then."""
-
-    def begin(self, batch: int, now: float) -> None:
-        for _, output in self._places():
-            self._check(output, batch)
-        self.keep_up(batch, now)
-
-
-@contextmanager
-def patched(module: Any, name: str, replacement: Any) -> Iterator[None]:
-    before = getattr(module, name)
-    setattr(module, name, replacement)
-    try:
-        yield
-    finally:
-        setattr(module, name, before)
-
-
-def broken(removal: type[Removal] = Removal, marks: type[Bookmarks] = Bookmarks) -> tuple[type[Writer], type[Reader]]:
-    return type("Broken", (Writer,), {"removal": removal}), type("Hasty", (Reader,), {"bookmarks": marks})
-
-
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when batches are removed before the note")
-def test_removal_breaks_when_it_is_noted_afterwards(tmp_path: Path) -> None:
-    live(WriterAndReaders(tmp_path, *broken(NotesAfterwards)), KILLED_HALF_WAY)
+class HastyWriter(Writer):
+    removal = LooksOnce
 
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when the bookmarks are not looked at again")
 def test_removal_breaks_when_the_bookmarks_are_looked_at_once(tmp_path: Path) -> None:
-    live(WriterAndReaders(tmp_path, *broken(LooksOnce)), COMES_BEFORE_THE_NOTE)
-
-
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when a bookmark is ignored")
-def test_removal_breaks_when_a_bookmark_is_ignored(tmp_path: Path) -> None:
-    live(WriterAndReaders(tmp_path, *broken(IgnoresABookmark)), [step("start", 1), *A_HAS_READ, step("remove")])
-
-
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="breaks when the note is read before the bookmark is left"
-)
-def test_removal_breaks_when_the_note_is_read_first(tmp_path: Path) -> None:
-    live(WriterAndReaders(tmp_path, *broken(marks=ChecksFirst)), COMES_WHILE_ALL_IS_REMOVED)
+    live(WriterAndReaders(tmp_path, HastyWriter), COMES_BEFORE_THE_NOTE)
 
 
 def test_removal_keeps_what_the_slowest_reader_and_the_writer_may_still_need(
@@ -470,21 +362,12 @@ def test_removal_a_damaged_bookmark_keeps_everything_and_nobody_else_is_disturbe
     assert world.writer.remove() == [0, 1]
 
 
-BEGUN_ANEW = [*A_HAS_READ, step("remove"), step("kill")]
-"""The first reader has read two batches, which were removed then; it is stopped when the output is begun anew."""
-
-
-def others_read_the_new_output(tmp_path: Path) -> WriterAndReaders:
-    world = WriterAndReaders(tmp_path)
-    live(world, BEGUN_ANEW)
-    world.writer.begin_anew()
-    live(world, [step("start", 1), *[step("write")] * 3, step("read", 1), step("look", 1), step("look", 1)])
-    return world
-
-
 def test_removal_of_an_output_that_was_begun_anew_waits_for_who_has_read_the_one_before(tmp_path: Path) -> None:
     """What a bookmark says of other batches of the same numbers does not count, and neither does what a checkpoint knows of them."""
-    world = others_read_the_new_output(tmp_path)
+    world = WriterAndReaders(tmp_path)
+    live(world, [*A_HAS_READ, step("remove"), step("kill")])
+    world.writer.begin_anew()
+    live(world, [step("start", 1), *[step("write")] * 3, step("read", 1), step("look", 1), step("look", 1)])
     a, b = world.readers
     assert {mark.reader: mark.read for mark in bookmarks(world.writer.folder)} == {"a": NOTHING, "b": 2}
     assert world.writer.remove() == []
@@ -503,229 +386,6 @@ def test_removal_of_an_output_that_was_begun_anew_waits_for_who_has_read_the_one
     assert world.writer.remove() == [0, 1, 2]
     assert not a.start()
     assert b.look()
-
-
-def test_removal_of_an_output_that_is_begun_anew_under_a_reader_that_does_not_look_meanwhile(tmp_path: Path) -> None:
-    world = WriterAndReaders(tmp_path)
-    live(world, [step("start", 1), *A_HAS_READ, step("read", 1), step("look", 1), step("remove")])
-    a, b = world.readers
-    a.forget()
-    world.writer.begin_anew()
-    for _ in range(2):
-        world.writer.write()
-    b.read()
-    b.look()
-    assert world.writer.remove() == [0, 1]
-    assert not a.look(), "it holds: it has not read these"
-    assert b.look()
-
-
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when batches are known by their numbers alone")
-def test_removal_breaks_when_batches_are_known_by_their_numbers_alone(tmp_path: Path) -> None:
-    with patched(bookmarks_module, "_digest", lambda *_: ""):
-        world = others_read_the_new_output(tmp_path)
-        live(world, [step("remove"), step("start"), step("read"), step("look")])
-
-
-def test_removal_is_noticed_where_the_marks_of_the_writers_were_deleted(tmp_path: Path) -> None:
-    """Somebody takes the writer for gone, and deletes all of its marks; it runs on."""
-    world = WriterAndReaders(tmp_path)
-    live(world, A_HAS_READ)
-    shutil.rmtree(world.writer.folder / MARKS)
-    assert world.writer.remove() == [0, 1]
-    assert not world.readers[1].start()
-    assert world.readers[0].look()
-
-
-def test_removal_waits_for_each_of_two_sources_over_one_output(tmp_path: Path) -> None:
-    query = TwoOutputs(tmp_path)
-    writer, log = query.writers[0], query.logs[1]
-    query.sources[1] = query.sources[0]
-    query.start()
-    query.read()
-    assert [mark.read for mark in bookmarks(writer.folder)] == [0, NOTHING]
-    assert writer.remove() == []
-    log.take(writer.folder / "batch=0/part.json", query.batch)
-    query.look()
-    assert writer.remove() == [0]
-    query.start()
-    assert query.heads.list_heads(lines(query.batch, query.batch)) == [set(), set()]
-
-
-class TwoOutputs:
-    """Two writers, and a query that reads both outputs: two sources."""
-
-    def __init__(self, base: Path) -> None:
-        self.writers = [Writer(base, "one"), Writer(base, "two")]
-        self.checkpoint = base / "query"
-        self.logs = [Log(), Log()]
-        self.batch = NOTHING
-        self.sources = [FileSource(os.fspath(each.folder), recursive=True) for each in self.writers]
-
-    def start(self, at: Steps = lambda _point: None) -> Bookmarks:
-        opened = enumerate(zip(self.sources, self.logs, strict=True))
-        manifest = begun(self.checkpoint)
-        self.heads = Heads([OpenFiles(source, n, manifest, log) for n, (source, log) in opened])
-        self.marks = Bookmarks(manifest, self.heads.outputs, "query", "query", probe=at)
-        self.heads.list_heads(lines(self.batch, self.batch))
-        self.marks.begin(self.batch, 0.0)
-        return self.marks
-
-    def read(self) -> None:
-        for writer in self.writers:
-            writer.write()
-        self.batch += 1
-        for writer, log in zip(self.writers, self.logs, strict=True):
-            log.take(writer.folder / f"batch={writer.last}/part.json", self.batch)
-        commit(self.checkpoint, self.batch)
-        self.look()
-
-    def look(self) -> None:
-        for _ in range(2):
-            self.heads.list_heads(lines(self.batch, self.batch))
-            self.marks.keep_up(self.batch, 0.0)
-
-    def marked(self) -> list[list[str]]:
-        return [[mark.reader for mark in bookmarks(writer.folder)] for writer in self.writers]
-
-
-@pytest.mark.parametrize("away", [0, 1])
-def test_a_checkpoint_keeps_what_it_knows_of_an_output_that_is_away_for_a_while(tmp_path: Path, away: int) -> None:
-    query = TwoOutputs(tmp_path)
-    query.start()
-    query.read()
-    assert [writer.remove() for writer in query.writers] == [[0], [0]]
-    folder = query.writers[away].folder
-    folder.rename(tmp_path / "elsewhere")
-    query.start()
-    (tmp_path / "elsewhere").rename(folder)
-    assert query.heads.list_heads(lines(query.batch, query.batch)) == [set(), set()], "nothing is missing"
-    query.start()
-    query.read()
-    assert [writer.remove() for writer in query.writers] == [[1], [1]]
-
-
-@pytest.mark.parametrize("short", [0, 1])
-def test_a_query_that_is_refused_for_one_output_holds_the_other_one_back_no_more(tmp_path: Path, short: int) -> None:
-    query = TwoOutputs(tmp_path)
-    for writer in query.writers:
-        writer.write()
-
-    def another_removes(point: str) -> None:
-        if point == "recorded":
-            note_removed(query.writers[short].folder, Removed(0, NOTHING))
-
-    with pytest.raises(CheckpointMismatch, match="were removed"):
-        query.start(another_removes)
-    assert query.marked() == [[], []]
-
-
-@pytest.mark.parametrize("fault", ["stopped", "damaged", "damaged note"])
-def test_removal_goes_on_in_one_output_whatever_happens_to_another(tmp_path: Path, fault: str) -> None:
-    """Its readers have stopped, or what stands beside its batches is damaged."""
-    query = TwoOutputs(tmp_path)
-    one, two = query.writers
-    query.start()
-    query.read()
-    for mark in (one.folder / BOOKMARKS).iterdir():
-        if fault == "damaged":
-            mark.write_text("{")
-        elif fault == "stopped":
-            mark.write_text(mark.read_text().replace('"read": 0', '"read": -1').replace('"1 0"', '""'))
-    if fault == "damaged note":
-        (one.folder / BOOKMARKS / "removed.json").write_text("[]")
-    if fault == "stopped":
-        assert one.remove() == []
-    else:
-        with pytest.raises(OSError, match="cannot be understood, so nobody can tell"):
-            one.remove()
-    assert two.remove() == [0]
-    assert left_in(one) == ["batch=0"]
-
-
-def left_in(writer: Writer) -> list[str]:
-    return sorted({path.parent.name for path in writer.folder.glob("batch=*/part*.json")})
-
-
-def test_removal_counts_what_it_removes_and_how_far_readers_hold_it_back(tmp_path: Path) -> None:
-    query = TwoOutputs(tmp_path)
-    query.start()
-    query.read()
-    writer = query.writers[0]
-    removal, made = Removal(writer.folder), writer.folder / "batch=1/.lowwater.json"
-    assert removal.remove(timedelta(0), 0, LATER) == [0]
-    assert (removal.batches, removal.size, removal.held_back(LATER)) == (1, 2, 0.0)
-    writer.write()
-    hour = timedelta(hours=1)
-    handed_over = made.stat().st_mtime
-    assert removal.remove(hour, 1, handed_over + 3_599) == []
-    assert removal.held_back(handed_over + 3_599) == 0.0, "it is not old"
-    assert removal.remove(hour, 1, handed_over + 3_700) == []
-    assert removal.held_back(handed_over + 3_700) == pytest.approx(100)
-    assert removal.held_back(handed_over + 3_800) == pytest.approx(200), "nobody has looked since"
-    query.read()
-    query.logs[0].take(made.parent / "part.json", query.batch)
-    query.look()
-    assert removal.remove(hour, 2, LATER) == [1, 2]
-    assert (removal.batches, removal.size, removal.held_back(LATER)) == (3, 6, 0.0)
-
-
-def test_removal_a_directory_that_lowwater_has_not_made_stays(tmp_path: Path) -> None:
-    world = WriterAndReaders(tmp_path)
-    foreign = world.writer.folder / "batch=0"
-    foreign.mkdir()
-    (foreign / "rows.json").write_text("{}")
-    world.writer.last = 0
-    world.writer.write()
-    [reader, _] = world.readers
-    reader.start()
-    reader.log.take(foreign / "rows.json", 0)
-    reader.read()
-    assert reader.look()
-    assert world.writer.remove() == []
-    assert left(world) == ["batch=0", "batch=1"]
-
-
-def test_removal_takes_a_thousand_batches_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Removal, "AT_ONCE", 3)
-    world = WriterAndReaders(tmp_path)
-    live(world, [step("start"), *[step("write")] * 8, step("read"), step("look")])
-    assert [world.writer.remove() for _ in range(4)] == [[0, 1, 2], [3, 4, 5], [6, 7], []]
-
-
-def test_a_checkpoint_knows_what_it_has_read_and_a_copy_of_an_older_one_knows_less(tmp_path: Path) -> None:
-    world = WriterAndReaders(tmp_path)
-    live(world, A_HAS_READ)
-    [reader, _] = world.readers
-    older = begun(reader.checkpoint)["read"]
-    assert world.writer.remove() == [0, 1]
-    reader.forget()
-    assert reader.start(), "it comes back: nothing is missing, whatever its bookmark says"
-    # Spark's commits are older than the record, or all of it is older.
-    (reader.checkpoint / "commits/0").unlink()
-    assert not reader.start()
-    commit(reader.checkpoint, 0)
-    assert reader.start()
-    world.writer.write()
-    reader.read()
-    reader.look()
-    assert world.writer.remove() == [2]
-    begun(reader.checkpoint).keep("read", older)
-    assert not reader.start()
-
-
-def test_a_bookmark_that_cannot_be_left_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A reader may have no right to write there. It reads all the same; the writer does not wait for it."""
-    world = WriterAndReaders(tmp_path)
-    world.writer.write()
-    (world.writer.folder / BOOKMARKS / "a-0.json").mkdir(parents=True)
-    [reader, _] = world.readers
-    assert reader.start() is True
-    reader.read()
-    assert reader.look()
-    reader.read()
-    reader.look()
-    assert len([line for line in caplog.messages if "keep= of its writer does not wait for it" in line]) == 1
 
 
 @pytest.mark.parametrize("seen", list(itertools.permutations([6, 7])))
@@ -747,26 +407,6 @@ def test_a_listing_that_missed_a_batch_counts_none_beyond_it(seen: tuple[int, ..
     # Without files there is nothing to be read, and nothing that shows when it came.
     assert lists((listed, True, False)) == NOTHING
     assert lists((missed, True, False), (listed, True, True)) == listed
-
-
-def test_a_record_is_not_believed_of_another_directory_of_the_same_name(tmp_path: Path) -> None:
-    def after(record: Extent, *batches: tuple[int, bool], of: str = "read") -> Extent:
-        shutil.rmtree(tmp_path)
-        output, scan = Output(os.fspath(tmp_path)), Scan()
-        for number, settled in batches:
-            publish_directory(tmp_path, f"batch={number}", f"{of} {number}", lambda _: None, ordinal=1)
-            scan.add(number, settled=settled, sure=True)
-        output.take(scan)
-        output.believe(record)
-        return output.extent
-
-    three, skipped = Extent(3, digest="read 3"), Extent(1, 3, "read 3")
-    assert after(three, (3, True), (4, False)) == three
-    assert after(skipped, (2, False), (3, True)) == skipped
-    assert after(three, (2, True)) == Extent(), "it has no batch 3"
-    assert after(three, (2, False), (3, True)) == Extent(), "it has a batch 2 that nobody has read"
-    assert after(three, (3, True), of="other") == Extent(), "its batch 3 is another one"
-    assert after(Extent(NOTHING, 3, "read 3"), (2, True)) == Extent()
 
 
 def test_removal_a_new_reader_may_begin_at_what_is_left(tmp_path: Path) -> None:
@@ -799,35 +439,21 @@ def test_removal_a_new_reader_may_begin_at_what_is_left(tmp_path: Path) -> None:
     assert not b.start(skip_removed=True)
 
 
-def test_removal_who_reads_a_part_of_the_directory_holds(tmp_path: Path) -> None:
-    """Nobody waits for it, so it may have missed rows; its neighbours go on."""
+def test_removal_counts_what_it_removes_and_how_far_readers_hold_it_back(tmp_path: Path) -> None:
     world = WriterAndReaders(tmp_path)
-    live(world, A_HAS_READ)
-    (tmp_path / "links").mkdir()
-    (tmp_path / "links/one").symlink_to(world.writer.folder / "batch=1", target_is_directory=True)
-    world.readers[0].log.take(tmp_path / "links/one/part.json", 0)
-    for root in (world.writer.folder / "batch=1", tmp_path / "links"):
-        part = Heads(
-            [OpenFiles(FileSource(os.fspath(root), recursive=True), 0, begun(tmp_path / "part"), world.readers[0].log)]
-        )
-        assert part.list_heads(lines(world.readers[0].batch)) == [set()]
-    assert world.writer.remove() == [0, 1]
-    for root in (world.writer.folder / "batch=1", tmp_path / "links"):
-        part = Heads(
-            [OpenFiles(FileSource(os.fspath(root), recursive=True), 0, begun(tmp_path / "part"), world.readers[0].log)]
-        )
-        [[file]] = part.list_heads(lines(world.readers[0].batch)) or []
-        assert "only who reads all of the directory is waited for" in file.path
-    assert world.readers[0].look()
-
-
-def test_removal_passes_over_numbers_that_were_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Removal, "AT_ONCE", 3)
-    world = WriterAndReaders(tmp_path)
-    live(world, [step("start"), step("write")])
-    world.writer.last = 7
-    live(world, [step("write"), step("read"), step("look")])
-    assert [world.writer.remove() for _ in range(4)] == [[0], [], [8], []]
-    assert removed(os.fspath(world.writer.folder)) == Removed(8, 8)
-    live(world, [step("start"), step("look")])
-    assert world.readers[0].running
+    live(world, [step("start"), step("write"), step("read"), step("look")])
+    writer = world.writer
+    removal, made = Removal(writer.folder), writer.folder / "batch=1/.lowwater.json"
+    assert removal.remove(timedelta(0), 0, LATER) == [0]
+    assert (removal.batches, removal.size, removal.held_back(LATER)) == (1, 2, 0.0)
+    writer.write()
+    hour = timedelta(hours=1)
+    handed_over = made.stat().st_mtime
+    assert removal.remove(hour, 1, handed_over + 3_599) == []
+    assert removal.held_back(handed_over + 3_599) == 0.0, "it is not old"
+    assert removal.remove(hour, 1, handed_over + 3_700) == []
+    assert removal.held_back(handed_over + 3_700) == pytest.approx(100)
+    assert removal.held_back(handed_over + 3_800) == pytest.approx(200), "nobody has looked since"
+    live(world, [step("read"), step("look"), step("look")])
+    assert removal.remove(hour, 1, LATER) == [1]
+    assert (removal.batches, removal.size, removal.held_back(LATER)) == (2, 4, 0.0)

@@ -20,17 +20,15 @@ from lowwater_spark.complete.mark import Claim, Standing
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.delta import app_id
 from lowwater_spark.sources.delta_log import DeltaLog
-from lowwater_spark.sources.head import Heads
-from lowwater_spark.track.authority import Authority
 from lowwater_spark.track.table_out import append
 from tests.kit.times import at, mark
-from tests.spark.drive_support import HOUR, Driven, driven, record, say
+from tests.spark.drive_support import HOUR, driven
 from tests.spark.flow import Flow
 from tests.spark.support import Upstream, low, row
-from tests.spark.test_delta import PATIENCE, TableFlow, spark, table
+from tests.spark.test_delta import PATIENCE, TableFlow, table
 from tests.spark.updates import HOURLY, hourly
 
-__all__ = ["driven", "spark", "table"]
+__all__ = ["driven", "table"]
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -63,14 +61,9 @@ def marks(path: Path) -> dict[int, dict[str, Any]]:
     return found
 
 
-# -- what is said -------------------------------------------------------------------------------------------------------
-
-
 def test_each_version_says_how_far_the_table_is_complete(
     flow: Flow, out: Path, lw: lowwater.Client, upstream: Upstream
 ) -> None:
-    """Of its very commit: what was killed before Spark noted the batch has said nothing that is not so, and is not said again."""
-
     def fail(reached: str, number: int) -> None:
         if (reached, number) == ("written", 1):
             raise ConnectionResetError("killed")
@@ -99,8 +92,6 @@ def test_each_version_says_how_far_the_table_is_complete(
 
 
 def test_what_a_stage_holds_is_not_complete(flow: Flow, out: Path, lw: lowwater.Client, upstream: Upstream) -> None:
-    """The hour of 9 is in the version that the watermark of 10 has made; "stuck" is not."""
-
     def write(rows: DataFrame, batch: lws.Batch) -> None:
         batch.write_table(batch.stateful(rows, hourly, HOURLY), out)
 
@@ -121,83 +112,20 @@ def test_what_a_stage_holds_is_not_complete(flow: Flow, out: Path, lw: lowwater.
     assert through(flow, out).low == mark(10)
 
 
-@pytest.mark.parametrize("begun", [False, True])
-def test_what_is_written_before_the_state_cannot_say_what_that_will_hold(
-    flow: Flow, out: Path, lw: lowwater.Client, upstream: Upstream, begun: bool
-) -> None:
-    """Refused where the state begins; with a state it says what was so before the batch."""
-    before = [begun]
-
+def test_what_is_written_before_the_state_begins_is_refused(flow: Flow, out: Path, upstream: Upstream) -> None:
     def write(rows: DataFrame, batch: lws.Batch) -> None:
-        if not before[0]:
-            batch.write_table(rows, out)
+        batch.write_table(rows, out)
         batch.stateful(rows, hourly, HOURLY)
-        if before[0]:
-            batch.write_table(rows, out)
 
     flow.feed.put([row("a", 9, 10)])
     upstream.at(9, 30)
-    query = flow.start(write, stamp=HOUR, ranges=2)
-    if not begun:
-        with pytest.raises(Exception, match=r"says already what stage holds after batch 0; call batch\.stateful"):
-            query.await_termination(PATIENCE)
-        return
-    flow.eventually(lambda: low(lw, "stage") == mark(9), "the state has begun")
-    before[0] = False
-    upstream.at(11)
-    flow.feed.put([row("stuck", 11, 10)])
-    flow.eventually(lambda: low(lw, "stage") == mark(11), "it is further")
-    assert through(flow, out).low < mark(11)
+    with pytest.raises(Exception, match=r"says already what stage holds after batch 0; call batch\.stateful"):
+        flow.start(write, stamp=HOUR, ranges=2).await_termination(PATIENCE)
 
 
-def test_windows_of_a_driven_query(driven: Driven, lw: lowwater.Client, upstream: Upstream) -> None:
-    """The version that has the hour says so, and no later row belongs to it."""
-    out = driven.folder / "result"
-    seen: list[tuple[lowwater.Watermark, list[dt.datetime]]] = []
-
-    def write(rows: DataFrame, batch: lws.Batch) -> None:
-        batch.write_table(rows, out)
-        found = lws.complete_through(driven.spark, out, ["stage"]).low
-        seen.append((found, [r.t.astimezone(dt.UTC) for r in rows.collect()]))
-
-    driven.write = write  # type: ignore[method-assign]
-    driven.feed().put([record("a", at(9, 10)), record("a", at(10, 10))])
-    say(upstream, at(9, 30))
-    driven.start(driven.hourly(driven.drive()), stamp=HOUR)
-    for hour in (10, 11):
-        say(upstream, at(hour))
-        # Of windows that Spark holds, stamped by their start, a stage says the start of the first one that is still open.
-        driven.eventually(partial(reported, lw, hour), f"the hour before {hour} is written")
-        assert lws.complete_through(driven.spark, out, ["stage"]).low == mark(hour)
-        driven.feed().put([record("a", at(hour, 20))])
-    hours = [at(9), at(10)]
-    assert sorted(hour for _, rows in seen for hour in rows) == hours
-    for number, (found, _) in enumerate(seen):
-        assert all(lowwater.Watermark.of(hour) >= found for _, rows in seen[number + 1 :] for hour in rows)
-
-
-PLANNED = pytest.mark.parametrize(
-    "proven",
-    [
-        True,
-        pytest.param(
-            False,
-            marks=[
-                pytest.mark.long,
-                pytest.mark.xfail(strict=True, raises=AssertionError, reason="a plan is believed"),
-            ],
-        ),
-    ],
-)
-
-
-@PLANNED
 def test_what_a_plan_of_a_table_or_topic_names_counts_when_it_is_committed(
-    table: TableFlow, out: Path, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch, proven: bool
+    table: TableFlow, out: Path, lw: lowwater.Client, upstream: Upstream
 ) -> None:
-    """Other rows may stand there by then. The mark of a batch counts what was committed and confirmed before it."""
-    if not proven:
-        monkeypatch.setattr(Heads, "counted", lambda _self, planned, _settled=None: list(planned))
     flow, said = table.flow, list[tuple[lowwater.Watermark, lowwater.Watermark]]()
 
     def write(rows: DataFrame, batch: lws.Batch) -> None:
@@ -211,9 +139,6 @@ def test_what_a_plan_of_a_table_or_topic_names_counts_when_it_is_committed(
     assert said[0] == (lowwater.Watermark.UNKNOWN, lowwater.Watermark.UNKNOWN)
     table.put(("b", 10))
     flow.eventually(lambda: through(flow, out).low == mark(9), "and the second says so")
-
-
-# -- what takes it back -------------------------------------------------------------------------------------------------
 
 
 class Appender:
@@ -244,38 +169,19 @@ def filled(flow: Flow, out: Path) -> Appender:
 
 HARM = {
     "RESTORE": "RESTORE TABLE {table} TO VERSION AS OF 0",
-    "overwrite": "INSERT OVERWRITE {table} SELECT * FROM {table} WHERE false",
-    "REPLACE": "CREATE OR REPLACE TABLE {table} USING delta AS SELECT 'a' AS key, timestamp '2013-01-01' AS t",
-    "CLONE": "DELETE FROM {table}; CREATE OR REPLACE TABLE {table} SHALLOW CLONE delta.`{other}`",
+    "WRITE": "INSERT OVERWRITE {table} SELECT * FROM {table} WHERE false",
     "UPDATE": "UPDATE {table} SET key = 'x'",
-    "MERGE": "MERGE INTO {table} t USING {table} s ON t.t = s.t WHEN MATCHED THEN DELETE",
-    "TRUNCATE": "TRUNCATE TABLE {table}",
 }
 
 
-SAME = ("UPDATE", "MERGE", "TRUNCATE")
-"""What Delta says of these is told from an overwrite by its name alone."""
-
-
-@pytest.mark.parametrize(
-    "what", [pytest.param(each, marks=pytest.mark.long) if each in SAME else each for each in HARM]
-)
+@pytest.mark.parametrize("what", HARM)
 def test_rows_that_were_taken_away_make_it_unknown(flow: Flow, out: Path, filled: Appender, what: str) -> None:
-    """For who reads then, for who reads after the writer's next version, and for good."""
-    said = {each: each for each in HARM} | {"overwrite": "WRITE", "REPLACE": "CREATE OR REPLACE TABLE AS SELECT"}
-    other = flow.folder / "other"
-    if what == "CLONE":
-        flow.spark.createDataFrame([("a", at(9))], "key string, t timestamp").write.format("delta").save(str(other))
-    for statement in HARM[what].split("; "):
-        flow.spark.sql(statement.format(table=f"delta.`{out}`", other=other))
+    flow.spark.sql(HARM[what].format(table=f"delta.`{out}`"))
     assert "takes rows away" in through(flow, out).why
-    filled(11)
-    answer = through(flow, out)
-    assert "takes rows away" in answer.why
-    assert answer.low.unknown
-    filled(12)
-    assert through(flow, out).low.unknown
-    assert f"({said[what]})" in through(flow, out, ignore_deletes=True).why
+    for hour in (11, 12):
+        filled(hour)
+        assert through(flow, out).low.unknown, "also when its writer has gone on"
+    assert f"({what})" in through(flow, out, ignore_deletes=True).why
 
 
 def test_a_delete_may_be_meant(flow: Flow, out: Path, filled: Appender) -> None:
@@ -303,7 +209,6 @@ def test_what_only_rearranges_or_adds_takes_nothing_away(flow: Flow, out: Path, 
 def test_a_version_that_the_log_has_not_any_more_may_have_been_anything(
     flow: Flow, out: Path, filled: Appender
 ) -> None:
-    """As when the log was cleaned. What is older than the writer's last look is not asked for."""
     for _ in range(2):
         flow.spark.sql(f"INSERT INTO delta.`{out}` VALUES ('a', timestamp '2013-01-01')")
     flow.spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(flow.spark._jsparkSession, str(out)).checkpoint()  # type: ignore[union-attr]
@@ -313,37 +218,7 @@ def test_a_version_that_the_log_has_not_any_more_may_have_been_anything(
     assert "version 2 is not there any more" in through(flow, out).why
 
 
-@pytest.mark.parametrize("how", [pytest.param("made anew", marks=pytest.mark.long), "put back"])
-def test_a_table_that_has_less_than_the_checkpoint_remembers(
-    flow: Flow, out: Path, lw: lowwater.Client, upstream: Upstream, how: str
-) -> None:
-    def step(hour: int) -> None:
-        flow.feed.put([row("k", hour)])
-        upstream.at(hour)
-        query = flow.start(into(out), ranges=2)
-        flow.eventually(lambda: low(lw, "stage") == mark(hour), f"the batch of {hour}")
-        query.stop()
-
-    step(9)
-    shutil.copytree(out, flow.folder / "copy")
-    step(10)
-    assert through(flow, out).low == mark(10)
-    shutil.rmtree(out)
-    if how == "put back":
-        shutil.copytree(flow.folder / "copy", out)
-        assert through(flow, out).low == mark(9), "it has all of that"
-    flow.spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
-    step(11)
-    answer = through(flow, out)
-    assert answer.low.unknown
-    assert "had been written" in answer.why
-
-
-# -- who says it --------------------------------------------------------------------------------------------------------
-
-
 def test_a_life_begins_with_adopt(flow: Flow, out: Path, lw: lowwater.Client, upstream: Upstream) -> None:
-    """What took rows away before is of no interest to a checkpoint that writes them again."""
     flow.feed.put([row("a", 9)])
     upstream.at(9)
     query = flow.start(into(out), ranges=2)
@@ -359,7 +234,6 @@ def test_a_life_begins_with_adopt(flow: Flow, out: Path, lw: lowwater.Client, up
 def test_after_a_lost_journal_lives_are_counted_on_by_resets(
     flow: Flow, out: Path, lw: lowwater.Client, upstream: Upstream
 ) -> None:
-    """The authority begins at life 1 again. The table cannot know that no run of a higher life is left: the operator does."""
     Appender(flow, out, life=3, checkpoint="before")(12)
     flow.feed.put([row("a", 9)])
     upstream.at(9)
@@ -379,7 +253,6 @@ def test_after_a_lost_journal_lives_are_counted_on_by_resets(
 
 
 def test_a_run_that_was_fenced_says_nothing_new(flow: Flow, out: Path, lw: lowwater.Client, upstream: Upstream) -> None:
-    """Somebody else has adopted the computation while its batch runs."""
     flow.feed.put([row("a", 9)])
     upstream.at(9)
 
@@ -400,22 +273,9 @@ def test_a_run_that_was_fenced_says_nothing_new(flow: Flow, out: Path, lw: lowwa
     assert through(flow, out).low == mark(9)
 
 
-LET = pytest.mark.parametrize(
-    "let",
-    [
-        True,
-        pytest.param(False, marks=pytest.mark.xfail(strict=True, reason="what an output says is not told before")),
-    ],
-)
-
-
-@LET
 def test_no_input_is_added_that_is_behind_what_an_output_says_already(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch, let: bool
+    flow: Flow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
-    """Neither to the stage that writes it, nor to one of the query that it reads: nothing of the batch is reported yet."""
-    if not let:
-        monkeypatch.setattr(Authority, "vouch", lambda *_: "")
     out, beside, refused = flow.folder / "out", Upstream(lw, "beside"), list[str]()
     lw.register("neighbour", inputs=["source"])
     common: dict[str, Any] = {"key": "key", "event_time": "t", "ranges": 2, "address": flow.address}
@@ -449,36 +309,9 @@ def test_no_input_is_added_that_is_behind_what_an_output_says_already(
     ]
 
 
-def test_what_is_written_when_an_input_was_added_says_nothing_new(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    """The run does not know of it: its claim tells."""
-    out, beside = flow.folder / "out", Upstream(lw, "beside")
-
-    def write(rows: DataFrame, batch: lws.Batch) -> None:
-        if batch.id == 1:
-            lw.set_inputs("stage", ["source", "beside"])
-        batch.write(rows, out)
-
-    flow.feed.put([row("k", 9)])
-    upstream.at(9)
-    beside.at(9, 30)
-    query = flow.start(write, ranges=2)
-    flow.eventually(lambda: low(lw, "stage") == mark(9), "the first batch is committed")
-    upstream.at(10)
-    flow.feed.put([row("k", 10)])
-    with pytest.raises(Exception, match=r"STALE_SEQUENCER|lost all its ranges|newer claim|claim"):
-        query.await_termination(PATIENCE)
-    assert through(flow, out).low == mark(9)
-
-
-# -- directories --------------------------------------------------------------------------------------------------------
-
-
 def test_each_batch_of_a_directory_says_how_far_it_is_complete(
     flow: Flow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
-    """A batch that is missing makes it unknown, also when the writer has gone on."""
     out = flow.folder / "out"
 
     def step(hour: int) -> None:
@@ -508,25 +341,6 @@ def test_each_batch_of_a_directory_says_how_far_it_is_complete(
     assert through(flow, out).why == "stage: batch 0 is not there, and what was in it is not known"
 
 
-def test_a_directory_that_a_stage_begins_to_write_into_later(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    def write(rows: DataFrame, batch: lws.Batch) -> None:
-        if batch.id:
-            batch.write(rows, flow.folder / "out")
-
-    for hour in (9, 10):
-        flow.feed.put([row("k", hour)])
-        upstream.at(hour)
-        query = flow.start(write, ranges=2)
-        flow.eventually(partial(reported, lw, hour), f"the batch of {hour}")
-        query.stop()
-    assert through(flow, flow.folder / "out").low == mark(10)
-
-
-# -- in SQL -------------------------------------------------------------------------------------------------------------
-
-
 def test_a_function_of_sql_says_the_same(flow: Flow, out: Path, filled: Appender) -> None:
     lws.register_function(flow.spark, "result_complete", out, ["stage"])
 
@@ -536,15 +350,9 @@ def test_a_function_of_sql_says_the_same(flow: Flow, out: Path, filled: Appender
     assert asked().astimezone(dt.UTC) == at(10)
     filled(11)
     assert asked().astimezone(dt.UTC) == at(11)
-    flow.spark.sql("DECLARE OR REPLACE VARIABLE complete TIMESTAMP")
-    flow.spark.sql("SET VARIABLE complete = result_complete()")
-    rows = flow.spark.sql(f"SELECT * FROM delta.`{out}` WHERE t < complete").collect()
-    assert len(rows) == 2
     flow.spark.sql(f"DELETE FROM delta.`{out}` WHERE t < timestamp '2013-01-09 09:30:00Z'")
     assert asked() is None
     lws.register_function(flow.spark, "result_complete", out, ["stage"], ignore_deletes=True)
     assert asked().astimezone(dt.UTC) == at(11)
-    lws.register_function(flow.spark, "result_complete", out, ["stage", "o'ther"], ignore_deletes=True)
-    assert asked() is None
     with pytest.raises(ValueError, match="no name of a function"):
         lws.register_function(flow.spark, "a b", out, ["stage"])

@@ -12,11 +12,10 @@ from pyspark.sql import functions as sf
 
 from lowwater import Layout
 from lowwater.layout import SLOTS
-from lowwater_spark.track.cut import Cut, layout_from_json, layout_to_json, least_of
+from lowwater_spark.track.cut import Cut, least_of
 from lowwater_spark.track.inputs import Reading
 from lowwater_spark.track.progress import Committed, Progress
 from lowwater_spark.track.ranges import place_bytes
-from lowwater_spark.track.update import _by_range
 
 starts = st.sets(st.integers(1, SLOTS - 1), max_size=30).map(lambda some: (0, *sorted(some)))
 cuts = st.one_of(st.builds(Cut, st.integers(1, 40)), st.builds(lambda some: Cut(4, Layout(1, some)), starts))
@@ -33,32 +32,6 @@ def test_the_column_agrees_with_the_bounds(spark: SparkSession, chosen: tuple[in
     frame = spark.createDataFrame([(each,) for each in hashes], "hash long").select(cut.handle(sf.col("hash")))
     bounds = cut.bounds[:-1]
     assert [each[0] for each in frame.collect()] == [bisect_right(bounds, place_bytes(each)) - 1 for each in hashes]
-
-
-@pytest.mark.spark
-def test_a_range_that_is_pinned_runs_in_its_task(spark: SparkSession) -> None:
-    cut = Cut(4, Layout(1, (0, 0x4000, 0x8000), (0, 3, 0)))
-    frame = spark.range(3).select(cut.task(sf.col("id")))
-    assert [each[0] for each in frame.collect()] == [0, 2, 2]
-    assert [each[0] for each in spark.range(3).select(Cut(3).task(sf.col("id"))).collect()] == [0, 1, 2]
-
-
-@pytest.mark.spark
-def test_a_range_runs_in_the_task_that_it_is_pinned_to_also_where_there_are_fewer_ranges(spark: SparkSession) -> None:
-    """And one whose log has a task that no batch has any more in another one: it is not stopped."""
-    cut = Cut(4, Layout(1, (0, 0x4000, 0x8000), (5, 0, 9)))
-    rows = spark.range(3).select(sf.col("id").cast("int").alias("handle"))
-    before = spark.conf.get("spark.sql.shuffle.partitions")
-    try:
-        spark.conf.set("spark.sql.shuffle.partitions", "8")
-        placed = (
-            _by_range(rows, cut, sf.col("handle"), cut.task(sf.col("handle")))
-            .select("handle", sf.spark_partition_id())
-            .collect()
-        )
-    finally:
-        spark.conf.set("spark.sql.shuffle.partitions", before or "2")
-    assert dict(map(tuple, placed)) == {0: 4, 1: 1, 2: 0}
 
 
 def test_there_are_as_many_tasks_as_ranges_or_as_pins_name_and_no_more_than_there_may_be() -> None:
@@ -105,15 +78,6 @@ def test_a_part_copies_and_a_union_takes_the_least(old: Cut, new: Cut, data: st.
             if max(start, low) < min(end, high) and value is not None
         ]
         assert found[handle] == min(met, default=None)
-
-
-@given(cuts)
-def test_the_same_cut_has_all_of_its_parents(cut: Cut) -> None:
-    assert [[(share.parent, share.places) for share in each] for each in cut.shares(cut)] == [
-        [(handle, None)] for handle in range(len(cut))
-    ]
-    assert layout_from_json(layout_to_json(cut.layout)) == cut.layout
-    assert not cut.told.wrong()
 
 
 def test_what_is_reported_has_a_value_for_each_range_of_the_cut() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -62,7 +61,6 @@ def dedup(flow: Flow) -> Dedup:
 def test_records_come_out_once_whatever_dies_and_ids_are_forgotten_by_the_low_watermark(
     dedup: Dedup, lw: lowwater.Client, upstream: Upstream
 ) -> None:
-    """Copies come in the same batch, in later ones, and in those that run again: the driver dies when the state is there, and when the rows are."""
     left = [("state", 1), ("written", 2)]
 
     def fail(reached: str, number: int) -> None:
@@ -109,33 +107,12 @@ def test_records_come_out_once_whatever_dies_and_ids_are_forgotten_by_the_low_wa
     assert (dedup.figure("remembered_ids"), dedup.figure("state_bytes")) == (20, dedup.last.state_bytes)
 
 
-def test_late_rows_go_beside_and_a_record_is_told_from_its_copy_within_the_slack(
-    dedup: Dedup, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    flow = dedup.flow
-    dedup.start(Deduplication("key", "t", slack=timedelta(hours=2)))
-    flow.feed.put([row("a", 10)])
-    flow.eventually(lambda: Counts(main=1, remembered=1) in dedup.counts, "the first")
-    upstream.at(12)
-    flow.eventually(lambda: low(lw, "stage") == mark(12), "it is read")
-    flow.feed.put([row("a", 10), row("b", 11), row("c", 9)])
-    told = Counts(late=1, undecidable=1, duplicates=1, remembered=2)
-    flow.eventually(lambda: told in dedup.counts, "a copy, a late row, and one of which nobody knows")
-    upstream.at(12, 30)
-    flow.eventually(lambda: low(lw, "stage") == mark(12, 30), "they are committed")
-    assert [dedup.out(route) for route in ROUTES] == [Counter("a"), Counter("b"), Counter("c")]
-
-
 def passed(_: int, state: pa.Table | None, rows: pa.Table, _low: lowwater.Watermark) -> lws.UpdateResult:
     """Pass all rows, and keep something."""
     return pa.table({"n": [1]}), rows.append_column("lowwater_route", pa.array(["main"] * rows.num_rows)), None, ()
 
 
-@pytest.mark.parametrize("first", ["function", "deduplication"])
-def test_what_another_function_has_made_is_refused(
-    dedup: Dedup, lw: lowwater.Client, upstream: Upstream, first: str
-) -> None:
-    """Neither goes on with the state of the other: what is remembered would be lost."""
+def test_what_another_function_has_made_is_refused(dedup: Dedup, lw: lowwater.Client, upstream: Upstream) -> None:
     flow = dedup.flow
 
     def function() -> lws.TrackedQuery:
@@ -146,48 +123,14 @@ def test_what_another_function_has_made_is_refused(
 
         return flow.start(write, ranges=2)
 
-    def deduplication() -> lws.TrackedQuery:
-        return dedup.start(Deduplication("key", "t"))
-
-    begin, other = (function, deduplication) if first == "function" else (deduplication, function)
-    query = begin()
+    query = function()
     flow.feed.put([row("a", 10)])
     upstream.at(9, 30)
     flow.eventually(lambda: low(lw, "stage") == mark(9, 30), "it is committed")
     query.stop()
     flow.queries.remove(query)
-    query = other()
+    query = dedup.start(Deduplication("key", "t"))
     flow.feed.put([row("b", 11)])
-    said = (
-        "was made by another function"
-        if first == "function"
-        else "is in segments, which lowwater_pipeline's deduplication has made"
-    )
-    with pytest.raises(Exception, match=said):
+    with pytest.raises(Exception, match="was made by another function"):
         query.await_termination(120)
     flow.queries.remove(query)
-
-
-def test_bad_rows_end_the_query_and_lose_nothing(dedup: Dedup, lw: lowwater.Client, upstream: Upstream) -> None:
-    """One without an id; more ids than are allowed. A neighbour goes on."""
-    flow = dedup.flow
-    flow.start(flow.plain, "neighbour", checkpoint="other", ranges=2)
-    flow.feed.put([row("a", 10), row("b", 10), row("c", 10)])
-    upstream.at(9)
-    for wrong, said, given in (
-        (Deduplication("key", "t", window="both", most=1), "most allows 1", None),
-        (Deduplication("key", "t"), r"1 of 1 rows have no id \(column key\)", {"t": row("x", 10)["t"]}),
-    ):
-        if given is not None:
-            dedup.start(Deduplication("key", "t", window="both", most=3))
-            flow.eventually(lambda: low(lw, "stage") == mark(9), "the bound is raised")
-            flow.queries.pop().stop()
-            flow.feed.put([given])
-            upstream.at(10)
-        query = dedup.start(wrong)
-        with pytest.raises(Exception, match=said):
-            query.await_termination(120)
-        flow.queries.remove(query)
-    assert low(lw, "stage") == mark(9)
-    assert dedup.out() == Counter("abc")
-    flow.eventually(lambda: low(lw, "neighbour") == mark(10), "the neighbour")

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 import lowwater
 import lowwater_spark as lws
-from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import OpenSource
@@ -26,20 +24,11 @@ from tests.kit import delta
 from tests.kit.delta import Offset
 from tests.kit.times import at, mark
 from tests.spark.flow import Flow
-from tests.spark.session import QUICK, spark_session
-from tests.spark.support import SETTINGS, Upstream, low, waits
+from tests.spark.support import Upstream, low
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 PATIENCE = 180
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    session = spark_session("lowwater-delta", "local[2,3]", SETTINGS | QUICK | delta.SETTINGS)
-    yield session
-    for query in session.streams.active:
-        query.stop()
 
 
 class TableFlow:
@@ -119,13 +108,9 @@ class Log:
         return self.counted
 
 
-# -- what counts -------------------------------------------------------------------------------------------------------
-
-
 def test_d1_a_stage_follows_its_inputs_through_a_table(
     table: TableFlow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
-    """With rows, without, through versions that only rearrange or describe, after a restart, and never before what stood there is committed."""
     going = threading.Event()
     going.set()
 
@@ -166,7 +151,6 @@ def test_d1_a_stage_follows_its_inputs_through_a_table(
 def test_d4_a_rate_limit_leaves_rows_of_the_first_snapshot_behind(
     table: TableFlow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
-    """The offset names the newest version from the first batch on."""
     for hour in range(3):
         table.put((f"{hour}", hour))
     upstream.at(9)
@@ -185,84 +169,6 @@ def test_d4_a_rate_limit_leaves_rows_of_the_first_snapshot_behind(
     assert table.keys() == ["0", "1", "2"]
 
 
-def test_a_job_over_a_table_is_tracked_by_its_checkpoint(
-    table: TableFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    """The job knows nothing of it. Its first snapshot is read file by file, so its offsets are beyond the head from the beginning."""
-    spark, checkpoint = table.flow.spark, str(table.flow.folder / "ck")
-    for key in "abcd":
-        table.put((key, 9))
-    upstream.at(10)
-    job = table.read(maxFilesPerTrigger="1").writeStream.format("noop").option("checkpointLocation", checkpoint).start()
-    promises = ["history", "nothing-skipped", "sink-visible-before-commit"]
-    said: dict[str, Any] = {"checkpoint": checkpoint, "inputs": ["source"], "sources": [f"delta:{table.path}"]}
-    where: dict[str, Any] = {"state": table.flow.folder / "state", "address": table.flow.address}
-    sidecar = None
-    try:
-        table.flow.eventually(lambda: table.offsets != [], "it has begun")
-        with pytest.raises(Unsupported, match="JVM of a Spark session"):
-            lws.track("stage", **said, **where, promises=promises)
-        sidecar = lws.track("stage", **said, **where, promises=promises, spark=lambda: spark)
-        table.flow.eventually(lambda: low(lw, "stage") == mark(10), "the snapshot is read")
-        assert len(table.offsets) >= 4
-        table.put(("z", 10))
-        upstream.at(11)
-        table.flow.eventually(lambda: low(lw, "stage") == mark(11), "it goes on")
-        job.stop()
-        table.put(("z", 11))
-        upstream.at(12)
-        table.flow.eventually(lambda: "version 5" in " ".join(sidecar.status().waiting_for), "the job is away")
-        shutil.rmtree(table.path)
-        for _ in range(9):
-            table.put(("z", 9))
-        upstream.at(13)
-        table.flow.eventually(lambda: "another" in " ".join(sidecar.status().waiting_for), "it is another table")
-        assert low(lw, "stage") == mark(11)
-    finally:
-        job.stop()
-        if sidecar is not None:
-            sidecar.stop()
-
-
-def test_d3_a_column_that_is_added_does_not_stick(table: TableFlow, lw: lowwater.Client, upstream: Upstream) -> None:
-    """The query ends before the version that adds it, and the version adds no rows: an offset beyond it is not needed."""
-    query = table.followed(lw, upstream, ("a", 9))
-    table.sql("ALTER TABLE {table} ADD COLUMN more string")
-    with pytest.raises(Exception, match="DELTA_SCHEMA_CHANGED"):
-        query.await_termination(PATIENCE)
-    assert table.offsets[-1] == Offset(table.head, -1, initial=False)
-    upstream.at(10)
-    table.track()
-    table.flow.eventually(lambda: low(lw, "stage") == mark(10), "after the restart that Delta asks for")
-
-
-# -- what holds --------------------------------------------------------------------------------------------------------
-
-
-def test_d6_d7_rows_that_a_restore_brings_back_hold_for_good(
-    table: TableFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    table.put(("a", 9))
-    upstream.at(9)
-    query = table.track(source={"ignoreDeletes": "true"})
-    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row")
-    before = table.head
-    table.sql("DELETE FROM {table}")
-    upstream.at(10)
-    table.flow.eventually(lambda: low(lw, "stage") == mark(10), "rows that go hold nobody")
-    table.sql(f"RESTORE TABLE {{table}} TO VERSION AS OF {before}")
-    upstream.at(11)
-    table.flow.eventually(waits(query, "(RESTORE) of the Delta table"), "it is named")
-    table.flow.eventually(lambda: table.offsets[-1].version > table.head, "the rows come again")
-    table.flow.eventually(
-        lambda: CheckpointLog(table.flow.folder / "ck").last_committed() == len(table.offsets) - 1, ""
-    )
-    assert low(lw, "stage") == mark(10)
-    query.stop()
-    with pytest.raises(CheckpointMismatch, match="RESTORE"):
-        table.track(source={"ignoreDeletes": "true"})
-
-
 def test_d8_a_version_that_takes_rows_away_ends_the_query_and_holds(
     table: TableFlow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
@@ -272,25 +178,6 @@ def test_d8_a_version_that_takes_rows_away_ends_the_query_and_holds(
     with pytest.raises(Exception, match="DELTA_SOURCE_TABLE_IGNORE_CHANGES"):
         query.await_termination(PATIENCE)
     assert low(lw, "stage") == mark(9)
-
-
-def test_d11_versions_that_are_gone_before_they_were_read_hold(
-    table: TableFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    query = table.followed(lw, upstream, ("a", 9))
-    query.stop()
-    table.put(("b", 9))
-    gone = table.head
-    table.put(("c", 9))
-    for path in (table.path / "_delta_log").glob(f"*{gone}.*"):
-        path.unlink()
-    upstream.at(10)
-    with pytest.raises(Exception, match=r"not in its log|DELTA_|versions"):
-        table.track().await_termination(PATIENCE)
-    assert low(lw, "stage") == mark(9)
-
-
-# -- who writes --------------------------------------------------------------------------------------------------------
 
 
 class Opened:
@@ -316,7 +203,6 @@ def line(version: int, index: int = -1, *, initial: bool = False) -> str:
 
 
 def test_a_writer_whom_the_inputs_do_not_name_is_refused_and_later_holds(tmp_path: Path) -> None:
-    """What the table was filled with is waited for like all. Rows of nobody, among those of computations, hold for good."""
     said = "was written by other, which the inputs do not name"
     for writer, why in (("other", said), ("", "names no computation")):
         opened = Opened(tmp_path / (writer or "nobody"))
@@ -350,17 +236,7 @@ def test_rows_that_came_back_hold_also_when_they_were_read_before_anybody_looked
         opened.open()
 
 
-def test_d4_a_file_of_the_first_snapshot_is_none_of_the_version_of_its_number(tmp_path: Path) -> None:
-    """The snapshot is of a version that came after the first look, and has more files than the version adds."""
-    opened = Opened(tmp_path)
-    opened.log.put("WRITE")
-    head = opened.source.wait(opened.source.head("-"), None)
-    assert not opened.source.reached(head, line(4, 0, initial=True))
-    assert opened.source.reached(head, line(4, 0)), "so it would be if it were of the version"
-
-
 def test_what_was_looked_at_need_not_stay_in_the_log(tmp_path: Path) -> None:
-    """A new run looks again only at the newest versions; at what it cannot look at any more it holds."""
     opened = Opened(tmp_path)
     for _ in range(25):
         opened.log.put("WRITE")
@@ -376,20 +252,13 @@ def test_what_was_looked_at_need_not_stay_in_the_log(tmp_path: Path) -> None:
         opened.open().head(line(26))
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "options",
     [
         {"ignoreChanges": "true"},
         {"skipChangeCommits": "true"},
-        {"ignoreFileDeletion": "true"},
-        {"excludeRegex": "x"},
         {"readChangeFeed": "true"},
         {"failOnDataLoss": "false"},
-        {"ignoreMissingFiles": "true"},
-        {"startingVersion": "latest"},
         {"startingTimestamp": "2013-01-09"},
         {"heardOfTomorrow": "true"},
     ],

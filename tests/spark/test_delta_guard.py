@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-import lowwater
-import lowwater_spark as lws
 from lowwater_pipeline.guard import (
     Claim,
     Damaged,
     Fenced,
     GuardError,
-    InDoubt,
     NonceMismatch,
     NotRaised,
     OldConfiguration,
@@ -30,18 +23,11 @@ from lowwater_pipeline.guard import (
     Unfit,
     WrongOwner,
 )
-from lowwater_pipeline.guard.delta import DeltaGuard, DeltaOutput, DeltaWriter
+from lowwater_pipeline.guard.delta import DeltaGuard, DeltaWriter
 from lowwater_spark.errors import Unsupported
 from tests.guard.stores import claim
 from tests.kit import delta
 from tests.kit.eventually import eventually
-from tests.kit.times import mark
-from tests.property.switches import off
-from tests.spark.flow import Flow
-from tests.spark.support import Upstream, low, row
-from tests.spark.test_delta import spark
-
-__all__ = ["spark"]
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -79,9 +65,6 @@ def table(spark: SparkSession, tmp_path: Path) -> Guarded:
 def refused(kind: type[GuardError], call: Callable[[], object], why: str | None = None) -> None:
     with pytest.raises(kind, match=why):
         call()
-
-
-# -- the rules ----------------------------------------------------------------------------------------------------------
 
 
 def test_figure_12_a_zombie_that_comes_late_is_refused_and_what_its_successor_has_scanned_stays_true(
@@ -124,16 +107,7 @@ def test_figure_12_a_save_that_delta_skips_without_a_word_is_seen(table: Guarded
     assert isinstance(delayed(table, "checked"), Fenced)
 
 
-@off("verify")
-def test_without_a_look_at_the_log_a_skipped_write_counts_as_written(
-    table: Guarded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(DeltaGuard, "_found", lambda *_: True)
-    assert isinstance(delayed(table, "checked"), Fenced)
-
-
 def test_figure_12_a_save_under_way_conflicts_with_the_raise(table: Guarded, tmp_path: Path) -> None:
-    """Delta has read the table before the raise, and its tasks still run."""
     began, go = tmp_path / "began", tmp_path / "go"
 
     def slow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -172,22 +146,6 @@ def test_who_has_not_raised_does_not_write_and_equal_tokens_are_told_apart(table
     refused(Rewound, lambda: table.write(writer, 5, "c", 9), "does not follow")
 
 
-@pytest.mark.long
-@off("ordinal")
-def test_by_the_number_of_the_batch_alone_the_live_batch_is_lost(table: Guarded) -> None:
-    """Delta by itself: a copy has gone on to batch 3, and the live run's batch 3 is skipped without a word."""
-
-    def append(batch: int, value: int) -> None:
-        options = {"txnAppId": "query", "txnVersion": str(batch)}
-        table.frame(value).write.format("delta").mode("append").options(**options).save(str(table.path))
-
-    for batch in range(3):
-        append(batch, batch)
-    append(3, 9)
-    append(3, 3)
-    assert 3 in table.values()
-
-
 def test_a_repeated_raise_changes_nothing_and_a_new_guard_begins_where_it_is_told(table: Guarded) -> None:
     writer = table.raise_(claim(5), begin=57)
     before = delta.head(table.path)
@@ -199,19 +157,7 @@ def test_a_repeated_raise_changes_nothing_and_a_new_guard_begins_where_it_is_tol
     assert table.write(anew, 0, "b", 2)
 
 
-def test_raises_at_the_same_time_have_numbers_of_their_own(table: Guarded) -> None:
-    with ThreadPoolExecutor(3) as pool:
-        outcomes = [pool.submit(table.raise_, claim(token)) for token in (1, 2, 3)]
-        failures = [each.exception() for each in outcomes]
-    assert failures[2] is None
-    assert all(failure is None or isinstance(failure, Fenced) for failure in failures)
-    row = table.guard().standing().row
-    assert row is not None
-    assert row.token == 3
-
-
 def test_neighbours_in_one_table_go_on(table: Guarded) -> None:
-    """Other guards, and writers without one, come between: nothing of it concerns the guard. One that is damaged neither."""
     mine, other = table.raise_(claim(5)), table.raise_(claim(5), "daily")
     table.frame(7).write.format("delta").mode("append").save(str(table.path))
     assert table.write(mine, 0, "a", 1)
@@ -244,86 +190,3 @@ def test_a_table_that_is_not_there_or_forgets_is_refused(table: Guarded, spark: 
     )
     with pytest.raises(Unsupported, match="forgets which batches it has"):
         table.raise_(claim(5))
-
-
-# -- a stage ------------------------------------------------------------------------------------------------------------
-
-
-def test_each_batch_of_a_stage_is_one_version_wherever_the_driver_ends_and_a_run_that_was_taken_over_ends(
-    table: Guarded, flow: Flow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    table.spark.sql(f"CREATE TABLE delta.`{flow.folder / 'out'}` (key STRING, t TIMESTAMP) USING delta")
-    returned: list[tuple[int, bool]] = []
-    at: dict[tuple[str, int], Callable[[], object]] = {}
-    outputs: list[DeltaOutput] = []
-    doubts: list[str] = []
-    now = itertools.count()
-
-    def lost(point: str) -> None:
-        if point == "saved" and not doubts:
-            doubts.append(point)
-            raise InDoubt("no answer")
-
-    def start() -> None:
-        output = DeltaOutput(str(flow.folder / "out"), "stage")
-        outputs.append(output)
-
-        def write(rows: DataFrame, batch: lws.Batch) -> None:
-            def probe(point: str) -> None:
-                at.pop((point, batch.id), lambda: None)()
-
-            # The first raise is committed, and its answer is lost: the same is done again.
-            output.probe = lost
-            with suppress(InDoubt):
-                output.own(batch, rows.sparkSession)
-            output.own(batch, rows.sparkSession).guard.probe = probe
-            if rows.filter("key = 'left out'").isEmpty():
-                returned.append((batch.id, output.write(batch, rows)))
-
-        flow.start(write, ranges=2)
-
-    def committed(minute: int) -> None:
-        flow.eventually(lambda: low(lw, "stage") == mark(10, minute), "all is committed")
-
-    def feed() -> None:
-        minute = next(now)
-        flow.feed.put([row(f"{minute}", 10, minute)])
-        upstream.at(10, minute)
-        committed(minute)
-
-    def ends(kind: type[Exception]) -> None:
-        flow.feed.put([row("last", 10, 50)])
-        upstream.at(10, 50)
-        with pytest.raises(kind):
-            flow.queries[-1].await_termination(120)
-        flow.queries.clear()
-
-    def fail() -> None:
-        raise ConnectionResetError("the driver ends here")
-
-    def take_over() -> None:
-        writer: Any = outputs[-1]._writer
-        newer = replace(writer.claim, token=writer.claim.token + 1, nonce="newer")
-        DeltaGuard(table.spark, str(flow.folder / "out"), "stage", computation=newer.computation).raise_(newer)
-
-    start()
-    feed()
-    at["saved", 1] = fail
-    ends(ConnectionResetError)
-    start()
-    committed(50)
-    for minute, key in ((51, "left out"), (52, "after it")):
-        flow.feed.put([row(key, 10, minute)])
-        upstream.at(10, minute)
-        committed(minute)
-    at["checked", 4] = take_over
-    flow.feed.put([row("zombie's", 10, 55)])
-    upstream.at(10, 55)
-    with pytest.raises(Fenced):
-        flow.queries[-1].await_termination(120)
-    flow.queries.clear()
-    keys = sorted(r.key for r in table.spark.read.format("delta").load(str(flow.folder / "out")).collect())
-    assert keys == ["0", "after it", "last"]
-    assert returned == [(0, True), (1, False), (3, True)]
-    assert at == {}
-    assert doubts == ["saved"]

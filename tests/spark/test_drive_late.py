@@ -10,10 +10,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 import lowwater
-from lowwater_spark.drive import watermark as watermark_module
-from lowwater_spark.drive.late import LateRule, _step
+from lowwater_spark.drive.late import _step
 from tests.kit.times import at
-from tests.spark.drive_support import CARE, HOUR, Driven, counts, driven, millis, record, say
+from tests.spark.drive_support import HOUR, Driven, counts, driven, millis, record, say
 from tests.spark.support import Upstream
 
 __all__ = ["driven"]
@@ -39,7 +38,6 @@ def kept(driven: Driven) -> list[tuple[str, int, int]]:
 def test_what_an_approximate_watermark_has_passed_is_kept(
     driven: Driven, lw: lowwater.Client, upstream: Upstream, tmp_path: Path
 ) -> None:
-    """Every row is in exactly one place: in its window, or with the late ones; also when the batch runs twice."""
     rows = [record("a", at(9, 30)), record("b", at(10, 30)), record("c", at(12, 30))]
     driven.feed().put(rows[:2])
     frame = driven.drive(approximate=0.99, late=tmp_path / "late")
@@ -72,26 +70,10 @@ def test_what_an_approximate_watermark_has_passed_is_kept(
     query.stop()
 
 
-def test_late_rows_of_two_queries_are_not_mixed(driven: Driven, upstream: Upstream, tmp_path: Path) -> None:
-    counted = driven.hourly(driven.drive(approximate=0.5, late=tmp_path / "late"))
-    driven.start(counted, stamp=HOUR)
-    other = driven.hourly(driven.drive(approximate=0.5, late=tmp_path / "late"))
-    with pytest.raises(ValueError, match="late rows of another query"):
-        driven.start(other, stamp=HOUR, name="other", checkpoint="other")
-
-
 MILLI = timedelta(milliseconds=1)
 
 
-@CARE
-def test_what_comes_after_its_id_was_forgotten_is_kept(
-    care: bool, driven: Driven, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Spark's own deduplication under the senders' exact watermark: each row comes out, is a copy, or stands with the late ones, where nobody can tell."""
-    if not care:  # the rule of windows alone, of which there are none
-        monkeypatch.setattr(
-            watermark_module, "LateRule", lambda checkpoint, windows, at: LateRule(checkpoint, windows, at=False)
-        )
+def test_what_comes_after_its_id_was_forgotten_is_kept(driven: Driven, lw: lowwater.Client, upstream: Upstream) -> None:
     first = [record("a", at(9)), record("b", at(9, 10)), record("a", at(9))]
     driven.feed().put(first)
     frame = driven.drive(within=timedelta(0), step=MILLI, late=driven.folder / "late").dropDuplicatesWithinWatermark(
@@ -113,7 +95,6 @@ def test_what_comes_after_its_id_was_forgotten_is_kept(
 
 
 def test_late_rows_of_partitions_that_one_task_runs_are_all_kept(spark: SparkSession, tmp_path: Path) -> None:
-    """Below a coalesce one task runs the step for several partitions: none writes over the rows of another."""
     (tmp_path / "ck/offsets").mkdir(parents=True)
     (tmp_path / "ck/offsets/0").write_text(f'v1\n{{"batchWatermarkMs":{10**9}}}\n-')
     (tmp_path / "rule.json").write_text(json.dumps({"checkpoint": str(tmp_path / "ck"), "windows": [], "at": True}))

@@ -19,7 +19,6 @@ from pyspark.sql import functions as sf
 import lowwater_spark as lws
 from lowwater_spark.drive import frame as frame_module
 from lowwater_spark.sources.control import END, Control, Offset, Told
-from lowwater_spark.sources.nulls import nulls_of
 from tests.kit.times import at
 from tests.spark.drive_support import millis
 from tests.spark.support import Feed
@@ -74,23 +73,13 @@ def window_join(left: DataFrame, right: DataFrame) -> DataFrame:
 
 
 OPERATORS: dict[str, Operator] = {
-    "inner": joined("inner"),
-    "left": joined("leftOuter"),
-    "right": joined("rightOuter"),
     "full": joined("fullOuter"),
     "semi": joined("leftSemi"),
-    "equal times": joined("inner", "key = other AND t = u"),
-    "join of times alone": joined("inner", "t = u"),
-    "windows over a join": lambda left, right: counted(joined("inner")(left, right)),
     "windows over a left join": lambda left, right: counted(joined("leftOuter")(left, right)),
     "join of windows": window_join,
     "windows over a union": lambda left, right: counted(left.select("key", "t").union(right.select("other", "u"))),
-    "union": lambda left, right: left.select("key", "t").union(right.select("other", "u")),
     "duplicates": lambda left, right: left.select("key", "t").union(right.select("other", "u")).dropDuplicates(),
 }
-
-STATELESS = ("union",)
-"""Of them, those for which Spark runs no batch without rows."""
 
 QUICK = ("full", "windows over a left join")
 
@@ -173,36 +162,7 @@ def in_order(rows: Sequence[Any]) -> list[str]:
 )
 def test_a_batch_of_one_side_keeps_every_row(name: str, sides: Sides) -> None:
     operator = OPERATORS[name]
-    steps = [each for each in STEPS if each != Step() or name not in STATELESS]
-    sides.follow(operator(*sides.driven()), steps)
+    sides.follow(operator(*sides.driven()), STEPS)
     expected = [tuple(row) for row in operator(*sides.batch()).collect()]
     assert expected
     assert in_order(sides.out) == in_order(expected)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", OPERATORS)
-def test_spark_alone_gives_the_same(name: str, sides: Sides) -> None:
-    """What the test above expects is what Spark's own watermark gives, when it waits long enough."""
-    operator = OPERATORS[name]
-    left, right = sides.streams()
-    frame = operator(left.withWatermark("t", "1 day"), right.withWatermark("u", "1 day"))
-    later = at(0) + dt.timedelta(days=30)
-    closing = Step([("closing", later)], [("closing", later + dt.timedelta(days=1))])
-    ending = [closing] if name in STATELESS else [closing, Step()]
-    sides.follow(frame, [*(each for each in STEPS if each.left or each.right), *ending])
-    expected = [tuple(row) for row in operator(*sides.batch()).collect()]
-    found = [each for each in in_order(sides.out) if "closing" not in each]
-    assert found == [each for each in in_order(expected) if "closing" not in each]
-
-
-def test_nulls_have_the_types_of_all_columns(spark: SparkSession) -> None:
-    """Of a type that cannot be made null, no frame could be driven."""
-    schema = (
-        "a string, b binary, c decimal(20, 3), d date, e timestamp, f timestamp_ntz, g array<int>, h map<string, struct<x: double>>, "
-        "i struct<x: int, y: array<string>>, j interval day to second, k interval year to month, l variant, m boolean, n tinyint"
-    )
-    fields = spark.createDataFrame([], schema).schema.fields
-    frame = spark.range(2).select(*nulls_of(fields))
-    assert [each.dataType for each in frame.schema.fields] == [each.dataType for each in fields]
-    assert frame.where(" AND ".join(f"{each.name} IS NULL" for each in fields)).count() == 2

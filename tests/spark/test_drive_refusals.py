@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
@@ -16,11 +15,8 @@ import lowwater
 import lowwater_spark as lws
 from lowwater_spark.columns import check_column, columns_of, quoted
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.control import Control, Offset, Told
 from lowwater_spark.track.operators import nodes
-from lowwater_spark.track.plan import check_plan
 from lowwater_spark.track.rows import event_micros
-from tests.kit.eventually import eventually
 from tests.kit.times import at
 from tests.process.serving import Serving, serving
 from tests.spark.drive_support import HOUR, Driven, driven, record, say
@@ -47,7 +43,7 @@ def refused(spark: SparkSession, idle: Serving, tmp_path: Path) -> Iterator[Driv
     made.stop()
 
 
-SETTINGS = ("noDataMicroBatches.enabled", "multipleWatermarkPolicy", "statefulOperator.allowMultiple")
+SETTINGS = ("noDataMicroBatches.enabled", "multipleWatermarkPolicy")
 
 
 def under(driven: Driven, setting: str, value: str) -> Driven:
@@ -72,19 +68,11 @@ REFUSED: dict[str, tuple[Callable[[Driven], DataFrame], str]] = {
         lambda driven: driven.hourly(driven.drive(driven.read().withWatermark("t", "1 hour"))),
         "withWatermark beside",
     ),
-    "watermark_above": (
-        lambda driven: driven.hourly(driven.drive().withWatermark("t", "1 hour")),
-        "withWatermark beside|Redefining watermark",
-    ),
     "state_below": (
         lambda driven: driven.hourly(driven.drive(driven.read().dropDuplicates(["key"]))),
         "below lws.drive",
     ),
     "other_column": (by_another_column, "aggregation that is not grouped by the event time .*Group by window"),
-    "no_window": (
-        lambda driven: driven.drive().groupBy("key").agg(sf.max("t").alias("t")),
-        "aggregation that is not grouped by the event time .*Group by window",
-    ),
     "session_of_unknown_length": (
         by_session,
         "A driven aggregation .*how far below the low watermark.* declare with retention=",
@@ -112,12 +100,6 @@ REFUSED: dict[str, tuple[Callable[[Driven], DataFrame], str]] = {
         ),
         "multipleWatermarkPolicy",
     ),
-    "late_by_another_watermark": (
-        lambda driven: driven.hourly(
-            under(driven, SETTINGS[2], "false").drive(approximate=0.99, late=driven.folder / "late")
-        ),
-        "allowMultiple",
-    ),
 }
 
 
@@ -137,21 +119,6 @@ def test_what_cannot_be_driven_is_refused_with_the_way_out(
     assert not (refused.folder / "ck").exists()
 
 
-@pytest.mark.parametrize("mode", ["complete", "update"])
-def test_output_modes_that_write_before_a_window_is_complete(mode: str, refused: Driven) -> None:
-    stage = lws.stage(refused.spark, "stage", inputs=["source"], key="key", event_time="t", address=refused.address)
-    with pytest.raises(Unsupported, match=f"The output mode {mode}"):
-        stage.start(refused.hourly(refused.drive()), checkpoint=refused.folder / "ck", format="noop", output_mode=mode)
-    assert not (refused.folder / "ck").exists()
-
-
-def test_a_query_of_a_single_batch(refused: Driven) -> None:
-    """The batch that would close its windows never comes."""
-    with pytest.raises(Unsupported, match=r"the trigger once .*availableNow"):
-        refused.start(refused.hourly(refused.drive()), stamp=HOUR, trigger={"once": True})
-    assert not (refused.folder / "ck").exists()
-
-
 def test_every_input_is_named_twice(refused: Driven) -> None:
     """An input that only one of both knows would be waited for by one, and passed by the other."""
     for inputs in (["other"], ["source", "other"]):
@@ -166,13 +133,14 @@ def test_every_input_is_named_twice(refused: Driven) -> None:
     ("options", "reason"),
     [
         ({"inputs": []}, "inputs is a list"),
-        ({"inputs": "source"}, "inputs is a list"),
         ({"event_time": "u"}, "event_time is 'u', and the frame has no such column; its columns are key, t"),
         ({"step": timedelta(microseconds=1_500)}, "step is a whole number of milliseconds"),
-        ({"step": timedelta(0)}, "step is a whole number of milliseconds"),
         ({"within": timedelta(-1)}, "within is a whole number"),
         ({"approximate": 99, "late": "/tmp"}, "approximate is a share"),
         ({"approximate": 0.99}, "would drop those without a trace. Pass late=PATH"),
+        ({"lateness_budget": 0.01}, "would drop those without a trace. Pass late=PATH"),
+        ({"lateness_budget": 0.7, "late": "/tmp"}, "above 0 and at most 0.5"),
+        ({"lateness_budget": 0.01, "approximate": 0.99, "late": "/tmp"}, "a frame has one watermark"),
     ],
 )
 def test_wrong_arguments_are_named(options: dict[str, Any], reason: str, refused: Driven) -> None:
@@ -186,7 +154,6 @@ def test_wrong_arguments_are_named(options: dict[str, Any], reason: str, refused
     + [(text, name) for name in ("a.b", "a`b", "a.`b`") for text in (name, quoted(name))],
 )
 def test_one_rule_says_which_column_a_text_names(text: str, name: str, refused: Driven) -> None:
-    """A whole name with a dot is no field of another column, and Spark's own texts stand."""
     schema = "key string, t struct<u: timestamp>, `Event Time` timestamp, `a.b` timestamp, `a``b` timestamp, `a.``b``` timestamp"
     frame = refused.read(schema=schema)
     driven = lws.drive(frame, inputs=["source"], event_time=text, late=refused.folder / "late")
@@ -205,14 +172,6 @@ def test_one_rule_says_which_column_a_text_names(text: str, name: str, refused: 
         lws.drive(frame, inputs=["source"], event_time="t.u")
 
 
-def test_late_rows_that_were_kept_are_not_kept_again_under_one_name(refused: Driven) -> None:
-    """Their directory would have two columns of it, and nobody could read it."""
-    again = refused.read(schema="key string, t timestamp, Lowwater_Watermark timestamp")
-    refused.drive(again)
-    with pytest.raises(ValueError, match=r"the frame has a column lowwater_watermark.*rename it"):
-        refused.drive(again, late=refused.folder / "late")
-
-
 def test_an_event_time_that_is_no_moment(refused: Driven) -> None:
     for kind in ("timestamp_ntz", "long"):
         with pytest.raises(TypeError, match="it must be a timestamp"):
@@ -225,7 +184,6 @@ def test_an_event_time_that_is_no_moment(refused: Driven) -> None:
 
 
 def test_a_checkpoint_from_before_the_query_was_driven(driven: Driven, upstream: Upstream) -> None:
-    """And the other way round; Spark itself only counts sources."""
     driven.feed().put([record("a", at(9, 30))])
     say(upstream, at(10))
     driven.start(driven.read())
@@ -235,7 +193,6 @@ def test_a_checkpoint_from_before_the_query_was_driven(driven: Driven, upstream:
         CheckpointMismatch, match=r"has 1 lws.drive\(\), and .*/ck is the checkpoint of one .* not driven"
     ):
         driven.start(driven.hourly(driven.drive()), stamp=HOUR)
-    spark_says(driven)
     # The way on: a new checkpoint, and another incarnation of the computation.
     driven.out.clear()
     driven.start(driven.hourly(driven.drive()), stamp=HOUR, checkpoint="new", adopt=True)
@@ -244,35 +201,3 @@ def test_a_checkpoint_from_before_the_query_was_driven(driven: Driven, upstream:
     driven.stop()
     with pytest.raises(CheckpointMismatch, match=r"has no lws.drive\(\), and .*/new is the checkpoint of one with 1"):
         driven.start(driven.read(), checkpoint="new")
-
-
-def spark_says(driven: Driven) -> None:
-    """What Spark would say of a driven query over the checkpoint of one that was not."""
-    place = str(driven.folder / "plain")
-    query = driven.read().writeStream.format("noop").option("checkpointLocation", place).start()
-    query.processAllAvailable()
-    query.stop()
-    frame = driven.hourly(driven.drive())
-    [control] = check_plan(driven.spark, frame, event_time="t").controls.values()
-    Control(control.directory).reserve()
-    Control(control.directory).tell(Told(Offset()))
-    query = frame.writeStream.format("noop").option("checkpointLocation", place).start()
-    with pytest.raises(
-        StreamingQueryException, match=r"There are \[1\] sources in the checkpoint offsets and now there are \[2\]"
-    ):
-        query.awaitTermination(60)
-
-
-def test_one_frame_runs_in_one_query(driven: Driven, upstream: Upstream) -> None:
-    """Two queries would move each other's watermark."""
-    driven.feed().put([record("a", at(9))])
-    frame = driven.hourly(driven.drive())
-    query = driven.start(frame, stamp=HOUR)
-    with pytest.raises(ValueError, match="runs in another query already"):
-        driven.start(frame, stamp=HOUR, name="two", checkpoint="two")
-    driven.stop()
-    eventually(lambda: not query.query.isActive, "stopped")
-    driven.start(frame, stamp=HOUR)
-    say(upstream, at(10))
-    driven.await_watermark(at(10))
-    assert driven.rows == [("a", at(9), 1)]

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as sf
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import lowwater
-import lowwater_spark as lws
-from lowwater_spark.drive import watermark as watermark_module
 from lowwater_spark.drive.frame import _control_time
-from lowwater_spark.drive.plan import Steps
 from lowwater_spark.sources.control import END
 from tests.kit.times import at
-from tests.spark.drive_support import CARE, HOUR, Driven, aware, counts, driven, millis, record, say
+from tests.spark.drive_support import HOUR, Driven, counts, driven, millis, record, say
 from tests.spark.support import Upstream, low
 
 __all__ = ["driven"]
@@ -23,6 +23,8 @@ __all__ = ["driven"]
 pytestmark = pytest.mark.timeout(400)
 
 MILLI = timedelta(milliseconds=1)
+GAP = timedelta(minutes=10)
+PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 
 OPEN_END = record("open", datetime(9999, 12, 31, tzinfo=UTC))
 """The time by which many a table says that something has no end."""
@@ -60,54 +62,7 @@ def test_windows_close_at_the_millisecond_and_hold_every_row(
     assert query.stage_status().late_rows == 0
 
 
-def test_a_plain_query_is_driven(driven: Driven, lw: lowwater.Client, upstream: Upstream) -> None:
-    """With a sink of Spark's own, and a stage downstream in mind: its watermark never leads what stands in the output."""
-    rows = [record("a", at(9, 5)), record("b", at(9, 30)), record("a", at(10, 30))]
-    driven.feed().put([*rows, record("c", at(9)) | {"t": None}])
-    stage = lws.stage(
-        driven.spark, "plain", inputs=["source"], key="key", event_time="t", stamp=HOUR, address=driven.address
-    )
-    out = str(driven.folder / "out")
-    frame = driven.hourly(driven.drive())
-    query = stage.start(frame, checkpoint=driven.folder / "ck", format="parquet", path=out)
-    driven.queries.append(query)
-    say(upstream, at(10))
-    driven.eventually(
-        lambda: low(lw, "plain") == lowwater.Watermark.of(at(10)), "the hour that ends at ten is written", seconds=100
-    )
-    driven.await_watermark(at(10))
-    found = [tuple(map(aware, row)) for row in driven.spark.read.parquet(out).collect()]
-    assert sorted(found) == counts(rows, at(10))
-    driven.eventually(lambda: query.stage_status().untimed_rows == 1, "windows take no row without a time")
-    holdback = lw.ranges("plain").ranges[0].remarks.holdback_micros
-    assert holdback == 3_600_000_000, "whoever asks why knows that an hour is held back"
-    upstream.lease.finish()
-    driven.eventually(lambda: low(lw, "plain").finished, "finished", seconds=100)
-    found = [tuple(map(aware, row)) for row in driven.spark.read.parquet(out).collect()]
-    assert sorted(found, key=repr) == counts(rows)
-    assert query.stage_status().dropped_rows == 0
-
-
-def test_sliding_and_shifted_windows(driven: Driven, upstream: Upstream) -> None:
-    """The default step is where windows end, also when those are no multiples of the slide."""
-    driven.feed().put([record("a", at(9, 50)), record("a", at(10, 6))])
-    frame = driven.drive()
-    shifted = frame.groupBy(sf.window("t", "1 hour", "20 minutes", "5 minutes"), "key").count()
-    driven.start(shifted.select("key", sf.col("window.end").alias("t"), "count"), stamp=HOUR)
-    say(upstream, at(10, 24, 59))
-    driven.await_watermark(at(10, 5))
-    say(upstream, at(10, 25))
-    driven.await_watermark(at(10, 25))
-    assert set(driven.rows) == {("a", at(10, 5), 1), ("a", at(10, 25), 2)}
-
-
-@CARE
-def test_duplicates_are_known_until_the_watermark_is_beyond_them(
-    care: bool, driven: Driven, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A copy within the promised distance never comes out, a row exactly at W always does."""
-    if not care:  # the millisecond by which the watermark stays below W
-        monkeypatch.setattr(watermark_module, "steps_for", lambda checked, drive: Steps(1_000, before=False))
+def test_duplicates_are_known_until_the_watermark_is_beyond_them(driven: Driven, upstream: Upstream) -> None:
     frame = driven.drive(within=timedelta(minutes=10), step=MILLI).dropDuplicatesWithinWatermark(["key"])
     driven.feed().put([record("a", at(9)), record("a", at(9, 10))])
     driven.start(frame)
@@ -136,33 +91,77 @@ def test_the_control_row_is_later_by_its_delay_when_the_clocks_change(spark: Spa
     assert found[0][0] == value + delay
 
 
-@pytest.mark.parametrize("how", [pytest.param("inner", marks=pytest.mark.long), "leftOuter"])
-def test_a_join_of_two_streams_waits_for_the_slower_one(how: str, driven: Driven, lw: lowwater.Client) -> None:
-    """A match comes whenever its other side does; a row without one comes when both sides are beyond its hour."""
-    left, right = Upstream(lw, "left"), Upstream(lw, "right")
-    flights = driven.drive(driven.read("left"), inputs=["left"])
-    weather = driven.drive(driven.read("right"), inputs=["right"])
-    weather = weather.select(sf.col("key").alias("station"), sf.col("t").alias("seen"))
-    near = sf.expr("key = station AND seen >= t - INTERVAL 1 HOUR AND seen <= t + INTERVAL 1 HOUR")
-    joined = flights.join(weather, near, how)
-    driven.feed("left").put([record("a", at(9)), record("b", at(9)), record("c", at(12)), OPEN_END])
-    driven.feed("right").put([record("a", at(9, 30))])
-    driven.start(joined, inputs=["left", "right"], retention=HOUR)
-    driven.await_read(1, "left")
-    say(left, at(14))
-    say(right, at(9, 45))
-    driven.await_watermark(millis(at(9, 45)) - 1)
-    # The slow side's row, hours behind the fast one's promise, still finds its match: its own side has promised nothing beyond it.
-    driven.feed("right").put([record("b", at(9, 45))])
-    driven.await_read(2, "right", source=3)
-    say(right, at(10, 1))
-    driven.await_watermark(millis(at(10, 1)) - 1)
-    matched = {("a", "a"), ("b", "b")}
-    assert {(row[0], row[2]) for row in driven.rows} == matched
-    left.lease.finish()
-    right.lease.finish()
-    driven.await_watermark(END)
-    alone = {("c", None), ("open", None)} if how == "leftOuter" else set()
-    assert {(row[0], row[2]) for row in driven.rows} == matched | alone
-    assert len(driven.rows) == len(matched | alone)
-    driven.eventually(lambda: low(lw, "stage").finished, "nothing will come")
+def test_sessions_close_a_millisecond_after_their_end(driven: Driven, lw: lowwater.Client, upstream: Upstream) -> None:
+    """A row exactly at W may still come, and does: it begins a session of its own, and joins the one that is open."""
+    driven.feed().put([record("a", at(9)), record("a", at(9, 8)), record("b", at(9, 30))])
+    sessions = driven.drive(step=MILLI).groupBy(sf.session_window("t", "10 minutes"), "key").count()
+    stamped = sessions.select("key", sf.col("session_window.end").alias("t"), "session_window.start", "count")
+    driven.start(stamped, retention=timedelta(0))
+    driven.await_read(1)
+    end = at(9, 8) + GAP
+    say(upstream, end)
+    driven.await_watermark(end - MILLI)
+    assert driven.out == []
+    say(upstream, end + MILLI)
+    driven.await_watermark(end)
+    assert driven.rows == [("a", end, at(9), 2)]
+    driven.eventually(lambda: low(lw, "stage") == lowwater.Watermark.of(end), "what is open ends later")
+    # At the low watermark itself: one that goes on with what is open, one that is alone.
+    say(upstream, at(9, 35))
+    driven.await_watermark(at(9, 35) - MILLI)
+    driven.feed().put([record("b", at(9, 35)), record("c", at(9, 35))])
+    driven.await_read(2)
+    upstream.lease.finish()
+    driven.eventually(lambda: low(lw, "stage").finished, "everything is written", seconds=100)
+    assert driven.rows == [
+        ("a", end, at(9), 2),
+        ("b", at(9, 45), at(9, 30), 2),
+        ("c", at(9, 45), at(9, 35), 1),
+    ]
+    assert driven.queries[0].stage_status().dropped_rows == 0
+
+
+class Alarms(StatefulProcessor):
+    """Sets a timer at the time of each row, and says when it rings."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            self.handle.registerTimer(millis(row.t.astimezone()))
+        return iter([])
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        yield Row(key=key[0], set=expiredTimerInfo.getExpiryTimeInMs(), rang=timerValues.getCurrentWatermarkInMs())
+
+    def close(self) -> None: ...
+
+
+def test_timers_ring_at_the_millisecond(driven: Driven, upstream: Upstream) -> None:
+    """At W itself rows may still come, so a timer at W waits for the millisecond after it."""
+    driven.spark.conf.set(PROVIDER, "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
+    try:
+        driven.feed().put([record("a", at(9)), record("a", at(9, 30)), record("b", at(11))])
+        frame = driven.drive(step=MILLI)
+        rung = frame.groupBy("key").transformWithState(
+            Alarms(), "key string, set long, rang long", "Append", "EventTime"
+        )
+        stamped = rung.selectExpr("key", "timestamp_millis(set) AS t", "rang")
+        driven.start(stamped, retention=HOUR)
+        driven.await_read(1)
+        say(upstream, at(9))
+        driven.await_watermark(at(9) - MILLI)
+        assert driven.out == []
+        say(upstream, at(9) + MILLI)
+        driven.await_watermark(at(9))
+        assert driven.rows == [("a", at(9), millis(at(9)))]
+        say(upstream, at(11))
+        driven.await_watermark(at(11) - MILLI)
+        upstream.lease.finish()
+        driven.await_watermark(at(12))
+        assert {(key, moment) for key, moment, _ in driven.rows} == {("a", at(9)), ("a", at(9, 30)), ("b", at(11))}
+        assert len(driven.rows) == 3
+    finally:
+        driven.stop()
+        driven.spark.conf.unset(PROVIDER)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import time
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +11,17 @@ import pytest
 
 import lowwater
 from lowwater import errors
-from lowwater.watermark import MIN
 from lowwater_spark.checkpoint.identity import identity, new_ordinal
-from lowwater_spark.checkpoint.log import CheckpointLog, Plan
-from lowwater_spark.drive.plan import check_ending
 from lowwater_spark.drive.watermark import Driving
-from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.base import NONE, Line, Source
 from lowwater_spark.sources.control import Control, ControlSource, Drive, Offset
-from lowwater_spark.sources.files import FileSource, OpenFiles
-from lowwater_spark.sources.source_log import Head
+from lowwater_spark.sources.files import FileSource
 from lowwater_spark.track.authority import Authority, Registration
 from lowwater_spark.track.batch import Keyed
 from lowwater_spark.track.part import Part
 from lowwater_spark.track.plain import Plain
 from lowwater_spark.track.plan import Checked
-from lowwater_spark.track.progress import RELIST
 from lowwater_spark.track.run import Run
 from tests.kit.eventually import eventually
 from tests.kit.times import at
@@ -117,29 +109,6 @@ def queries() -> Iterator[list[Query]]:
         query.close()
 
 
-@pytest.mark.parametrize("namespace", ["", "team"])
-def test_a_namespace_is_the_clients_own_matter(
-    namespace: str, authority: Serving, tmp_path: Path, queries: list[Query]
-) -> None:
-    with lowwater.Client(lowwater.Settings(authority.address, namespace=namespace)) as lw:
-        Upstream(lw).at(12)
-        query = Query(tmp_path, lw, "source", step=timedelta(seconds=1))
-        queries.append(query)
-        query.start()
-        eventually(lambda: query.moves(0), "a value")
-        told = query.controls[0].told()
-        assert told is not None
-        assert told.offset == Offset(VALUE, {"source": 1})
-        query.plan(0, told.offset)
-        query.close()
-        queries.clear()
-        # The next run goes on from there, and knows the input by the same name.
-        query = Query(tmp_path, lw, "source", step=timedelta(seconds=1))
-        queries.append(query)
-        query.start()
-        assert query.given() == VALUE
-
-
 def test_an_estimated_input_is_not_followed_though_the_authority_was_away(
     authority: Serving, tmp_path: Path, queries: list[Query]
 ) -> None:
@@ -169,25 +138,6 @@ def test_an_estimated_input_is_not_followed_though_the_authority_was_away(
         assert query.given() == 0
 
 
-def test_only_an_approximate_frame_follows_a_guess(
-    lw: lowwater.Client, tmp_path: Path, queries: list[Query], caplog: pytest.LogCaptureFixture
-) -> None:
-    """A query of both kinds may read an estimated input, and its exact frame holds all the same, and says so."""
-    for name in ("guess", "other"):
-        lw.register(name, heuristics=(), estimated=True)
-        lease = lw.worker(name).claim()
-        lease.advance(None, oldest=None, frontier=at(13))
-        lease.flush(20)
-    query = Query(tmp_path, lw, "guess", "other", share=0.9)
-    queries.append(query)
-    exact = dataclasses.replace(query.driving.drives[0], share=None)
-    query.driving.drives = {**query.driving.drives, 0: exact}
-    query.start()
-    eventually(lambda: query.moves(1), "the approximate frame follows")
-    assert query.given(0) == 0
-    assert "nobody promises the watermark of guess" in caplog.text
-
-
 @pytest.mark.parametrize("what", ["late rows", "frame", "inputs"])
 def test_a_refusal_comes_before_the_claim(
     what: str, lw: lowwater.Client, upstream: Upstream, tmp_path: Path, queries: list[Query]
@@ -213,104 +163,19 @@ def test_a_refusal_comes_before_the_claim(
     assert first.given() >= 0, "the other query keeps what it has"
 
 
-def test_a_query_that_ends_by_itself_pins_only_what_it_has_heard(
-    authority: Serving, tmp_path: Path, queries: list[Query]
+def test_rule_9_a_value_of_an_earlier_incarnation_is_not_carried_on(
+    lw: lowwater.Client, upstream: Upstream, tmp_path: Path, queries: list[Query]
 ) -> None:
-    """An authority that is away says nothing: that is not the last word, and it is not waited for either."""
-    with lowwater.connect(authority.address) as lw:
-        for name in ("a", "b"):
-            Upstream(lw, name).at(12)
-    authority.kill()
-    with lowwater.connect(authority.address, timeout=30) as lw:
-        query = Query(tmp_path, lw, "a", "b", pinned=True)
-        queries.append(query)
-        begun = time.monotonic()
+    query = Query(tmp_path, lw, "source")
+    queries.append(query)
+    query.plan(0, Offset(5, {"source": 7}))
+    with pytest.raises(errors.IncarnationChanged, match="source was reset"):
         query.start()
-        assert time.monotonic() - begun < 15, "two controls, and neither waits for the client's timeout"
-        for control in query.controls:
-            control.ask(1)
-        query.driving.tick()
-        for control in query.controls:
-            told = control.told()
-            assert told is not None
-            assert (told.offset.watermark, told.answered, told.final) == (0, 1, False)
-        authority.start()
-        eventually(lambda: query.moves(0, 1), "both values")
-        query.driving.tick()
-        assert [told.final for control in query.controls if (told := control.told())] == [True, True]
-
-
-def test_a_long_lived_checkpoint_is_synced_from_its_oldest_batch(
-    lw: lowwater.Client, upstream: Upstream, tmp_path: Path, queries: list[Query], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Spark keeps some hundred batches of all that there ever were; nobody asks for the others."""
-    upstream.at(12)
-    query = Query(tmp_path, lw, "source")
-    queries.append(query)
-    query.plan(2_999_999, Offset())
-    query.plan(3_000_000, Offset())
-    asked: list[int] = []
-    plan = CheckpointLog.plan
-
-    def noting(log: CheckpointLog, batch: int) -> Plan | None:
-        asked.append(batch)
-        return plan(log, batch)
-
-    monkeypatch.setattr(CheckpointLog, "plan", noting)
-    query.start()
-    eventually(lambda: query.moves(0), "a value")
-    assert 2_999_999 in asked
-    assert min(asked) >= 2_999_999 - 1
-
-
-def test_a_driven_query_lists_its_sources_once_a_look(
-    lw: lowwater.Client, upstream: Upstream, tmp_path: Path, queries: list[Query], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What drives it and what tracks it wait for the same, and list again at the same time."""
-    upstream.at(12)
-    query = Query(tmp_path, lw, "source")
-    queries.append(query)
-    unread = tmp_path / "in0/unread.json"
-    unread.write_text("{}")
-    query.start()
-    query.run.drive = query.driving
-    listed: list[Line] = []
-    head = OpenFiles.head
-
-    def noting(source: OpenFiles, settled: Line) -> Head:
-        listed.append(settled)
-        return head(source, settled)
-
-    monkeypatch.setattr(OpenFiles, "head", noting)
-
-    def both_wait() -> bool:
-        listed.clear()
-        query.run.tick()
-        assert len(listed) <= 1
-        return len(query.run.progress._candidates) > 0 and len(query.driving._candidates) > 0
-
-    eventually(both_wait, "both wait for the file")
-    later = query.run.clock() + RELIST
-    query.run.clock = query.driving.clock = lambda: later
-    listed.clear()
-    query.run.tick()
-    assert len(listed) == 1
-    assert query.given() == 0
-    unread.unlink()
-    later += RELIST
-
-    def given() -> bool:
-        query.run.tick()
-        return query.given() > 0
-
-    eventually(given, "nothing is waited for any more")
-    assert query.run.progress.reading.low > MIN
 
 
 def test_the_directory_of_a_control_is_there_only_while_it_is_driven(
     lw: lowwater.Client, upstream: Upstream, tmp_path: Path, queries: list[Query]
 ) -> None:
-    """And a frame whose query has ended may be started again."""
     upstream.at(12)
     for _ in range(2):
         query = Query(tmp_path, lw, "source")
@@ -322,23 +187,3 @@ def test_the_directory_of_a_control_is_there_only_while_it_is_driven(
             query.controls[0].reserve()
         query.close()
     assert not (tmp_path / "stage0").exists()
-
-
-def test_a_refusal_is_the_stages_own(lw: lowwater.Client, tmp_path: Path) -> None:
-    """Of several stages of a query, the one that is refused holds; the others go on."""
-    registration = Query(tmp_path, lw, "source").authority.registration
-    one, other = (Authority(lw, dataclasses.replace(registration, name=name, inputs=())) for name in ("one", "other"))
-    one.register()
-    one.claim([0])
-    with pytest.raises(errors.UnknownComputation):
-        other.claim([0])
-    assert "UNKNOWN_COMPUTATION" in other.problem
-    assert not one.problem
-    one.close()
-    other.close()
-
-
-def test_a_query_of_one_batch_is_refused() -> None:
-    with pytest.raises(Unsupported, match="availableNow"):
-        check_ending({"once": True})
-    check_ending({"availableNow": True})

@@ -16,7 +16,6 @@ from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 import lowwater_spark as lws
 from tests.spark.support import Feed
-from tests.spark.tape import TapeSource
 
 PAGE = Path(__file__).parents[2] / "docs/fit.md"
 SCHEMA = "key string, t timestamp"
@@ -26,6 +25,10 @@ CONNECT = "Spark Connect, and platforms that offer nothing else"
 
 NOT_ASKED = {
     "Kafka, its brokers declared": "tests/spark/test_kafka.py",
+    "`rate`, a Python data source": "tests/spark/test_opaque.py",
+    "`socket`": "tests/spark/test_opaque.py",
+    "static tables, joined to a stream": "tests/spark/test_refusals.py",
+    "filters, projections, unions, `dropDuplicates`": "tests/spark/test_refusals.py",
     "`batch.write_table`": "tests/spark/test_table_out.py",
     "`batch.write_kafka`": "tests/spark/test_kafka_out.py",
     "`PostgresOutput`, `DeltaOutput` of `lowwater-pipeline`": "tests/spark/test_postgres_out.py, test_delta_guard.py",
@@ -77,29 +80,6 @@ def binary(spark: SparkSession, folder: str) -> DataFrame:
     schema = "path string, modificationTime timestamp, length long, content binary"
     found = spark.readStream.schema(schema).format("binaryFile").load(folder)
     return found.selectExpr("path as key", "modificationTime as t")
-
-
-def rate(spark: SparkSession, _folder: str) -> DataFrame:
-    return spark.readStream.format("rate").load().selectExpr("string(value) as key", "timestamp as t")
-
-
-def tape(spark: SparkSession, folder: str) -> DataFrame:
-    spark.dataSource.register(TapeSource)
-    return spark.readStream.format("tape").load(folder)
-
-
-def socket(spark: SparkSession, _folder: str) -> DataFrame:
-    lines = spark.readStream.format("socket").options(host="127.0.0.1", port="1").load()
-    return lines.selectExpr("value as key", "timestamp'2013-01-09' as t")
-
-
-def with_names(spark: SparkSession, folder: str) -> DataFrame:
-    names = spark.createDataFrame([("a", "Anna")], "key string, name string")
-    return json(spark, folder).join(names, "key", "left")
-
-
-def united(spark: SparkSession, folder: str) -> DataFrame:
-    return json(spark, folder).union(json(spark, folder)).where("key > ''")
 
 
 def sessions(frame: DataFrame) -> DataFrame:
@@ -176,13 +156,6 @@ ASKED: Mapping[str, Sequence[Ask]] = {
         Ask(text),
     ],
     "other formats of files: `xml`, `binaryFile`, Avro": [Ask(of("xml")), Ask(binary)],
-    "`rate`, a Python data source": [Ask(rate), Ask(tape)],
-    "`socket`": [Ask(socket)],
-    "static tables, joined to a stream": [Ask(with_names)],
-    "filters, projections, unions, `dropDuplicates`": [
-        Ask(united),
-        Ask(then=lambda frame: frame.dropDuplicates(["key", "t"])),
-    ],
     "windows of Spark's own": [Ask(then=windows, own=True), Ask(then=windows, own=True, retention=HOUR)],
     "sessions, stream joins, stateful functions of Spark's own": [Ask(then=sessions, own=True, retention=HOUR)],
     "windows without a `withWatermark`": [Ask(then=windows), Ask(then=windows, retention=HOUR)],

@@ -1,15 +1,13 @@
-"""What a user's function can get wrong without noticing: each is refused before anything is promised."""
+"""What a user's function or its inputs can get wrong without noticing: each is refused or told, and nothing wrong is promised."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
-import signal
 import threading
 from collections.abc import Callable
-from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,21 +23,18 @@ import lowwater_spark as lws
 from lowwater.watermark import MIN
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, StateLost, Unsupported
-from lowwater_spark.track import batch as batch_module
-from lowwater_spark.track import update as update_module
-from lowwater_spark.track.batch import Batch, Keyed, _Calls
+from lowwater_spark.track.batch import Batch, Keyed
 from lowwater_spark.track.batch_log import BatchEntry, BatchLog
 from lowwater_spark.track.handover import publish_directory
 from lowwater_spark.track.inputs import Reading
+from lowwater_spark.track.ranges import range_bounds, range_column
 from lowwater_spark.track.receipt import Destination
 from lowwater_spark.track.rows import Rows
 from lowwater_spark.track.state import StateStore
-from tests.kit.eventually import eventually
+from lowwater_spark.track.status import KeyRange
 from tests.kit.times import at, mark
 from tests.spark.flow import HOUR, Flow
-from tests.spark.proxy import Proxy
 from tests.spark.support import Upstream, as_before, low, place, row
-from tests.spark.test_bookmarks import Reader, Writer
 from tests.spark.updates import HOURLY, hourly
 
 NO_FRAME = cast(DataFrame, None)
@@ -70,25 +65,6 @@ def test_a_batch_that_had_not_begun_does_not_skip_its_write(tmp_path: Path) -> N
         a_batch(tmp_path / "ck", replayed=False).write(NO_FRAME, out)
 
 
-def test_batches_are_not_kept_for_a_negative_time(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="keep says how long batches stay at least"):
-        a_batch(tmp_path / "ck", replayed=False).write(NO_FRAME, tmp_path / "out", keep=timedelta(seconds=-1))
-
-
-def test_only_a_write_with_keep_removes_what_is_read(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
-    reader = Reader(tmp_path, writer, "reader")
-    writer.write()
-    reader.start()
-    reader.read()
-    reader.look()
-    publish_directory(writer.folder, "batch=3", "aa", lambda folder: (folder / "rows").touch(), ordinal=1)
-    assert not a_batch(tmp_path / "ck", replayed=True).write(NO_FRAME, writer.folder)
-    assert not writer.removed
-    assert not a_batch(tmp_path / "ck", replayed=True).write(NO_FRAME, writer.folder, keep=timedelta(0))
-    assert writer.removed == writer.written
-
-
 def test_a_second_write_to_one_directory_is_found_under_any_name(tmp_path: Path) -> None:
     out = tmp_path / "out"
     publish_directory(out, "batch=3", "aa", lambda folder: (folder / "rows").touch(), ordinal=1)
@@ -109,23 +85,6 @@ def test_paths_that_spark_takes_for_patterns(tmp_path: Path, mark: str) -> None:
     assert not list(tmp_path.glob("a*"))
 
 
-def test_rows_are_not_handed_over_where_a_file_sink_writes(tmp_path: Path) -> None:
-    """Who reads its output goes by its log, and would see nothing of them."""
-    sink, beside = tmp_path / "sink", tmp_path / "beside"
-    (sink / "_spark_metadata").mkdir(parents=True)
-    (tmp_path / "link").symlink_to(sink)
-    for folder in (sink, sink / "year=2013", sink / "raw/er", tmp_path / "link"):
-        with pytest.raises(Unsupported, match=f"Spark's file sink writes to {sink}, .* a directory of their own"):
-            a_batch(tmp_path / "ck", replayed=True).write(NO_FRAME, folder)
-    (sink / "elsewhere").symlink_to(beside)
-    with pytest.raises(Unsupported, match=f"Spark's file sink writes to {sink}, .* a directory of their own"):
-        a_batch(tmp_path / "ck", replayed=True).write(NO_FRAME, sink / "elsewhere")
-    (sink / "elsewhere").unlink()
-    assert [entry.name for entry in sink.iterdir()] == ["_spark_metadata"], "nothing is touched"
-    publish_directory(beside, "batch=3", "aa", lambda folder: (folder / "rows").touch(), ordinal=1)
-    assert not a_batch(tmp_path / "ck", replayed=True).write(NO_FRAME, beside)
-
-
 def test_a_stage_with_state_must_say_what_it_holds_in_every_batch(tmp_path: Path) -> None:
     StateStore.opened(place(tmp_path / "ck"), tmp_path / "state", 2, batch=0, ordinal=1)
     with pytest.raises(StateLost, match=r"call batch\.stateful\(\) in every batch, also an empty one"):
@@ -135,8 +94,6 @@ def test_a_stage_with_state_must_say_what_it_holds_in_every_batch(tmp_path: Path
 def test_a_function_that_forgets_its_state_stops_the_query_and_holds(
     flow: Flow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
-    """The empty batch that should close the window of nine must not let the watermark pass it."""
-
     def fails(*_: Any) -> Any:
         msg = "swallowed"
         raise RuntimeError(msg)
@@ -178,7 +135,6 @@ SWALLOWED: dict[str, Callable[[DataFrame, lws.Batch, Path], object]] = {
 def test_rule6_what_a_method_of_the_batch_raises_ends_it_although_it_is_caught(
     flow: Flow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
-    """Otherwise the batch would be committed and reported, and its rows would be nowhere."""
     (flow.folder / "file").write_text("in the way")
     seen: list[str] = []
     mistakes: list[Callable[[DataFrame, lws.Batch, Path], object]] = []
@@ -204,24 +160,6 @@ def test_rule6_what_a_method_of_the_batch_raises_ends_it_although_it_is_caught(
     flow.start(flow.plain)
     flow.eventually(lambda: low(lw, "stage") == mark(10), "mended")
     assert flow.spark.read.option("recursiveFileLookup", "true").parquet(str(flow.folder / "out")).count() == 1
-
-
-@pytest.mark.long
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when a failure that was caught is forgotten")
-def test_rule6_breaks_when_a_failure_that_was_caught_is_forgotten(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Batch, "_refuse_failed", lambda _: None)
-
-    def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
-        with contextlib.suppress(Unsupported):
-            batch.write(rows, f"{flow.folder}/[a]")
-
-    flow.feed.put([row("a", 9)])
-    upstream.at(10)
-    query = flow.start(write_batch)
-    eventually(lambda: not query.query.isActive or low(lw, "stage") == mark(10), "ended, or promised")
-    assert low(lw, "stage").unknown
 
 
 class LatePath(os.PathLike[str]):
@@ -271,49 +209,20 @@ def test_rule6_a_write_that_the_function_does_not_wait_for_ends_the_batch(
     assert flow.spark.read.option("recursiveFileLookup", "true").parquet(str(flow.folder / "out")).count() == 1
 
 
-@pytest.mark.long
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when nobody asks for calls under way")
-def test_rule6_breaks_when_a_write_under_way_is_forgotten(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_Calls, "end", lambda _: [])
-    flow.feed.put([row("a", 9)])
-    upstream.at(10)
-    path, threads = LatePath(flow.folder / "out"), list[threading.Thread]()
-    query = flow.start(unjoined(path, threads))
-    try:
-        eventually(lambda: not query.query.isActive or low(lw, "stage") == mark(10), "ended, or promised")
-        assert low(lw, "stage").unknown
-    finally:
-        path.told.set()
-        for thread in threads:
-            thread.join()
-
-
 def test_rule6_a_batch_is_not_written_after_its_function_has_returned(
     flow: Flow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
     batches: list[lws.Batch] = []
 
     def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
-        for earlier in batches:
-            with pytest.raises(ValueError, match="write of batch 0 was called after the function had returned"):
-                earlier.write(rows, flow.folder / "late")
         batches.append(batch)
         flow.plain(rows, batch)
 
     flow.feed.put([row("a", 9)])
     upstream.at(10)
-    query = flow.start(write_batch)
+    flow.start(write_batch)
     flow.eventually(lambda: low(lw, "stage") == mark(10), "the first batch")
-    flow.feed.put([row("b", 10)])
-    upstream.at(11)
-    flow.eventually(lambda: low(lw, "stage") == mark(11), "the next one, which is none the worse")
-    assert query.query.isActive
     calls: list[Callable[[lws.Batch], object]] = [
-        lambda batch: batch.of("stage"),
-        lambda batch: batch.low,
-        lambda batch: batch.frontier(at(12)),
         lambda batch: batch.finish(),
         lambda batch: batch.write(NO_FRAME, flow.folder / "late"),
         lambda batch: batch.stateful(NO_FRAME, hourly, HOURLY),
@@ -324,32 +233,7 @@ def test_rule6_a_batch_is_not_written_after_its_function_has_returned(
     assert not (flow.folder / "late").exists()
 
 
-@pytest.mark.parametrize("written", [True, False])
-def test_rows_that_were_emitted_and_not_written_are_told(
-    written: bool, flow: Flow, lw: lowwater.Client, upstream: Upstream, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Each batch of the first 10:00 and 11:00 emits a window; it is told once in a run. Batches that emit nothing are none of it."""
-
-    def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
-        emitted = batch.stateful(rows, hourly, HOURLY)
-        batch.write(emitted if written else rows, flow.folder / "out")
-
-    flow.feed.put([row("a", 9), row("a", 10)])
-    upstream.at(9)
-    flow.start(write_batch, stamp=HOUR)
-    for hour in (10, 11):
-        upstream.at(hour)
-        flow.eventually(partial(passed, lw, mark(hour)), "the next window is closed")
-    told = [record.getMessage() for record in caplog.records if "no action has read" in record.getMessage()]
-    assert [" of stage has emitted rows" in message for message in told] == ([] if written else [True])
-
-
-def passed(lw: lowwater.Client, moment: lowwater.Watermark) -> bool:
-    return low(lw, "stage") >= moment
-
-
 def test_a_wrong_stamp_is_found_and_not_promised(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
-    """Windows of an hour, declared as if they were stamped by event time."""
     upstream.at(9, 15)
     query = flow.start(flow.windows)
     flow.eventually(lambda: low(lw, "stage") == mark(9, 15), "nothing is there")
@@ -386,19 +270,6 @@ def test_rule6_a_range_that_says_it_holds_less_than_it_does_is_refused(
     flow.eventually(lambda: low(lw, "stage") == mark(9), "held by the row")
 
 
-@pytest.mark.long
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when what is held is believed")
-def test_rule6_breaks_when_what_is_held_is_believed(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(update_module, "_check_stamps", lambda *_: None)
-    flow.feed.put([row("a", 9, 30)])
-    upstream.at(10, 10)
-    query = flow.start(forgetful(UNTOLD["nothing, with pending"]), stamp=HOUR)
-    eventually(lambda: not query.query.isActive or low(lw, "stage") == mark(10), "ended, or promised")
-    assert low(lw, "stage").unknown
-
-
 def forgetful(answer: Callable[[pa.Table, Any, pa.Array], Any]) -> Callable[[DataFrame, lws.Batch], None]:
     """Return a function for batches whose update answers so for the range that holds rows."""
 
@@ -424,8 +295,6 @@ OTHERS: list[tuple[dict[str, Any], str]] = [
 def test_rule6_a_state_is_kept_for_its_key_its_stamps_and_its_schema(
     flow: Flow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
-    """By another key what is held of one would be looked for in a range that does not have it, and be promised without being written."""
-
     def start(*, key: Any = str, stamp: Any = HOUR, schema: str = HOURLY) -> lws.TrackedQuery:
         def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
             flow.out += [(batch.id, "", "", r.n) for r in batch.stateful(rows, hourly, schema).collect()]
@@ -454,114 +323,41 @@ def test_rule6_a_state_is_kept_for_its_key_its_stamps_and_its_schema(
     assert Manifest(flow.folder / "ck")["state"] == {".": {**entry, "made": made}}
 
 
-def test_rule6_a_state_whose_key_depends_on_the_time_zone_is_kept_for_that(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    def start() -> lws.TrackedQuery:
-        stage = lws.stage(
-            flow.spark,
-            "stage",
-            inputs=["source"],
-            key=sf.date_format("t", "HH"),
-            event_time="t",
-            ranges=4,
-            stamp=HOUR,
-            address=flow.address,
-        )
-        flow.queries.append(stage.foreach_batch(flow.read(), flow.windows, checkpoint=flow.folder / "ck"))
-        return flow.queries[-1]
+def range_of(flow: Flow, key: str) -> KeyRange:
+    """The key range of a key, by Spark and by the bounds that are claimed."""
+    [[handle]] = flow.spark.createDataFrame([(key,)], "key string").select(range_column(["key"], 4)).collect()
+    bounds = range_bounds(4)
+    return KeyRange(handle, bounds[handle], bounds[handle + 1])
 
+
+@pytest.mark.parametrize("state", [False, True], ids=["keeps nothing", "keeps state"])
+def test_late_rows_are_counted_with_the_oldest_and_its_range(
+    state: bool, flow: Flow, lw: lowwater.Client, upstream: Upstream, caplog: pytest.LogCaptureFixture
+) -> None:
     flow.feed.put([row("a", 9)])
-    upstream.at(9, 30)
-    query = start()
-    flow.eventually(lambda: low(lw, "stage") == mark(9), "the window of nine is held")
-    query.stop()
     upstream.at(11)
-    zone = "spark.sql.session.timeZone"
-    flow.spark.conf.set(zone, "Asia/Tokyo")
-    try:
-        query = start()
-        eventually(lambda: not query.query.isActive or low(lw, "stage") == mark(11), "ended, or promised")
-        assert (low(lw, "stage"), flow.closed()) == (mark(9), [])
-        eventually(lambda: query.stage_status().holding != "", "why it has ended")
-        assert "with the time zone UTC, and the stage has the time zone Asia/Tokyo" in query.stage_status().holding
-    finally:
-        flow.spark.conf.set(zone, "UTC")
-    start()
-    flow.eventually(lambda: low(lw, "stage") == mark(11), "the window is written")
-
-
-@pytest.mark.long
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when the time zone of a key is not kept")
-def test_rule6_breaks_when_the_time_zone_of_a_key_is_not_kept(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(batch_module, "key_zone", lambda *_: "")
-    test_rule6_a_state_whose_key_depends_on_the_time_zone_is_kept_for_that(flow, lw, upstream)
-
-
-def test_a_state_goes_on_under_another_name_of_the_frame_and_with_more_columns(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    def more(handle: int, state: pa.Table | None, rows: pa.Table, low: lowwater.Watermark) -> Any:
-        kept, emitted, oldest, pending = hourly(handle, state, rows, low)
-        assert emitted is not None
-        return kept, emitted.append_column("m", emitted.column("n")), oldest, pending
-
-    def later(rows: DataFrame, batch: lws.Batch) -> None:
-        emitted = batch.stateful(rows.alias("r"), more, "n long, m long, " + HOURLY.replace(", n long", ""))
-        flow.out += [(batch.id, "", r.key, r.n + r.m) for r in emitted.collect()]
-
-    def start(write_batch: Any) -> lws.TrackedQuery:
-        return flow.start(write_batch, key=sf.upper("key"), stamp=HOUR)
-
-    flow.feed.put([row("a", 9)])
-    upstream.at(9, 30)
-    query = start(flow.windows)
-    flow.eventually(lambda: low(lw, "stage") == mark(9), "the window of nine is held")
-    query.stop()
-    upstream.at(11)
-    start(later)
-    flow.eventually(lambda: low(lw, "stage") == mark(11), "the window is written")
-    assert [(key, n) for *_, key, n in flow.out] == [("a", 2)]
-
-
-def test_s4_a_task_that_dies_after_it_has_staged(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream, tmp_path: Path
-) -> None:
-    """Its part says that nothing is held. The attempt that Spark accepts says what is, and that one counts."""
-
-    def forgets_once(handle: int, state: pa.Table | None, rows: pa.Table, low: lowwater.Watermark) -> Any:
-        kept, emitted, oldest, pending = hourly(handle, state, rows, low)
-        if rows.num_rows and not (tmp_path / "worker").exists():
-            (tmp_path / ".worker").write_text(str(os.getpid()))
-            (tmp_path / ".worker").rename(tmp_path / "worker")
-            return kept, emitted, None, []
-        return kept, emitted, oldest, pending
-
-    def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
-        flow.out += [(batch.id, "", r.key, r.n) for r in batch.stateful(rows, forgets_once, HOURLY).collect()]
-
-    died: list[int] = []
-
-    def die(request: Any) -> None:
-        # The part with the row is the one of the task whose worker has said who it is.
-        if not died and (tmp_path / "worker").exists() and stuck in request.handles:
-            died.append(request.task.attempt)
-            os.kill(int((tmp_path / "worker").read_text()), signal.SIGKILL)
-
-    flow.feed.put([row("stuck", 9, 30)])
-    stuck = flow.read().sparkSession.sql(_HANDLE_OF_STUCK).collect()[0][0]
-    upstream.at(11, 30)
-    with Proxy(flow.address, lambda _: False, arrived=die) as proxy:
-        flow.address = proxy.address
-        query = flow.start(write_batch, stamp=HOUR)
-        flow.eventually(lambda: low(lw, "stage") != lowwater.Watermark(MIN), "batch 0")
-        assert low(lw, "stage") == mark(9), "held by the row"
-        assert len(died) == 1
-        assert (query.stage_status().batch, query.stage_status().holding) == (0, "")
-        query.stop()
-
-
-_HANDLE_OF_STUCK = "SELECT CAST(shiftrightunsigned(xxhash64('stuck') ^ (-9223372036854775807 - 1), 62) AS int)"
-"""Of four ranges: the two highest bits of the key's place."""
+    query = flow.start(flow.windows if state else flow.plain, stamp=HOUR)
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "all is read")
+    assert query.stage_status().late_range is None
+    with caplog.at_level(logging.WARNING, "lowwater.spark"):
+        flow.feed.put([row("a", 12), row("b", 8, 30), row("c", 10, 59), row("d", 11)])
+        flow.eventually(lambda: query.stage_status().late_rows == 2, "two promises are broken")
+        flow.feed.put([row("e", 9), *([] if state else [{"key": "f", "t": None}, {"key": "g", "t": None}])])
+        flow.eventually(lambda: query.stage_status().late_rows == 3, "and a third one, not older")
+    status = query.stage_status()
+    assert status.untimed_rows == (0 if state else 2), "rows without a time are counted apart"
+    assert ("has 2 rows without an event time" in caplog.text) is not state
+    flow.eventually(
+        lambda: ("Its worker has read 2 rows without an event time" in str(lw.why("stage"))) is not state,
+        "why tells of them",
+    )
+    assert status.late_example == "2013-01-09T08:30:00Z in batch 1"
+    assert status.late_range == range_of(flow, "b")
+    said = [record.getMessage() for record in caplog.records if "promised" in record.getMessage()]
+    assert said[0] == (
+        f"batch 1 of stage has 2 rows below what its inputs had promised, the oldest at 2013-01-09T08:30:00Z, in key range {range_of(flow, 'b')}"
+    )
+    assert str(range_of(flow, "e")) in said[1]
+    assert low(lw, "stage") == mark(11), "what was promised stays promised"
+    if state:
+        flow.eventually(lambda: ("08:00", "b", 1) in flow.closed(), "a late row is processed all the same")

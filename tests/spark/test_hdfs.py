@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,11 @@ import lowwater
 import lowwater_spark as lws
 from lowwater import errors
 from lowwater_spark.checkpoint.location import Location, location_of
-from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.track.status import in_short
 from tests.kit.hdfs import RETRIES, Hdfs
 from tests.kit.times import mark
 from tests.spark.flow import Flow
-from tests.spark.remote import DECLARED, Query, driven_windows_close, killed_driver_is_replayed
+from tests.spark.remote import DECLARED, Query
 from tests.spark.support import Upstream, low, row
 from tests.spark.updates import HOURLY, hourly
 
@@ -54,60 +52,9 @@ def query(request: pytest.FixtureRequest, flow: Flow, checkpoint: Location) -> Q
     return Query(request.param, flow, checkpoint)
 
 
-def test_a_stage_goes_on_from_a_checkpoint_on_hdfs(
-    query: Query, flow: Flow, lw: lowwater.Client, upstream: Upstream, checkpoint: Location
-) -> None:
-    """Through a start, and through Spark's compactions of its source log, which come at every third entry."""
-    for hours in ((10, 11), (12, 13)):
-        running = query.start()
-        for hour in hours:
-            flow.feed.put([row(f"{hour}", hour - 1)])
-            upstream.at(hour)
-            flow.eventually(lambda: low(lw, "stage") == mark(hour), "all that was put is read")  # noqa: B023
-        with pytest.raises(ValueError, match="is running in this process; stop it first"):
-            query.start(name="another")
-        running.stop()
-
-    assert query.keys() == ["10", "11", "12", "13"]
-    assert CheckpointLog(checkpoint).last_committed() == 3
-    assert lw.get("stage")["stage"].incarnation == 1, "it is one computation, of one checkpoint"
-
-
-def test_a_job_is_tracked_by_its_checkpoint_on_hdfs(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream, patient: SparkSession, checkpoint: Location
-) -> None:
-    """The job knows nothing of it, and nothing is written there; what is remembered is local."""
-    flow.feed.put([row("a", 9)])
-    upstream.at(10)
-    writer = flow.read().writeStream.format("noop").option("checkpointLocation", str(checkpoint))
-    job, sidecar = writer.start(), None
-    try:
-        flow.eventually(lambda: CheckpointLog(checkpoint).last_committed() == 0, "it has begun")
-        sidecar = lws.track(
-            "stage",
-            checkpoint=str(checkpoint),
-            inputs=["source"],
-            sources=[f"files:{flow.feed.folder},recursiveFileLookup=true"],
-            promises=["history", "nothing-skipped", "sink-visible-before-commit"],
-            state=flow.folder / "state",
-            spark=lambda: patient,
-            address=flow.address,
-        )
-        flow.eventually(lambda: low(lw, "stage") == mark(10), "what is committed counts")
-        flow.feed.put([row("b", 10)])
-        upstream.at(11)
-        flow.eventually(lambda: low(lw, "stage") == mark(11), "it goes on")
-        assert not (checkpoint / "lowwater").exists()
-    finally:
-        job.stop()
-        if sidecar is not None:
-            sidecar.stop()
-
-
 def test_rule11_a_name_node_that_is_away_for_a_moment_holds(
     query: Query, flow: Flow, lw: lowwater.Client, upstream: Upstream, hdfs: Hdfs
 ) -> None:
-    """It is killed while nothing comes, and rows come while it is away. A neighbour with a local checkpoint goes on."""
     running = query.start()
     elsewhere = flow.folder / "elsewhere"
     elsewhere.mkdir()
@@ -135,17 +82,9 @@ def test_rule11_a_name_node_that_is_away_for_a_moment_holds(
     assert query.keys() == ["a", "b"]
 
 
-@pytest.mark.long
-def test_a_driven_query_closes_its_windows_from_a_checkpoint_on_hdfs(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream, checkpoint: Location
-) -> None:
-    driven_windows_close(flow, lw, upstream, checkpoint)
-
-
 def test_rows_are_handed_over_into_hdfs_once(
     flow: Flow, lw: lowwater.Client, upstream: Upstream, checkpoint: Location, hdfs: Hdfs
 ) -> None:
-    """A batch that was interrupted after it had written is run again, with other rows and the same W, and finds its directory. An object store is refused."""
     out = hdfs.path(f"{flow.folder.name}/out")
     made: list[tuple[int, bool]] = []
     lows: list[tuple[int, bool, lowwater.Watermark]] = []
@@ -169,40 +108,14 @@ def test_rows_are_handed_over_into_hdfs_once(
     written = flow.spark.read.parquet(out).collect()
     failing = False
     upstream.at(12)
-    query = start()
-    flow.queries.append(query)
+    flow.queries.append(start())
     flow.eventually(lambda: low(lw, "stage") == mark(12), "the batch is committed")
     assert lows[:2] == [(0, False, mark(10)), (0, True, mark(10))]
-    flow.feed.put([])
-    flow.eventually(lambda: query.stage_status().batch == 1, "one without rows as well")
     flow.feed.put([row("b", 10)])
     flow.eventually(lambda: len(flow.spark.read.parquet(out).collect()) == 2, "what comes is written, too")
 
     assert made[:2] == [(0, True), (0, False)]
     assert written[0] in flow.spark.read.parquet(out).collect(), "as it was written first"
-    folder = location_of(flow.spark, f"{out}/batch=1", "The folder")
-    assert sorted(entry.name for entry in folder.iterdir()) == [".lowwater.json", "_watermark.json"], (
-        "of a batch without rows there are no files"
-    )
-
-
-def test_what_cannot_be_handed_over_there_is_refused_with_the_way_out(flow: Flow, hdfs: Hdfs) -> None:
-    flow.feed.put([row("a", 9)])
-    for path, keep, said in (
-        ("s3a://bucket/out", None, "batch.write_table"),
-        (hdfs.path("refused"), timedelta(0), "The removal of batches in hdfs"),
-    ):
-        query = flow.start(lambda rows, batch: batch.write(rows, path, keep=keep))  # noqa: B023
-        with pytest.raises(lws.Unsupported, match=said):
-            query.await_termination(180)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("point", ["begun", "written"])
-def test_rule6_a_driver_that_was_killed_is_replayed_from_hdfs(
-    point: str, flow: Flow, lw: lowwater.Client, upstream: Upstream, checkpoint: Location
-) -> None:
-    killed_driver_is_replayed(point, flow, lw, upstream, checkpoint)
 
 
 def test_what_cannot_be_on_hdfs_is_refused_with_the_way_out(

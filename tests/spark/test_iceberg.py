@@ -23,15 +23,12 @@ class Log:
     def __init__(self) -> None:
         self.found = Table("u", "/t", None, {})
         self.layouts: dict[int, Sequence[tuple[int, int]]] = {}
-        self.asked: list[int] = []
-        """The snapshots whose manifests were read."""
         self._ids = itertools.count(900, -7)
 
     def table(self) -> Table:
         return self.found
 
     def layout(self, snapshot: int) -> Sequence[tuple[int, int]]:
-        self.asked.append(snapshot)
         return self.layouts[snapshot]
 
     def make(self, operation: str = "append", added: int | None = 1, *, parent: int | None, **said: object) -> int:
@@ -112,18 +109,6 @@ def query(log: Log, tmp_path: Path) -> Callable[..., Query]:
     return lambda **options: Query(tmp_path / "ck", log, **options)
 
 
-# -- what counts -------------------------------------------------------------------------------------------------------
-
-
-def test_what_rearranges_rows_need_not_be_passed(log: Log, query: Callable[..., Query]) -> None:
-    first = log.put()
-    log.put("replace", 5)
-    made = query()
-    assert made.reached(line(first))
-    log.put()
-    assert not made.reached(line(first))
-
-
 def test_numbers_of_snapshots_have_no_order(log: Log, query: Callable[..., Query]) -> None:
     first, second = log.put(), log.put()
     assert first > second
@@ -142,17 +127,6 @@ def test_a_rate_limit_leaves_files_of_a_snapshot_behind(log: Log, query: Callabl
     assert not made.source.reached(head, line(first, 3, whole=True)), "older files are still to be read"
 
 
-def test_a_snapshot_that_does_not_count_its_files_is_asked_once(log: Log, query: Callable[..., Query]) -> None:
-    """It has merged older manifests behind its own."""
-    first = log.put(added=None)
-    log.layouts[first] = [(2, 7), (0, 9)]
-    made = query()
-    head = made.source.head(NONE)
-    assert [made.source.reached(head, line(first, taken)) for taken in (1, 2, 9)] == [False, True, True]
-    made.source.head(NONE)
-    assert log.asked == [first]
-
-
 def test_files_that_icebergs_stream_passes_over_hold_for_good(log: Log, query: Callable[..., Query]) -> None:
     first = log.put()
     made = query()
@@ -160,23 +134,6 @@ def test_files_that_icebergs_stream_passes_over_hold_for_good(log: Log, query: C
     second = log.put(added=None)
     log.layouts[second] = [(1, 5), (1, 0)]
     made.holds("Iceberg's stream passes over files")
-
-
-# -- what holds --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("operation", ["delete", "overwrite", "", "heard of tomorrow"])
-def test_what_takes_rows_away_is_never_reached_and_is_named(
-    operation: str, log: Log, query: Callable[..., Query]
-) -> None:
-    first = log.put()
-    made = query()
-    wall = log.put(operation, 0)
-    assert not made.reached(line(first))
-    head = made.source.head(NONE)
-    [said] = made.source.missing(head, 5)
-    assert f"snapshot {wall} " in said
-    assert "a stream of Iceberg ends there" in said
 
 
 def test_a_rollback_holds_for_good(log: Log, query: Callable[..., Query]) -> None:
@@ -191,7 +148,6 @@ def test_a_rollback_holds_for_good(log: Log, query: Callable[..., Query]) -> Non
 def test_a_catalog_that_answers_from_a_cache_harms_nothing_that_lasts(
     aside: bool, log: Log, query: Callable[..., Query]
 ) -> None:
-    """It looks as if the table were rolled back, or a branch were not there. It holds in this run and in the next one, and goes on when the catalog is as it was."""
     first = log.put()
     made = query()
     made.commit(line(first))
@@ -214,20 +170,11 @@ def test_a_catalog_that_answers_from_a_cache_harms_nothing_that_lasts(
     made.holds("was rolled back or replaced")
 
 
-def test_a_table_that_was_replaced_holds_for_good(log: Log, query: Callable[..., Query]) -> None:
-    """It keeps its uuid, and its lineage begins anew."""
-    log.put()
-    made = query()
-    log.set(log.make(parent=None))
-    made.holds("was rolled back or replaced")
-
-
 @pytest.mark.parametrize("how", ["fast forward", "cherry-pick"])
 @pytest.mark.parametrize("restarted", [False, True])
 def test_rows_that_are_published_late_hold_for_good(
     how: str, restarted: bool, log: Log, query: Callable[..., Query]
 ) -> None:
-    """What stood aside at the last look, also that of a run before."""
     first = log.put()
     made = query()
     assert made.reached(line(first))
@@ -243,19 +190,6 @@ def test_rows_that_are_published_late_hold_for_good(
     made.holds("publishes rows that were written before")
 
 
-def test_what_was_never_seen_aside_is_published_in_time(log: Log, query: Callable[..., Query]) -> None:
-    first = log.put()
-    made = query()
-    made.source.head(NONE)
-    log.set(log.make(parent=log.make(parent=first)))
-    assert not made.reached(line(first))
-    assert log.found.current is not None
-    assert made.reached(line(log.found.current))
-
-
-# -- where it begins, and what expires ---------------------------------------------------------------------------------
-
-
 def test_i2_a_table_whose_first_snapshots_have_expired_is_refused_unless_it_is_declared(
     log: Log, query: Callable[..., Query], tmp_path: Path
 ) -> None:
@@ -268,7 +202,6 @@ def test_i2_a_table_whose_first_snapshots_have_expired_is_refused_unless_it_is_d
 
 
 def test_i2_snapshots_that_expire_when_a_query_begins_hold_for_good(log: Log, query: Callable[..., Query]) -> None:
-    """It had found the table empty, and Iceberg looks for the oldest snapshot when it plans the first batch."""
     made = query()
     first, second = log.put(), log.put()
     made.source.head(NONE)
@@ -277,27 +210,7 @@ def test_i2_snapshots_that_expire_when_a_query_begins_hold_for_good(log: Log, qu
     made.holds("it may have begun beyond rows that it never reads")
 
 
-def test_i2_a_query_that_has_begun_elsewhere_than_it_was_seen_to_holds_for_good(
-    log: Log, query: Callable[..., Query]
-) -> None:
-    _, second = log.put(), log.put()
-    made = query()
-    made.begin(line(second, 0))
-    made.commit(line(second))
-    made.holds("it may have begun beyond rows that it never reads")
-
-
-def test_i2_an_empty_table_whose_first_snapshots_expire_before_anybody_looks_holds_for_good(
-    log: Log, query: Callable[..., Query]
-) -> None:
-    made = query()
-    first, _ = log.put(), log.put()
-    log.expire(first)
-    made.holds("have expired before they were read")
-
-
 def test_what_was_looked_at_may_expire(log: Log, query: Callable[..., Query]) -> None:
-    """A new run goes on where the one before was, which was killed, or where what is left comes right after it."""
     snapshots = [log.put()]
     made = query()
     made.commit(line(snapshots[0]))
@@ -311,36 +224,6 @@ def test_what_was_looked_at_may_expire(log: Log, query: Callable[..., Query]) ->
     made.commit(line(snapshots[-1]))
     made.source = made.open()
     assert made.reached(line(snapshots[-1]))
-
-
-def test_what_expires_before_anybody_looks_holds(log: Log, query: Callable[..., Query]) -> None:
-    first = log.put()
-    made = query()
-    made.commit(line(first))
-    log.expire(first, log.put())
-    last = log.put()
-    log.expire(*(each for each in log.found.snapshots if each != last))
-    made.holds("have expired before anybody looked at them", for_good=False)
-
-
-def test_an_offset_that_goes_back_is_refused(log: Log, query: Callable[..., Query]) -> None:
-    first, second = log.put(), log.put(added=2)
-    made = query()
-    made.commit(line(second, 2))
-    for back in (line(second, 1), line(first), line(-1, -1)):
-        with pytest.raises(CheckpointMismatch, match="has gone back"):
-            made.source.read_to(back)
-
-
-def test_what_is_committed_is_forgotten(log: Log, query: Callable[..., Query]) -> None:
-    made = query()
-    for _ in range(50):
-        at = line(log.put())
-        assert made.reached(at, settled=at)
-    assert len(made.source._places) == len(made.source._lineage) == 1
-
-
-# -- who writes --------------------------------------------------------------------------------------------------------
 
 
 def test_a_stranger_holds_and_is_named(log: Log, query: Callable[..., Query]) -> None:
@@ -361,25 +244,11 @@ def test_rows_of_nobody_hold_once_there_are_marks(log: Log, query: Callable[...,
     made.holds("names no computation")
 
 
-def test_who_writes_is_known_by_the_properties_of_the_table_too(log: Log) -> None:
-    log.put()
-    log.found = log.found._replace(properties={"lowwater:c0ffee:default/other": "{}"})
-    with pytest.raises(Unsupported, match="into which default/other writes"):
-        IcebergSource("t", {}, log).waiting_for(INPUTS).check_writers()
-
-
-# -- what is refused ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "options",
     [
         {"streaming-skip-overwrite-snapshots": "true"},
-        {"streaming-skip-delete-snapshots": "true"},
-        {"stream-from-timestamp": "0"},
         {"branch": "audit"},
-        {"tag": "v1"},
-        {"async-micro-batch-planning-enabled": "true"},
         {"heard-of-tomorrow": "true"},
     ],
     ids=lambda options: next(iter(options)),
@@ -391,20 +260,9 @@ def test_an_option_that_leaves_rows_out_is_refused_by_name(options: dict[str, st
         source.waiting_for(INPUTS)
 
 
-def test_a_place_to_begin_is_taken_when_it_is_declared_that_nobody_waits_for_what_is_older(log: Log) -> None:
-    options = {"stream-from-timestamp": "0", "lowwater.earlierrows": "skip"}
-    IcebergSource("t", options, log).waiting_for(INPUTS)
-
-
 def test_a_branch_and_a_table_that_publishes_late_are_refused(log: Log) -> None:
     with pytest.raises(Unsupported, match="of its branch audit"):
         IcebergSource("t", {}, log, branch="audit").waiting_for(INPUTS)
     log.found = log.found._replace(properties={"write.wap.enabled": "true"})
     with pytest.raises(Unsupported, match=r"write\.wap\.enabled"):
         IcebergSource("t", {}, log).waiting_for(INPUTS).check_writers()
-
-
-def test_what_is_no_table_of_iceberg_is_an_error_of_the_system() -> None:
-    for text in ("", "{}", '{"table-uuid": "u", "location": "/t", "current-snapshot-id": 7}'):
-        with pytest.raises(OSError, match="none of Iceberg"):
-            Table.parse(text)

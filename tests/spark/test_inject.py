@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import lowwater
 import lowwater_spark as lws
 from lowwater.watermark import MIN
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.kafka import KafkaSource, Pin
+from lowwater_spark.sources.kafka import KafkaSource
 from lowwater_spark.track import hook
 from lowwater_spark.track.frontier import STRANGERS, Bounds, Seen, look
 from tests.kit.kafka import ANSWERS_WITHIN, Kafka, Row
@@ -124,47 +123,8 @@ def made_anew(folder: Path, **how: str) -> None:
 
 
 def test_a_topic_that_is_made_anew_while_its_injector_is_away_is_refused_however_it_is_named(tmp_path: Path) -> None:
-    """A pattern names it by what was read of it."""
     for option, value in (("subscribe", "t"), ("assign", '{"t":[0]}'), ("subscribepattern", "^t$")):
         made_anew(tmp_path / option, **{option: value})
-
-
-@pytest.mark.xfail(strict=True, raises=pytest.fail.Exception, reason="the topics' ids are not compared")
-def test_a_topic_that_is_made_anew_is_read_on_when_ids_are_not_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Pin, "differs", lambda *_: "")
-    made_anew(tmp_path, subscribe="t")
-
-
-def test_a_topic_of_a_pattern_that_is_made_anew_while_its_injector_is_away_is_refused(
-    source: Source, lw: lowwater.Client
-) -> None:
-    """Its first rows would never come. Whoever reads another topic goes on."""
-    name, kafka = source.name, source.kafka
-    beside = Source(kafka, source.flow, f"beside-{name}")
-
-    def start(of: Source, stage: str) -> lws.TrackedQuery:
-        frame = of.read(**{"subscribe": "", "subscribePattern": f"^{of.name}$", "lowwater.brokers": ""})
-        query = of.injector(stage).foreach_batch(frame, lambda *_: None, checkpoint=source.flow.folder / stage)
-        source.flow.queries.append(query)
-        return query
-
-    for of, stage in ((source, "begin"), (beside, "beside")):
-        of.put(0, at(9), at(10))
-        of.put(1, at(10))
-        query = start(of, stage)
-        source.flow.eventually(lambda: low(lw, stage) == mark(9, 50), "its rows are read")  # noqa: B023 - asked here and now
-        query.stop()
-    kafka.delete(name)
-    kafka.create(name, 2)
-    for number in range(2):
-        source.put(number, at(9), at(10), at(11))
-        beside.put(number, at(11))
-    with pytest.raises(CheckpointMismatch, match=rf"the topic {name} is another one .* adopt=True"):
-        start(source, "begin")
-    start(beside, "beside")
-    source.flow.eventually(lambda: low(lw, "beside") == mark(10, 50), "another topic's injector goes on")
 
 
 def test_what_breaks_the_declared_disorder_is_named_and_lowers_nothing(
@@ -188,20 +148,6 @@ def test_what_breaks_the_declared_disorder_is_named_and_lowers_nothing(
     assert query.stage_status().late_example.startswith(
         f"2013-01-09T10:00:00Z of partition 1 of {source.name} at offset 1"
     )
-
-
-def test_a_row_from_the_far_future_does_not_pull_the_frontier(source: Source, lw: lowwater.Client) -> None:
-    query = source.start(source.injector(ahead=MINUTES[10]))
-    soon = datetime.now(UTC) + timedelta(hours=1)
-    source.put(0, at(9), soon)
-    source.put(1, at(9))
-    source.reaches(lw, 8, 50)
-    assert query.stage_status().ahead_rows == 1
-    assert f"of partition 0 of {source.name} at offset 1 in batch" in query.stage_status().ahead_example
-    source.put(0, at(10))
-    source.put(1, at(10))
-    source.reaches(lw, 9, 50)
-    assert query.stage_status().late_rows == 0, "what came after it in order is not late"
 
 
 class Transaction:
@@ -261,30 +207,11 @@ def test_by_the_clock_a_silent_topic_moves_too(source: Source, lw: lowwater.Clie
     source.flow.eventually(lambda: low(lw, "begin") > lowwater.Watermark.of(began), "it moves without a single row")
     assert low(lw, "begin") < lowwater.Watermark.of(datetime.now(UTC) - timedelta(seconds=2))
     assert query.stage_status().ticks > 0
-    source.kafka.create(f"{source.name}-other")
-    time = datetime.now(UTC)
-    source.put(1, time)
-    source.flow.eventually(lambda: low(lw, "begin") > lowwater.Watermark.of(time), "beyond a row that is read")
-    assert query.stage_status().late_rows == 0
-
-
-def test_an_added_partition_holds_until_it_is_known(source: Source, lw: lowwater.Client) -> None:
-    query = source.start()
-    source.put(0, at(9))
-    source.put(1, at(9))
-    source.reaches(lw, 8, 50)
-    source.kafka.grow(source.name, 3)
-    source.flow.eventually(lambda: "partition 2" in str(query.stage_status().waiting_for), "Spark has seen it")
-    source.put(0, at(10))
-    source.put(1, at(10))
-    source.put(2, at(9, 30))
-    source.reaches(lw, 9, 20)
 
 
 def test_durable_before_reported_a_batch_that_runs_again_finds_the_same_frontier(
     source: Source, lw: lowwater.Client
 ) -> None:
-    """Also with other declarations, and though the source has gone on."""
     source.put(0, at(1))
     source.put(1, at(1))
     left: list[str] = []
@@ -298,7 +225,7 @@ def test_durable_before_reported_a_batch_that_runs_again_finds_the_same_frontier
 
     source.start(probe=fail)
     source.reaches(lw, 0, 50)
-    for hour, step in ((1, "seen"), (5, "written"), (9, "prepared")):
+    for hour, step in ((1, "seen"), (5, "prepared")):
         query, before = source.flow.queries[-1], low(lw, "begin")
         source.told.clear()
         left.append(step)
@@ -317,23 +244,10 @@ def test_durable_before_reported_a_batch_that_runs_again_finds_the_same_frontier
         assert source.told[0] == (number, True, str(lowwater.Watermark(kept)))
 
 
-def test_a_partition_of_a_neighbour_holds_nobody_else(kafka: Kafka, source: Source, lw: lowwater.Client) -> None:
-    """Two injectors of one query: what holds one of them is none of the other's."""
-    frame = source.read().withColumn("producer", sf.concat(sf.lit("web-"), sf.col("partition").cast("string")))
-    other = source.injector("other", producer="producer", producers=["web-0"])
-    query = source.start(source.injector(), frame, also=[other])
-    source.put(1, at(10))  # first, since a batch with web-0 alone would be complete
-    source.put(0, at(9))
-    source.reaches(lw, 8, 50)
-    assert low(lw, "other").unknown
-    assert query.stage_status().waiting_for[-1] == "web-1 (not declared, and it has rows)"
-
-
 # -- producers ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_column_that_names_no_producers_is_refused_before_it_is_kept(flow: Flow) -> None:
-    """As where it names the rows' ids: each batch would keep all of them."""
     bounds = Bounds.of(MINUTES[0], None, None, None, "id", ["web"])
     assert bounds is not None
     now = int(at(9).timestamp() * 1_000_000)
@@ -376,47 +290,15 @@ def test_producers_are_waited_for_by_name_and_a_stranger_holds(flow: Flow, lw: l
     assert low(lw, "begin") == mark(9)
     assert query.stage_status().waiting_for == ("stray (not declared, and it has rows)",)
     query.stop()
-    query = start("web", "app")
-    flow.feed.put([row("web", 13)])
-    flow.eventually(lambda: (query.stage_status().batch or 0) > 2, "a restart forgets no stranger")
-    assert low(lw, "begin") == mark(9)
-    query.stop()
     start("web", "app", "stray")
     flow.feed.put([row("app", 13)])
-    flow.eventually(lambda: low(lw, "begin") == mark(12), "declared, it is waited for")
-
-
-def test_a_batch_that_began_without_the_declarations_ends_as_it_began(flow: Flow, lw: lowwater.Client) -> None:
-    """Its function has told a frontier, and the rows tell another one."""
-    declared = {"disorder": MINUTES[0], "producer": "key", "producers": ["web"]}
-
-    def start(write: Callable[[DataFrame, lws.Batch], object], **given: Any) -> lws.TrackedQuery:
-        probe = given.pop("probe", lambda _point, _batch: None)
-        stage = lws.injector(flow.spark, "begin", key="key", event_time="t", ranges=2, address=flow.address, **given)
-        query = stage.foreach_batch(flow.read(), write, checkpoint=flow.folder / "ck", probe=probe)
-        flow.queries.append(query)
-        return query
-
-    def fail(reached: str, _number: int) -> None:
-        if reached == "prepared":
-            raise ConnectionResetError(reached)
-
-    flow.feed.put([row("web", 11)])
-    with pytest.raises(Exception, match="prepared"):
-        start(lambda _rows, batch: batch.frontier(at(9)), probe=fail).await_termination(120)
-    flow.queries.clear()
-    query = start(lambda _rows, _batch: None, **declared)
-    flow.eventually(lambda: low(lw, "begin") == mark(9), "what the first run has found")
-    flow.feed.put([row("web", 12)])
-    flow.eventually(lambda: low(lw, "begin") == mark(12), "from then on the rows tell it")
-    assert query.stage_status().late_rows == 0
+    flow.eventually(lambda: low(lw, "begin") == mark(11), "declared, it is waited for")
 
 
 # -- what is refused ------------------------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_told_is_refused_and_touches_nothing(source: Source) -> None:
-    """What is wrong with Kafka's own options is told in test_kafka.py."""
     files, rows = source.flow.read(), source.read()
     by_producers = source.injector(across=MINUTES[0], producer="key", producers=["a"])
     for stage, frame, reason in (
@@ -430,26 +312,9 @@ def test_what_cannot_be_told_is_refused_and_touches_nothing(source: Source) -> N
     assert not (source.flow.folder / "ck").exists()
 
 
-def test_the_function_tells_no_frontier_beside_the_rows(source: Source) -> None:
-    def write(_rows: DataFrame, batch: lws.Batch) -> None:
-        batch.frontier(at(9))
-
-    source.put(0, at(9))
-    query = source.injector().foreach_batch(source.read(), write, checkpoint=source.flow.folder / "ck")
-    with pytest.raises(Exception, match=r"told from its rows, as disorder= declares"):
-        query.await_termination(120)
-
-
 def test_one_topic_in_two_sources_is_refused(source: Source) -> None:
     source.put(0, at(9))
     both = source.read().union(source.read(**{"kafka.client.id": "other"}))
     with pytest.raises(Exception, match=r"partition 0 of .*, which two sources of the query read"):
         source.start(frame=both).await_termination(120)
     source.flow.queries.clear()
-
-
-def test_bounds_are_micros() -> None:
-    bounds = Bounds.of(MINUTES[10], None, MINUTES[0], None, None, None)
-    assert bounds is not None
-    assert (bounds.disorder, bounds.across, bounds.delay, bounds.lists) == (600_000_000, None, 0, True)
-    assert MIN < bounds.ahead == 86_400_000_000

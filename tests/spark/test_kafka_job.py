@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(900)]
 
 PAGE = Path(__file__).parents[2] / "docs/kafka-job.md"
 TEN = datetime(2013, 1, 9, 10, tzinfo=UTC)
-
-
-@pytest.fixture
-def kafka(tmp_path: Path) -> Iterator[Kafka]:
-    with Kafka(tmp_path / "kafka") as running:
-        yield running
 
 
 def order(shop: str, hours: float, partition: int) -> Row:

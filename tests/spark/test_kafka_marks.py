@@ -18,7 +18,6 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
-from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.kafka import (
@@ -31,10 +30,9 @@ from lowwater_spark.sources.kafka import (
     written,
 )
 from lowwater_spark.sources.kafka_admin import KafkaAdmin
-from lowwater_spark.sources.kafka_marks import Begun, Slot, SlotMark, marks_topic, parse, same_id
+from lowwater_spark.sources.kafka_marks import Begun, Slot, SlotMark, marks_topic, same_id
 from tests.kit.kafka import ANSWERS_WITHIN, Kafka
 from tests.kit.times import at, mark
-from tests.process.serving import Serving
 from tests.spark.flow import Flow
 from tests.spark.kafka_answers import OPTIONS, Answers, over
 from tests.spark.kafka_slots import Slots
@@ -112,13 +110,9 @@ def reader(kafka: Kafka, flow: Flow, tmp_path: Path) -> Reader:
     return Reader(kafka, flow, tmp_path.name)
 
 
-# -- on a real broker ------------------------------------------------------------------------------------------------------
-
-
 def test_what_the_writer_has_open_for_its_next_batch_is_not_waited_for(
     reader: Reader, lw: lowwater.Client, upstream: Upstream
 ) -> None:
-    """A stage that goes by the ends of the partitions waits for it; and one does not disturb the other."""
     eventually = reader.flow.eventually
     reader.publish("a")
     upstream.at(9)
@@ -146,28 +140,6 @@ def test_head_of_w_what_is_marked_is_waited_for_behind_whatever_is_open(
     assert reader.keys() == ["a", "b"]
 
 
-@pytest.mark.long
-def test_head_of_w_breaks_when_marks_are_read_only_as_far_as_they_are_stable(
-    reader: Reader, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    listed = KafkaSource.listed
-    monkeypatch.setattr(
-        KafkaSource,
-        "listed",
-        lambda source, found, topics: {
-            **listed(source, found, topics),
-            **source.cluster.ends(
-                [place for place in found.partitions if place.topic in source.ledgers and place.topic in topics],
-                found.epochs,
-                committed=True,
-            ),
-        },
-    )
-    hidden(reader, lw, upstream)
-    reader.flow.eventually(lambda: low(lw, "stage") == mark(10), "it leads: the row is not committed")
-    reader.going.set()
-
-
 def hidden(reader: Reader, lw: lowwater.Client, upstream: Upstream) -> lws.TrackedQuery:
     """A stage that has planned a published row, and has not committed it, while a stranger's transaction hides the row's mark."""
     reader.publish("a")
@@ -185,46 +157,6 @@ def hidden(reader: Reader, lw: lowwater.Client, upstream: Upstream) -> lws.Track
     return query
 
 
-def test_a_stage_may_go_by_marks_from_any_run_on_and_by_ends_again(
-    reader: Reader, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    """What is there when a run begins is waited for by the ends, whoever has written it."""
-    eventually = reader.flow.eventually
-    reader.publish("a")
-    for hour, head in ((9, ""), (10, MARKS), (11, MARKS), (12, "")):
-        upstream.at(hour)
-        query = reader.start(**{HEAD: head})
-        eventually(lambda: low(lw, "stage") == mark(hour), f"by {head or 'ends'}")  # noqa: B023
-        query.stop()
-        reader.flow.queries.clear()
-        reader.publish(f"{hour}")
-    upstream.at(13)
-    reader.start()
-    eventually(lambda: low(lw, "stage") == mark(13), "by marks")
-    assert reader.keys() == ["10", "11", "12", "9", "a"]
-
-
-def test_marks_that_are_gone_hold_and_end_no_query(reader: Reader, lw: lowwater.Client, upstream: Upstream) -> None:
-    """Batches go on without them. Made anew they would not tell of rows that those tell of that are gone, which are waited for by the ends."""
-    marks = marks_topic(reader.slots.slot.topic)
-    reader.publish("a")
-    upstream.at(9)
-    query = reader.start()
-    by_ends = reader.start("ends", **{HEAD: ""})
-    reader.flow.eventually(lambda: low(lw, "stage") == low(lw, "ends") == mark(9), "one row")
-    reader.publish("b")
-    reader.slots.kafka.delete(marks)
-    upstream.at(10)
-    reader.flow.eventually(waits(query, f"there is no topic {marks}, or it may not be seen"), "it holds")
-    reader.flow.eventually(lambda: low(lw, "ends") == mark(10), "one that goes by the ends needs none")
-    reader.flow.eventually(lambda: (query.stage_status().batch or 0) >= 1, "batches go on")
-    assert low(lw, "stage") == mark(9)
-    reader.slots.kafka.create(marks, 2, cleanup_policy="compact")
-    reader.flow.eventually(lambda: low(lw, "stage") == mark(10), "by the ends")
-    assert reader.keys() == ["a", "b"]
-    assert by_ends.exception() is None
-
-
 def test_who_goes_by_marks_needs_them() -> None:
     with pytest.raises(
         Unsupported, match=r"with the option lowwater\.head mark cannot .* Set it to marks if nobody but"
@@ -237,7 +169,6 @@ def test_who_goes_by_marks_needs_them() -> None:
 def test_a_reader_that_begins_before_its_writer_holds_until_there_are_marks(
     reader: Reader, lw: lowwater.Client, upstream: Upstream
 ) -> None:
-    """The writer's first batch makes their topic. What is in the other one by then is waited for by its end."""
     marks = marks_topic(reader.slots.slot.topic)
     reader.publish("a")
     reader.slots.kafka.delete(marks)
@@ -254,46 +185,7 @@ def test_a_reader_that_begins_before_its_writer_holds_until_there_are_marks(
     assert reader.keys() == ["a", "b"]
 
 
-def test_a_sidecar_goes_by_marks_too(
-    reader: Reader, authority: Serving, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    """Of a query that runs already, and although the writer has not begun when the sidecar does."""
-    topic, kafka, folder = reader.slots.slot.topic, reader.slots.kafka, reader.flow.folder
-    kafka.delete(marks_topic(topic))
-    kafka.put(topic, ["early"])
-    upstream.at(9)
-    told = {"kafka.bootstrap.servers": kafka.address, COMMITTED: "read_committed"}
-    stream = reader.flow.spark.readStream.format("kafka").options(subscribe=topic, startingOffsets="earliest", **told)
-    job = stream.load().writeStream.format("noop").option("checkpointLocation", str(folder / "job")).start()
-    try:
-        reader.flow.eventually(lambda: CheckpointLog(folder / "job").last_committed() == 0, "the query has begun")
-        source = ",".join(f"{name}={value}" for name, value in {**told, BROKERS: "1", HEAD: MARKS}.items())
-        sidecar = lws.track(
-            "stage",
-            checkpoint=str(folder / "job"),
-            inputs=["source"],
-            sources=[f"kafka:{topic},{source}"],
-            promises=["nothing-skipped", "sink-visible-before-commit", "history"],
-            state=folder / "state",
-            address=authority.address,
-            spark=lambda: reader.flow.spark,
-        )
-        with contextlib.ExitStack() as ending:
-            ending.callback(sidecar.stop)
-            missing = "there is no topic lowwater-marks-"
-            reader.flow.eventually(lambda: missing in str(sidecar.status()), "it holds")
-            kafka.create(marks_topic(topic), 2, cleanup_policy="compact")
-            reader.flow.eventually(lambda: low(lw, "stage") == mark(9), "what was there is read")
-            reader.publish("a")
-            with reader.publishing("b"):
-                upstream.at(10)
-                reader.flow.eventually(lambda: low(lw, "stage") == mark(10), "what is open is the next batch's")
-    finally:
-        job.stop()
-
-
 def test_both_clients_of_kafka_write_the_id_of_a_topic_in_the_same_letters(reader: Reader) -> None:
-    """Else a mark would be taken for one of another topic, half of the time, and its rows would not be waited for."""
     kafka, name = reader.slots.kafka, f"{reader.slots.slot.topic}-other"
     kafka.create(name)
     while same_id(kafka.id_of(name)) == kafka.id_of(name):
@@ -301,9 +193,6 @@ def test_both_clients_of_kafka_write_the_id_of_a_topic_in_the_same_letters(reade
         kafka.create(name)
     admin = KafkaAdmin(reader.flow.spark._jvm, {"kafka.bootstrap.servers": kafka.address})
     assert admin.ids((name,)) == (kafka.cluster, {name: same_id(kafka.id_of(name))})
-
-
-# -- what marks tell, alone --------------------------------------------------------------------------------------------------
 
 
 marks = st.builds(
@@ -321,7 +210,6 @@ marks = st.builds(
 
 @given(st.lists(marks, max_size=6), st.integers(0, 6))
 def test_head_of_w_each_row_that_a_mark_tells_of_is_waited_for(said: list[SlotMark], cut: int) -> None:
-    """The oracle has the rows one by one. In how many readings the marks come makes no difference, nor does what beginnings stand among them."""
     ids = {"t": "1", "u": "2"}
     rows = {
         (each.slot.topic, number, row)
@@ -370,7 +258,6 @@ def test_marks_are_read_once_and_each_run_begins_at_the_ends(tmp_path: Path) -> 
 
 
 def test_unknown_holds_and_what_the_marks_cannot_tell_is_waited_for_by_the_ends(tmp_path: Path) -> None:
-    """They were read in part, or are of a newer release, or are gone before they were read, or made anew, or led by another broker, which may lack some."""
     for what in ("failure", "newer", "cut off", "anew", "led anew"):
         answers = marking()
         source = opened(answers, begun(tmp_path / what))
@@ -414,14 +301,6 @@ def test_rows_that_were_cut_off_below_their_marks_are_found(tmp_path: Path) -> N
     assert not source.reached(waiting, '{"t":{"0":5}}')
     with pytest.raises(CheckpointMismatch, match=said):
         opened(answers, begun(tmp_path, 2))
-
-
-def test_a_mark_that_is_none_is_refused_as_one() -> None:
-    slot = Slot("c", ".", "t", 0)
-    key, value = SlotMark(slot, "source", 1, "d", "s", "1", 1, {0: 5}).record()
-    for wrong in ({"ends": None}, {"topic_id": None}, {"ends": {"0": "x"}}):
-        with pytest.raises(ValueError, match=r"the mark of lw-c/\./t/0 cannot be read"):
-            parse(key, json.dumps({**json.loads(value), **wrong}).encode())
 
 
 def test_an_injector_goes_by_no_marks() -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -17,18 +16,16 @@ import lowwater_spark as lws
 from lowwater import Layout, errors
 from lowwater.cli import main
 from lowwater_pipeline.computation import start
-from lowwater_pipeline.dedup.stage import Deduplication
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.track.authority import Authority, Registration
 from lowwater_spark.track.batch_log import BatchLog
-from lowwater_spark.track.cut import Cut, layout_from_json
-from lowwater_spark.track.part import Part
+from lowwater_spark.track.cut import Cut
 from tests.kit.times import MIN, at, mark, micros
 from tests.spark.computations import Counts
 from tests.spark.flow import Flow
 from tests.spark.support import Upstream, low, row
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 NAMES = [f"{number}" for number in range(24)]
 
@@ -123,7 +120,6 @@ def counted(flow: Flow, lw: lowwater.Client) -> Counted:
 def test_what_is_counted_is_the_same_while_ranges_are_split_merged_and_moved(
     counted: Counted, lw: lowwater.Client, upstream: Upstream
 ) -> None:
-    """Most keys are idle meanwhile, and their windows close at the end: nothing of them is lost."""
     counted.begins(upstream)
     seen: list[lowwater.Watermark] = []
     changes: list[Callable[[Layout], Layout]] = [
@@ -148,162 +144,6 @@ def test_what_is_counted_is_the_same_while_ranges_are_split_merged_and_moved(
     counted.check()
 
 
-def test_another_layout_that_is_wanted_while_one_is_replayed_is_followed_after_it(
-    counted: Counted, lw: lowwater.Client, upstream: Upstream, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The replay goes by the layout that was logged, and tells of its ranges. Where else a driver may die: ``test_layout_crashes.py``."""
-    died: list[int] = []
-
-    def fail(step: str, number: int) -> None:
-        if step == "laid out":
-            died.append(number)
-        if died and step == "state":
-            counted.probe = lambda *_: None
-            raise RuntimeError(step)
-
-    counted.begins(upstream)
-    counted.probe = fail
-    wanted = counted.ask(lambda base: base.split(0, [0x2000, 0x5000]))
-    counted.put(["1"], 9)
-    counted.flow.feed.put([row(name, 10) for name in NAMES])
-    counted.sent += [(name, 10) for name in NAMES]
-    with pytest.raises(Exception, match="state"):
-        counted.flow.queries[-1].await_termination(120)
-    counted.flow.queries.clear()
-    later = counted.ask(lambda base: base.merge(0x2000, 0x5000))
-    counted.start()
-    log = CheckpointLog(counted.checkpoint)
-    counted.flow.eventually(lambda: log.last_committed() == died[0], "it is replayed")
-    entry = BatchLog(counted.checkpoint).read(died[0])
-    assert entry is not None
-    assert entry.layouts == {".": wanted}
-    counted.follow(later, 10)
-    assert "never arrived" not in caplog.text
-    counted.ends(upstream)
-
-
-def test_rule11_a_claim_without_an_answer_leaves_the_layout_as_it_is(
-    counted: Counted, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether or not it was granted: the batch runs as before, the stage is claimed anew, and follows later."""
-    claim, lost, anew, grants = Authority._claim, list[Cut](), list[Cut](), list[bool]()
-
-    def away(self: Authority, cut: Cut, values: list[int], instead_of: int = 0) -> lowwater.Lease:
-        if instead_of and not lost:
-            lost.append(cut)
-            if grants[-1]:
-                claim(self, cut, values, instead_of)
-            raise errors.Unavailable("nobody answers")
-        if lost and not instead_of:
-            anew.append(cut)
-        return claim(self, cut, values, instead_of)
-
-    counted.begins(upstream)
-    monkeypatch.setattr(Authority, "_claim", away)
-    for granted, slot in ((False, 0x2000), (True, 0x1000)):
-        grants.append(granted)
-        lost.clear()
-        anew.clear()
-        counted.flow.eventually(lambda: lw.layout("counts").current is not None, "the owner says so")
-        before = lw.layout("counts").current
-        assert before is not None
-        wanted = counted.ask(lambda base: base.split(0, [slot]))  # noqa: B023
-        counted.flow.eventually(lambda: lw.layout("counts").wanted == wanted, "it is wanted")  # noqa: B023
-        number = -1
-        while not lost:
-            number = counted.put(["1"], 9)
-        entry = BatchLog(counted.checkpoint).read(number)
-        assert entry is not None
-        assert entry.layouts.get(".", Layout()).version == before.version
-        counted.put(["2"], 10)
-        counted.flow.eventually(lambda: anew, "it is claimed anew")
-        assert {len(cut) for cut in anew} == {len(before.starts)}
-        counted.follow(wanted, 10)
-    counted.ends(upstream)
-
-
-def test_a_layout_that_is_refused_changes_nothing_and_is_not_asked_for_again(
-    counted: Counted, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The query goes on, `lowwater hot` says why, and another layout is followed."""
-    claim, asked = Authority._claim, list[int]()
-    refusals = {1: errors.TooFarAhead, 2: errors.PermissionDenied, 3: errors.Overloaded}
-
-    def refuse(self: Authority, cut: Cut, values: list[int], instead_of: int = 0) -> lowwater.Lease:
-        if instead_of:
-            asked.append(cut.layout.version)
-            if cut.layout.version in refusals:
-                raise refusals[cut.layout.version](f"not {cut.layout.version}")
-        return claim(self, cut, values, instead_of)
-
-    query = counted.begins(upstream)
-    monkeypatch.setattr(Authority, "_claim", refuse)
-    for version in refusals:
-        counted.ask(lambda base: base.split(0, [0x8000 >> version]))  # noqa: B023
-        while version not in asked:
-            counted.put(["1"], 9)
-        for _ in range(2):
-            counted.put(["2"], 9)
-        counted.flow.eventually(lambda: lw.layout("counts").refused == f"not {version}", "it says why")  # noqa: B023
-    assert asked == [1, 2, 3]
-    assert query.query.isActive
-    counted.follow(counted.ask(lambda base: base.split(0, [0x800])), 10)
-    counted.ends(upstream)
-
-
-def test_a_restart_goes_on_with_its_layout(
-    counted: Counted, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run that was granted adopts nothing any more: it would take the computation back from who adopted it while its claim of another layout was lost."""
-    claim, adopting = Authority._claim, list[bool]()
-
-    def listen(self: Authority, cut: Cut, values: list[int], instead_of: int = 0) -> lowwater.Lease:
-        adopting.append(self.registration.adopt)
-        return claim(self, cut, values, instead_of)
-
-    monkeypatch.setattr(Authority, "_claim", listen)
-    query = counted.begins(upstream, adopt=True)
-    wanted = counted.ask(lambda base: base.split(0, [0x1234]))
-    counted.follow(wanted, 9)
-    assert adopting == [True, False]
-    query.stop()
-    counted.flow.queries.clear()
-    counted.start()
-    assert {each.start for each in lw.ranges("counts")} == {*wanted.bounds[:-1]}
-    counted.put(NAMES, 10)
-    newest = CheckpointLog(counted.checkpoint).last_committed()
-    version = json.loads((counted.checkpoint / f"lowwater/state/{newest}/manifest.json").read_bytes())
-    assert layout_from_json(version["layout"]) == wanted
-    assert version["format"] == 3, "a release that knows no layouts refuses it"
-    counted.ends(upstream)
-
-
-def test_a_replay_that_does_not_go_by_the_layout_that_was_logged_ends_the_query(
-    counted: Counted, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The driver dies when the first version of a layout is named, and the next run finds it."""
-
-    def fail(step: str, number: int) -> None:
-        del number
-        if step == "state" and lw.layout("counts").wanted.version:
-            raise RuntimeError(step)
-
-    monkeypatch.setattr(Part, "follow_logged", lambda *_: None)
-    counted.begins(upstream)
-    counted.ask(lambda base: base.split(0, [0x2000]))
-    counted.put(["1"], 9)
-    counted.probe = fail
-    counted.flow.feed.put([row("2", 9)])
-    with pytest.raises(Exception, match="state"):
-        counted.flow.queries[-1].await_termination(120)
-    counted.flow.queries.clear()
-    counted.probe = lambda *_: None
-    counted.start()
-    with pytest.raises(Exception, match=r"version 2 of the state in .* has version 1 of a layout, with 3 key ranges"):
-        counted.flow.queries[-1].await_termination(120)
-    counted.flow.queries.clear()
-
-
 def names_below(spark: SparkSession, slot: int, count: int) -> list[str]:
     """Keys whose places are in the first slots."""
     places = spark.range(200_000).select(sf.col("id").cast("string").alias("key"))
@@ -314,7 +154,6 @@ def names_below(spark: SparkSession, slot: int, count: int) -> list[str]:
 def test_what_ranges_cost_is_told_and_a_hot_one_is_cut_by_itself(
     counted: Counted, lw: lowwater.Client, upstream: Upstream, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All keys are in the first 256th of the key space: one task has all of them until the range is cut there, part by part, at the median of its rows."""
     hot = names_below(counted.flow.spark, 0x100, 300)
     upstream.at(9)
     counted.start(balance=True)
@@ -338,87 +177,7 @@ def test_what_ranges_cost_is_told_and_a_hot_one_is_cut_by_itself(
     counted.ends(upstream)
 
 
-def test_a_range_with_one_key_is_named_and_not_cut(
-    counted: Counted, lw: lowwater.Client, upstream: Upstream, capsys: pytest.CaptureFixture[str]
-) -> None:
-    upstream.at(9)
-    counted.start(balance=True)
-    for _ in range(6):
-        counted.put(["0"] * 50 + ["1"], 9)
-    found = lw.layout("counts")
-    assert found.wanted.version == 0
-    hottest = max(found.loads, key=lambda each: each.rows)
-    assert hottest.ruled
-    assert hottest.heaviest == 50
-    address = ["--address", counted.flow.address]
-    assert main(["hot", "counts", *address]) == 0
-    assert "is ruled by one key, with 50 of its" in capsys.readouterr().out
-    assert main(["split", "counts", f"{hottest.start:#06x}", *address]) == 2
-    assert "no cut spreads them" in capsys.readouterr().err
-    assert main(["split", "counts", f"{hottest.start:#06x}", "--into", "2", *address]) == 0
-    assert main(["move", "counts", "0x0000", "2", *address]) == 0
-    assert main(["merge", "counts", "0x0000", "0x8000", *address]) == 0
-    assert main(["merge", "counts", "0x0000", "0x0001", *address]) == 2
-    assert lw.layout("counts").wanted.version == 3
-    upstream.at(12)
-    counted.put(["0"], 11)
-    counted.flow.eventually(lambda: low(lw, "counts") == mark(12), "all windows are closed")
-    counted.check()
-
-
-def test_a_function_over_tables_keeps_its_ranges_and_says_why(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    flow.feed.put([row("a", 9), row("b", 9)])
-    upstream.at(9, 30)
-    flow.start(flow.windows)
-    flow.eventually(lambda: low(lw, "stage") == mark(9), "it runs")
-    found = lw.layout("stage")
-    assert found.base.starts == (0, 0x4000, 0x8000, 0xC000)
-    lw.change_layout("stage", found.incarnation, found.base.split(0, [0x1000]))
-    for minute in (1, 2, 3):
-        flow.feed.put([row("a", 10, minute)])
-        upstream.at(10, minute)
-        flow.eventually(lambda: low(lw, "stage") == mark(10), "it goes on")
-    flow.eventually(lambda: "which key a row of it is of" in lw.layout("stage").refused, "it says why")
-    assert "Write the stage as a computation" in lw.layout("stage").refused
-    assert lw.layout("stage").current == Layout(0, (0, 0x4000, 0x8000, 0xC000))
-    assert flow.closed() == [("09:00", "a", 1), ("09:00", "b", 1)]
-
-
-def test_a_stage_without_state_follows(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
-    upstream.at(9, 30)
-    flow.start(flow.plain)
-    flow.feed.put([row("a", 9, 40)])
-    flow.eventually(lambda: lw.layout("stage").current is not None, "it runs")
-    found = lw.layout("stage")
-    lw.change_layout("stage", found.incarnation, found.base.split(0, [0x1000]))
-    for minute in (41, 42, 43):
-        flow.feed.put([row("a", 9, minute)])
-        upstream.at(9, minute)
-        flow.eventually(lambda: low(lw, "stage") == mark(9, minute), "it is read")  # noqa: B023
-    assert {each.start for each in lw.ranges("stage")} == {*found.base.split(0, [0x1000]).bounds[:-1]}
-
-
-def test_deduplication_keeps_its_ranges_and_says_why(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
-    upstream.at(9)
-    dedup = Deduplication("key", "t")
-
-    def write(rows: DataFrame, batch: lws.Batch) -> None:
-        batch.write(dedup.of(batch, rows).main, flow.folder / "out")
-
-    flow.start(write)
-    for minute in range(4):
-        flow.feed.put([row("a", 9, minute), row("b", 9, minute)])
-        flow.eventually(lambda: (lw.layout("stage").batch if lw.layout("stage").current else -1) == minute, "a batch")  # noqa: B023
-        found = lw.layout("stage")
-        if not minute:
-            lw.change_layout("stage", found.incarnation, found.base.split(0, [0x1000]))
-    assert "does not say which key" in lw.layout("stage").refused
-
-
 def test_a_zombie_takes_no_ranges_by_another_layout(lw: lowwater.Client) -> None:
-    """The replaced run has a greater generation by then: it has committed a batch more."""
     registration = Registration("one", (), (), 2, "here", 1, 1, b"", adopt=False)
     zombie = Authority(lw, registration)
     zombie.register()
@@ -437,10 +196,113 @@ def test_a_zombie_takes_no_ranges_by_another_layout(lw: lowwater.Client) -> None
         each.close()
 
 
-def test_it_breaks_when_the_claim_does_not_name_the_one_that_it_takes_the_place_of(
-    lw: lowwater.Client, monkeypatch: pytest.MonkeyPatch
+def split(base: Layout) -> Layout:
+    """Cut the widest range."""
+    size, start = max((end - start, start) for start, end in zip(base.starts, base.ends, strict=True))
+    return base.split(start, [start + size // 2 + 1])
+
+
+def merge(base: Layout) -> Layout:
+    """Unite the last two."""
+    return base.merge(*base.starts[-2:])
+
+
+def move(base: Layout) -> Layout:
+    """Pin the first one, or no more."""
+    return base.move(0, 0 if base.tasks and base.tasks[0] else 2)
+
+
+CHANGES: Final[Mapping[str, Callable[[Layout], Layout] | None]] = {
+    "none": None,
+    "split": split,
+    "merge": merge,
+    "move": move,
+}
+
+POINTS: Final = {
+    "laid out": "the claim of the new ranges is granted, and nothing is logged",
+    "begun": "the layout is logged, with the low watermark and the clock",
+    "state": "the version is named: its timers have fired",
+    "written": "its rows are handed over",
+    "staged": "the tasks have told what they hold",
+    "prepared": "the authority knows what the commit will say",
+    "committed": "Spark has committed it, and the authority has not",
+    "told": "the authority has, and the run has not taken notice",
+}
+
+TABLE: Final = [(point, change) for point in POINTS for change in CHANGES if (point, change) != ("laid out", "none")]
+SHORT: Final = [("state", "split"), ("written", "merge"), ("laid out", "move"), ("prepared", "split")]
+
+FIRST, LAST = 9, 22
+"""Hours of the records."""
+
+
+class Died(RuntimeError):
+    """Stands for the end of a driver."""
+
+
+class Table:
+    """The rows of the table, one after another over one checkpoint."""
+
+    def __init__(self, counted: Counted, lw: lowwater.Client, upstream: Upstream) -> None:
+        self.counted, self.lw, self.upstream = counted, lw, upstream
+        self.log = CheckpointLog(counted.checkpoint)
+
+    def run(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Run rows, then have everything close, and compare."""
+        seen = []
+        self.upstream.at(FIRST)
+        self.counted.start()
+        self.counted.put(NAMES, FIRST)
+        for i, (point, change) in enumerate(rows):
+            hour = FIRST + (LAST - FIRST) * i // len(rows)
+            self.upstream.at(hour)
+            self.fails_at(point, change, hour, NAMES[i % 5 :: 5])
+            seen.append(low(self.lw, "counts"))
+            assert seen[-1] <= mark(hour), "no watermark leads"
+        self.upstream.at(LAST + 2)
+        self.counted.flow.eventually(lambda: low(self.lw, "counts") == mark(LAST + 2), "all windows are closed")
+        assert seen == sorted(seen), "no watermark goes back"
+        self.counted.check()
+
+    def fails_at(self, point: str, change: str, hour: int, names: Sequence[str]) -> None:
+        """Have a batch that begins with the change and ends at the point, and the next run, which commits it."""
+        counted, how = self.counted, CHANGES[change]
+        query, begins, died = counted.flow.queries[-1], "begun" if how is None else "laid out", list[int]()
+
+        def fail(step: str, number: int) -> None:
+            if step == begins:
+                died.append(number)
+            if died and step == point:
+                counted.probe = lambda *_: None
+                raise Died(point)
+
+        # Before anybody asks: a batch of the row before may be the one that hears of it, and the next begins at once.
+        counted.probe = fail
+        wanted = None if how is None else counted.ask(how)
+        for each in (["0"], names, ["1"]):
+            counted.flow.feed.put([row(name, hour) for name in each])
+            counted.sent += [(name, hour) for name in each]
+        with pytest.raises(Exception, match=point):
+            query.await_termination(120)
+        counted.flow.queries.clear()
+        counted.start()
+        number = died[-1]
+        counted.flow.eventually(lambda: (self.log.last_committed() or 0) >= number, "it is committed")
+        if wanted is not None:
+            entry = BatchLog(counted.checkpoint).read(number)
+            assert entry is not None
+            # What was claimed and not logged is claimed again by a later batch.
+            assert (entry.layouts.get(".") == wanted) == (point != "laid out")
+            if point == "laid out":
+                counted.follow(wanted, hour)
+
+
+@pytest.mark.parametrize(
+    "rows", [pytest.param(SHORT, id="some"), pytest.param(TABLE, id="all", marks=pytest.mark.long)]
+)
+def test_wherever_a_driver_dies_and_whatever_its_ranges_become_each_window_is_written_once(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream, rows: list[tuple[str, str]]
 ) -> None:
-    claim = Authority._claim
-    monkeypatch.setattr(Authority, "_claim", lambda self, cut, values, instead_of=0: claim(self, cut, values))
-    with pytest.raises(pytest.fail.Exception):
-        test_a_zombie_takes_no_ranges_by_another_layout(lw)
+    table = Table(Counted(flow, lw), lw, upstream)
+    table.run(rows)

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,12 +47,6 @@ SHOWN = ["function done", "delivery published", "told"]
 """Points at which `make test` cuts a life off: in the function, in the delivery, and between commit and acknowledgement."""
 AGES = 5
 """Minutes that are longer than the slack."""
-
-
-@pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    with Kafka(tmp_path_factory.mktemp("kafka")) as running:
-        yield running
 
 
 class Outcome(NamedTuple):
@@ -153,9 +147,7 @@ class Life:
         self.senders = Senders(kafka, self.place, upstream, seed)
         self.died: Counter[str] = Counter()
 
-    # -- a life ---------------------------------------------------------------------------------------------------------
-
-    def run(self, points: list[str], driver: Driver) -> None:
+    def run(self, points: list[str], driver: Thread | Process) -> None:
         """Cut off one life after the other, each at the next point, with records in it that are new, late and undecidable. In between all comes to rest."""
         driver.start()
         for _ in range(AGES + 2):
@@ -185,15 +177,13 @@ class Life:
         }
         assert below <= answered, f"{reached} is published, and {sorted(below - answered)} have no answer"
 
-    def settled(self, driver: Driver) -> None:
+    def settled(self, driver: Thread | Process) -> None:
         """Wait until every record is acknowledged, and the low watermark has passed them."""
         eventually(self.senders.acknowledged, "all is acknowledged", seconds=300, check=driver.check)
         reached = mark(10, self.senders.minute)
         eventually(
             lambda: low(self.lw, "stage") == reached, "the low watermark has passed it", seconds=300, check=driver.check
         )
-
-    # -- the batch answer -----------------------------------------------------------------------------------------------
 
     def outcome(self) -> Outcome:
         """Compare the outputs with what a look at all that was sent says at once: each record that was not late, once; and the others, beside."""
@@ -222,33 +212,8 @@ class Life:
         files = Path(self.place.folder, name).glob("batch=*/*.parquet")
         return Counter(row["id"] for file in files for row in pq.read_table(file).to_pylist())
 
-    def table(self) -> str:
-        """Return what was done, point by point."""
-        lines = [f"{self.died[point]:5}  {point:20} {said}" for point, said in POINTS.items()]
-        return "\n".join([*lines, f"{self.died.total()} kills, {len(self.senders.records)} records: {self.outcome()}"])
 
-
-class Driver:
-    """What runs the pipeline."""
-
-    def start(self) -> None:
-        """Start one more."""
-        raise NotImplementedError
-
-    def died(self, point: str) -> None:
-        """Wait until it has died of a point."""
-        raise NotImplementedError
-
-    def check(self) -> None:
-        """Fail when it has ended."""
-        raise NotImplementedError
-
-    def stop(self) -> None:
-        """End it."""
-        raise NotImplementedError
-
-
-class Thread(Driver):
+class Thread:
     """A query in the process of the tests, which fails where it is to die."""
 
     def __init__(self, life: Life, **options: Any) -> None:
@@ -271,7 +236,7 @@ class Thread(Driver):
         self.life.flow.stop()
 
 
-class Process(Driver):
+class Process:
     """A driver in a process of its own, and one more that is ready to take its place."""
 
     def __init__(self, life: Life) -> None:
@@ -317,18 +282,14 @@ def life(kafka: Kafka, flow: Flow, lw: lowwater.Client, upstream: Upstream) -> L
 
 
 @pytest.mark.parametrize("points", [SHOWN, pytest.param([*POINTS], marks=pytest.mark.long)], ids=["shown", "all"])
-def test_a_life_that_is_cut_off_at_any_point_of_it_ends_as_it_would_have(
-    life: Life, points: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_life_that_is_cut_off_at_any_point_of_it_ends_as_it_would_have(life: Life, points: list[str]) -> None:
     with doomed(life.doom):
         life.run(points, Thread(life))
-    exact(life, points, capsys)
+    exact(life, points)
 
 
-def exact(life: Life, points: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
+def exact(life: Life, points: Sequence[str]) -> None:
     """Each life was cut off once, and nothing is lost, doubled or in a wrong place."""
-    with capsys.disabled():
-        print(life.table())
     assert life.outcome() == Outcome(0, 0, 0)
     assert life.died == Counter(points)
     assert life.senders.late.total() == life.senders.undecidable.total() == len(points)
@@ -339,9 +300,6 @@ def test_the_page_has_every_point() -> None:
         rf"^\| (.*?) \| {len(SEEDS)} \| 0 \| 0 \| 0 \|$", (ROOT / "docs/exactly-once.md").read_text(), re.MULTILINE
     )
     assert rows == [*POINTS.values()]
-
-
-# -- what the table is worth -----------------------------------------------------------------------------------------
 
 
 def without(_: lws.Batch, rows: DataFrame) -> Deduplicated:
@@ -377,15 +335,12 @@ def test_ids_that_are_not_one_with_their_rows_lose_some(life: Life) -> None:
     assert life.outcome().lost
 
 
-# -- real kills ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_driver_that_is_killed_with_all_its_processes_at_any_point(
-    kafka: Kafka, flow: Flow, lw: lowwater.Client, upstream: Upstream, seed: int, capsys: pytest.CaptureFixture[str]
+    kafka: Kafka, flow: Flow, lw: lowwater.Client, upstream: Upstream, seed: int
 ) -> None:
     life = Life(kafka, flow, lw, upstream, seed)
     driver = Process(life)
@@ -393,4 +348,4 @@ def test_a_driver_that_is_killed_with_all_its_processes_at_any_point(
         life.run(random.Random(seed).sample([*POINTS], len(POINTS)), driver)
     finally:
         driver.stop()
-    exact(life, [*POINTS], capsys)
+    exact(life, [*POINTS])

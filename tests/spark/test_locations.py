@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-from weakref import WeakKeyDictionary
 
 import pytest
-from py4j.java_gateway import GatewayParameters, JavaGateway
 from pyspark.sql import SparkSession
 
-from lowwater_spark.checkpoint import hadoop
 from lowwater_spark.checkpoint.durable import create, make_directory, sync_directory, sync_file, write_once, write_over
-from lowwater_spark.checkpoint.hadoop import HadoopPath
-from lowwater_spark.checkpoint.identity import identity, new_ordinal
+from lowwater_spark.checkpoint.identity import new_ordinal
 from lowwater_spark.checkpoint.location import Location, checkpoint_of, location_of
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
-from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.writers import HANDED_OVER
 from lowwater_spark.track.handover import publish_directory, sweep
 from tests.kit.eventually import eventually
 from tests.kit.hdfs import Hdfs
-from tests.kit.ports import free_port
 from tests.kit.s3 import S3
 
 
@@ -117,7 +109,6 @@ def test_a_name_is_taken_once(folder: Location) -> None:
 
 @pytest.mark.parametrize("folder", ["local", "hdfs"], indirect=True)
 def test_a_directory_appears_once_and_whole(folder: Location) -> None:
-    """Whoever fills it: of several at once one gives it the name, and none moves its own into it."""
     make_directory(folder)
 
     def publish(n: int) -> bool:
@@ -137,27 +128,6 @@ def test_a_directory_appears_once_and_whole(folder: Location) -> None:
     make_directory(folder / ".lowwater-1-batch=1-x/rows")
     sweep(folder, 2)
     assert [entry.name for entry in folder.iterdir()] == ["batch=0"]
-
-
-def test_a_checkpoint_knows_who_it_is_and_what_was_noted(folder: Location) -> None:
-    make_directory(folder)
-    assert identity(folder) == identity(folder)
-    older, newer = Manifest(folder), Manifest(folder)
-    older.begin(new_ordinal(folder))
-    older.keep("stages", ["a"])
-    newer.begin(new_ordinal(folder))
-    newer.keep("stages", ["b"])
-
-    with pytest.raises(CheckpointMismatch, match="a newer run"):
-        older.keep("stages", ["c"])
-
-    assert Manifest(folder)["stages"] == ["b"]
-    assert CheckpointLog(folder).last_committed() is None
-    assert CheckpointLog(folder).newest() is None
-
-
-def test_a_location_is_no_burden_to_what_tasks_take_along(folder: Location) -> None:
-    assert str(pickle.loads(pickle.dumps(folder))) == str(folder)
 
 
 def test_a_name_node_that_is_away_is_no_absence(spark: SparkSession, hdfs: Hdfs) -> None:
@@ -191,73 +161,6 @@ def test_a_name_node_that_is_away_is_no_absence(spark: SparkSession, hdfs: Hdfs)
 
     hdfs.start()
     eventually(lambda: answers(log) and log.last_committed() == 7, "the name node is back")
-
-
-def test_s3_that_does_not_answer_is_no_absence(spark: SparkSession, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error, and soon, and what was there is there when it answers again. How soon is said by the limits of the client, which are shorter here."""
-    folder = checkpoint_of(spark, s3.path("away"), single_driver=True)
-    make_directory(folder / "commits")
-    create(folder / "commits" / "7")
-    limits = [name for name in hadoop._PROMPT if name.startswith("fs.s3a") and name.endswith("timeout")]
-    assert {hadoop._PROMPT[name] for name in limits} == {"15s"}
-    monkeypatch.setattr(hadoop, "_PROMPT", {**hadoop._PROMPT, **dict.fromkeys(limits, "2s")})
-    monkeypatch.setattr(hadoop, "_known", WeakKeyDictionary())
-    jvm: Any = spark._jvm
-    client = jvm.org.apache.hadoop.fs.s3a.impl.AWSClientConfig
-    client.setMinimumOperationDuration(jvm.java.time.Duration.ofSeconds(2))  # else it takes no limit below its own 15 s
-    s3.pause()
-    try:
-        hurried = checkpoint_of(spark, s3.path("away"), single_driver=True)
-        for asked in (CheckpointLog(hurried).last_committed, lambda: create(hurried / "commits" / "8")):
-            since = time.monotonic()
-            with pytest.raises(OSError, match=s3.bucket) as failure:
-                asked()
-            assert not isinstance(failure.value, FileNotFoundError)
-            assert time.monotonic() - since < 30, "two seconds, some times; Hadoop's own limits are minutes"
-    finally:
-        s3.resume()
-        client.resetMinimumOperationDuration()
-    log = CheckpointLog(folder)
-    eventually(lambda: answers(log) and log.committed(7), "it answers")
-
-
-def test_what_could_not_be_written_whole_is_not_put(spark: SparkSession, s3: S3) -> None:
-    folder = checkpoint_of(spark, s3.path("part"), single_driver=True)
-    make_directory(folder)
-    for write in (write_once, write_over):
-        with pytest.raises(OSError, match="write"):
-            write(folder / "file", "a text")  # type: ignore[arg-type]
-    assert list(folder.iterdir()) == []
-
-
-def test_a_bucket_that_is_not_there_is_no_empty_directory(spark: SparkSession, s3: S3) -> None:
-    folder = checkpoint_of(spark, f"s3a://no-{s3.bucket}/ck", single_driver=True)
-    with pytest.raises(OSError, match="UnknownStore"):
-        CheckpointLog(folder).last_committed()
-
-
-@pytest.mark.parametrize(
-    ("path", "looked_at", "said"),
-    [
-        ("s3a://bucket/ck", False, r"both take batch N.*single_driver=True"),
-        ("abfss://b@a.dfs.core.windows.net/ck", True, r"both take batch N.*single_driver=True"),
-        ("abfss://b@a.dfs.core.windows.net/ck", False, r"abfss: is none of them.*lowwater-spark track"),
-        ("viewfs://mount/ck", True, "viewfs: is none of them"),
-    ],
-)
-def test_what_keeps_no_two_drivers_apart_is_refused_without_its_declaration(
-    path: str, looked_at: bool, said: str, spark: SparkSession
-) -> None:
-    with pytest.raises(Unsupported, match=said):
-        checkpoint_of(spark, path, single_driver=False, looked_at=looked_at)
-
-
-def test_a_jvm_that_has_ended_is_no_absence_either() -> None:
-    """Nobody serves at its port any more."""
-    gateway = JavaGateway(gateway_parameters=GatewayParameters(port=free_port()))
-    files: Any = SimpleNamespace(path=str, system=gateway.entry_point)
-    with pytest.raises(BrokenPipeError, match="hdfs://name/left"):
-        HadoopPath(files, "hdfs://name/left").stat()
 
 
 def answers(log: CheckpointLog) -> bool:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import pickle
 import shutil
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lowwater_spark.checkpoint import manifest as manifest_module
-from lowwater_spark.checkpoint.durable import write_over
 from lowwater_spark.checkpoint.manifest import SECTIONS, Manifest
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.track.state import Place
@@ -110,18 +105,7 @@ def begun(checkpoint: Path, run: int = 0) -> Manifest:
     return manifest
 
 
-def test_a_new_checkpoint_has_a_manifest_of_nothing(tmp_path: Path) -> None:
-    manifest = Manifest(tmp_path)
-    assert content(manifest) == dict.fromkeys(SECTIONS)
-    assert list(tmp_path.iterdir()) == [], "nothing is written before it is taken over"
-    manifest.take_over()
-    assert versions(tmp_path) == [1]
-    with pytest.raises(CheckpointMismatch, match="another format"):
-        read_old(tmp_path)
-
-
 def test_a_version_is_what_it_was(tmp_path: Path) -> None:
-    """Golden: what this release writes, newer ones have to read."""
     manifest = begun(tmp_path, 7)
     for section, value in CONTENT.items():
         manifest.change(section, value)
@@ -133,50 +117,6 @@ def test_a_version_is_what_it_was(tmp_path: Path) -> None:
         **CONTENT,
     }
     assert content(Manifest(tmp_path)) == CONTENT
-
-
-def test_what_has_not_changed_is_not_written(tmp_path: Path) -> None:
-    manifest = begun(tmp_path)
-    manifest.change("stages", ["a"])
-    manifest.save()
-    manifest.change("stages", ["b"])
-    manifest.change("stages", ["a"])
-    manifest.save()
-    manifest.take_over()
-    assert versions(tmp_path) == [1, 2]
-    with pytest.raises(ValueError, match="no section 'stage'"):
-        manifest.change("stage", ["a"])
-
-
-def test_two_versions_stay(tmp_path: Path) -> None:
-    manifest = begun(tmp_path)
-    for name in "abcd":
-        manifest.change("stages", [name])
-        manifest.save()
-    assert versions(tmp_path) == [4, 5]
-
-
-def test_what_is_noted_counts_at_once_and_is_durable_when_it_is_saved(tmp_path: Path) -> None:
-    manifest = begun(tmp_path)
-    manifest.change("stages", ["a"])
-    assert (manifest["stages"], Manifest(tmp_path)["stages"]) == (["a"], None)
-    manifest.save()
-    assert Manifest(tmp_path)["stages"] == ["a"]
-
-
-def test_what_could_not_be_made_durable_was_not_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who finds it noted would not write it again, and count on it."""
-    manifest = begun(tmp_path)
-    with monkeypatch.context() as away:
-        away.setattr(manifest_module, "write_once", lambda path, _data: path.unlink())  # there is no such version
-        with pytest.raises(OSError, match=r"\w"):
-            manifest.keep("stages", ["a"])
-    assert manifest["stages"] is None
-    manifest.keep("stages", ["a"])
-    assert Manifest(tmp_path)["stages"] == ["a"]
-
-
-# -- two runs -----------------------------------------------------------------------------------------------------------
 
 
 def keeps_what_the_newer_run_has_noted(checkpoint: Path) -> None:
@@ -196,20 +136,6 @@ def test_an_older_run_takes_nothing_back(tmp_path: Path) -> None:
     keeps_what_the_newer_run_has_noted(tmp_path)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=(AssertionError, pytest.fail.Exception), reason="breaks when a manifest is replaced"
-)
-def test_rule6_breaks_when_the_manifest_is_replaced_and_not_created(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def replaced(path: Path, data: bytes) -> bool:
-        write_over(path, data)
-        return True
-
-    monkeypatch.setattr(manifest_module, "write_once", replaced)
-    keeps_what_the_newer_run_has_noted(tmp_path)
-
-
 def test_an_older_run_is_found_out_though_its_version_is_deleted_meanwhile(tmp_path: Path) -> None:
     older = begun(tmp_path, 7)
     newer = Manifest(tmp_path)
@@ -225,30 +151,6 @@ def test_an_older_run_is_found_out_though_its_version_is_deleted_meanwhile(tmp_p
     newer.change("stages", ["e"])
     newer.save()
     assert versions(tmp_path) == [5, 6]
-
-
-def test_a_newer_run_keeps_what_an_older_one_has_noted_last(tmp_path: Path) -> None:
-    """Or another session that was about to begin, and was refused."""
-    newer = begun(tmp_path, 8)
-    older = Manifest(tmp_path)
-    older.run = 7
-    older.change("roots", CONTENT["roots"])
-    older.change("sink", {"batch": 1, "boot": ""})
-    older.save()
-    newer.change("sink", CONTENT["sink"])
-    newer.save()
-    assert (newer["roots"], newer["sink"]) == (CONTENT["roots"], CONTENT["sink"])
-    assert content(Manifest(tmp_path)) == content(newer)
-
-
-def test_a_run_that_looks_again_sees_what_was_noted_before_its_claim(tmp_path: Path) -> None:
-    older, newer = begun(tmp_path, 7), begun(tmp_path, 8)
-    older.keep("sink", CONTENT["sink"])
-    newer.look()
-    assert newer["sink"] == CONTENT["sink"]
-
-
-# -- what is refused ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -283,17 +185,6 @@ def test_a_checkpoint_without_its_manifest_is_none_of_an_older_release(tmp_path:
         Manifest(tmp_path)
 
 
-@pytest.mark.parametrize("name", [name for name in SECTION_OF if name not in ("stages.json", *KEPT)])
-def test_an_old_file_of_another_format_is_refused(tmp_path: Path, name: str) -> None:
-    write_old(tmp_path)
-    (tmp_path / "lowwater" / name).write_text(json.dumps({**OLD[name], "format": 9}))
-    with pytest.raises(CheckpointMismatch, match=name):
-        Manifest(tmp_path)
-
-
-# -- checkpoints of older releases ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("missing", [None, *SECTION_OF])
 def test_the_files_of_older_releases_are_read_and_each_may_be_missing(tmp_path: Path, missing: str | None) -> None:
     write_old(tmp_path, *([] if missing is None else [missing]))
@@ -307,7 +198,6 @@ def test_the_files_of_older_releases_are_read_and_each_may_be_missing(tmp_path: 
 
 
 def test_each_stage_of_an_older_release_has_its_state(tmp_path: Path) -> None:
-    """Its place was a file of its own. Without it, the stage would be taken for one that holds nothing."""
     write_old(tmp_path)
     later = tmp_path / "lowwater/stages/hourly"
     place = {"root": "/data/hourly", "ranges": 2, "first": 0, "made": {"key": "key STRING"}}
@@ -323,10 +213,6 @@ def test_each_stage_of_an_older_release_has_its_state(tmp_path: Path) -> None:
     assert Manifest(tmp_path)["state"] == {**manifest["state"], "lowwater/stages/enriched": other}
     assert Place(manifest, tmp_path).read() == CONTENT["state"]["."], "a neighbour's stays"
     assert (later / "lowwater/state.json").exists(), "a release that does not know the manifest would go on without"
-
-
-def test_a_closure_takes_no_manifest_to_a_task(tmp_path: Path) -> None:
-    assert pickle.loads(pickle.dumps(Place(begun(tmp_path), tmp_path))).manifest is None
 
 
 class Killed(BaseException):
@@ -371,38 +257,3 @@ def test_a_take_over_that_is_killed_leaves_one_truth_whole(tmp_path: Path) -> No
         again = Manifest(checkpoint)
         assert content(again) == CONTENT
         assert left(checkpoint) == KEPT
-
-
-def test_what_an_older_release_has_written_after_a_take_over_that_was_not_decided_counts(tmp_path: Path) -> None:
-    write_old(tmp_path)
-    killed_at(tmp_path, 1)
-    newer = {**OLD["reading.json"], "batch": 18}
-    (tmp_path / "lowwater/reading.json").write_text(json.dumps(newer))
-    manifest = begun(tmp_path)
-    assert manifest["reading"]["batch"] == 18
-    assert Manifest(tmp_path)["reading"]["batch"] == 18
-    assert versions(tmp_path)[-1] == 2
-
-
-def test_what_an_older_release_writes_after_the_decision_nobody_reads(tmp_path: Path) -> None:
-    """A run of it that still goes on is fenced by the claim that follows."""
-    write_old(tmp_path)
-    killed_at(tmp_path, 2)
-    (tmp_path / "lowwater/reading.json").write_text(json.dumps({**OLD["reading.json"], "batch": 18}))
-    assert begun(tmp_path)["reading"] == CONTENT["reading"]
-
-
-def test_entries_that_threads_note_at_the_same_time_all_stay(tmp_path: Path) -> None:
-    """One source of a query is looked at while another one is confirmed: neither takes away what the other has noted."""
-    manifest = Manifest(tmp_path)
-    manifest.take_over()
-    together = threading.Barrier(8)
-
-    def note(number: int) -> None:
-        together.wait()
-        for turn in range(5):
-            manifest.keep_entry("delta", str(number), turn)
-
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(note, range(8)))
-    assert Manifest(tmp_path)["delta"] == {str(number): 4 for number in range(8)}

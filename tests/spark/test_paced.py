@@ -19,8 +19,8 @@ from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.kafka import PACE, Partition
 from lowwater_spark.sources.paced import CHUNK, LIMIT, Pace, paced
 from lowwater_spark.sources.paced_reader import PacedReader
-from tests.kit.kafka import ANSWERS_WITHIN, Kafka, Row
-from tests.kit.times import at, mark
+from tests.kit.kafka import Kafka, Row
+from tests.kit.times import at
 from tests.spark.flow import Flow
 from tests.spark.support import low
 from tests.spark.test_inject import Source, Transaction, said
@@ -48,7 +48,6 @@ logs_of = st.fixed_dictionaries({place: st.lists(st.integers(0, 50), max_size=12
 def test_no_row_is_read_that_is_the_limit_ahead_and_all_are_read_in_the_end(
     logs: Mapping[Partition, Sequence[int]], limit: int
 ) -> None:
-    """The oracle looks at each row that is read: it is less than the limit ahead of all that the partitions that have rows left are still to give."""
     read, latest = dict.fromkeys(PARTS, 0), {place: len(log) for place, log in logs.items()}
     for _ in range(1 + sum(latest.values())):
         standing = {place: logs[place][at] for place, at in read.items() if at < latest[place]}
@@ -85,14 +84,6 @@ def test_a_row_is_read_of_one_that_was_never_read_whatever_its_time() -> None:
     assert paced({}, {known: 0, new: 9}, {known: 3, new: 9000}, 10, lambda _: {new: 0}, [new]) == {new: 1}
 
 
-def test_what_is_told_is_read(tmp_path: Path) -> None:
-    pace = Pace(str(tmp_path / "new"))
-    assert pace.told() == ({}, True)
-    pace.tell({"partition 0 of t": 7}, idle=True)
-    pace.tell({"partition 0 of t": 8}, idle=False)
-    assert pace.told() == ({"partition 0 of t": 8}, False)
-
-
 def test_where_nothing_can_be_written_the_file_is_named_with_the_fix(tmp_path: Path) -> None:
     """What was told before stays, so the source plans by that: too little is read, and never too much."""
     pace = Pace(str(tmp_path / "pace"))
@@ -124,8 +115,8 @@ class Paced(Source):
         return read.select(value, *columns).select("r.*", *columns)
 
     def write(self, rows: DataFrame, batch: lws.Batch) -> None:
-        self.told.append((batch.id, batch.replayed, str(batch.low)))
         batch.write(rows.drop("topic", "timestampType"), self.flow.folder / "out")
+        self.told.append((batch.id, batch.replayed, str(batch.low)))
 
     def run(
         self, stage: lws.Stage | None = None, source: Mapping[str, str] | None = None, **options: Any
@@ -178,38 +169,10 @@ def test_a_fast_partition_waits_in_the_topic_for_the_slowest_and_all_rows_come(
 def test_idle_a_partition_at_its_end_is_no_brake_for_ever_where_across_is_declared(
     topic: Paced, lw: lowwater.Client
 ) -> None:
-    """Also one that never had a row, and over a gap of hours in the times of all."""
     topic.put(0, *HALF_HOURS[:3], at(23))
     topic.run(topic.begin(across=timedelta(minutes=10)))
     topic.reaches(lw, 22, 50)
     assert topic.read_of(0) == ["09:00", "09:30", "10:00", "23:00"]
-
-
-def test_a_run_that_ends_by_itself_goes_as_far_as_the_limit_and_the_next_one_goes_on(
-    topic: Paced, lw: lowwater.Client
-) -> None:
-    """With ``availableNow``. What the limit holds back stays in the topic: no run waits for it, and none leaves it out."""
-    half_hours = HALF_HOURS[:4]
-    topic.put(0, *half_hours)
-    topic.put(1, at(9))
-
-    def run() -> None:
-        query = topic.run(trigger={"availableNow": True})
-        assert query.await_termination(ANSWERS_WITHIN)
-        assert query.stage_status().late_rows == 0
-
-    run()
-    assert (topic.read_of(0), topic.read_of(1)) == (["09:00", "09:30"], ["09:00"])
-    assert low(lw, "begin") == mark(8, 59), "it is reported before the end"
-    topic.put(1, at(11))
-    runs = 1
-    while len(topic.read_of(0)) + len(topic.read_of(1)) < 6:
-        assert runs < 6, "each run goes on"
-        run()
-        runs += 1
-    assert runs > 2, "the second one was held back as well"
-    assert topic.read_of(0) == ["09:00", "09:30", "10:00", "10:30"]
-    assert low(lw, "begin") == mark(10, 29)
 
 
 def test_rows_of_open_and_aborted_transactions_hold_up_no_task(topic: Paced, lw: lowwater.Client) -> None:
@@ -226,47 +189,9 @@ def test_rows_of_open_and_aborted_transactions_hold_up_no_task(topic: Paced, lw:
     topic.reaches(lw, 9, 19)
 
 
-@pytest.mark.long
-def test_a_secured_cluster_is_asked_by_both_clients(flow: Flow, lw: lowwater.Client, tmp_path: Path) -> None:
-    """The one that reads the rows has its own names for the password; the one in Spark's JVM asks for the topics' ids and ends."""
-    login = "org.apache.kafka.common.security.plain.PlainLoginModule required"
-    brokers = {
-        "listener.security.protocol.map": "BROKER:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
-        "sasl.enabled.mechanisms": "PLAIN",
-        "sasl.mechanism.inter.broker.protocol": "PLAIN",
-        "listener.name.broker.plain.sasl.jaas.config": f'{login} username="me" password="secret" user_me="secret";',
-    }
-    told = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanisms": "PLAIN", "sasl.username": "me"}
-    told |= {"sasl.password": "secret"}
-    with Kafka(tmp_path / "kafka", settings=brokers, clients=told) as kafka:
-        topic = Paced(kafka, flow, "secured", retention_ms="-1")
-        topic.put(0, at(9), at(10))
-        topic.put(1, at(9))
-        stage = topic.begin(across=timedelta(minutes=30))
-        topic.run(stage, source={f"kafka.{name}": value for name, value in told.items()})
-        topic.reaches(lw, 9, 30)
-
-
-def test_a_neighbour_that_reads_the_topic_as_ever_is_not_held_back(topic: Paced, lw: lowwater.Client) -> None:
-    topic.put(0, *HALF_HOURS)
-    topic.put(1, at(9))
-    topic.run()
-    plain = topic.read().select("key", "t", "topic", "partition")
-    seen: list[int] = []
-    other = topic.injector("other", disorder=MINUTE)
-    query = other.foreach_batch(
-        plain, lambda rows, _batch: seen.append(rows.count()), checkpoint=topic.flow.folder / "ck-other", name="other"
-    )
-    topic.flow.queries.append(query)
-    topic.flow.eventually(lambda: sum(seen) == 13, "all of it")
-    topic.reaches(lw, 8, 59)
-    assert topic.read_of(0) == ["09:00", "09:30"]
-
-
 def test_what_the_limit_does_not_go_with_is_refused(topic: Paced) -> None:
     for wrong, said_ in (
         ({"disorder": HOUR}, "skew_limit is 1:00:00 and disorder is 1:00:00"),
-        ({"across": HOUR}, "skew_limit is 1:00:00 and across is"),
         ({"producer": "key", "producers": ["a"]}, "skew_limit is for partitions"),
         ({"disorder": None}, "skew_limit says"),
     ):
@@ -276,7 +201,6 @@ def test_what_the_limit_does_not_go_with_is_refused(topic: Paced) -> None:
         topic.frame(topic.injector())
     for options, said_ in (
         ({"startingOffsets": "latest"}, "not startingoffsets: it reads from the beginning"),
-        ({"subscribe": " "}, "needs to know what to read"),
         ({"kafka.bootstrap.servers": ""}, "read_kafka needs to know where the brokers are"),
     ):
         with pytest.raises(ValueError, match=said_):
@@ -289,35 +213,6 @@ def test_what_the_limit_does_not_go_with_is_refused(topic: Paced) -> None:
     with pytest.raises(Unsupported, match=r"by read_kafka\(\) in a stage with inputs \(.*source\)"):
         stage.foreach_batch(topic.frame(topic.begin()), topic.flow.plain, checkpoint=topic.flow.folder / "ck")
     assert not (topic.flow.folder / "ck").exists()
-
-
-def test_times_are_as_in_sparks_own_source(topic: Paced) -> None:
-    topic.put(0, at(9))
-    topic.put(1, at(9))
-    rows: list[Any] = []
-    stage = topic.begin()
-    query = stage.foreach_batch(
-        topic.frame(stage), lambda batch, _: rows.extend(batch.collect()), checkpoint=topic.flow.folder / "ck"
-    )
-    topic.flow.queries.append(query)
-    topic.flow.eventually(lambda: len(rows) == 2, "both")
-    options = {"kafka.bootstrap.servers": topic.kafka.address, "subscribe": topic.name}
-    own = topic.flow.spark.read.format("kafka").options(**options).load().collect()
-    names = ("topic", "partition", "offset", "timestamp", "timestampType")
-    assert sorted([row[name] for name in names] for row in rows) == sorted([row[name] for name in names] for row in own)
-
-
-@pytest.mark.long
-def test_the_frontier_is_exact_with_the_limit_as_without(topic: Paced, lw: lowwater.Client) -> None:
-    """Two partitions whose rows come in disorder: what is not read yet is never below the frontier."""
-    times = [[at(9, 3 * i + (i % 2)) for i in range(20)], [at(9, i) for i in range(20)]]
-    for part, each in enumerate(times):
-        topic.put(part, *each)
-    query = topic.run(topic.begin(disorder=2 * MINUTE, skew_limit=10 * MINUTE))
-    topic.reaches(lw, 9, 17)
-    assert query.stage_status().late_rows == 0
-    assert mark(9, 17) == lowwater.Watermark.of(min(max(each) for each in times) - 2 * MINUTE)
-    assert len({batch for batch, *_ in topic.told}) > 1, "in several steps"
 
 
 # -- the reader, without a query -----------------------------------------------------------------------------------------
@@ -343,14 +238,3 @@ def test_a_topic_that_was_made_anew_is_not_taken_for_one_that_gives_nothing(
     kafka.put(tmp_path.name, [Row(said(HALF_HOURS[0]), partition=0)])
     with pytest.raises(CheckpointMismatch, match=r"partition 0 of .*Start from a new checkpoint, with adopt=True"):
         reader.latestOffset(read, None)
-
-
-def test_why_nothing_is_planned_is_told_once(
-    reader: PacedReader, kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    read = reader.latestOffset(reader.initialOffset(), None)
-    kafka.delete(tmp_path.name)
-    assert [reader.latestOffset(read, None) for _ in range(2)] == [read, read]
-    found = [each.getMessage() for each in caplog.records if "nothing more is planned" in each.getMessage()]
-    assert len(found) == 1
-    assert f"does not tell of the topic {tmp_path.name}" in found[0]

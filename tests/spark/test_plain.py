@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import shutil
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
-from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
 from lowwater import errors
-from lowwater_spark import stages as stage_module
-from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources import writers
 from lowwater_spark.sources.sink_log import _checked, list_sink
 from lowwater_spark.sources.writers import mark_writer, strangers
 from lowwater_spark.track.plan import check_options
 from tests.kit.times import mark
 from tests.spark.flow import PlainFlow
-from tests.spark.support import Upstream, low, row
+from tests.spark.support import Feed, Follower, Upstream, low, row
+from tests.spark.updates import HOURLY, hourly
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
@@ -65,26 +60,10 @@ def test_a_plain_query_follows_its_inputs_and_shows_broken_promises(
     assert "which stopped at " in str(lw.why("stage")), "an orderly end is told from a hang"
 
 
-def test_a_tracked_query_has_all_that_sparks_own_has() -> None:
-    assert {name for name in dir(StreamingQuery) if not name.startswith("_")} <= set(dir(lws.TrackedQuery))
-
-
-def test_a_plain_stage_has_one_range_if_it_does_not_say_how_many(
-    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    upstream.at(10)
-    for name, ranges in (("silent", None), ("three", 3)):
-        stage = flow.stage(name, ranges=ranges)
-        flow.start(stage=stage, checkpoint=name, path=flow.folder / f"out-{name}")
-    flow.eventually(lambda: low(lw, "silent") == low(lw, "three") == mark(10), "both follow")
-    assert [len(lw.ranges(name).ranges) for name in ("silent", "three")] == [1, 3]
-
-
 @pytest.mark.parametrize("trigger", [{"availableNow": True}, pytest.param({"once": True}, marks=pytest.mark.long)])
 def test_a_query_that_ends_by_itself_has_reported_and_has_not_finished(
     flow: PlainFlow, lw: lowwater.Client, upstream: Upstream, trigger: dict[str, bool]
 ) -> None:
-    """An end says nothing of what is still to come: finished are only those whose inputs all are."""
     flow.feed.put([row("a", 9)])
     upstream.at(10)
     query = flow.start(trigger=trigger)
@@ -104,46 +83,9 @@ def test_a_query_that_ends_by_itself_has_reported_and_has_not_finished(
     assert flow.out() == ["a", "b"]
 
 
-def test_a_query_that_fails_is_told_as_failed(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
-    """Whoever waits for its end hears of the error first, and stops the query before its clock has looked again."""
-    upstream.at(10)
-    query = flow.start(flow.read().where("key = 'a' OR raise_error('no such key') IS NULL"))
-    flow.eventually(lambda: low(lw, "stage") == mark(10), "it runs")
-    flow.feed.put([row("b", 10)])
-    with pytest.raises(StreamingQueryException, match="no such key"):
-        query.await_termination(60)
-
-    def remarks() -> lowwater.Remarks:
-        return lw.ranges("stage").ranges[0].remarks
-
-    flow.eventually(lambda: remarks().ended, "the authority is told of the end")
-    assert "no such key" in remarks().failure
-
-
-def test_what_came_after_the_plan_of_a_one_shot_holds_the_watermark(
-    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    """The file comes, and is covered by W, after availableNow has fixed what it reads: W waits for the next run."""
-    upstream.at(10)
-    # Many files, one a batch: the end of availableNow is fixed at the start, and there is time after it.
-    for minute in range(5):
-        flow.feed.put([row("a", 9, minute)])
-    query = flow.start(flow.read(maxFilesPerTrigger="1"), trigger={"availableNow": True})
-    flow.eventually(lambda: CheckpointLog(flow.folder / "ck").last_planned() is not None, "the first batch is planned")
-    flow.feed.put([row("b", 10, 30)])
-    upstream.at(11)
-    assert query.await_termination(60)
-    assert low(lw, "stage") == mark(10)
-    assert "b" not in flow.out()
-    query = flow.start(trigger={"availableNow": True})
-    assert query.await_termination(60)
-    assert low(lw, "stage") == mark(11)
-
-
 def test_a_restarted_query_goes_on_and_an_older_checkpoint_is_refused(
     flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
-    """C9b, S11: the generation is the first batch that is not committed."""
     flow.feed.put([row("a", 9)])
     upstream.at(10)
     query = flow.start()
@@ -171,7 +113,6 @@ def test_a_restarted_query_goes_on_and_an_older_checkpoint_is_refused(
 def test_a_replayed_batch_is_written_once_and_its_run_is_accepted(
     flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
-    """The driver dies after the sink has the batch, before the commit log does."""
     flow.feed.put([row("a", 9)])
     upstream.at(10)
     query = flow.start()
@@ -189,7 +130,6 @@ def test_a_replayed_batch_is_written_once_and_its_run_is_accepted(
 def test_a_new_checkpoint_over_an_old_output_is_refused_and_goes_on_in_a_new_one(
     flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
 ) -> None:
-    """Spark's sink passes over a batch whose number its log has: the rows would be in no output, and the watermark beyond them."""
     flow.feed.put([row("a", 9)])
     upstream.at(10)
     query = flow.start()
@@ -215,53 +155,7 @@ def test_a_new_checkpoint_over_an_old_output_is_refused_and_goes_on_in_a_new_one
     assert neighbour.query.isActive
 
 
-def test_a_file_sink_does_not_write_where_others_do(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
-    """Readers would go by its log, and see nothing of the others. Its own mark is no hindrance."""
-    out = flow.folder / "out"
-    mark_writer(out, "stage")
-    mark_writer(out, "other")
-    [(path, _)] = strangers(str(out), {"stage"})
-    flow.feed.put([row("a", 9)])
-    upstream.at(10)
-    with pytest.raises(Unsupported, match=f"{out} .* other writes there, .* a directory of its own.* delete {path}"):
-        flow.start()
-    assert not (flow.folder / "ck").exists(), "nothing is touched"
-    Path(path).unlink()
-    flow.start()
-    flow.eventually(lambda: low(lw, "stage") == mark(10), "it is alone")
-
-
-def test_a_checkpoint_is_of_one_kind_of_query(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
-    """What a stage holds in a function is in no plan of the other: the claim would lead it. All kinds: ``test_plain_run.py``."""
-    flow.feed.put([row("a", 9)])
-    upstream.at(10)
-
-    def write(rows: DataFrame, _batch: lws.Batch) -> None:
-        rows.write.format("noop").mode("append").save()
-
-    query = flow.stage().foreach_batch(flow.read(), write, checkpoint=flow.folder / "ck")
-    flow.queries.append(query)
-    flow.eventually(lambda: low(lw, "stage") == mark(10), "the first batch")
-    query.stop()
-    upstream.at(11)
-    with pytest.raises(CheckpointMismatch, match="begun with foreach_batch"):
-        flow.start()
-    assert low(lw, "stage") == mark(10), "nothing was claimed"
-
-
-def test_an_input_that_was_reset_ends_the_checkpoint(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
-    flow.feed.put([row("a", 9)])
-    upstream.at(10)
-    query = flow.start()
-    flow.eventually(lambda: low(lw, "stage") == mark(10), "the first batch")
-    query.stop()
-    lw.reset("source")
-    with pytest.raises(errors.IncarnationChanged, match="earlier incarnation"):
-        flow.start()
-
-
 def test_the_query_starts_and_holds_without_the_authority(flow: PlainFlow, tmp_path: Path) -> None:
-    """Rule 11: degrade, don't fail."""
     flow.feed.put([row("a", 9)])
     stage = lws.stage(flow.spark, "s", inputs=["source"], key="key", event_time="t", address="127.0.0.1:1")
     query = flow.start(stage=stage)
@@ -295,7 +189,6 @@ SPELT = {
 
 
 def test_rule6_a_file_sink_is_known_by_any_name(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
-    """It leaves its mark, what it writes is made durable, and it is refused where others write."""
     flow.feed.put([row("a", 9)])
     upstream.at(10)
     mark_writer(flow.folder / "others", "other")
@@ -308,51 +201,6 @@ def test_rule6_a_file_sink_is_known_by_any_name(flow: PlainFlow, lw: lowwater.Cl
         query.stop()
         assert [writer for _, writer in strangers(str(flow.folder / f"out-{name}"), set())] == [name]
         assert Manifest(flow.folder / f"ck-{name}")["sink"]["batch"] == 0
-
-
-@pytest.mark.xfail(strict=True, raises=pytest.fail.Exception, reason="breaks when the format's name alone decides")
-def test_rule6_breaks_when_the_name_of_a_sink_decides(flow: PlainFlow, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        stage_module, "is_file_format", lambda _, kind: kind in ("csv", "json", "orc", "parquet", "text")
-    )
-    mark_writer(flow.folder / "others", "other")
-    with pytest.raises(Unsupported):
-        flow.start(format="com.databricks.spark.csv", path=flow.folder / "others")
-
-
-def test_of_two_plain_queries_that_start_at_once_into_one_directory_one_is_refused(
-    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each has found the directory empty before the other one has left its mark."""
-    both, look = threading.Barrier(2), writers.check_alone
-
-    def looked(folder: Path, computation: str) -> None:
-        look(folder, computation)
-        both.wait(120)
-
-    monkeypatch.setattr(stage_module, "check_alone", looked)
-    flow.feed.put([row("a", 9)])
-    upstream.at(10)
-
-    def start(name: str) -> str:
-        try:
-            flow.start(stage=flow.stage(name), checkpoint=name)
-        except Unsupported as refusal:
-            refusals.append(str(refusal))
-            return ""
-        return name
-
-    refusals: list[str] = []
-    with ThreadPoolExecutor() as pool:
-        [won] = filter(None, pool.map(start, ["one", "two"]))
-    assert [f"{won} writes there, and of a directory with a sink's log" in refusal for refusal in refusals] == [True]
-    flow.eventually(lambda: low(lw, won) == mark(10), "the one that won")
-    assert flow.out() == ["a"]
-    assert [name for _, name in strangers(str(flow.folder / "out"), set())] == [won]
-    [lost] = {"one", "two"} - {won}
-    monkeypatch.undo()
-    flow.start(stage=flow.stage(lost), checkpoint=lost, path=flow.folder / "out2")
-    flow.eventually(lambda: low(lw, lost) == mark(10), "the other one, elsewhere")
 
 
 def test_a_batch_without_files_is_an_entry_with_a_checksum(
@@ -397,3 +245,46 @@ def test_what_a_plain_query_cannot_be(flow: PlainFlow) -> None:
         with pytest.raises(ValueError, match=message):
             flow.start(**options)
     assert not (flow.folder / "ck").exists()
+
+
+def test_w_counts_when_every_source_has_been_read(flow: PlainFlow, lw: lowwater.Client) -> None:
+    first, second = Upstream(lw, "first"), Upstream(lw, "second")
+    slow = Feed(flow.folder / "slow")
+    flow.feed.put([row("a", 9)])
+    for i in range(4):
+        slow.put([row(f"s{i}", 9 + i)])
+    first.at(11)
+    second.at(12)
+    lw.register("stage", inputs=["first", "second"], key_hash="xxhash64")
+    follower = Follower(flow.address, flow.folder / "ck", mark(11))
+    names = flow.spark.createDataFrame([("a", "Anna"), ("s3", "Sara")], "key string, name string")
+    both = flow.read().union(flow.read("slow", maxFilesPerTrigger="1")).join(names, "key", "left")
+    query = flow.start(both, stage=flow.stage("stage", "first", "second"))
+    early = [value for value, last in follower.seen(query) if not value.unknown and (last is None or last < 3)]
+    assert early == []
+    first.at(14)
+    flow.eventually(lambda: low(lw, "stage") == mark(12), "the other input rules now")
+    assert flow.out() == ["a", "s0", "s1", "s2", "s3"]
+
+
+NESTED = "struct(key as id, struct(length(key) as n) as inner) as who"
+
+
+def test_stages_run_by_any_key(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
+    out: list[str] = []
+
+    def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
+        out.extend(entry.key for entry in batch.stateful(rows.select("key", "t", "who"), hourly, HOURLY).collect())
+
+    upstream.at(11)
+    flow.feed.put([row("a", 9), row("stuck", 9)])
+    key = [sf.upper("key"), "who.inner.n"]
+    stage = flow.stage("stage", "source", key=key)
+    stream = flow.read().selectExpr("*", NESTED)
+    flow.queries.append(stage.foreach_batch(stream, write_batch, checkpoint=flow.folder / "ck"))
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "held by what is stuck")
+    assert sorted(each.watermark for each in lw.ranges("stage"))[1:] == [mark(11)] * 3
+    assert out == ["a"]
+    plain = flow.stage("plain", "source", key=key)
+    flow.start(stream.drop("who").selectExpr("*", NESTED), stage=plain, checkpoint="ck2", format="noop")
+    flow.eventually(lambda: low(lw, "plain") == mark(11), "the same key in a plain query")

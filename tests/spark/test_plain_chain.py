@@ -13,11 +13,9 @@ from pyspark.sql import SparkSession
 
 import lowwater
 from lowwater_spark.checkpoint.manifest import Manifest
-from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.files import FileSource, list_head
 from lowwater_spark.sources.sink_log import list_sink
 from lowwater_spark.sources.source_log import File
-from lowwater_spark.track.plan import check_plan
 from tests.kit.times import mark
 from tests.spark.flow import PlainFlow
 from tests.spark.support import Upstream, low, row
@@ -70,7 +68,6 @@ def test_the_log_names_the_files_across_its_compaction(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("broken", ["gap", "version", "gone"])
 def test_a_log_that_cannot_be_read_as_a_whole_says_nothing(tmp_path: Path, broken: str) -> None:
-    """Nothing is known then, so that no watermark counts."""
     log = tmp_path / "_spark_metadata"
     if broken != "gone":
         write(log, "0", entry("/out/a"))
@@ -96,7 +93,6 @@ def compacted(spark: SparkSession) -> Iterator[None]:
 @pytest.mark.usefixtures("compacted")
 @pytest.mark.timeout(400)
 def test_two_stages_through_sparks_own_file_sink(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
-    """What is published of the second is written, after compactions, a replayed batch and a failed attempt's file."""
     writing: dict[str, Any] = {"path": flow.folder / "mid", "partition_by": "key"}
     first = flow.start(stage=flow.stage("first"), checkpoint="ck1", **writing)
     flow.eventually((flow.folder / "mid/_spark_metadata").is_dir, "the sink has begun")
@@ -127,18 +123,3 @@ def test_two_stages_through_sparks_own_file_sink(flow: PlainFlow, lw: lowwater.C
     flow.start(stage=flow.stage("first"), checkpoint="ck1", **writing)
     for hour in range(5, 8):
         step(hour)
-
-
-@pytest.mark.spark
-def test_the_log_of_a_sink_must_be_what_spark_reads(flow: PlainFlow) -> None:
-    (flow.folder / "in/_spark_metadata").mkdir()
-    name = "spark.sql.streaming.fileStreamSink.ignoreMetadata"
-    [source] = check_plan(flow.spark, flow.read()).sources
-    assert isinstance(source, FileSource)
-    assert source.sink_log
-    flow.spark.conf.set(name, "true")
-    try:
-        with pytest.raises(Unsupported, match="ignoreMetadata"):
-            check_plan(flow.spark, flow.read())
-    finally:
-        flow.spark.conf.unset(name)

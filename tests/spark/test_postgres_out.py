@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
+from datetime import UTC, date, datetime
+from decimal import Decimal
 
-import psycopg
 import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
-from lowwater_pipeline.guard import Fenced, InDoubt, Rewound, StagingLost, Unclaimed, Unfit
+from lowwater_pipeline.guard import Fenced, StagingLost, Unclaimed, Unfit
 from lowwater_pipeline.guard.postgres import PostgresGuard
 from lowwater_pipeline.guard.postgres_out import PostgresOutput
-from tests.kit.eventually import eventually
 from tests.kit.postgres import Postgres
 from tests.kit.times import mark
 from tests.process.serving import Serving
 from tests.spark.flow import Flow
 from tests.spark.support import Upstream, low, row
-
-ROOT = Path(__file__).parents[2]
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -116,7 +108,6 @@ def fail() -> None:
 
 
 def test_each_row_lands_once_wherever_the_driver_ends(out: Out) -> None:
-    """It ends when the rows of batch 1 are staged, and when those of batch 2 are written. Both run again, and make other rows."""
     out.at = {("staged", 1): fail, ("written", 2): fail}
     out.start()
     for batch in range(4):
@@ -131,26 +122,7 @@ def test_each_row_lands_once_wherever_the_driver_ends(out: Out) -> None:
     assert out.staged() == 0
 
 
-def test_what_other_attempts_have_staged_is_never_moved(out: Out) -> None:
-    def stray() -> None:
-        [[table]] = out.postgres.execute(
-            "SELECT relname FROM pg_class WHERE relname LIKE 'lowwater_staged_%' AND relkind = 'r'"
-        )
-        out.postgres.execute(
-            f"INSERT INTO {table} SELECT lowwater_guard, lowwater_batch, lowwater_partition, 'another attempt', key, t, luck FROM {table}"
-        )
-
-    out.at = {("staged", 0): stray}
-    out.start()
-    out.feed()
-    out.done()
-    assert out.at == {}
-    assert out.times() == {1: 40}
-    assert out.staged() == 0
-
-
 def test_figure_12_a_run_that_was_taken_over_ends_and_what_it_has_staged_never_lands(out: Out) -> None:
-    """Between its tasks and its transaction a newer claim is raised, and the newer owner scans."""
     scanned: list[int] = []
 
     def take_over() -> None:
@@ -195,107 +167,6 @@ def test_rows_that_were_staged_and_are_gone_end_the_query_and_come_with_the_next
     assert out.times() == {1: 40}
 
 
-def test_a_database_that_has_lost_the_output_is_refused(out: Out) -> None:
-    out.start()
-    out.feed()
-    out.done()
-    out.flow.stop()
-    out.output.close()
-    out.anew()
-    out.postgres.execute("DROP TABLE lowwater_guard")
-    out.start()
-    out.feed()
-    out.ends(Rewound, "lost its tail")
-    assert out.times() == {1: 40, 0: 40}
-
-
-def test_a_stage_that_runs_may_begin_to_write_at_any_batch(out: Out) -> None:
-    query = out.flow.start(lambda rows, batch: batch.write(rows, out.flow.folder / "elsewhere"), ranges=2)
-    out.feed()
-    out.done()
-    query.stop()
-    out.flow.queries.clear()
-    before = out.put.copy()
-    out.start()
-    out.feed()
-    out.done()
-    assert out.returned == [(1, True)]
-    assert out.times() == {0: len(before), 1: len(out.put) - len(before)}
-
-
-def test_batches_that_write_nothing_may_be_left_out_and_a_tail_that_is_lost_is_seen_all_the_same(out: Out) -> None:
-    """Batch 1 has rows, and the function returns; so has batch 2, after it has raised in a run of its own."""
-
-    def write(rows: DataFrame, batch: lws.Batch) -> None:
-        if batch.id == 2:
-            out.output.own(batch)
-        if batch.id not in (1, 2):
-            Out.write(out, rows, batch)
-
-    def query() -> None:
-        out.flow.start(write, ranges=2)
-
-    query()
-    out.feed(1)
-    out.done()
-    left_out = out.put.copy()
-    for restarted in (False, True, False):
-        if restarted:
-            out.flow.stop()
-            out.output.close()
-            out.anew()
-            query()
-        out.feed(1)
-        out.done()
-    assert out.returned == [(0, True), (3, True)]
-    assert [out.times()[1], out.put[0]] == [2, left_out[0]]
-    out.postgres.execute("UPDATE lowwater_guard SET batch = 0")
-    out.feed(1)
-    out.ends(Rewound, "lost its tail")
-    assert out.times()[1] == 2
-
-
-def test_a_raise_whose_answer_is_lost_is_made_again_with_the_same_nonce(out: Out) -> None:
-    """It was committed. The function makes the same write again, as InDoubt says."""
-    doubts: list[str] = []
-
-    def lost(point: str) -> None:
-        if point == "committed" and not doubts:
-            raise InDoubt("no answer")
-
-    def write(rows: DataFrame, batch: lws.Batch) -> None:
-        out.output.guard.probe = lost
-        try:
-            Out.write(out, rows, batch)
-        except InDoubt as doubt:
-            doubts.append(str(doubt))
-            Out.write(out, rows, batch)
-
-    out.write = write  # type: ignore[method-assign]
-    out.start()
-    out.feed()
-    out.done()
-    assert doubts == ["no answer"]
-    assert out.times() == {1: 40}
-
-
-def test_a_column_that_becomes_wider_takes_what_it_takes_from_the_next_batch_on(out: Out) -> None:
-    """What is staged is not rounded as the column was before."""
-    out.postgres.execute('ALTER TABLE "Out" ADD COLUMN money numeric(10, 2)')
-
-    def write(rows: DataFrame, batch: lws.Batch) -> None:
-        out.output.write(batch, rows.selectExpr("key", "t", "CAST('1.2345' AS DECIMAL(12, 4)) AS money"))
-
-    out.write = write  # type: ignore[method-assign]
-    out.start()
-    out.feed(1)
-    out.done()
-    out.postgres.execute('ALTER TABLE "Out" ALTER COLUMN money TYPE numeric(12, 4)')
-    out.feed(1)
-    out.done()
-    assert out.postgres.execute('SELECT money::text FROM "Out" ORDER BY key') == [("1.2300",), ("1.2345",)]
-
-
 UNFIT: list[tuple[Callable[[DataFrame], DataFrame], str]] = [
     (lambda rows: rows.withColumn("other", sf.lit(1)), "cannot take the columns key, t, other"),
     (lambda rows: rows.withColumn("t", sf.col("t").cast("timestamp_ntz")), "timestamp with time zone"),
@@ -304,8 +175,6 @@ UNFIT: list[tuple[Callable[[DataFrame], DataFrame], str]] = [
 
 
 def test_columns_that_do_not_fit_are_refused_and_nothing_is_written(out: Out) -> None:
-    """Nor is a second write in a batch, after one that does."""
-
     def write(rows: DataFrame, batch: lws.Batch) -> None:
         for change, why in UNFIT:
             with pytest.raises(Unfit, match=why):
@@ -320,30 +189,27 @@ def test_columns_that_do_not_fit_are_refused_and_nothing_is_written(out: Out) ->
     out.ends(Unfit, "Unite the rows first")
 
 
-def test_types_are_kept(out: Out, spark: object) -> None:
-    out.postgres.execute(
-        "CREATE TABLE types (key text, whole bigint, small smallint, money numeric(20, 4), yes boolean, raw bytea, day date, at timestamptz, "
-        "local timestamp, many integer[], nothing text)"
-    )
+TYPES = [
+    ("whole bigint", "-9223372036854775808", -(2**63)),
+    ("money numeric(20, 4)", "CAST('1234567890123456.7891' AS DECIMAL(20, 4))", Decimal("1234567890123456.7891")),
+    ("yes boolean", "true", True),
+    ("raw bytea", "CAST('a\\\\b' AS BINARY)", b"a\\b"),
+    ("day date", "DATE'2013-01-09'", date(2013, 1, 9)),
+    ("at timestamptz", "TIMESTAMP'2013-01-09 14:00:00.000001+02:00'", datetime(2013, 1, 9, 12, 0, 0, 1, UTC)),
+    ("local timestamp", "TIMESTAMP_NTZ'2013-01-09 14:00:00'", datetime(2013, 1, 9, 14)),  # noqa: DTZ001
+    ("many integer[]", "array(1, 2)", [1, 2]),
+    ("nothing text", "CAST(NULL AS STRING)", None),
+]
+"""A column, what Spark writes into it, and what is there."""
+
+
+def test_types_are_kept(out: Out) -> None:
+    columns = [column for column, _, _ in TYPES]
+    out.postgres.execute(f"CREATE TABLE types (key text, {', '.join(columns)})")
     output = PostgresOutput(out.postgres.dsn, "public.types")
 
     def write(rows: DataFrame, batch: lws.Batch) -> None:
-        output.write(
-            batch,
-            rows.selectExpr(
-                "key",
-                "-9223372036854775808 AS whole",
-                "CAST(7 AS SMALLINT) AS small",
-                "CAST('1234567890123456.7891' AS DECIMAL(20, 4)) AS money",
-                "true AS yes",
-                "CAST('a\\\\b' AS BINARY) AS raw",
-                "DATE'2013-01-09' AS day",
-                "TIMESTAMP'2013-01-09 14:00:00.000001+02:00' AS at",
-                "TIMESTAMP_NTZ'2013-01-09 14:00:00' AS local",
-                "array(1, 2) AS many",
-                "CAST(NULL AS STRING) AS nothing",
-            ),
-        )
+        output.write(batch, rows.selectExpr("key", *(f"{said} AS {name.split()[0]}" for name, said, _ in TYPES)))
 
     out.write = write  # type: ignore[method-assign]
     out.start()
@@ -352,67 +218,5 @@ def test_types_are_kept(out: Out, spark: object) -> None:
     out.minute = 1
     out.done()
     output.close()
-    with psycopg.connect(out.postgres.dsn) as connection:
-        [found] = connection.execute(
-            "SELECT key, whole, small, money::text, yes, raw, day::text, at AT TIME ZONE 'UTC' = '2013-01-09 12:00:00.000001', local::text, many, nothing FROM types"
-        ).fetchall()
-    assert found == (
-        "tab\t, \\N and ü\n",
-        -(2**63),
-        7,
-        "1234567890123456.7891",
-        True,
-        b"a\\b",
-        "2013-01-09",
-        True,
-        "2013-01-09 14:00:00",
-        [1, 2],
-        None,
-    )
-
-
-# -- kills --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_a_driver_that_is_killed_with_its_jvm_and_its_workers_loses_and_doubles_nothing(out: Out) -> None:
-    """When the rows of a batch are staged; in the middle of its transaction; when that is committed; and when the batch is written."""
-    points = ["staged", "filled", "before commit", "committed", "written"]
-    log = out.flow.folder / "driver.log"
-
-    def run(point: str, batch: int) -> subprocess.Popen[bytes]:
-        told = {"address": out.flow.address, "folder": str(out.flow.folder), "dsn": out.postgres.dsn}
-        command = [sys.executable, "-m", "tests.spark.postgres_out_driver"]
-        with log.open("ab") as said:
-            return subprocess.Popen(
-                [*command, json.dumps({**told, "point": point, "batch": batch})],
-                cwd=ROOT,
-                stdout=said,
-                stderr=said,
-                start_new_session=True,
-            )
-
-    out.feed()
-    for batch, point in enumerate(points):
-        driver = run(point, batch)
-        assert driver.wait(300) == -signal.SIGKILL, log.read_text()[-3000:]
-        out.feed()
-    last = run("", -1)
-    try:
-        eventually(
-            lambda: low(out.lw, "stage") == mark(10, out.minute),
-            "all is committed",
-            seconds=300,
-            check=lambda: ended(last, log),
-        )
-    finally:
-        os.killpg(last.pid, signal.SIGKILL)
-        last.wait(30)
-    assert out.times() == {1: len(out.put)}
-    assert out.staged() == 0
-
-
-def ended(driver: subprocess.Popen[bytes], log: Path) -> None:
-    assert driver.poll() is None, log.read_text()[-3000:]
+    [found] = out.postgres.execute("SELECT * FROM types")
+    assert found == ("tab\t, \\N and ü\n", *(there for _, _, there in TYPES))

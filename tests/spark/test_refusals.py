@@ -123,7 +123,6 @@ def start(
 def test_a_start_that_cannot_be_exact_touches_nothing(
     spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path
 ) -> None:
-    """A trigger or a place of the checkpoint that cannot be exact is in `test_fit.py`."""
     checkpoint, ignoring = tmp_path / "ck", spark.newSession()
     ignoring.conf.set("spark.sql.files.ignoreCorruptFiles", "true")
     with pytest.raises(Unsupported, match=r"The checkpoint .*ck\[1\] cannot .* pattern"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +17,10 @@ from lowwater import errors
 from lowwater_spark.checkpoint.location import Location, checkpoint_of
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.track.status import in_short
-from scripts.jars import jars
 from tests.kit.s3 import S3
 from tests.kit.times import mark
 from tests.spark.flow import HOUR, Flow
-from tests.spark.remote import DECLARED, Query, driven_windows_close, killed_driver_is_replayed
+from tests.spark.remote import DECLARED, Query
 from tests.spark.support import Upstream, low, row
 from tests.spark.updates import HOURLY, hourly
 
@@ -51,7 +49,6 @@ def query(request: pytest.FixtureRequest, flow: Flow, checkpoint: Location) -> Q
 def test_a_stage_goes_on_from_a_checkpoint_on_s3(
     query: Query, flow: Flow, lw: lowwater.Client, upstream: Upstream, checkpoint: Location, s3: S3
 ) -> None:
-    """With a single driver that is declared, else it is refused. S3 does not answer for a while: it holds and says why, and the neighbour does not wait."""
     with pytest.raises(lws.Unsupported, match="single_driver=True"):
         query.start(single_driver=False)
     with pytest.raises(errors.UnknownComputation):
@@ -91,17 +88,9 @@ def test_a_stage_goes_on_from_a_checkpoint_on_s3(
     assert lw.get("stage")["stage"].incarnation == 1, "it is one computation, of one checkpoint"
 
 
-@pytest.mark.long
-def test_a_driven_query_closes_its_windows_from_a_checkpoint_on_s3(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream, checkpoint: Location
-) -> None:
-    driven_windows_close(flow, lw, upstream, checkpoint, single_driver=True)
-
-
 def test_windows_of_our_own_are_closed_by_ticks_on_s3(
     flow: Flow, lw: lowwater.Client, upstream: Upstream, checkpoint: Location
 ) -> None:
-    """No row comes to say so. What would have to be renamed, or is written by tasks, is refused with the way out."""
     emitted: list[str] = []
     lows: list[tuple[int, bool, lowwater.Watermark]] = []
 
@@ -145,7 +134,6 @@ def test_windows_of_our_own_are_closed_by_ticks_on_s3(
 
 
 def test_ticks_which_are_paid_for_are_listed_once_a_second(flow: Flow, checkpoint: Location, s3: S3) -> None:
-    """Spark lists them whenever it looks for rows, and by itself it looks again at once. The server's log says when it was asked."""
     stage = lws.stage(flow.spark, "stage", **DECLARED, address=flow.address)
     flow.queries.append(
         stage.foreach_batch(flow.read(), lambda *_: None, checkpoint=str(checkpoint), single_driver=True)
@@ -160,46 +148,3 @@ def test_ticks_which_are_paid_for_are_listed_once_a_second(flow: Flow, checkpoin
     flow.eventually(lambda: len(seconds()) >= 3, "it has looked in three different seconds")
     # One that is late is followed by the next one in time.
     assert max(seconds().values()) <= 2
-
-
-def test_a_job_is_tracked_by_its_checkpoint_on_s3(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream, spark: SparkSession, checkpoint: Location
-) -> None:
-    """The job knows nothing of it, and nothing is written there. That it has a single driver is promised, or it is refused."""
-    flow.feed.put([row("a", 9)])
-    upstream.at(10)
-    job = flow.read().writeStream.format("noop").option("checkpointLocation", str(checkpoint)).start()
-    sidecar = None
-    promises = ["history", "nothing-skipped", "sink-visible-before-commit"]
-    declared: dict[str, Any] = {
-        "checkpoint": str(checkpoint),
-        "inputs": ["source"],
-        "sources": [f"files:{flow.feed.folder},recursiveFileLookup=true"],
-        "state": flow.folder / "state",
-        "spark": lambda: spark,
-        "address": flow.address,
-    }
-    try:
-        flow.eventually(lambda: CheckpointLog(checkpoint).last_committed() == 0, "it has begun")
-        with pytest.raises(lws.Unsupported, match='add "single-driver" to its promises'):
-            lws.track("stage", promises=promises, **declared)
-        sidecar = lws.track("stage", promises=[*promises, "single-driver"], **declared)
-        flow.eventually(lambda: low(lw, "stage") == mark(10), "what is committed counts")
-        flow.feed.put([row("b", 10)])
-        upstream.at(11)
-        flow.eventually(lambda: low(lw, "stage") == mark(11), "it goes on")
-        assert not (checkpoint / "lowwater").exists()
-    finally:
-        job.stop()
-        if sidecar is not None:
-            sidecar.stop()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("point", ["begun", "written"])
-def test_rule6_a_driver_that_was_killed_is_replayed_from_s3(
-    point: str, flow: Flow, lw: lowwater.Client, upstream: Upstream, checkpoint: Location, s3: S3
-) -> None:
-    settings: dict[str, object] = {f"spark.hadoop.{name}": value for name, value in s3.settings.items()}
-    settings["spark.driver.extraClassPath"] = os.pathsep.join(str(jar) for jar in jars("s3"))
-    killed_driver_is_replayed(point, flow, lw, upstream, checkpoint, settings=settings, single_driver=True)

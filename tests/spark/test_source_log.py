@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,7 @@ from lowwater_spark.sources.base import NONE
 from lowwater_spark.sources.files import FileSource, list_head
 from lowwater_spark.sources.head import Candidates
 from lowwater_spark.sources.source_log import File, SourceLog, log_offset
-from lowwater_spark.sources.ticks import Ticks, with_ticks
 from lowwater_spark.track.plan import check_plan
-from tests.kit.eventually import eventually
 from tests.spark.support import Feed, begun, lines
 
 pytestmark = pytest.mark.spark
@@ -96,157 +93,9 @@ def test_the_listing_and_the_log_agree_with_spark_on_every_name(
     assert run.keys[0] == sorted(ODD_NAMES)
 
 
-def test_a_rate_limit_takes_older_files_later_and_the_set_knows(
-    stream: Callable[..., DataFrame], feed: Callable[[str], Feed], tmp_path: Path
-) -> None:
-    source = feed("in")
-    for i in range(7):
-        source.put([{"key": f"{i}", "t": i}], mtime=1_000_000_000 + i)
-    log = SourceLog(tmp_path / "ck/sources/0")
-    waiting = Candidates[str]([log])
-    waiting.add("W", [list_head(FileSource(str(source.folder), recursive=True))])
-    run = Batches(stream(source, maxFilesPerTrigger="1", latestFirst="true"), tmp_path / "ck")
-    run.query.processAllAvailable()
-    run.query.stop()
-
-    assert [run.keys[n] for n in range(7)] == [["6"], ["5"], ["4"], ["3"], ["2"], ["1"], ["0"]]
-    for number in range(7):
-        plan = run.log.plan(number)
-        assert plan is not None
-        log.read_to(log_offset(plan.lines[0]))
-        reached = waiting.newest_reached([log_offset(plan.lines[0])], forget=False)
-        assert (reached == "W") == (number == 6), "only the last of the limited batches has read all that was there"
-    # A log that has been compacted says the same to somebody who reads it for the first time.
-    again = SourceLog(tmp_path / "ck/sources/0")
-    again.read_to(6)
-    assert dict(again.taken) == dict(log.taken)
-    assert sorted(taken.batch for taken in again.taken.values()) == list(range(7))
-
-
-def test_a_planned_batch_is_not_a_committed_one(
-    stream: Callable[..., DataFrame], feed: Callable[[str], Feed], tmp_path: Path
-) -> None:
-    source = feed("in")
-    source.put([{"key": "a", "t": 1}])
-    checkpoint = tmp_path / "ck"
-    log = CheckpointLog(checkpoint)
-    seen = []
-
-    def look(batch: DataFrame, number: int) -> None:
-        plan = log.plan(number)
-        assert plan is not None
-        taken = SourceLog(checkpoint / "sources/0")
-        taken.read_to(log_offset(plan.lines[0]))
-        seen.append((number, log.last_committed(), log.committed(number), len(taken.taken), plan.digest, batch.count()))
-
-    def start() -> None:
-        query = stream(source).writeStream.foreachBatch(look).option("checkpointLocation", str(checkpoint)).start()
-        query.processAllAvailable()
-        query.stop()
-
-    start()
-    assert [entry[:4] for entry in seen] == [(0, None, False, 1)]
-    assert log.last_committed() == 0
-    # The commit is taken away: Spark replays the batch, from the same plan, although more has arrived.
-    for name in ("0", ".0.crc"):
-        (checkpoint / "commits" / name).unlink()
-    source.put([{"key": "b", "t": 2}])
-    start()
-    assert [entry[:4] for entry in seen[1:]] == [(0, None, False, 1), (1, 0, False, 2)]
-    assert seen[1][4:] == seen[0][4:], "a replay has the digest, and the rows, of the first run"
-    assert seen[2][4] != seen[1][4]
-
-
-def test_a_tick_makes_an_empty_batch_and_leaves_the_data_where_it_was(
-    spark: SparkSession, stream: Callable[..., DataFrame], feed: Callable[[str], Feed], tmp_path: Path
-) -> None:
-    source = feed("in")
-    source.put([{"key": "a", "t": 1}])
-    checkpoint = tmp_path / "ck"
-    frame = with_ticks(spark, stream(source), checkpoint)
-    ticks = Ticks(checkpoint, 1, 7)
-
-    def tick_line(number: int) -> str:
-        plan = run.log.plan(number)
-        assert plan is not None
-        ticks.read_to(plan.lines[1])
-        return plan.lines[1]
-
-    run = Batches(frame, checkpoint)
-    run.query.processAllAvailable()
-    assert (run.keys, tick_line(0)) == ({0: ["a"]}, "-")
-    assert ticks.force("-")
-    assert not ticks.force("-"), "at most one that is not committed"
-    eventually(lambda: run.log.committed(1), "an empty batch")
-    assert (run.keys[1], [tick_line(1)]) == ([], lines(0))
-    plans = [run.log.plan(n) for n in (0, 1)]
-    assert [plan.lines[0] for plan in plans if plan] == lines(0, 0)
-    assert ticks.force(*lines(0))
-    eventually(lambda: run.log.committed(2), "another one")
-    ticks.clean(tick_line(2))
-    run.query.stop()
-    assert [path.name for path in (checkpoint / "lowwater/ticks").iterdir()] == ["7-2"]
-
-    # A restarted query goes on with the tick files deleted, and the names of another run are new to Spark.
-    run = Batches(frame, checkpoint)
-    source.put([{"key": "b", "t": 2}])
-    eventually(lambda: run.log.committed(3), "the restarted query goes on")
-    assert Ticks(checkpoint, 1, 8).force(*lines(1))
-    eventually(lambda: run.log.committed(4), "a tick of the new run")
-    run.query.stop()
-    assert run.keys == {3: ["b"], 4: []}
-
-
-def test_spark_goes_on_with_a_log_that_has_forgotten_old_ticks(spark: SparkSession, tmp_path: Path) -> None:
-    """Old lines are taken out of a compacted entry while the query runs: Spark compacts what is left, and starts again with it."""
-    checkpoint = tmp_path / "ck"
-    (tmp_path / "in").mkdir()
-    stream = spark.readStream.schema(SCHEMA).json(str(tmp_path / "in"))
-    frame = with_ticks(spark, stream, checkpoint)
-    entries = checkpoint / "sources/1"
-    batch, ticks = 0, Ticks(checkpoint, 1, 1)
-    for ordinal in (1, 2):
-        ticks, run = Ticks(checkpoint, 1, ordinal), Batches(frame, checkpoint)
-        if batch:
-            ticks.read_to(*lines(batch - 1))
-        for _ in range(8):
-            assert ticks.force(*lines(batch - 1))
-            eventually(partial(run.log.committed, batch), "a batch of the tick")
-            ticks.read_to(*lines(batch))
-            ticks._forgotten = 500
-            ticks.clean(*lines(batch))
-            batch += 1
-        run.query.stop()
-        assert sorted(run.keys) == list(range(batch - 8, batch)), "a batch for each tick, and no other"
-    newest = max((path for path in entries.glob("*.compact")), key=lambda path: int(path.stem))
-    assert newest.read_text(encoding="utf-8").count("\n") <= 1, "it has the newest tick at most"
-    assert ticks.remembered == 1
-
-
-def test_without_recursive_lookup_a_later_sub_directory_holds(
-    spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path
-) -> None:
-    source = feed("in")
-    source.put([{"key": "a", "t": 1}])
-    run = Batches(spark.readStream.schema(SCHEMA).json(str(source.folder)), tmp_path / "ck")
-    run.query.processAllAvailable()
-    source.put([{"key": "b", "t": 1}], "sub/b.json")
-    source.put([{"key": "c", "t": 1}])
-    run.query.processAllAvailable()
-    run.query.stop()
-    assert run.keys == {0: ["a"], 1: ["c"]}, "Spark passes over the sub-directory, silently"
-    log = SourceLog(tmp_path / "ck/sources/0")
-    log.read_to(1)
-    waiting = Candidates[str]([log])
-    waiting.add("W", [list_head(FileSource(str(source.folder), recursive=False))])
-    assert waiting.newest_reached([1], forget=True) is None
-    assert waiting.missing() == [f"{source.folder}/sub/"]
-
-
 def test_hive_partitions_are_listed_as_spark_takes_them(
     spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path
 ) -> None:
-    """With hidden names, and partitions that come while the query runs. What Spark reads no rows from holds, also if Spark logs it."""
     source = feed("in")
     for name in ("year=2013/month=1/a.json", "year=2013/_tmp/x.json", "year=2012/month=2/y.json"):
         source.put([{"key": name, "t": 1}], name)

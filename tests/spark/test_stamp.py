@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.track.plan import check_arriving
+from lowwater_spark.track.plan import check_arriving, check_windows
 from tests.kit.times import mark
 from tests.spark.flow import PlainFlow
 from tests.spark.support import Upstream, low, row
@@ -42,19 +44,8 @@ def run(flow: PlainFlow, stage: lws.Stage, windows: DataFrame, lw: lowwater.Clie
 
 
 def test_a_frame_of_windows_has_a_stamp_of_its_own(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
-    """The event time is said once, and the retention not at all."""
     stage = flow.stage(event_time="t", stamp=sf.col("window.start"))
     run(flow, stage, hourly(stage, flow.read()), lw, upstream)
-
-
-def test_the_event_time_of_a_window_works_with_a_warning(
-    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    stage = flow.stage(event_time=sf.col("window.start"))
-    with pytest.warns(
-        DeprecationWarning, match=r"the frame that it reads \(t\): declare that one, and the window's as"
-    ):
-        run(flow, stage, hourly(stage, flow.read(), event_time="t"), lw, upstream)
 
 
 def test_windows_without_a_stamp_are_told_how_to_say_it(flow: PlainFlow) -> None:
@@ -87,7 +78,6 @@ def test_a_truncated_event_time_is_no_stamp_of_rows_that_arrive(flow: PlainFlow)
 
 
 def test_every_way_to_lower_an_event_time_is_found(flow: PlainFlow) -> None:
-    """By a date_trunc, a date, number, text or interval, or the start of a window, anywhere in what defines the column."""
     rows = flow.read().withColumn("struct", sf.struct(sf.col("t").alias("own"), sf.date_trunc("day", "t").alias("day")))
     hours = rows.select("*", sf.window("t", "1 hour").alias("w"))
     sliding = rows.select(sf.window("t", "1 hour", "20 minutes").alias("w")).withColumnRenamed("w", "v")
@@ -96,7 +86,6 @@ def test_every_way_to_lower_an_event_time_is_found(flow: PlainFlow) -> None:
         (rows, sf.date_trunc("day", sf.to_timestamp("t"))),
         (rows, sf.date_trunc("day", sf.coalesce("t", sf.current_timestamp()))),
         (rows, sf.to_timestamp(sf.to_date("t"))),
-        (rows, sf.expr("timestamp(last_day(t))")),
         (rows.withColumn("d", sf.to_date("t")).withColumn("s", sf.col("d").cast("timestamp")), "s"),
         (rows, sf.timestamp_seconds(sf.floor(sf.unix_timestamp("t") / 3600) * 3600)),
         (rows, (sf.col("t").cast("long") - sf.col("t").cast("long") % 3600).cast("timestamp")),
@@ -104,10 +93,13 @@ def test_every_way_to_lower_an_event_time_is_found(flow: PlainFlow) -> None:
         (rows, sf.to_timestamp(sf.date_format("t", "yyyy-MM-dd HH:00"))),
         (rows, sf.make_timestamp(*(sf.lit(0) if n else sf.year("t") for n in range(6)))),
         (rows, sf.expr("t - interval 1 hour")),
-        (rows, sf.expr("t + interval -1 month")),
-        (rows, sf.expr("t - make_interval(0, 0, 0, 0, length(key))")),
+        (rows, sf.expr("t + (date'2099-01-01' - current_date())")),  # later less than nothing
+        (rows, sf.from_utc_timestamp("t", "America/New_York")),
+        (rows, sf.to_utc_timestamp("t", "Asia/Tokyo")),
+        (rows, sf.from_utc_timestamp("t", sf.col("key"))),
+        (rows, sf.expr("cast(cast(array(t) as array<date>)[0] as timestamp)")),
+        (rows, sf.explode(sf.expr("sequence(t, timestamp'1970-01-01', interval -1 day)"))),
         (rows, sf.expr("timestampadd(HOUR, -1, t)")),
-        (rows, sf.expr("dateadd(HOUR, length(key), t)")),
         (rows, sf.get_json_object(sf.to_json(sf.struct("t")), "$.t").cast("timestamp")),
         (rows, sf.col("struct.day")),
         (rows.select(sf.explode(sf.array(sf.date_trunc("day", "t"))).alias("s")), "s"),
@@ -133,13 +125,14 @@ def test_every_way_to_lower_an_event_time_is_found(flow: PlainFlow) -> None:
         (rows, sf.to_timestamp("t")),
         (rows, sf.when(sf.hour("t") > 5, sf.col("t")).otherwise(sf.col("struct.own"))),
         (rows, sf.expr("t + interval 1 hour")),
-        (rows, sf.expr("t + interval 1 month")),
-        (rows, sf.expr("t + cast(null as interval)")),
+        (rows, sf.explode(sf.expr("sequence(t, t + interval 1 day, interval 1 hour)"))),
+        (rows, sf.from_utc_timestamp("t", "Asia/Tokyo")),
+        (rows, sf.to_utc_timestamp("t", "America/New_York")),
+        (rows, sf.to_utc_timestamp("key", "Asia/Tokyo")),
+        (rows, sf.expr("cast(struct(t, 1) as struct<t: timestamp, n: bigint>).t")),
         (rows, sf.expr("dateadd(HOUR, 1, t)")),
         (rows, sf.get_json_object(sf.to_json(sf.struct("key")), "$.key").cast("timestamp")),
-        (rows, sf.expr("timestamp_seconds(length(key))")),
         (rows.select(sf.session_window("t", "1 hour").alias("w")), sf.col("w.end")),
-        (rows.select(sf.session_window("t", gap).alias("w")), sf.col("w.end")),
         (rows.select(sf.session_window("t", "1 hour").alias("w")), sf.col("w.start")),
         (texts, sf.col("s")),  # the day is what the source has, and so what its inputs promise by
         (rows, sf.col("made_by_a_function")),
@@ -147,20 +140,36 @@ def test_every_way_to_lower_an_event_time_is_found(flow: PlainFlow) -> None:
         check_arriving(frame, stamp)
 
 
-def test_a_later_stage_that_reads_an_earlier_one_has_that_ones_times(
-    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    """Its rows come from the earlier stage, and not from the frame, whose column of that name is a day."""
-    frame = flow.read().withColumn("day", sf.date_trunc("day", "t"))
-    later = flow.stage("later", "stage", event_time="day")
-    query = flow.stage().foreach_batch(
-        frame, lambda _rows, _batch: None, checkpoint=flow.folder / "ck", also=[later], name="both"
-    )
-    flow.queries.append(query)
-    with pytest.raises(Unsupported, match="which date_trunc"):
-        flow.stage("other").foreach_batch(
-            frame,
-            lambda _rows, _batch: None,
-            checkpoint=flow.folder / "other",
-            also=[flow.stage("late", "other", event_time="t", stamp=sf.col("day"))],
+def test_windows_that_begin_below_the_declared_ones_are_refused(flow: PlainFlow, upstream: Upstream) -> None:
+    """The watermark at 10:10 is floored to 10:00, and a window shifted by 20 minutes begins at 9:20."""
+    frame, hour = flow.read(), timedelta(hours=1)
+    for cut, fits in (
+        (("1 hour",), True),
+        (("20 minutes",), True),
+        (("1 hour", "1 hour", "20 minutes"), False),
+        (("1 hour", "20 minutes"), False),
+        (("2 hours",), False),
+    ):
+        windows = frame.select(sf.window("t", *cut).alias("w")).select(sf.col("w").alias("v"))
+        check_windows(windows, None)
+        with contextlib.nullcontext() if fits else pytest.raises(Unsupported, match="shifted by"):
+            check_windows(windows, hour)
+
+    def write(rows: DataFrame, batch: lws.Batch) -> None:
+        shifted = sf.window("t", "1 hour", startTime="20 minutes")
+        batch.write(rows.groupBy(shifted.alias("w")).count(), str(flow.folder / "out"))
+
+    stage = flow.stage(stamp=hour)
+    with pytest.raises(Unsupported, match="shifted by 0:20:00"):
+        stage.start(
+            frame.select("*", sf.window("t", "1 hour", startTime="20 minutes")),
+            checkpoint=flow.folder / "ck",
+            format="parquet",
+            path=str(flow.folder / "out"),
         )
+    query = stage.foreach_batch(frame, write, checkpoint=flow.folder / "ck")
+    flow.queries.append(query)
+    upstream.at(10, 10)
+    flow.feed.put([row("a", 10, 15)])
+    with pytest.raises(Unsupported, match="shifted by 0:20:00"):
+        query.await_termination(120)

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.types import StructType
 
 import lowwater
 from lowwater import Layout, RangeLoad
-from lowwater._sync.batches import Batches
 from lowwater.cli import main
 from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.track import authority as calls
 from lowwater_spark.track import part as parts
 from lowwater_spark.track.authority import Authority, Registration
 from lowwater_spark.track.batch import Keyed, Outcome
@@ -30,7 +26,6 @@ from lowwater_spark.track.part import Part
 from lowwater_spark.track.progress import Committed
 from lowwater_spark.track.ranges import KEY_HASH
 from lowwater_spark.track.state import Place, RangeEntry, StateStore, Version
-from lowwater_spark.track.update import build_version
 from tests.kit.times import MAX
 from tests.process.serving import Serving
 
@@ -107,78 +102,6 @@ def test_one_version_that_stands_for_two_layouts_changes_no_range_and_is_told_wi
     assert (found.current, found.refused) == (found.wanted, "")
 
 
-def test_a_layout_goes_over_the_wire_once_a_claim_and_again_when_the_server_asks(
-    lw: lowwater.Client, owners: Any, authority: Serving, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commit, said = Batches.commit, list[int]()
-
-    def listen(self: Batches, *args: Any, **options: Any) -> Any:
-        said.append(len(options["layout"].starts))
-        return commit(self, *args, **options)
-
-    monkeypatch.setattr(Batches, "commit", listen)
-    owner = owners()
-    for _ in range(3):
-        owner.batch()
-    assert said == [2, 0, 0]
-    assert lw.layout("one").current == HALVES
-    lw.change_layout("one", 1, Layout(0, (0, 1, 2)))
-    for _ in range(3):
-        owner.batch()
-    assert said == [2, 0, 0, 0, 3, 0]
-    assert lw.layout("one").current == Layout(1, (0, 1, 2))
-
-    authority.kill()
-    authority.start()
-    for _ in range(3):
-        owner.batch()
-    assert said == [2, 0, 0, 0, 3, 0, 0, 3, 0], "what it had been told was in its memory"
-    assert lw.layout("one").current == Layout(1, (0, 1, 2))
-    lw.change_layout("one", 1, Layout(1, (0, 1)))
-    owner.batch()
-    assert owner.batch() == Layout(2, (0, 1))
-
-
-def test_to_a_server_that_does_not_say_what_it_knows_the_layout_goes_with_each_batch(
-    owners: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One of another release: it may have forgotten it."""
-    commit, said = Batches.commit, list[int]()
-
-    def deaf(self: Batches, *args: Any, **options: Any) -> Any:
-        said.append(len(options["layout"].starts))
-        return commit(self, *args, **{**options, "known": None})
-
-    monkeypatch.setattr(Batches, "commit", deaf)
-    owner = owners()
-    for _ in range(3):
-        owner.batch()
-    assert said == [2, 2, 2]
-
-
-@pytest.mark.timeout(60)
-def test_a_batch_waits_for_a_claim_of_a_layout_no_longer_than_for_any_call(
-    authority: Serving, owners: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And not as long as the client may: the run's lock is held. The stage is claimed anew, and follows with a later batch."""
-    with lowwater.connect(authority.address, timeout=300) as patient:
-        owner = owners(client=patient)
-        owner.batch()
-        patient.change_layout("one", 1, Layout(0, (0, 0x4000)))
-        owner.batch()
-        monkeypatch.setattr(calls, "CALL_TIMEOUT", 0.2)
-        authority.freeze()
-        owner.part.follow_wanted(owner.number, "aa")
-        authority.signal(signal.SIGCONT)
-        assert owner.part.keyed.layout == EQUAL
-        assert owner.authority.lease is None, "nobody knows whether it was granted"
-        monkeypatch.undo()
-        owner.authority.clock = lambda: MAX
-        assert owner.authority.probe()
-        assert owner.part.claim(None, threading.RLock())
-        assert owner.batch() == Layout(1, (0, 0x4000))
-
-
 def test_the_version_of_a_life_that_was_dropped_stops_neither_the_balancer_nor_a_claim(
     lw: lowwater.Client, owners: Any
 ) -> None:
@@ -216,26 +139,6 @@ def test_a_range_is_not_moved_to_a_task_that_no_batch_has(
     assert owner.batch(partitions=4).version == 3, "Spark's hash decides then, whatever is said"
 
 
-@pytest.mark.parametrize(("ranges", "anew"), [(2, False), (3, True)])
-def test_the_first_layout_of_ranges_that_begin_between_slots_is_said_to_cut_them_all(
-    lw: lowwater.Client, owners: Any, authority: Serving, capsys: pytest.CaptureFixture[str], ranges: int, anew: bool
-) -> None:
-    owner = owners(ranges=ranges)
-    owner.batch()
-    address = ["--address", authority.address]
-    assert main(["split", "one", "0x0000", "--at", "0x0100", *address]) == 0
-    said = "it has 3 key ranges that begin between slots by now: with its first layout all of them are cut anew"
-    assert (said in capsys.readouterr().out) == anew
-    owner.batch()
-    cut = Cut(ranges, owner.batch())
-    shares = [len(each) == 1 and each[0].places is None for each in cut.shares(Cut(ranges))]
-    assert shares == [False] * 4 if anew else shares == [False, False, True]
-    owner.batch()
-    assert main(["merge", "one", "0x0000", "0x0100", *address]) == 0
-    assert "between slots" not in capsys.readouterr().out
-    assert lw.layout("one").wanted.version == 2
-
-
 # -- the log of batches and the state ------------------------------------------------------------------------------
 
 
@@ -259,18 +162,6 @@ def entry(layout: Layout, batch: int = 4) -> BatchEntry:
     return BatchEntry(batch, "aa", Reading(5), 5, {".": layout} if layout.version else {})
 
 
-def test_a_renamed_computation_goes_on_in_its_layout(tmp_path: Path) -> None:
-    """The state is where it was, and so is what the log says of its ranges."""
-    layout = Layout(5, (0, 1, 2))
-    part, _ = stage(tmp_path, "another name", layout)
-    part.entries.begin(entry(layout))
-    logged = part.entries.read(4)
-    assert logged is not None
-    found = part.durable(Plan(4, [], "aa", 0), logged, MAX, ())
-    assert part.keyed.layout == layout
-    assert found.held == [7] * 3
-
-
 @pytest.mark.parametrize(
     ("kept", "logged"), [(Layout(5, (0, 9)), Layout(5, (0, 8))), (Layout(5, (0, 9)), EQUAL), (EQUAL, Layout(5, (0, 9)))]
 )
@@ -278,39 +169,3 @@ def test_a_state_of_another_layout_than_was_logged_starts_nothing(tmp_path: Path
     part, _ = stage(tmp_path, "one", kept)
     with pytest.raises(CheckpointMismatch, match="Restore the checkpoint as a whole"):
         part.durable(Plan(4, [], "aa", 0), entry(logged), MAX, ())
-
-
-def built(store: StateStore, cut: Cut, logged: dict[int, Layout], batch: int = 5) -> Any:
-    """Build a version where nothing may be run."""
-    asked: Any = dict.fromkeys(("frame", "update", "key", "event_time", "window", "destination"))
-    asked["destination"] = type("To", (), {"batch": batch})
-    numbers: Any = {"low": 0, "promised": 0, "reference": 0, "budgeted": False, "injector": False, "digest": "aa"}
-    return build_version(
-        store,
-        asked.pop("frame"),
-        asked.pop("update"),
-        StructType(),
-        **asked,
-        **numbers,
-        cut=cut,
-        logged=logged.get,
-    )
-
-
-@pytest.mark.parametrize("logged", [None, EQUAL, Layout(5, (0, 8)), Layout(4, (0, 9))])
-def test_a_state_is_not_cut_that_the_log_has_otherwise(tmp_path: Path, logged: Layout | None) -> None:
-    _, store = stage(tmp_path, "one", Layout(5, (0, 9)))
-    with pytest.raises(
-        CheckpointMismatch, match=r"version 4 of the state in .* has version 5 of a layout, with 2 key ranges"
-    ):
-        built(store, Cut(2, Layout(6, (0, 7))), {} if logged is None else {4: logged})
-
-
-def test_a_version_that_is_found_is_of_the_layout_of_its_batch(tmp_path: Path) -> None:
-    layout = Layout(5, (0, 9))
-    _, store = stage(tmp_path, "one", layout)
-    store.build(5, "aa", lambda _: Version(5, "aa", 0, [RangeEntry()] * 2, layout=layout))
-    version, receipts = built(store, Cut(2, layout), {})
-    assert (version.layout, receipts) == (layout, [])
-    with pytest.raises(CheckpointMismatch, match="version 5 of the state"):
-        built(store, Cut(2, Layout(6, (0, 7))), {4: layout})

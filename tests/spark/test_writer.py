@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import lowwater
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.track import writer as writer_module
 from lowwater_spark.track.hook import Hook
 from lowwater_spark.track.times import check_times, exact_times
-from lowwater_spark.track.writer import Writer, writer_of
 from tests.kit.times import mark
 from tests.spark.flow import PlainFlow
 from tests.spark.support import Upstream, low, row
@@ -23,8 +20,6 @@ from tests.spark.support import Upstream, low, row
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
 FLOW = PlainFlow
-
-Told = Callable[[DataStreamWriter], DataStreamWriter]
 
 
 def told(flow: PlainFlow) -> DataStreamWriter:
@@ -47,38 +42,6 @@ def test_a_stage_starts_a_writer_as_it_was_told(flow: PlainFlow, lw: lowwater.Cl
     assert '"2013"' in files[0].read_text()
 
 
-def test_the_function_of_a_writer_gets_what_spark_gives_it(
-    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    got: list[tuple[int, list[str]]] = []
-
-    def write(rows: DataFrame, batch: int) -> None:
-        got.append((batch, sorted(each.key for each in rows.collect())))
-
-    upstream.at(10)
-    flow.feed.put([row("a", 9), row("b", 9, 30)])
-    query = flow.stage().start(told(flow).foreachBatch(write))
-    flow.queries.append(query)
-    flow.eventually(lambda: low(lw, "stage") == mark(10), "the function has returned, and the batch is committed")
-    upstream.at(11)
-    flow.eventually(lambda: low(lw, "stage") == mark(11), "no batch comes, and the stage follows")
-    assert got == [(0, ["a", "b"])]
-    flow.feed.put([row("late", 10)])
-    flow.eventually(lambda: query.stage_status().late_rows == 1, "a row below the promise is seen")
-
-
-def test_a_function_that_fails_holds_the_stage(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
-    def write(rows: DataFrame, batch: int) -> None:
-        assert batch, "of batch 0 nothing is written"
-
-    upstream.at(10)
-    flow.feed.put([row("a", 9)])
-    query = flow.stage().start(told(flow).foreachBatch(write))
-    with pytest.raises(Exception, match="nothing is written"):
-        query.await_termination(60)
-    assert low(lw, "stage").unknown
-
-
 def test_a_stage_with_a_function_takes_a_writer(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     got: list[lowwater.Watermark] = []
     upstream.at(10)
@@ -93,32 +56,6 @@ def test_a_stage_with_a_function_takes_a_writer(flow: PlainFlow, lw: lowwater.Cl
     assert batches.ticks.trigger == 0.1, "it has patience with Spark for as long as its trigger asks for"
 
 
-REFUSED: list[tuple[Told, str]] = [
-    (lambda writer: writer.foreach(print), "foreach of a writer"),
-    (lambda writer: writer.clusterBy("key"), "clusterBy of a writer"),
-    (lambda writer: writer.trigger(continuous="1 second"), "The trigger continuous"),
-    (lambda writer: writer.outputMode("complete"), "The output mode complete"),
-    (lambda writer: writer.option("AsyncProgressTrackingEnabled", "true"), "asyncProgressTrackingEnabled"),
-    (lambda writer: writer.format("kafka").option("kafka.acks", "1"), "kafka.acks"),
-]
-
-
-def test_what_cannot_be_kept_is_refused_by_its_name(flow: PlainFlow, lw: lowwater.Client) -> None:
-    for tell, reason in REFUSED:
-        with pytest.raises(Unsupported, match=reason):
-            flow.stage().start(tell(told(flow)))
-    assert not flow.spark.streams.active
-    assert not (flow.folder / "ck").exists()
-    assert not lw.get("stage")["stage"].registered
-
-
-def test_what_nobody_knows_is_refused_by_its_name(flow: PlainFlow, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_module, "_KEPT", writer_module._KEPT - {"partitioningColumns"})
-    flow.stage().start(told(flow).format("noop")).stop()
-    with pytest.raises(Unsupported, match="partitioningColumns of a writer"):
-        flow.stage().start(told(flow).format("noop").partitionBy("key"))
-
-
 def test_a_writer_and_arguments_are_not_mixed(flow: PlainFlow) -> None:
     writer, frame = told(flow), flow.read()
     mixed: list[tuple[Any, dict[str, Any], str]] = [
@@ -131,42 +68,6 @@ def test_a_writer_and_arguments_are_not_mixed(flow: PlainFlow) -> None:
     for asked, arguments, reason in mixed:
         with pytest.raises(ValueError, match=reason):
             flow.stage().start(asked, **arguments)
-
-
-SINKS: dict[str, Told] = {
-    "foreachBatch": lambda writer: writer.foreachBatch(print),
-    "format": lambda writer: writer.format("noop"),
-    "partitionBy": lambda writer: writer.partitionBy("key"),
-    "path": lambda writer: writer.option("PATH", "out"),
-}
-
-
-def test_a_stage_with_a_function_takes_no_sink(flow: PlainFlow) -> None:
-    for what, tell in SINKS.items():
-        with pytest.raises(ValueError, match=rf"the writer has a sink, by {what}"):
-            flow.stage().foreach_batch(tell(told(flow)), lambda _rows, _batch: None)
-
-
-def test_every_trigger_is_read(spark: SparkSession, tmp_path: Path) -> None:
-    writer = spark.readStream.format("rate").load().writeStream.option("checkpointLocation", str(tmp_path))
-
-    def trigger(asked: DataStreamWriter) -> dict[str, Any]:
-        none = dict.fromkeys(("checkpoint", "trigger", "name", "output_mode"))
-        return dict(writer_of(asked, **none).trigger)
-
-    assert trigger(writer) == {}, "Spark's own, which nobody has said"
-    assert trigger(writer.trigger(processingTime="90 seconds")) == {"processingTime": "90000 milliseconds"}
-    assert trigger(writer.trigger(once=True)) == {"once": True}
-    assert trigger(writer.trigger(availableNow=True)) == {"availableNow": True}
-
-
-def test_a_pause_is_for_those_that_have_said_no_trigger(spark: SparkSession) -> None:
-    frame = spark.readStream.format("rate").load()
-    paused = Writer(frame, "ck").with_pause(1.0)
-    assert paused.trigger == {"processingTime": "1000 milliseconds"}
-    assert Writer(frame, "ck").with_pause(0.0).trigger == {}
-    for said in ({"processingTime": "0 seconds"}, {"availableNow": True}):
-        assert Writer(frame, "ck", trigger=said).with_pause(1.0).trigger == said
 
 
 @pytest.mark.parametrize("file_format", ["json", "csv", "parquet"])

@@ -14,8 +14,6 @@ import grpc
 import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lowwater import errors
 from lowwater._core.attempts import error_of_call
@@ -30,7 +28,7 @@ from lowwater_authority.access.identity import Credentials, host_of, presented
 from lowwater_authority.access.limits import Bucket, Usage
 from lowwater_authority.access.methods import Method
 from lowwater_authority.access.policy import Access, Action, Allowance, Limits, Principal
-from lowwater_authority.core.topology import Spec, name_parts, namespace_of
+from lowwater_authority.core.topology import Spec
 from lowwater_authority.files import followed
 from lowwater_authority.files.followed import LOOK_SECONDS, MOST_SECONDS, SETTLED_SECONDS
 from lowwater_authority.files.table import BadFile
@@ -123,13 +121,6 @@ def test_a_bucket_gives_a_second_at_once_and_then_the_rate() -> None:
     assert [bucket.take(4.0, 200.0) for _ in range(5)] == [0.0] * 4 + [0.25]
 
 
-def test_a_slow_bucket_gives_one() -> None:
-    bucket = Bucket(0.1, 0.0)
-    assert bucket.take(0.1, 0.0) == 0.0
-    assert bucket.take(0.1, 5.0) == pytest.approx(5.0)
-    assert bucket.take(0.1, 10.0) == 0.0
-
-
 def test_one_caller_does_not_use_up_what_is_another_s() -> None:
     usage, limits = Usage(), Limits(streams=1, calls_per_second=1.0)
     usage.call("a", limits, 0.0)
@@ -152,23 +143,11 @@ def test_callers_that_take_nothing_are_forgotten() -> None:
     assert len(usage._buckets) <= 1000
 
 
-def test_without_limits_nothing_is_counted() -> None:
-    usage = Usage()
-    for _ in range(1000):
-        usage.call("a", Limits(), 0.0)
-    assert not usage._buckets
-
-
 # -- what a service asks -------------------------------------------------------------------------------------------------
 
 
 def caller() -> Caller:
     return Caller(READER, Limits(), "here", Audit(lambda: 0.0))
-
-
-def test_without_access_control_everything_is_visible_and_permitted() -> None:
-    assert visible(["a", "n/b"]) == ["a", "n/b"]
-    permit("a")(["a", "n/b"])
 
 
 @contextmanager
@@ -228,15 +207,6 @@ def test_a_caller_sees_what_it_may_read() -> None:
     assert "secret" not in refused.value.message
 
 
-@given(st.text("ab/~.", max_size=8))
-def test_the_rights_and_the_share_of_a_namespace_are_those_of_the_same_names(name: str) -> None:
-    """Else what counts for one namespace would be decided by the rules of another."""
-    namespace, plain = name_parts(name)
-    assert (f"{namespace}/{plain}" if namespace else plain) == name
-    assert namespace_of(name) == namespace
-    assert "/" not in namespace
-
-
 def test_decisions_are_bounded_and_follow_the_rules() -> None:
     one = caller()
     for number in range(25_000):
@@ -259,6 +229,8 @@ def test_an_error_is_told_without_names_that_the_caller_may_not_know() -> None:
     assert (type(told), told.retry_after) == (errors.Cycle, 2.0)
     innocent = errors.Cycle("n/a reads n/ab", metadata={"cycle": "n/a"})
     assert caller().redacted(innocent, known) is innocent
+    repeated = errors.InvalidArgument("name: 'n/secret' is refused")
+    assert caller().redacted(repeated, known) is repeated, "else what is hidden would tell what is registered"
 
 
 def test_refusals_that_repeat_are_one_line_and_acts_are_all_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -365,35 +337,34 @@ async def test_a_file_that_is_being_written_is_not_read(tmp_path: Path) -> None:
     assert await watched.look(10.0) == [11]
 
 
-async def test_a_file_that_cannot_be_followed_for_a_while_is_followed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_a_file_that_never_rests_is_read_once_in_a_while(tmp_path: Path) -> None:
+    watched = Watched(tmp_path / "access.toml", 1)
+    for number in range(1000, 1000 + round(2.5 * MOST_SECONDS)):
+        watched.write(number)
+        await watched.look(2 * LOOK_SECONDS)
+    assert len(watched.seen) == 2
+
+
+async def test_a_file_is_followed_again_after_an_error_in_applying_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever goes wrong, in reading a file or in applying it, whoever is removed goes as soon as it is right again."""
+    """Else whoever is removed would stay, as long as the process lives."""
     monkeypatch.setattr(followed, "LOOK_SECONDS", 0.001)
     monkeypatch.setattr(followed, "SETTLED_SECONDS", 0.0)
     watched = Watched(tmp_path / "access.toml", 1)
-    failures: list[Exception] = [OSError("no thread"), ValueError("of a stream")]
-    applied = asyncio.Event()
+    failures, applied = [ValueError("of a stream")], asyncio.Event()
 
-    def apply(access: Access) -> None:
+    def apply(_: Access) -> None:
         if failures:
             raise failures.pop()
         applied.set()
 
     watched.file.on_change.append(apply)
-    watched.path.write_text(f"{SOMEBODY}[limits]\nstreams = 1{'0' * 5000}\n")
-    await watched.file.look()
-    assert "nobody means" in caplog.text
     following = asyncio.create_task(watched.file.watch())
     watched.write(22)
-    async with asyncio.timeout(60):
-        await applied.wait()
-    assert watched.file.value.limits.streams == 22
-    assert not following.done()
+    await asyncio.wait((following, asyncio.create_task(applied.wait())), timeout=60, return_when="FIRST_COMPLETED")
+    assert (applied.is_set(), following.done()) == (True, False)
     following.cancel()
-    [told] = [each for each in caplog.records if getattr(each, ATTRIBUTE)["event"] == "access_failed"]
-    assert getattr(told, ATTRIBUTE)["count"] == 1, "once in a while"
-    assert "tried again" in told.getMessage()
 
 
 def test_the_token_of_shards_is_no_principal_s(tmp_path: Path) -> None:
@@ -431,14 +402,6 @@ def test_a_secret_stands_in_a_file_or_in_a_variable(tmp_path: Path) -> None:
     assert Door(rules, shared=True, environment=environment).token == "o" * 43
 
 
-async def test_a_file_that_never_rests_is_read_once_in_a_while(tmp_path: Path) -> None:
-    watched = Watched(tmp_path / "access.toml", 1)
-    for number in range(1000, 1000 + round(2.5 * MOST_SECONDS)):
-        watched.write(number)
-        await watched.look(2 * LOOK_SECONDS)
-    assert len(watched.seen) == 2
-
-
 # -- around a server -----------------------------------------------------------------------------------------------------
 
 
@@ -468,9 +431,9 @@ class Extra(grpc.GenericRpcHandler):
         return made[kind]() if kind in made else None
 
 
-def guard(access: Access = ACCESS) -> Guard:
+def guard() -> Guard:
     return Guard(
-        access,
+        ACCESS,
         observer=Observer(),
         audit=Audit(lambda: 0.0),
         insiders=[insider("self", ["own"])],
@@ -554,11 +517,10 @@ async def test_a_client_certificate_is_an_identity() -> None:
 
 
 async def test_a_removal_does_not_wait_for_a_slow_reader() -> None:
-    """A stream whose service is at work is ended at once, one that is written to after that message; nothing that it sends counts any more."""
+    """A stream whose service is at work ends at once, one that is written to ends after that message; neither counts any more."""
     made = guard()
     for inside in (True, False):
         task = asyncio.create_task(asyncio.Event().wait())
-        await asyncio.sleep(0)
         stream = _Stream(caller(), Credentials(digest("right")), Method(), None, task, inside=inside)
         made._streams = {stream}
         made.use(ACCESS)

@@ -108,9 +108,8 @@ def test_each_method_of_the_global_authority_is_guarded() -> None:
 
 def test_who_has_no_right_has_no_large_request_read() -> None:
     for method in {*REGION_METHODS, *(each for each, bound in BOUNDS.items() if bound.size > MOST_BYTES)}:
-        rule = METHODS.get(method) or REGION_METHODS[method]
         with pytest.raises(errors.PermissionDenied):
-            rule.admit(caller(Principal("scraper", metrics=True)))
+            (METHODS.get(method) or REGION_METHODS[method]).admit(caller(Principal("scraper", metrics=True)))
 
 
 def test_what_changes_something_is_an_act_for_the_audit() -> None:

@@ -47,20 +47,7 @@ message_bytes = 67108864
 NAMES = [
     (namespace, name)
     for namespace in ("", "flights", "flight", "flightsx", "*", "other")
-    for name in (
-        "enriched",
-        "enrichedx",
-        "enriche",
-        "hour",
-        "hourly",
-        "hou",
-        "Hourly",
-        "minute",
-        "plain",
-        "*",
-        "hour*",
-        "",
-    )
+    for name in ("enriched", "enrichedx", "enriche", "hour", "hourly", "hou", "Hourly", "plain", "*", "hour*", "")
 ]
 
 ALLOWED = {
@@ -92,13 +79,6 @@ def test_everything_means_every_namespace_and_the_one_without_a_name() -> None:
     assert not any(ops.may(action, *each) for each in NAMES for action in (Action.READ, Action.REPORT))
     assert ops.may_all(Action.OPERATE)
     assert not ops.may_all(Action.READ)
-
-
-def test_everything_of_a_namespace_is_not_everything() -> None:
-    text = GOOD.replace('namespace = "*"', 'namespace = "flights"')
-    ops = access(text).named("ops")
-    assert ops is not None
-    assert not ops.may_all(Action.OPERATE)
 
 
 def test_a_token_is_known_by_its_hash_alone() -> None:
@@ -149,13 +129,8 @@ def test_flags_and_limits_are_what_was_written() -> None:
     assert known.limits.over(DEFAULT_LIMITS) == Limits(10, 2.5, 1_000_000, 7, 67108864, DEFAULT_LIMITS.all_computations)
 
 
-def test_nothing_shows_a_digest() -> None:
-    known = access()
-    assert not any(each in repr(known.principals) for each in (ETL, OPS))
-
-
-def principal(more: str = "", name: str = '"etl"', tokens: str = f'["{ETL}"]', top: str = "") -> str:
-    return f"{top}\n[[principal]]\nname = {name}\ntoken_sha256 = {tokens}\n{more}"
+def principal(more: str = "", name: str = '"etl"', tokens: str = f'["{ETL}"]') -> str:
+    return f"\n[[principal]]\nname = {name}\ntoken_sha256 = {tokens}\n{more}"
 
 
 def allow(lines: str) -> str:
@@ -170,43 +145,24 @@ BAD = {
     "no TOML": ("[[principal", "access.toml is not TOML", "correct it there"),
     "no UTF-8": ("\udcff", "access.toml is not UTF-8", "save it as UTF-8"),
     "unknown table": ("[principals]", "access.toml: principals is unknown", "principal, limits"),
-    "one principal": ("[principal]\nname='etl'", "access.toml: principal is not a list of tables", "[[principal]]"),
     "no name": ("[[principal]]", "access.toml: principal[1].name is missing", "1 to 64 of"),
-    "name of another kind": (principal(name="3"), "access.toml: principal[1].name is 3", "1 to 64 of"),
-    "name with a space": (principal(name='"a b"'), "access.toml: principal[1].name is 'a b'", "1 to 64 of"),
     "reserved name": (principal(name='"peer"'), "principal[1].name is 'peer', which the authority", "choose another"),
     "misspelt key": (principal("reed = true"), "principal[1].reed is unknown", "write one of name, token_sha256"),
     "the token itself": (principal("token = 'hush-hush'"), "[1].token is not a list of tables", "[[principal.token]]"),
-    "the token in its table": (token("sha256 = 'hush-hush'"), "principal[1].token[1].sha256 is malformed", "64 hex"),
     "a date as a text": (token(f"sha256='{OPS}'\nexpires='2027-01-31'"), "token[1].expires is '2027", "without quotes"),
-    "a time of any day": (token(f"sha256='{OPS}'\nexpires=12:00:00"), "token[1].expires is datetime.time", "a date"),
-    "no such time": (token(f"sha256='{OPS}'\nexpires=0001-01-01T00:00:00+10:00"), "token[1].expires is", "a date"),
     "one token in both": (token(f"sha256 = '{ETL}'"), "principal[1].token repeats a digest of this", "remove one"),
     "a token for its digest": (
         principal(tokens="['hush-hush']"),
         "principal[1].token_sha256[1] is malformed",
         "64 hex",
     ),
-    "an upper-case digest": (principal(tokens=f"['{'A' * 64}']"), "token_sha256[1] is malformed", "64 hexadecimal"),
-    "no list": (principal(tokens=f"'{ETL}'"), "principal[1].token_sha256 is not a list", "in brackets"),
-    "digest of nothing": (principal(tokens=f"['{digest('')}']"), "has the digest of an empty token", "access token"),
     "nobody": (principal(tokens="[]"), "principal[1] 'etl' can be nobody", "token_sha256, token or certificates"),
     "wildcard certificate": (principal("certificates = ['*.example']"), "certificates[1] is '*.example'", "without"),
-    "page of another kind": (principal("page = 'yes'"), "principal[1].page is 'yes'", "write true or false"),
-    "one rule": (
-        principal("[principal.allow]\nnamespace=''"),
-        "principal[1].allow is not a list",
-        "[[principal.allow]]",
-    ),
     "no namespace": (allow("read = ['*']"), "principal[1].allow[1].namespace is missing", '"" for names without one'),
     "namespace pattern": (allow("namespace = 'f*'"), "allow[1].namespace is 'f*'", '"*" for all'),
-    "misspelt action": (allow("namespace=''\nwrite=['*']"), "allow[1].write is unknown", "report, read, operate"),
     "an empty rule": (allow("namespace = ''"), "principal[1].allow[1] allows nothing", "report, read, operate"),
     "star in the middle": (allow("namespace=''\nread=['a*b']"), "allow[1].read[1] is 'a*b'", "one * at the end"),
-    "two stars": (allow("namespace=''\nread=['ok', 'a**']"), "allow[1].read[2] is 'a**'", "one * at the end"),
-    "question mark": (allow("namespace=''\nread=['a?']"), "allow[1].read[1] is 'a?'", "one * at the end"),
     "namespace in a name": (allow("namespace=''\nread=['f/a']"), "allow[1].read[1] is 'f/a'", "within the namespace"),
-    "no name at all": (allow("namespace=''\nread=['']"), "allow[1].read[1] is ''", "within the namespace"),
     "same name twice": (
         principal() + principal(tokens=f"['{OPS}']"),
         "principal[2].name is 'etl', which principal[1]",
@@ -217,37 +173,19 @@ BAD = {
         f"principal[2].token_sha256 is {ETL[:8]}..., which principal[1]",
         "give each its own",
     ),
-    "same certificate twice": (
-        principal("certificates=['x']") + principal("certificates=['x']", "'b'", f"['{OPS}']"),
-        "principal[2].certificates is 'x', which principal[1] has too",
-        "give each its own",
-    ),
-    "limits as a list": ("[[limits]]", "access.toml: limits is not a table", "[limits]"),
     "unknown limit": ("[limits]\nrate = 3", "access.toml: limits.rate is unknown", "streams, calls_per_second"),
-    "no streams": ("[limits]\nstreams = 0", "access.toml: limits.streams is 0", "1 or more"),
-    "true streams": ("[limits]\nstreams = true", "access.toml: limits.streams is True", "whole number"),
-    "half a range": ("[limits]\nranges = 1.5", "access.toml: limits.ranges is 1.5", "whole number"),
-    "no computations": ("[limits]\ncomputations = -1", "access.toml: limits.computations is -1", "1 or more"),
     "endless calls": ("[limits]\ncalls_per_second = inf", "access.toml: limits.calls_per_second is inf", "above 0"),
-    "a limit in words": ("[limits]\ncalls_per_second = 'x'", "access.toml: limits.calls_per_second is 'x'", "above 0"),
     "more than gRPC takes": (
         "[limits]\nmessage_bytes = 0x80000000",
         "access.toml: limits.message_bytes is 2147483648",
         "up to 2147483647",
-    ),
-    "a limit of 400 digits": (
-        f"[limits]\ncalls_per_second = 1{'0' * 400}",
-        "access.toml: limits.calls_per_second is 1000",
-        "above 0",
     ),
     "a number of 5000 digits": (
         f"[limits]\nstreams = 1{'0' * 5000}",
         "access.toml has a number or a nesting that nobody means",
         "remove it",
     ),
-    "a name of 5000 digits": (f"[[principal]]\nname = 0x{'f' * 5000}", "name is too large to show", "write 1 to 64"),
     "depth": (f"x = {'[' * 3000}{']' * 3000}", "access.toml has a number or a nesting", "remove it"),
-    "small messages": ("[limits]\nmessage_bytes = 1000", "access.toml: limits.message_bytes is 1000", "65536 or more"),
 }
 
 
@@ -270,16 +208,6 @@ def test_a_file_that_everybody_can_change_is_refused(tmp_path: Path) -> None:
         Access.load(path)
     path.chmod(0o664)
     assert Access.load(path).named("etl")
-
-
-def test_a_file_that_is_not_there_is_refused_with_its_name(tmp_path: Path) -> None:
-    with pytest.raises(BadFile, match=r"nowhere\.toml cannot be read: No such file"):
-        Access.load(tmp_path / "nowhere.toml")
-
-
-def test_a_principal_speaks_for_the_regions_that_it_names() -> None:
-    etl, ops = Access.parse(GOOD.encode(), "access.toml").principals
-    assert (etl.regions, ops.regions) == (("eu", "US west"), ())
 
 
 @pytest.mark.parametrize("regions", ['"eu"', '["*"]', '["eu*"]', '[""]', "[7]"])

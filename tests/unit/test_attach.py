@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -45,14 +44,6 @@ def said(
     return BatchProgress(query, run, "hourly", batch, watermark, **counts)
 
 
-# -- what Spark says --------------------------------------------------------------------------------------------------
-
-
-def test_a_progress_is_read() -> None:
-    expected = BatchProgress("q1", "r1", "hourly", 7, NINE, 3, 2.5, late_rows=3, state_rows=9, seconds=1.5)
-    assert read_progress(PROGRESS) == expected
-
-
 @pytest.mark.parametrize(
     "watermark",
     [
@@ -70,13 +61,6 @@ def test_what_is_no_watermark_holds(watermark: str | None) -> None:
     assert read_progress(PROGRESS | {"eventTime": event_time}).watermark is None
 
 
-def test_a_progress_without_numbers() -> None:
-    """Spark leaves out rates that are not finite, and stateless queries have no operators."""
-    bare = {key: PROGRESS[key] for key in ("id", "runId", "batchId")}
-    found = read_progress(bare | {"inputRowsPerSecond": None, "stateOperators": None})
-    assert found == BatchProgress("q1", "r1", None, 7, None, 0, 0.0, 0, 0, 0.0)
-
-
 @pytest.mark.parametrize("bad", [{}, {"id": "q", "runId": "r", "batchId": "seven"}])
 def test_what_is_no_progress_is_an_error(bad: dict[str, Any]) -> None:
     with pytest.raises((KeyError, ValueError)):
@@ -92,21 +76,6 @@ def test_names_are_usable_and_stay_apart() -> None:
     }
     assert len(odd) == 6
     assert all(len(name) <= 128 and name.isascii() and "/" not in name and " " not in name for name in odd)
-
-
-# -- the breaker ------------------------------------------------------------------------------------------------------
-
-
-def test_the_breaker_opens_after_failures_in_a_row() -> None:
-    breaker = Breaker()
-    for _ in range(FAILURES - 1):
-        breaker.failed(0.0)
-    breaker.succeeded()
-    for _ in range(FAILURES - 1):
-        breaker.failed(0.0)
-    assert (breaker.is_open, breaker.within(0.0)) == (False, 0.0)
-    breaker.failed(10.0)
-    assert (breaker.is_open, breaker.within(11.0)) == (True, FIRST_WAIT - 1)
 
 
 def test_a_probe_that_fails_doubles_the_wait_and_one_that_succeeds_closes_it() -> None:
@@ -129,9 +98,6 @@ def test_a_probe_that_fails_doubles_the_wait_and_one_that_succeeds_closes_it() -
     assert breaker.within(now) == FIRST_WAIT, "it begins anew"
 
 
-# -- the book ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def clock() -> Clock:
     return Clock(0.0)
@@ -151,18 +117,6 @@ def test_the_newest_value_of_a_query_wins(book: Book) -> None:
     assert book.conflated == 5
     [status] = book.queries()
     assert (status.batch, status.batches, status.rows, status.late_rows, status.state_rows) == (4, 5, 10, 5, 3)
-
-
-def test_nothing_that_waits_is_passed_over_for_one_that_speaks_more(book: Book) -> None:
-    book.progressed(said(query="quiet"))
-    for batch in range(3):
-        book.progressed(said(batch, query="loud"))
-    first = book.take()
-    book.progressed(said(9, query="loud"))
-    second = book.take()
-    assert first is not None
-    assert second is not None
-    assert (first.query, second.query) == ("quiet", "loud")
 
 
 def test_what_failed_is_said_again_later_and_then_the_newest(book: Book, clock: Clock) -> None:
@@ -233,24 +187,6 @@ def test_the_book_is_bounded_and_forgets_only_what_has_ended(book: Book, monkeyp
     assert book.take() is None
 
 
-def test_who_waits_is_woken(book: Book) -> None:
-    taken: list[Saying | None] = []
-
-    def wait() -> None:
-        with book.changed:
-            assert book.changed.wait_for(lambda: book.within() is not None, 20)
-            taken.append(book.take())
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    book.progressed(said())
-    thread.join(20)
-    assert taken == [Saying("hourly", "q1", NINE, ended=False)]
-
-
-# -- the settings -----------------------------------------------------------------------------------------------------
-
-
 def chosen(conf: dict[str, str], environ: dict[str, str], **arguments: Any) -> AttachSettings:
     given = {"address": None, "namespace": None, "prefix": None, "data": None, "enabled": None, **arguments}
     return resolve(conf.get, environ, **given)
@@ -266,11 +202,6 @@ def test_arguments_win_over_the_session_and_the_session_over_the_environment() -
     assert chosen(conf, environ) == AttachSettings(True, "b:1", "", "b-", None)
     found = chosen(conf, environ, address="a:1", prefix="", namespace="n", enabled=False)
     assert found == AttachSettings(False, "a:1", "n", "", None)
-
-
-@pytest.mark.parametrize("text", ["off", "0", "No", "FALSE"])
-def test_the_kill_switch_in_the_environment(text: str) -> None:
-    assert not chosen({}, {"LOWWATER_ENABLED": text}).enabled
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Sequence
-from itertools import pairwise
 
 import pytest
 
 from lowwater import Watermark, WatermarkView
 from lowwater_page.board import Board
-from lowwater_page.samples import KEPT, SPANS, STEP_SECONDS, Samples
+from lowwater_page.samples import SPANS
 from tests.kit.times import HOUR
 
 UNKNOWN = Watermark.UNKNOWN.micros
@@ -31,41 +29,6 @@ def board(*views: WatermarkView) -> Board:
     for each in views:
         made.admit(each)
     return made
-
-
-def test_an_input_that_was_never_heard_of_is_unknown() -> None:
-    known = board(view("a", HOUR), view("b", HOUR, "a", "missing"), view("c", HOUR, "b"))
-    assert known.local_lag("b") is None
-    assert known.local_lag("c") == 0.0
-    assert known.global_lag("c") is None
-    known.admit(view("missing", 2 * HOUR))
-    assert (known.local_lag("b"), known.global_lag("c")) == (0.0, 0.0)
-
-
-def test_an_estimated_input_counts_like_any() -> None:
-    guessed = WatermarkView("a", registered=True, incarnation=1, low=Watermark(2 * HOUR), estimated=True)
-    known = board(guessed, view("b", HOUR, "a"))
-    assert (known.local_lag("b"), known.global_lag("b")) == (3600.0, 3600.0)
-
-
-def test_a_name_that_was_never_heard_of_has_nothing() -> None:
-    known = Board()
-    assert (known.view("a"), known.local_lag("a"), known.global_lag("a")) == (None, None, None)
-    assert (known.recent("a", HOUR_SPAN), known.names(), known.changes()) == ([], [], [])
-
-
-def test_a_circle_that_two_versions_of_the_graph_make_is_survived() -> None:
-    known = board(view("a", HOUR, "b"), view("b", HOUR, "a"), view("c", HOUR, "a"))
-    assert known.global_lag("c") is None
-    known.admit(view("a", HOUR))
-    assert known.global_lag("c") == 0.0
-
-
-def test_changed_inputs_change_the_lags() -> None:
-    known = board(view("a", 3 * HOUR), view("b", 2 * HOUR), view("c", HOUR, "a"))
-    assert known.global_lag("c") == 7200.0
-    known.admit(view("c", HOUR, "b"))
-    assert (known.local_lag("c"), known.global_lag("c")) == (3600.0, 3600.0)
 
 
 def test_rule3_no_value_goes_back_within_an_incarnation() -> None:
@@ -92,20 +55,6 @@ def test_those_are_told_of_who_stand_or_lag_otherwise() -> None:
     assert known.changes() == ["far"]
 
 
-def test_samples_are_kept_for_an_hour() -> None:
-    known = Board()
-    samples = KEPT[STEP_SECONDS]
-    assert samples * STEP_SECONDS == 3600
-    for step in range(samples + 10):
-        known.admit(view("a", step, share=step + 1))
-        known.sample(step * STEP_SECONDS)
-    found = known.recent("a", HOUR_SPAN)
-    assert len(found) == samples
-    assert found[0] == (10 * STEP_SECONDS, 10, 11)
-    assert found[-1] == ((samples + 9) * STEP_SECONDS, samples + 9, samples + 10)
-    assert all(later[0] - earlier[0] == STEP_SECONDS for earlier, later in pairwise(found))
-
-
 def test_a_computation_is_sampled_from_when_it_was_heard_of() -> None:
     known = board(view("a", UNKNOWN))
     known.sample(1)
@@ -127,25 +76,6 @@ def test_a_new_incarnation_drops_the_samples_of_the_old_one() -> None:
     known.sample(3)
     assert known.recent("a", HOUR_SPAN) == [(2, None, None), (3, 1, 1)]
     assert known.recent("b", HOUR_SPAN) == [(1, 5, 5), (2, 5, 5), (3, 5, 5)]
-
-
-def test_an_incarnation_that_begins_during_a_sample_gets_no_value_of_the_one_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The one who samples and the one who follows are two threads."""
-    known = board(view("a", 5))
-    following = threading.Thread(target=known.admit, args=(view("a", UNKNOWN, incarnation=2),))
-    add = Samples.add
-
-    def meanwhile(samples: Samples, time_micros: int, names: Sequence[str], values: Sequence[tuple[int, int]]) -> None:
-        following.start()
-        following.join(0.2)  # it has to wait until the sample is taken
-        add(samples, time_micros, names, values)
-
-    monkeypatch.setattr(Samples, "add", meanwhile)
-    known.sample(1)
-    following.join()
-    assert known.recent("a", HOUR_SPAN) == []
 
 
 @pytest.mark.parametrize("seed", range(20))

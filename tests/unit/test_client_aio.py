@@ -9,13 +9,11 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-import grpc.aio
 import pytest
 
 import lowwater
 import lowwater.aio
 from lowwater import errors
-from lowwater._drive.tasks.signal import Signal
 from lowwater.views import Shards
 from tests.kit.client import OfflineClient
 
@@ -53,16 +51,8 @@ def test_connect_takes_the_same_arguments_and_makes_the_same_settings() -> None:
 
 
 def test_the_public_names_are_these() -> None:
-    assert sorted(lowwater.aio.__all__) == [
-        "Batches",
-        "Client",
-        "InputReader",
-        "Lease",
-        "TaskLease",
-        "Tasks",
-        "Worker",
-        "connect",
-    ]
+    names = ["Batches", "Client", "InputReader", "Lease", "TaskLease", "Tasks", "Worker", "connect"]
+    assert sorted(lowwater.aio.__all__) == names
 
 
 def test_importing_and_connecting_start_nothing() -> None:
@@ -123,40 +113,6 @@ def test_a_client_belongs_to_its_event_loop() -> None:
         first.run(forget())
 
 
-FORKING = """
-import asyncio, os, sys
-import lowwater, lowwater.aio
-
-lw = lowwater.aio.connect("localhost:1", timeout=0.1)
-
-async def use():
-    return lw.statistics()  # makes it belong here; no channel yet, whose threads could crash the child
-
-async def in_child():
-    try:
-        await lw.get()
-    except lowwater.Closed as error:
-        assert "forked" in str(error) and "spawn" in str(error), error
-        return 0
-    return 1
-
-with asyncio.Runner() as runner:
-    runner.run(use())
-    pid = os.fork()
-    if not pid:
-        with asyncio.Runner() as another:
-            code = another.run(in_child())
-        os._exit(code)
-    assert os.waitpid(pid, 0)[1] == 0
-    runner.run(use())
-    runner.run(lw.close())
-"""
-
-
-def test_a_client_belongs_to_its_process() -> None:
-    subprocess.run([sys.executable, "-c", FORKING], check=True, timeout=60)
-
-
 async def test_close_ends_calls_that_wait_and_their_tasks_are_not_cancelled() -> None:
     lw = lowwater.aio.connect("localhost:1", timeout=60.0)
     calls = [
@@ -178,66 +134,6 @@ async def test_a_call_that_grpc_cancels_by_itself_is_unavailable() -> None:
             await connection._channels.by_address.pop("localhost:1").channel.close()
             with pytest.raises(lowwater.Unavailable, match="localhost:1"):
                 await call
-
-
-async def test_a_call_that_grpc_cannot_make_is_not_repeated() -> None:
-    """Nothing would ever close such a channel but a mistake in this program."""
-    async with lowwater.aio.connect("localhost:1", timeout=60.0) as lw:
-        connection = lw._runtime().connection
-        with connection.use("localhost:1"):
-            await connection._channels.by_address["localhost:1"].channel.close()
-        for make in (lw.get, lambda: lw.reset("c")):
-            with pytest.raises(grpc.aio.UsageError, match="closed"):
-                async with asyncio.timeout(30):
-                    await make()
-
-
-@pytest.mark.parametrize("error", [OSError("no key"), grpc.RpcError("no key")], ids=lambda error: type(error).__name__)
-async def test_a_channel_that_cannot_be_made_is_said_at_once_and_by_what_waits_at_its_timeout(error: Exception) -> None:
-    """A call has nothing to wait for. What follows streams goes on, as after any failure, and says what it is when the time is over."""
-
-    def fail(_address: str) -> grpc.aio.Channel:
-        raise error
-
-    expected = lowwater.LowwaterError if isinstance(error, grpc.RpcError) else type(error)
-    async with lowwater.aio.Client(lowwater.Settings("localhost:1", timeout=60.0), channel=fail) as lw:
-        for make in (lw.get, lambda: lw.reset("c"), lambda: lw.register("c"), lw.worker("c", identity="i").claim):
-            with pytest.raises(expected, match="no key"):
-                async with asyncio.timeout(30):
-                    await make()
-        with pytest.raises(lowwater.Timeout, match=r"never heard of: .*no key"):
-            await lw.wait("c", 5, timeout=0.5)
-
-
-async def test_a_cancelled_task_is_cancelled_and_the_client_stays_usable() -> None:
-    async with lowwater.aio.connect("localhost:1", timeout=60.0) as lw:
-        reader = lw.inputs("c")
-        for make in (lw.get, lambda: lw.reset("c"), lambda: lw.wait("c", 5), reader.read):
-            task = asyncio.ensure_future(make())
-            await asyncio.sleep(0)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        with pytest.raises(lowwater.Timeout):
-            await lw.wait("c", 5, timeout=0.05)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
-                await reader.read()
-
-
-async def test_a_signal_wakes_all_that_wait_and_nobody_later() -> None:
-    signal = Signal()
-    waiting = [asyncio.create_task(signal.wait(None)) for _ in range(3)]
-    await asyncio.sleep(0)
-    signal.notify_all()
-    await asyncio.gather(*waiting)
-    await signal.wait(0.0)
-    late = asyncio.create_task(signal.wait(None))
-    await asyncio.sleep(0)
-    assert not late.done()
-    late.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await late
 
 
 @pytest.mark.parametrize(("metadata", "tries"), [({}, 1), ({"field": "address"}, 1), ({"field": "version"}, 5)])

@@ -1,4 +1,6 @@
-"""The command: what its arguments mean, and how answers look."""
+"""The command: what its arguments mean, and how answers look, also those about shards."""
+
+from __future__ import annotations
 
 import argparse
 import json
@@ -11,14 +13,15 @@ from typing import Any
 import pytest
 
 from lowwater import Client, Completeness, Promise, Ranges, RangeState, RangeView, Watermark, WatermarkView, errors
-from lowwater._core.text import describe_holder, describe_key, describe_range, duration, lag
+from lowwater._core.text import describe_holder, describe_key, duration
 from lowwater._core.why import explain, find_culprits
 from lowwater.cli import main, render
-from lowwater.cli.arguments import parse_count, parse_duration, parse_key, parse_time, parser
+from lowwater.cli.arguments import parse_duration, parse_key, parse_time
 from lowwater.cli.commands import COMMANDS
 from lowwater.cli.history import history_record, history_table, why_empty
 from lowwater.cli.live import State, draw, seen
-from lowwater.views import Completion, History
+from lowwater.cli.shards import shards_table
+from lowwater.views import Completion, History, Shards, ShardView
 from tests import blame
 from tests.kit.times import HOUR
 
@@ -83,30 +86,11 @@ def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "h", "5 years", "-5s"])
-def test_durations_that_are_none(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="90s"):
-        parse_duration(text)
-
-
-def test_counts() -> None:
-    assert parse_count("20") == 20
-    for text in ("0", "-1", "1.5", "many"):
-        with pytest.raises(argparse.ArgumentTypeError, match="1 or more"):
-            parse_count(text)
-
-
 def test_keys_are_text_or_hexadecimal_both_ways() -> None:
     for key in (b"\x40\x00", b"N14228", b"\xff" * 8, b"0x41"):
         assert parse_key(describe_key(key)) == key
     with pytest.raises(argparse.ArgumentTypeError, match="hexadecimal"):
         parse_key("0x4")
-
-
-def test_ranges_show_both_ends_alike() -> None:
-    assert describe_range(b"", b"\x80") == "[.., 0x80)"
-    assert describe_range(b"A", b"\x80") == "[0x41, 0x80)"
-    assert describe_range(b"", b"N") == "[.., N)"
 
 
 @pytest.mark.parametrize(
@@ -126,11 +110,6 @@ def test_lengths_of_time(seconds: float, words: str) -> None:
     assert duration(seconds) == words
 
 
-def test_lag_is_for_what_has_a_time() -> None:
-    assert lag(Watermark(NOW - HOUR), NOW) == "1 h"
-    assert lag(Watermark.UNKNOWN, NOW) == lag(Watermark.FINISHED, NOW) == "-"
-
-
 def test_status_is_a_table() -> None:
     assert render.status_table(VIEWS, NOW, {}).splitlines() == [
         "COMPUTATION  STATE           LOW WATERMARK         LAG  99 % LATELY SEEN  50 % LATELY SEEN  RANGES  HELD BY",
@@ -139,15 +118,6 @@ def test_status_is_a_table() -> None:
         "weather      moved on        unknown               -                                        1",
         "typo         not registered  not registered        -                                        0",
     ]
-
-
-def test_what_has_come_behind_a_heuristic_watermark_stands_beside_it() -> None:
-    view = replace(VIEWS[0], passed=((990_000, 1000, 37),))
-    assert view.came_behind == {0.99: 0.037}
-    assert "  1 min, at most 3.7 % behind  =  " in render.status_table([view], NOW, {}).splitlines()[1].replace(
-        "                 ", "  "
-    )
-    assert render.view_record(view, NOW)["came_behind"] == {"0.99": 0.037}
 
 
 def test_the_worst_comes_first_and_what_is_finished_last() -> None:
@@ -241,27 +211,6 @@ def test_status_says_what_is_late_by_its_promise_and_who_answers_for_it() -> Non
     assert "owned by exec-7" in shown[2][-1], "nobody said who"
 
 
-def test_status_has_no_columns_for_what_nobody_promised() -> None:
-    assert "PROMISE" not in render.status_table(VIEWS, NOW, {})
-    only_late = render.status_table(PROMISED[1:2], NOW, {})
-    assert "PROMISE" in only_late
-    assert "ANSWERS" not in only_late
-
-
-def test_json_has_the_promise() -> None:
-    records = [render.view_record(view, NOW) for view in PROMISED]
-    assert records[0]["promise"] == {
-        "late_seconds": 900.0,
-        "owner": "ana",
-        "team": "billing",
-        "runbook": "https://wiki/e",
-        "logs": "https://logs/?w={worker}&h={host}",
-    }
-    assert [each["late_by_seconds"] for each in records] == [2700.0, 0.0, None, None]
-    assert records[3]["promise"] is None
-    assert replace(PROMISED[0], promise=None) == VIEWS[0], "nothing else depends on it"
-
-
 @pytest.mark.parametrize("case", blame.CASES, ids=[case["name"] for case in blame.CASES])
 def test_status_and_watch_blame_whom_why_blames(case: dict[str, Any]) -> None:
     """One function decides: a worker that only waits for another computation is named nowhere."""
@@ -282,11 +231,6 @@ def test_status_and_watch_blame_whom_why_blames(case: dict[str, Any]) -> None:
         assert root in text, what
         assert root == case["ask"] or f"{root} all keys" in text or f"{root}, " in text, what
     assert root == case["ask"] or f"waits for {root}" in shown["status"]
-
-
-def test_nobody_is_blamed_while_nobody_can_tell() -> None:
-    assert "held by" not in render.line(VIEWS[0], NOW, None)
-    assert render.view_record(VIEWS[0], NOW)["guilty"] is None
 
 
 def test_ranges_are_a_table_that_says_what_it_leaves_out() -> None:
@@ -356,8 +300,8 @@ def completion(after: float, through: float, seconds: float, incarnation: int = 
     return Completion(incarnation, start, end, base + int(seconds * 1e6))
 
 
-def hours(*completions: Completion, step: timedelta = timedelta(hours=1), more: int = 0) -> History:
-    return History("hourly", step, completions, len(completions) + more)
+def hours(*completions: Completion, more: int = 0) -> History:
+    return History("hourly", timedelta(hours=1), completions, len(completions) + more)
 
 
 def test_a_history_shows_the_late_ones() -> None:
@@ -393,23 +337,19 @@ def test_a_history_of_several_incarnations_marks_those_that_ended() -> None:
     assert "3, ended" in history_table(hours(completion(1, 2, 0, incarnation=3)), 4)
 
 
-@pytest.mark.parametrize(
-    ("step", "after", "through", "steps"),
-    [
-        pytest.param(timedelta(days=1), 0, 24, "2013-01-09 00:00 to 2013-01-10 00:00", id="a day"),
-        pytest.param(timedelta(seconds=30), 1, 2, "2013-01-09 01:00:00 to 02:00:00", id="seconds"),
-        pytest.param(timedelta(seconds=1.5), 1, 2, "2013-01-09 01:00:00.000000 to 02:00:00.000000", id="finer"),
-        pytest.param(timedelta(hours=1), -INF, INF, "everything", id="finished at once"),
-    ],
-)
-def test_steps_are_shown_as_exactly_as_they_are(step: timedelta, after: float, through: float, steps: str) -> None:
-    line = history_table(hours(completion(after, through, 1), step=step), 1).splitlines()[2]
-    assert line.startswith(f"{steps}  ")
-
-
-def test_steps_beyond_the_years_of_a_calendar_are_numbers() -> None:
-    far = Completion(1, Watermark(-(2**62)), Watermark(2**62), NOW)
-    assert f"{-(2**62)} us to {2**62} us" in history_table(hours(far), 1)
+def test_a_history_in_json_is_one_object() -> None:
+    record = json.loads(render.to_json(history_record(hours(completion(-INF, 13, 0.5), more=1), 1)))
+    [step] = record.pop("completions")
+    assert record == {
+        "computation": "hourly",
+        "incarnation": 1,
+        "step_seconds": 3600.0,
+        "step_micros": HOUR,
+        "total": 2,
+    }
+    assert (step["incarnation"], step["after"], step["after_micros"]) == (1, "unknown", None)
+    assert (step["through"], step["through_micros"]) == ("2013-01-09T13:00:00Z", NOW - HOUR)
+    assert (step["time_micros"], step["behind_seconds"]) == (NOW - HOUR + 500_000, 0.5)
 
 
 def test_an_empty_history_says_why() -> None:
@@ -427,77 +367,6 @@ def test_an_empty_history_says_why() -> None:
     assert "is complete yet" in why_empty(hours(), half_past, Watermark(NOW + HOUR // 4)), "the step goes on to 15:00"
 
 
-def test_a_history_in_json_is_one_object() -> None:
-    found = hours(completion(-INF, 13, 0.5), completion(13, INF, 0), more=1)
-    assert json.loads(render.to_json(history_record(found, 1))) == {
-        "computation": "hourly",
-        "incarnation": 1,
-        "step_seconds": 3600.0,
-        "step_micros": HOUR,
-        "total": 3,
-        "completions": [
-            {
-                "incarnation": 1,
-                "after": "unknown",
-                "after_micros": None,
-                "through": "2013-01-09T13:00:00Z",
-                "through_micros": NOW - HOUR,
-                "time": "2013-01-09T13:00:00.500000Z",
-                "time_micros": NOW - HOUR + 500_000,
-                "behind_seconds": 0.5,
-            },
-            {
-                "incarnation": 1,
-                "after": "2013-01-09T13:00:00Z",
-                "after_micros": NOW - HOUR,
-                "through": "finished",
-                "through_micros": None,
-                "time": "2013-01-09T14:00:00Z",
-                "time_micros": NOW,
-                "behind_seconds": None,
-            },
-        ],
-    }
-
-
-def test_the_help_of_history_shows_what_it_prints(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit) as caught:
-        main(["history", "--help"])
-    assert caught.value.code == 0
-    out = capsys.readouterr().out
-    assert max(map(len, out.splitlines())) <= 80
-    for line in history_table(hours(completion(9, 10, 35), completion(10, 13, 40), completion(13, 14, 38)), 1).split(
-        "\n"
-    ):
-        assert f"\n  {line}\n" in out
-
-
-def test_every_command_takes_the_same_server_arguments() -> None:
-    for arguments in (["status"], ["watch"], ["why", "x"], ["ranges", "x"], ["history", "x"], ["reset", "x"]):
-        args = parser().parse_args([*arguments, "--address", "there:1", "--namespace", "n", "--answer-within", "1m"])
-        assert (args.address, args.namespace, args.answer_within) == ("there:1", "n", 60.0)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        pytest.param([], id="no command"),
-        pytest.param(["complete", "x"], id="no time"),
-        pytest.param(["complete", "x", "--until", "2013-01-09T14:00"], id="naive time"),
-        pytest.param(["retire", "x"], id="no range"),
-        pytest.param(["history", "x", "--last", "0"], id="no lines"),
-        pytest.param(["history", "x", "--since", "2013-01-09"], id="naive day"),
-    ],
-)
-def test_wrong_arguments_are_errors(arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 2
-
-
 def test_serve_belongs_to_the_other_package(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -512,16 +381,29 @@ def test_serve_belongs_to_the_other_package(
     assert "pip install --find-links dist/packages lowwater-authority" in capsys.readouterr().err
 
 
-def test_the_outcomes_without_an_authority(capsys: pytest.CaptureFixture[str]) -> None:
-    nobody = ["--address", "localhost:1", "--answer-within", "50ms"]
-    assert main(["complete", "x", "--until", "finished", *nobody]) == 3
-    assert main(["wait", "x", "--until", "finished", "--timeout", "50ms", *nobody]) == 3
-    for command in (["status"], ["why", "x"], ["ranges", "x"], ["history", "x"], ["reset", "x", "--yes"]):
-        assert main([*command, *nobody]) == 3
-    assert "localhost:1" in capsys.readouterr().err
+ONE = ShardView("lowwater-0:7420", "a1", draining=False, silent_for=0.12, computations=("flights", "weather"))
+TWO = ShardView("lowwater-1:7420", "b1", draining=False, silent_for=0.08, computations=("hourly",))
+THREE = ShardView("lowwater-2:7420", "c1", draining=True, silent_for=0.2, computations=("daily",))
+THERE = Shards(7, (ONE, TWO, THREE), {"hourly": "lowwater-1:7420"}, ())
 
 
-def test_reset_asks_before_it_does(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
-    assert main(["reset", "x", "--address", "localhost:1"]) == 2
-    assert "--yes" in capsys.readouterr().err
+def test_shards_are_a_table() -> None:
+    assert shards_table(THERE).splitlines() == [
+        "SHARD            STATE     SILENT  SERVES",
+        "lowwater-0:7420  serving   120 ms  2       flights, weather",
+        "lowwater-1:7420  serving   80 ms   1       hourly",
+        "lowwater-2:7420  draining  200 ms  1       daily",
+        "hourly is pinned to lowwater-1:7420",
+    ]
+
+
+def test_shards_say_what_is_out_of_order() -> None:
+    done = ShardView("lowwater-2:7420", "c1", draining=True, silent_for=2, computations=())
+    many = ShardView("here:1", "d1", draining=False, silent_for=0, computations=tuple(f"c{n}" for n in range(7)))
+    shown = shards_table(Shards(8, (many, done), {"hourly": "lowwater-1:7420"}, ("hourly", "daily"))).splitlines()
+    assert shown[1:] == [
+        "here:1           serving  0 ms    7       c0, c1, c2, c3, c4 and 2 more",
+        "lowwater-2:7420  drained  2 s     0",
+        "hourly is pinned to lowwater-1:7420, which is away",
+        "nobody serves hourly, daily just now",
+    ]

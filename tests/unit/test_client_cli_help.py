@@ -16,7 +16,6 @@ import pytest
 from lowwater.cli import main
 from lowwater.cli.arguments import SHELLS, CommandParser, parser
 from lowwater.cli.commands import COMMANDS
-from lowwater.cli.examples import EXAMPLES
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = re.compile(r"^  (?:\$ )?lowwater (.+)$", re.MULTILINE)
@@ -71,39 +70,6 @@ def test_every_example_of_a_help_parses(
             generate._commands(whole)[words[0]].parse_args(words[1:])
         else:
             assert parser().parse_args(words).command == words[0]
-
-
-def test_every_example_of_the_command_itself_parses(
-    capsys: pytest.CaptureFixture[str], generate: ModuleType, whole: argparse.ArgumentParser
-) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    found = examples(capsys.readouterr().out)
-    assert len(found) >= 10
-    commands = generate._commands(whole)
-    for words in found:
-        commands[words[0]].parse_args(words[1:])
-
-
-def test_every_command_has_examples_and_answers_in_json() -> None:
-    assert {name for name in EXAMPLES if not name.startswith(("tasks ", "slices "))} == {*COMMANDS, "completion"}
-    needed = {
-        "wait": ["x", "--until", "finished"],
-        "complete": ["x", "--until", "finished"],
-        "publish": ["x", "--every", "1h", "--from", "2013-01-09T14:00Z", "--to", "https://x", "--cursor", "y"],
-        "retire": ["x", "--start", "", "--end", ""],
-        "set-inputs": ["x", "y"],
-        "split": ["x", "0x40"],
-        "merge": ["x", "0x40", "0x80"],
-        "move": ["x", "0x40", "any"],
-        "drain": ["x:1"],
-        "pin": ["x", "--off"],
-        "slices": ["list", "x"],
-        "tasks": ["list", "x"],
-    }
-    for command in COMMANDS:
-        rest = needed.get(command, [] if command in {"status", "watch", "shards"} else ["x"])
-        assert parser().parse_args([command, *rest, "--json"]).json is True
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,11 @@
 """The live view of ``lowwater watch``: what it shows, fits and marks, and what keys do."""
 
-import sys
 from dataclasses import replace
 
 import pytest
 
 from lowwater import RangeState, RangeView, Watermark, WatermarkView
-from lowwater.cli.live import ORDERS, Line, State, Style, draw, press, seen, shown
+from lowwater.cli.live import Line, State, Style, draw, press, seen, shown
 from tests.kit.times import MINUTE
 
 NOW = 1_357_740_000_000_000  # 2013-01-09 14:00 UTC
@@ -91,14 +90,6 @@ def test_it_fits_every_size(width: int, height: int) -> None:
         assert max(map(len, texts(lines))) <= width
 
 
-def test_a_narrow_screen_has_the_name_the_lag_and_the_holder() -> None:
-    assert texts(draw(state(), 44, 5))[1:4] == [
-        "COMPUTATION  LAG     HELD BY",
-        "new          -       [0x40, 0x80) exec-7 o..",
-        "enriched     58 min  [0x40, 0x80) exec-7 o..",
-    ]
-
-
 def test_the_selected_line_is_always_in_sight() -> None:
     many = state(*(view(f"c{n:03}", 300 - n) for n in range(300)))
     for pressed in (["down"] * 40, ["down"] * 40 + ["up"] * 39, ["pagedown"] * 50, ["j", "j", "k"]):
@@ -107,37 +98,6 @@ def test_the_selected_line_is_always_in_sight() -> None:
         assert line.text.startswith(after.selected)
     assert keys(many, *["pagedown"] * 50).selected == "c299"
     assert keys(many, "down", "up", "up").selected == "c000"
-
-
-def test_what_moved_is_marked_for_a_moment() -> None:
-    after = seen(state(), [view("hourly", 0), *VIEWS[:3]], NOW + MINUTE)
-    [line] = [line for line in draw(after, 80, 12) if line.text.startswith("hourly")]
-    assert line.style is Style.FRESH
-    later = replace(after, now=after.now + 2_000_000)
-    [line] = [line for line in draw(later, 80, 12) if line.text.startswith("hourly")]
-    assert line.style is not Style.FRESH
-    assert not state().changed, "at the first sight nothing has moved"
-    assert "new" not in after.views, "what is gone is gone"
-
-
-def test_ages_grow_without_an_answer_and_it_says_since_when() -> None:
-    after = replace(state(), now=NOW + 12_000_000, away="no authority answers at localhost:7420")
-    lines = draw(after, 120, 12)
-    assert lines[1].text == "NO ANSWER for 12 s, what follows is as of then: no authority answers at localhost:7420"
-    assert lines[1].style is Style.AWAY
-    assert any("58 min" in line.text and "silent for 38 min" in line.text for line in lines)
-    assert "no answer yet" in texts(draw(State(now=NOW), 80, 5))
-    assert "NO ANSWER, what" in draw(State(now=NOW, away="gone"), 80, 5)[1].text
-    assert not seen(after, VIEWS, NOW).away
-
-
-def test_keys_sort() -> None:
-    assert [[each.computation for each in shown(keys(state(), *["s"] * times))] for times in range(len(ORDERS))] == [
-        ["new", "enriched", "daily", "hourly", "flights"],
-        ["enriched", "daily", "hourly", "new", "flights"],
-        ["daily", "enriched", "flights", "hourly", "new"],
-    ]
-    assert keys(state(), "s", "s", "s").order == "lag"
 
 
 def test_keys_filter() -> None:
@@ -169,33 +129,6 @@ def test_enter_asks_why() -> None:
     assert keys(state(), "enter").why == ("new", "asking ..."), "without a selection the worst"
 
 
-def test_what_is_not_registered_or_held_strangely_is_shown() -> None:
-    never = RangeView(b"", b"", Watermark.UNKNOWN, RangeState.NEVER_CLAIMED, "", "", 0, 0, 0)
-    left = replace(never, state=RangeState.UNOWNED, worker="exec-7", last_report_micros=NOW - 9)
-    lines = texts(
-        draw(
-            state(
-                WatermarkView("typo"),
-                view("never", Watermark.UNKNOWN, holder=never),
-                view("left", 1, holder=left, estimated=True),
-                view("none", 2, holder=None),
-            ),
-            100,
-            10,
-        )
-    )
-    assert any(line.startswith("typo") and "not registered" in line for line in lines)
-    assert any(line.endswith("all keys never claimed") for line in lines)
-    assert any("(estimated)" in line and line.endswith("all keys left by exec-7") for line in lines)
-
-
-def test_curses_is_not_needed_for_anything_else() -> None:
-    import subprocess
-
-    code = "import sys; sys.modules['curses'] = None; import lowwater.cli, lowwater.cli.commands, lowwater.cli.live"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 # -- slices -----------------------------------------------------------------------------------------------------------
 
 SLICED = state(
@@ -214,11 +147,3 @@ def test_what_is_cut_has_one_line_until_its_slices_are_asked_for() -> None:
     assert [each.computation for each in shown(with_slices)][:3] == ["hourly~11", "hourly~10", "hourly~9"]
     assert len(shown(with_slices)) == 15
     assert shown(keys(with_slices, "x")) == shown(SLICED)
-
-
-def test_without_slices_there_is_no_key_for_them() -> None:
-    assert "x slices" not in texts(draw(state(), 100, 20))[-1]
-
-
-def test_they_may_be_shown_from_the_start() -> None:
-    assert len(shown(seen(State(slices=True), SLICED.views.values(), NOW))) == 15

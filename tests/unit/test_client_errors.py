@@ -10,44 +10,15 @@ from typing import Any
 
 import grpc
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import lowwater
 from lowwater import errors
 from lowwater._core import wire
 from lowwater._core.attempts import AGAIN, error_of_call
-from lowwater._core.backoff import CAP, FIRST, Backoff
 from lowwater._core.raising import own_copy
 from lowwater._pb.lowwater.v1 import errors_pb2
 
 INFO = "type.googleapis.com/google.rpc.ErrorInfo"
-
-REASONS = [
-    "INVALID_ARGUMENT",
-    "UNKNOWN_COMPUTATION",
-    "REGISTRATION_CONFLICT",
-    "CYCLE",
-    "ESTIMATED_INPUT",
-    "STALE_SEQUENCER",
-    "OLDER_CLAIM",
-    "IDENTITY_MISMATCH",
-    "REWOUND",
-    "TOO_FAR_AHEAD",
-    "FINISH_REQUIRED",
-    "INPUT_VERSION",
-    "INCARNATION_CHANGED",
-    "MOVED",
-    "SERVER_TOKEN_MISMATCH",
-    "STALE_EPOCH",
-    "OLD_STREAM",
-    "NOT_PREPARED",
-    "OWNED_RANGES",
-    "WOULD_REGRESS",
-    "OVERLOADED",
-    "JOURNAL_FAILED",
-    "SHUTTING_DOWN",
-]
 
 
 def details(reason: str, domain: str = "lowwater", **metadata: str) -> bytes:
@@ -57,7 +28,7 @@ def details(reason: str, domain: str = "lowwater", **metadata: str) -> bytes:
     return status.SerializeToString()
 
 
-@pytest.mark.parametrize("reason", REASONS)
+@pytest.mark.parametrize("reason", errors.BY_REASON)
 def test_each_reason_has_its_class(reason: str) -> None:
     error = wire.error_from_details(details(reason, computation="hourly"))
     assert error is not None
@@ -83,11 +54,6 @@ def test_what_others_put_into_the_trailer_is_not_ours(foreign: bytes) -> None:
 def test_errors_cross_process_borders(cls: type[errors.LowwaterError]) -> None:
     error = pickle.loads(pickle.dumps(cls("message", metadata={"field": "x"})))
     assert (type(error), str(error), error.metadata, error.reason) == (cls, "message", {"field": "x"}, cls.reason)
-
-
-def test_errors_are_caught_by_the_builtin_they_are() -> None:
-    assert issubclass(lowwater.InvalidArgument, ValueError)
-    assert issubclass(lowwater.Timeout, TimeoutError)
 
 
 class Refusing(grpc.GenericRpcHandler):
@@ -137,25 +103,6 @@ def test_failed_calls_become_errors(refusing: grpc.Channel, code: str, cls: type
     assert error.reason == reason
     if cls is not errors.StaleSequencer:
         assert "there:7420" in str(error)
-
-
-@given(st.lists(st.floats(0, 1, exclude_max=True), max_size=80))
-def test_delays_stay_within_their_bounds(draws: list[float]) -> None:
-    numbers = iter(draws)
-    backoff = Backoff(lambda: next(numbers))
-    for attempt, draw in enumerate(draws):
-        delay = backoff.next()
-        assert 0 <= delay <= min(CAP, FIRST * 2**attempt)
-        assert delay == min(CAP, FIRST * 2**attempt) * draw
-
-
-def test_backoff_grows_to_its_cap_and_starts_over() -> None:
-    backoff = Backoff(lambda: 1.0)
-    delays = [backoff.next() for _ in range(2_000)]
-    assert delays[:3] == [FIRST, 2 * FIRST, 4 * FIRST]
-    assert set(delays[10:]) == {CAP}
-    backoff.reset()
-    assert backoff.next() == FIRST
 
 
 def test_the_contract_lists_every_reason_and_which_may_be_repeated() -> None:

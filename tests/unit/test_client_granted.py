@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import threading
 from collections import deque
 from collections.abc import Iterable
-from concurrent import futures
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +18,7 @@ from lowwater._async.worker import Worker as AioWorker
 from lowwater._core.claims import Claimant, Grant
 from lowwater._core.columns import Column
 from lowwater._core.cover import Cover
-from lowwater._core.fold import Reading, injector_fold
+from lowwater._core.fold import Reading
 from lowwater._core.lease import LeaseState
 from lowwater._core.surroundings import REAL
 from lowwater._drive.tasks.runtimes import Runtimes as AioRuntimes
@@ -30,9 +27,6 @@ from lowwater._sync.lease import Lease
 from lowwater._sync.reporter import Reporter
 from lowwater._sync.runtime import Runtime
 from lowwater._sync.worker import Worker as SyncWorker
-from tests.kit.eventually import eventually_async
-from tests.kit.served import authority_served
-from tests.kit.times import HOUR
 
 KEYS = [bytes([number]) for number in range(12)]
 
@@ -92,30 +86,6 @@ def test_a_claim_takes_every_range_it_has_a_part_of(claims: list[list[bytes]]) -
     assert worker.reported == sum(not lease.over for lease in worker.leases)
 
 
-def test_many_claims_that_never_report_leave_one() -> None:
-    worker = Worker()
-    for number in range(100):
-        worker.claim([b"", bytes([number % 5 + 1]), b""])
-    assert worker.reported == 1
-    assert [lease.over for lease in worker.leases[-2:]] == [True, False]
-
-
-def test_a_claim_that_was_answered_late_takes_nothing_from_a_newer_one() -> None:
-    worker = Worker()
-    newer = worker.claim([b"", b""], sequencer=9)
-    worker.claim([b"", b""], sequencer=8)
-    assert not newer.lost
-
-
-def test_what_was_reported_is_left_to_the_authority() -> None:
-    """It tells the stream that spoke for the claim, in the order of the reports."""
-    worker = Worker()
-    spoken = worker.claim([b"", b""])
-    spoken._state.advance(injector_fold(5, ()), 5, now=0.0)
-    worker.claim([b"", b""])
-    assert not spoken.lost
-
-
 # -- claims at one moment -----------------------------------------------------------------------------------------
 
 SETTINGS = lowwater.Settings("localhost:1")
@@ -164,24 +134,6 @@ async def test_a_claim_that_was_answered_late_yields_to_a_newer_one() -> None:
 NEWER, OLDER = Reading("c", ("a", "b"), 2, (0, 0), ()), Reading("c", ("a",), 1, (0,), ())
 
 
-def test_inputs_that_are_answered_behind_a_claim_leave_what_that_one_knows() -> None:
-    class Overtaken(Granting):
-        """The claim is answered while the inputs are on their way."""
-
-        def call(self, call: Any, within: float = math.inf) -> Any:
-            if self.grants:
-                return self.grants.popleft()
-            self.grants.append(dataclasses.replace(grant([b"", b""], 1), reading=NEWER))
-            worker.claim()
-            return OLDER
-
-    runtime = Overtaken([])
-    runtime.connection.settings = dataclasses.replace(SETTINGS, timeout=0.01)
-    with SyncWorker(Runtimes(lambda: runtime), CLAIMANT, REAL) as worker:
-        assert worker.inputs().input_version == NEWER.input_version
-    runtime.close()
-
-
 def test_a_claim_that_was_answered_late_leaves_the_inputs_of_a_newer_one() -> None:
     """The inputs were set in between: a fold of those before is refused, until somebody claims again."""
     newer, older = ((12, NEWER), (11, OLDER))
@@ -193,56 +145,6 @@ def test_a_claim_that_was_answered_late_leaves_the_inputs_of_a_newer_one() -> No
         worker.claim()
         worker.claim()
         assert worker.inputs().input_version == NEWER.input_version
-    runtime.close()
-
-
-async def test_rule5_new_inputs_end_a_claim_and_the_next_one_folds_them() -> None:
-    async with authority_served() as (_, address), aio.connect(address) as lw:
-        for name, inputs in (("x", []), ("y", []), ("a", ["x"])):
-            await lw.register(name, inputs=inputs)
-        worker = lw.worker("a")
-        lease = await worker.claim()
-        lease.advance(await worker.inputs(), oldest=None)
-        await lease.flush()
-        await lw.set_inputs("a", ["x", "y"])
-
-        async def lost() -> bool:
-            return bool(lease.lost)
-
-        await eventually_async(lost)
-        again = await worker.claim()
-        for name, hour in (("x", 14), ("y", 13)):
-            (await lw.worker(name).claim()).advance(None, oldest=None, frontier=hour * HOUR)
-
-        async def folded() -> bool:
-            return (await worker.inputs()).low.micros == 13 * HOUR
-
-        await eventually_async(folded)
-        again.advance(await worker.inputs(), oldest=None)
-        assert (await lw.wait("a", 13 * HOUR, timeout=30)).low.micros == 13 * HOUR
-
-
-class Meeting(Granting):
-    """All claims are answered at one moment."""
-
-    def __init__(self, grants: Iterable[Grant]) -> None:
-        super().__init__(grants)
-        self.barrier = threading.Barrier(len(self.grants))
-
-    def call(self, call: Any, within: float = math.inf) -> Any:
-        answer = self.grants.popleft()
-        self.barrier.wait(30)
-        return answer
-
-
-def test_of_claims_that_are_answered_at_one_moment_the_older_yields() -> None:
-    runtime = Meeting(grant([b"", b""], sequencer) for sequencer in (10, 11, 12, 13))
-    with SyncWorker(Runtimes(lambda: runtime), CLAIMANT, REAL) as worker:
-        with futures.ThreadPoolExecutor(4) as threads:
-            made = [threads.submit(worker.claim) for _ in range(4)]
-            leases = sorted((each.result(60) for each in made), key=lambda lease: lease.sequencer)
-        assert [len(lease.lost) for lease in leases] == [1, 1, 1, 0]
-        assert runtime.reporter.statistics().leases == 1
     runtime.close()
 
 
@@ -275,38 +177,3 @@ def test_a_cover_meets_whatever_has_keys_in_common(spans: list[tuple[bytes, byte
     for each in list(cover):
         cover.remove(each)
     assert (len(cover), cover._starts, cover._pieces) == (0, [b""], [()])
-
-
-def test_who_goes_over_a_cover_goes_over_what_was_there_when_he_began() -> None:
-    """A worker is closed by one thread while another claims."""
-    cover = Cover[int](lambda _: False)
-    cover.add(1, b"", b"m")
-    there = iter(cover)
-    cover.add(2, b"m", b"")
-    assert list(there) == [1]
-
-
-def test_a_claim_is_compared_with_those_that_it_meets_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And those that have ended by themselves do not stay."""
-    compared = 0
-    yield_to = Lease.yield_to
-
-    def counting(self: Lease, newer: Lease) -> None:
-        nonlocal compared
-        compared += 1
-        yield_to(self, newer)
-
-    monkeypatch.setattr(Lease, "yield_to", counting)
-    keys = [number.to_bytes(2, "big") for number in range(2001)]
-    runtime = Granting(grant([keys[number], keys[number + 1]], number + 1) for number in range(2000))
-    with SyncWorker(Runtimes(lambda: runtime), CLAIMANT, REAL) as worker:
-        for number in range(2000):
-            lease = worker.claim()
-            if number >= 100:
-                lease._state.lose(None, "another process claimed it")
-        assert compared == 0
-        assert len(worker._leases) <= 2 * 100 + 32
-        runtime.grants.append(grant([keys[50], keys[60]], 3000))
-        worker.claim()
-        assert compared == 2 * 10
-    runtime.close()

@@ -12,7 +12,7 @@ from lowwater._core import wire
 from lowwater._core.columns import Column
 from lowwater._core.fold import Fold
 from lowwater._core.lease import GroupState, LeaseState, RecentSlots, Report
-from lowwater._core.reports import MESSAGE_WORDS, ReporterState
+from lowwater._core.reports import ReporterState
 
 
 def lease_of(count: int, watermarks: int | list[int] = MIN) -> LeaseState:
@@ -85,54 +85,6 @@ def test_rule5_a_tick_never_uses_a_newer_fold_than_the_snapshot(state: type[Leas
     assert {value for value in said if value != MAX} <= {MIN, 5, 10}
 
 
-def test_one_value_for_all_is_sent_as_one_value() -> None:
-    lease = lease_of(1_000_000)
-    lease.advance(fold_at(10), MAX, now=0.0)
-    group = taken(lease)
-    assert (group.handles, group.values, group.count) == (None, 10, 1)
-    lease.advance(fold_at(11), MAX, now=0.0)
-    assert (taken(lease).values, lease.take()) == (11, None)
-
-
-def test_few_changes_of_many_ranges_are_few_on_the_wire() -> None:
-    lease = lease_of(1_000_000)
-    lease.advance(fold_at(10), MAX, now=0.0)
-    taken(lease)
-    lease.advance(fold_at(10), {5: 3, 999_999: 4, 7: 12}, now=0.0)
-    assert spread(taken(lease), 0) == {5: 3, 999_999: 4}
-    lease.advance(fold_at(11), {}, now=0.0)
-    group = taken(lease)
-    assert group.values == 11
-    assert group.handles is not None
-    assert len(group.handles) == 1_000_000 - 2
-
-
-def test_a_full_column_with_few_changes_is_few_on_the_wire() -> None:
-    lease = lease_of(100_000)
-    column = array("q", range(100_000))
-    lease.advance(fold_at(MAX - 1), Column.of(column), now=0.0)
-    assert taken(lease).handles is None
-    column[17] = 5
-    lease.advance(fold_at(MAX - 1), Column.of(column), now=0.0)
-    assert spread(taken(lease), 0) == {17: 5}
-
-
-def test_nothing_is_said_before_the_worker_has() -> None:
-    lease = lease_of(3)
-    assert lease.take() is None
-    assert lease.beat() is None
-
-
-def test_a_beat_is_one_range_and_changes_nothing() -> None:
-    lease = lease_of(1_000, list(range(1_000)))
-    lease.advance(fold_at(10_000), {}, now=0.0)
-    state = spread(taken(lease), 1_000)
-    beat = lease.beat()
-    assert beat is not None
-    assert (beat.count, beat.mass) == (1, None)
-    assert spread(beat, 0).items() <= state.items()
-
-
 def test_finish_is_the_only_way_to_the_end() -> None:
     lease = lease_of(3)
     lease.advance(fold_at(10), MAX, now=0.0)
@@ -147,17 +99,6 @@ def test_finish_is_the_only_way_to_the_end() -> None:
     assert (set(spread(group, 3).values()), group.finish, lease.beat()) == ({MAX}, True, None)
 
 
-def test_a_stage_that_holds_nothing_passes_a_finish_on() -> None:
-    lease = lease_of(2)
-    lease.advance(fold_at(MAX - 1), MAX, now=0.0)
-    taken(lease)
-    lease.advance(Fold(MAX, ((990_000, MAX),), 2, (4,)), {0: 5}, now=0.0)
-    group = taken(lease)
-    assert (spread(group, 2), group.finish) == ({0: 5, 1: MAX}, True)
-    lease.advance(Fold(MAX, ((990_000, MAX),), 2, (4,)), MAX, now=0.0)
-    assert (spread(taken(lease), 2), lease.finished_all) == ({0: MAX}, False)
-
-
 def test_lost_ranges_are_not_reported_any_more() -> None:
     lease = lease_of(4)
     lease.advance(fold_at(10), MAX, now=0.0)
@@ -168,24 +109,8 @@ def test_lost_ranges_are_not_reported_any_more() -> None:
     lease.lose([0], "another")
     assert spread(lease.beat() or taken(lease), 4) == {3: 10}
     lease.lose([3], "the last")
-    assert lease.lost_all == "the last"
     lease.advance(fold_at(11), MAX, now=0.0)
-    assert lease.take() is None
-    assert lease.beat() is None
-
-
-def test_refused_ranges_come_again_with_the_next_state_or_beat() -> None:
-    lease = lease_of(3)
-    lease.advance(fold_at(10), MAX, now=0.0)
-    taken(lease)
-    lease.refuse(Refusal("TOO_FAR_AHEAD", "", (1,)))
-    assert lease.take() is None
-    assert spread(lease.beat() or taken(lease), 3) == {1: 10}
-    lease.advance(fold_at(10), {2: 7}, now=0.0)
-    assert spread(taken(lease), 3) == {1: 10, 2: 7}
-    lease.accept(array("I", [1]))
-    lease.advance(fold_at(10), {2: 8}, now=0.0)
-    assert spread(taken(lease), 3) == {2: 8}
+    assert (lease.lost_all, lease.take(), lease.beat()) == ("the last", None, None)
 
 
 def test_a_second_refusal_does_not_erase_the_first() -> None:
@@ -233,17 +158,6 @@ def test_a_refused_mass_comes_again(refusal: Refusal, beat: bool) -> None:
     assert again.mass == mass
 
 
-@pytest.mark.parametrize("count", [3, 1_000])
-def test_nothing_pending_is_told_by_what_is_held_not_by_how_it_is_kept(count: int) -> None:
-    lease = lease_of(count, [MIN] * count)
-    lease.advance(fold_at(10), dict.fromkeys(range(1, count), MAX), now=0.0)
-    assert taken(lease).mass is None
-    lease.advance(fold_at(10), {0: MAX}, now=0.0)
-    mass = taken(lease).mass
-    assert mass is not None
-    assert mass.starts == ()
-
-
 def test_a_mass_goes_out_when_it_changed() -> None:
     lease = lease_of(2)
     lease.reference = 20_000
@@ -263,15 +177,6 @@ def test_a_mass_goes_out_when_it_changed() -> None:
     mass = taken(lease).mass
     assert mass is not None
     assert (mass.starts, mass.recent) == ((), 4), "nothing is held anywhere, so nothing is pending"
-
-
-def test_the_oldest_operation_is_told_with_any_range() -> None:
-    lease = lease_of(1_000)
-    lease.advance(fold_at(10), MAX, oldest_operation=5, now=0.0)
-    taken(lease)
-    lease.advance(fold_at(10), MAX, oldest_operation=6, now=0.0)
-    group = taken(lease)
-    assert (group.oldest_operation, group.count) == (6, 1)
 
 
 @given(
@@ -324,40 +229,6 @@ def test_a_report_survives_the_wire() -> None:
     assert [(each.share_ppm, each.micros) for each in sent.mass.frontiers] == [(990_000, 10)]
 
 
-@pytest.mark.parametrize("dense", [True, False])
-def test_a_state_beyond_one_message_is_divided(dense: bool) -> None:
-    count = 2 * MESSAGE_WORDS + 3
-    reporter = ReporterState(b"s" * 16, 0.0, lambda: 1.0)
-    lease = lease_of(count)
-    reporter.add(lease)
-    lease.advance(fold_at(10), Column.of(array("q", range(count))) if dense else MAX, pending=Histogram(0), now=0.0)
-    if not dense:
-        lease.lose([1], "gone")
-    reporter.staged(lease)
-    reporter.open()
-    reporter.accepted(0.0)
-    reports = reporter.take(0.0)
-    assert [report.number for report in reports] == list(range(1, len(reports) + 1))
-    assert all(sum(group.count for group in report.groups) <= MESSAGE_WORDS for report in reports)
-    pieces = [group for report in reports for group in report.groups]
-    assert [piece.mass is not None for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-    told: dict[int, int] = {}
-    for piece in pieces:
-        told |= spread(piece, count)
-    assert len(told) == count - (not dense)
-    reporter.acknowledged(len(reports) - 1)
-    assert lease.durable == 0
-    reporter.acknowledged(len(reports))
-    assert lease.durable == lease.version
-
-
-def test_a_clock_that_goes_back_counts_into_the_newest_slot() -> None:
-    recent = RecentSlots()
-    recent.add(1, now=10_000.0)
-    recent.add(2, now=0.0)
-    assert recent.total == 3
-
-
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 5))))
 def test_recent_against_a_list_of_minutes(adds: list[tuple[int, int]]) -> None:
     recent, minutes = RecentSlots(), dict[int, int]()
@@ -368,8 +239,3 @@ def test_recent_against_a_list_of_minutes(adds: list[tuple[int, int]]) -> None:
         if finished:
             minutes[now // 60] = minutes.get(now // 60, 0) + finished
         assert recent.total == sum(minutes[minute] for minute in sorted(minutes)[-10:])
-
-
-def test_negative_counts_are_refused() -> None:
-    with pytest.raises(ValueError, match="negative"):
-        RecentSlots().add(-1, now=0.0)

@@ -1,21 +1,29 @@
-"""The report stream against a naive authority, with lost, repeated, delayed messages and reconnects."""
+"""Report streams against a naive authority: lost, repeated and delayed messages, and what ends a stream."""
 
 from __future__ import annotations
 
 import itertools
-from array import array
 from dataclasses import dataclass, field
 
+import grpc
+import grpc.aio
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from lowwater import MAX, Refusal
+from lowwater import MAX, Refusal, errors
+from lowwater._core.attempts import error_of_call
+from lowwater._core.call import Call
 from lowwater._core.columns import Column
+from lowwater._core.exchange import Exchange
 from lowwater._core.fold import Fold
 from lowwater._core.lease import GroupState, LeaseState, Report
-from lowwater._core.reports import BEAT, LOUD, SAVED, ReporterState, _messages
+from lowwater._core.reports import BEAT, LOUD, SAVED, Due, ReporterState, Reporting
+from lowwater._pb.lowwater.v1 import workers_pb2
+from tests.kit.client import OfflineClient
+from tests.kit.clock import Clock
+from tests.unit.test_client_routing import Failed
 
 COUNT = 40
 INTERVAL = 0.05
@@ -295,17 +303,13 @@ ReportStream.TestCase.settings = settings(max_examples=200, stateful_step_count=
 TestReportStream = ReportStream.TestCase
 
 
-def staged_reporter(interval: float = INTERVAL) -> tuple[ReporterState, LeaseState]:
-    reporter = ReporterState(b"s" * 16, interval, lambda: 1.0)
+def staged_reporter() -> tuple[ReporterState, LeaseState]:
+    reporter = ReporterState(b"s" * 16, INTERVAL, lambda: 1.0)
     lease = LeaseState("c", 1, Column(2, 0), reference=0)
     reporter.add(lease)
     lease.advance(Fold(1, ()), MAX, now=0.0)
     reporter.staged(lease)
     return reporter, lease
-
-
-def settled(lease: LeaseState) -> tuple[Refusal | None, int]:
-    return lease.refusal, lease.durable
 
 
 def stage(reporter: ReporterState, lease: LeaseState, low: int) -> bool:
@@ -334,22 +338,11 @@ def test_a_report_leaves_at_once_and_what_is_staged_meanwhile_with_the_next() ->
     assert not stage(reporter, lease, 4), "one wake-up is enough"
     [report] = reporter.take(10.0)
     assert report.groups[0].values == 4
-
-
-def test_a_chain_of_claims_in_one_process_waits_for_no_clock() -> None:
-    """Each stage stages when the one before it was acknowledged, and all of this in one moment."""
-    reporter = ReporterState(b"s" * 16, INTERVAL, lambda: 1.0)
-    leases = [LeaseState(f"c{i}", i, Column(2, 0), reference=0) for i in range(1, 11)]
-    for lease in leases:
-        reporter.add(lease)
-    reporter.open()
-    reporter.accepted(0.0)
-    for low in range(1, 81):
-        for lease in leases:
-            stage(reporter, lease, low)
-            [report] = reporter.take(0.0)
-            reporter.acknowledged(report.number)
-            assert lease.durable == low
+    stage(reporter, lease, 5)
+    reporter.hurry(lease)
+    reporter.remove(lease)  # released, redirected or lost while its state waited
+    reporter.acknowledged(3)
+    assert stage(reporter, beside, 5), "or the sender would sleep until the next beat"
 
 
 @pytest.mark.parametrize(("claims", "loud"), [(1, 1), (2, 2), (1000, LOUD)])
@@ -370,189 +363,6 @@ def test_claims_that_report_without_a_pause_are_slowed_down_in_the_long_run(clai
     earned = loud * SAVED / INTERVAL
     first = claims if claims > loud else 0  # the first state of a claim leaves in any case
     assert earned < sent <= 2 * earned + SAVED / BEAT + 1 + first, "what they have saved, and what they earn"
-
-
-def slowed_down() -> tuple[ReporterState, LeaseState, LeaseState, float]:
-    """A claim that has reported as often as it may, one beside it that has not, and when the first may report again."""
-    reporter, lease = staged_reporter()
-    beside = LeaseState("d", 2, Column(2, 0), reference=0)
-    reporter.add(beside)
-    reporter.open()
-    reporter.accepted(0.0)
-    low = 1
-    while reports := reporter.take(0.0):
-        reporter.acknowledged(reports[-1].number)
-        low += 1
-        stage(reporter, lease, low)
-    due = reporter.due()
-    assert due is not None
-    return reporter, lease, beside, due
-
-
-def test_a_claim_that_is_slowed_down_keeps_no_other_from_reporting_at_once() -> None:
-    reporter, lease, beside, due = slowed_down()
-    assert 0.0 < due <= INTERVAL
-    assert stage(reporter, beside, 1)
-    [report] = reporter.take(0.0)
-    assert [group.computation for group in report.groups] == ["c", "d"], "it goes along"
-    reporter.acknowledged(report.number)
-    for low in range(1, 1000):  # however often it goes along with others, it waits no longer for that
-        stage(reporter, lease, 10_000 + low)
-        stage(reporter, beside, 1 + low)
-        reporter.hurry(beside)
-        [report] = reporter.take(0.0)
-        reporter.acknowledged(report.number)
-    stage(reporter, lease, 20_000)
-    assert reporter.due() == INTERVAL
-    assert reporter.take(INTERVAL)
-
-
-def test_a_claim_that_leaves_with_a_state_in_line_lets_the_next_one_wake_the_sender() -> None:
-    reporter, lease = staged_reporter()
-    beside = LeaseState("d", 2, Column(2, 0), reference=0)
-    reporter.add(beside)
-    reporter.open()
-    reporter.accepted(0.0)
-    stage(reporter, beside, 1)
-    assert reporter.take(0.0)
-    stage(reporter, lease, 2)
-    reporter.hurry(lease)
-    reporter.remove(lease)  # released, redirected or lost while its state waited
-    reporter.acknowledged(1)
-    assert reporter.due() == BEAT
-    assert stage(reporter, beside, 2), "or the sender would sleep until the next beat"
-    assert reporter.take(0.0)
-
-
-def test_who_flushes_a_claim_that_is_slowed_down_does_not_wait() -> None:
-    reporter, lease, beside, _ = slowed_down()
-    assert reporter.take(0.0) == []
-    reporter.hurry(beside)
-    assert reporter.take(0.0) == [], "it has nothing to say"
-    reporter.hurry(lease)
-    assert reporter.take(0.0)
-
-
-def test_an_authority_that_has_always_heard_of_a_newer_turn_is_not_told_again_without_a_pause() -> None:
-    reporter, lease = staged_reporter()
-    reporter.open()
-    reporter.accepted(0.0)
-    sent = 0
-    for moment in range(int(SAVED * 1000)):
-        for report in reporter.take(moment / 1000):
-            sent += 1
-            reporter.begin_above(lease, lease.turn)
-            reporter.acknowledged(report.number)
-    assert SAVED / INTERVAL < sent <= 2 * SAVED / INTERVAL + SAVED / BEAT + 1
-
-
-def test_a_claim_that_is_slowed_down_begins_a_new_stream_at_once() -> None:
-    reporter, *_ = slowed_down()
-    reporter.disconnected()
-    reporter.open()
-    reporter.accepted(0.0)
-    assert reporter.take(0.0)
-
-
-def test_an_interval_beyond_what_is_saved_is_kept() -> None:
-    reporter, lease = staged_reporter(interval=60.0)
-    reporter.open()
-    reporter.accepted(0.0)
-    reporter.take(0.0)
-    reporter.acknowledged(1)
-    stage(reporter, lease, 2)
-    assert lease.rests_until == 60.0
-
-
-def test_a_state_that_changes_nothing_is_durable_with_what_went_before() -> None:
-    reporter, lease = staged_reporter()
-    reporter.open()
-    reporter.accepted(0.0)
-    reporter.take(0.0)
-    lease.advance(Fold(1, ()), MAX, now=0.0)
-    reporter.staged(lease)
-    assert reporter.take(1.0) == []
-    assert lease.durable == 0
-    reporter.acknowledged(1)
-    assert (lease.durable, lease.version) == (1, 2)
-    assert reporter.take(1.0) == []
-    assert lease.durable == 2
-    assert reporter.answered_here()
-    lease.advance(Fold(1, ()), MAX, now=0.0)
-    reporter.staged(lease)
-    assert reporter.take(2.0) == []
-    assert lease.durable == 3
-
-
-def test_references_go_to_their_computation_and_never_back() -> None:
-    reporter, lease = staged_reporter()
-    reporter.open()
-    reporter.accepted(0.0)
-    reporter.take(0.0)
-    reporter.acknowledged(1, (), [("c", 50), ("other", 99)])
-    reporter.acknowledged(1, (), [("c", 40)])
-    assert lease.reference == 50
-
-
-def test_a_refusal_stands_until_what_was_refused_was_sent_again() -> None:
-    """The acknowledgement of a report that did not carry the refused range says nothing of it."""
-    reporter, lease = staged_reporter()
-    reporter.open()
-    reporter.accepted(0.0)
-    reporter.take(0.0)
-    lease.advance(Fold(1, ()), {1: 0}, now=0.0)
-    reporter.staged(lease)
-    reporter.acknowledged(1, [("c", 1, Refusal("TOO_FAR_AHEAD", "", (0,)))])
-    [staged_meanwhile] = reporter.take(1.0)
-    assert dict(spread(staged_meanwhile.groups[0])) == {1: 0}
-    reporter.acknowledged(2)
-    assert lease.refusal is not None
-    [again] = reporter.take(BEAT)
-    assert dict(spread(again.groups[0])) == {0: 1}
-    reporter.acknowledged(3)
-    assert lease.refusal is None
-
-
-@pytest.mark.parametrize("reason", ["TOO_FAR_AHEAD", "INCARNATION_CHANGED"])
-def test_refusals_of_several_reports_all_stand(reason: str) -> None:
-    reporter, lease = staged_reporter()
-    reporter.open()
-    reporter.accepted(0.0)
-    reporter.take(0.0)
-    lease.advance(Fold(1, ()), {1: 0}, now=0.0)
-    reporter.staged(lease)
-    reporter.acknowledged(1, [("c", 1, Refusal(reason, "", (0,)))])
-    assert reporter.take(1.0)
-    reporter.acknowledged(2, [("c", 1, Refusal(reason, "", (1,)))])
-    assert settled(lease) == (Refusal(reason, "", (0, 1)), 0)
-    assert (lease.answered, dict(lease.lost)) == (2, {})
-    lease.advance(Fold(1, ()), {}, now=0.0)
-    reporter.staged(lease)
-    [again] = reporter.take(2.0)
-    assert dict(spread(again.groups[0])) == {0: 1, 1: 0}
-    reporter.acknowledged(3)
-    assert settled(lease) == (None, 3)
-
-
-def test_a_refused_piece_of_a_divided_state_stands_when_the_others_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowwater._core.reports.MESSAGE_WORDS", 8)
-    reporter = ReporterState(b"s" * 16, INTERVAL, lambda: 1.0)
-    lease = LeaseState("c", 1, Column(COUNT, 0), reference=0)
-    reporter.add(lease)
-    lease.advance(Fold(COUNT, ()), Column.of(range(COUNT)), now=0.0)
-    reporter.staged(lease)
-    reporter.open()
-    reporter.accepted(0.0)
-    first, *others = reporter.take(0.0)
-    assert others
-    reporter.acknowledged(first.number, [("c", 1, Refusal("TOO_FAR_AHEAD", "", (2,)))])
-    for report in others:
-        reporter.acknowledged(report.number)
-    assert settled(lease) == (Refusal("TOO_FAR_AHEAD", "", (2,)), 0)
-    [again] = reporter.take(BEAT)
-    assert dict(spread(again.groups[0])) == {2: 2}
-    reporter.acknowledged(again.number)
-    assert settled(lease) == (None, 1)
 
 
 class Incremental(ReporterState):
@@ -588,19 +398,6 @@ def test_rule8_a_lost_report_is_told_again_by_the_next_stream(kind: type[Reporte
     assert authority.values == {1: dict.fromkeys(range(COUNT), 7)}
 
 
-def test_a_state_too_large_for_one_report_names_a_claim_once_in_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowwater._core.reports.MESSAGE_WORDS", 4)
-    group = GroupState("a", 1, array("I", range(20)), 14, False, 0, (), 0, None, 1)
-    other = GroupState("b", 2, None, 14, False, 0, (), 0, None, 1)
-    messages = list(_messages([other, group, other]))
-    assert len(messages) > 2
-    assert max(sum(part.computation == "a" for part in message) for message in messages) == 1
-    handles = [
-        handle for message in messages for part in message if part.computation == "a" for handle in part.handles or ()
-    ]
-    assert handles == list(range(20))
-
-
 def test_rule8_a_claim_that_moves_between_streams_counts_its_turns_over_all_of_them() -> None:
     home, other = (ReporterState(name * 16, INTERVAL, lambda: 1.0) for name in (b"h", b"o"))
     lease = LeaseState("c", 1, Column(COUNT, 0), reference=0)
@@ -615,22 +412,6 @@ def test_rule8_a_claim_that_moves_between_streams_counts_its_turns_over_all_of_t
         carrier.remove(lease)
     assert len(said) == 3
     assert said == sorted(set(said)), "each is greater than all before it"
-
-
-def test_a_turn_by_which_nothing_was_sent_is_not_counted() -> None:
-    """The first that is heard is turn 1: before it there was none whose reports might still come."""
-    reporter = ReporterState(b"s" * 16, INTERVAL, lambda: 1.0)
-    lease = LeaseState("c", 1, Column(COUNT, 0), reference=0)
-    said: list[int] = []
-    reporter.add(lease)
-    reporter.open()
-    for time in (0.0, 10.0):
-        reporter.open()
-        reporter.accepted(time)
-        lease.advance(Fold(50, (), 1, ()), 40, now=time)
-        reporter.staged(lease)
-        said += [group.turn for report in reporter.take(time) for group in report.groups]
-    assert said == [1, 2]
 
 
 def test_a_claim_whose_turn_was_too_old_begins_one_above_it_with_its_full_state() -> None:
@@ -653,3 +434,122 @@ def test_a_claim_whose_turn_was_too_old_begins_one_above_it_with_its_full_state(
     assert reporter.take(2.0) == [], "the answer to an older turn says nothing of this one"
     assert reporter.acknowledged(second.number) == [lease]
     reporter._check()
+
+
+# -- the state machine --------------------------------------------------------------------------------------------
+
+
+def reporting(clock: Clock | None = None) -> Reporting:
+    return OfflineClient("there:1", clock=clock).reporting
+
+
+def lease(computation: str = "c", sequencer: int = 1) -> LeaseState:
+    return LeaseState(computation, sequencer, Column(2, 0), reference=0)
+
+
+def test_refusals_are_logged_once_a_claim_and_forgotten_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    one = reporting()
+    for computation in ("c", "d"):
+        for sequencer in range(1, 51):
+            state = lease(computation, sequencer)
+            refused = [(computation, sequencer, Refusal("TOO_FAR_AHEAD", "m", (0,)))]
+            one.add(state)
+            one.log(refused)
+            one.log(refused)
+            one.remove(state)
+            one.log(refused)
+    assert len(caplog.records) == 100
+    assert not any(each.claims for each in one._computations.values())
+
+
+def test_a_stream_sends_its_opening_then_what_is_due_and_ends_with_the_next() -> None:
+    clock = Clock()
+    one, state = reporting(clock), lease()
+    one.add(state)
+    state.finish(None)
+    one.staged(state)
+    stream, opening = one.stream().open("there:1", "token")
+    assert (opening.open.server_token, opening.open.sender, opening.open.stream) == ("token", bytes(16), 1)
+    due = one.stream().due(stream)
+    assert due is not None
+    assert (list(due.messages), due.within) == ([], None), "not before the server has let it in"
+    one.stream().take(workers_pb2.ReportResponse(opened=workers_pb2.ReportOpened(server_token="token")))
+    due = one.stream().due(stream)
+    assert due is not None
+    assert [message.report.number for message in due.messages] == [1]
+    assert one.stream().due(stream) == Due((), None), "not before it is acknowledged"
+    one.stream().take(workers_pb2.ReportResponse(ack=workers_pb2.ReportAck(number=1)))
+    due = one.stream().due(stream)
+    assert due is not None
+    assert due.within == pytest.approx(3.0), "the next beat"
+    one.stream().ended(None)
+    assert one.stream().due(stream) is None
+    later, _ = one.stream().open("there:1", "token")
+    assert one.stream().due(stream) is None
+    assert one.stream().due(later) is not None
+
+
+def test_a_flush_that_is_too_late_says_why_the_last_stream_ended() -> None:
+    one, state = reporting(), lease()
+    one.add(state)
+    assert "acknowledged as durable within 2 s. It stays" in str(one.too_late(state, 2.0))
+    one.stream().ended(Failed())
+    assert "connection refused" in str(one.too_late(state, 2.0))
+
+
+def test_another_deployment_ends_the_reporting(caplog: pytest.LogCaptureFixture) -> None:
+    one, state = reporting(), lease()
+    one.stream().open("there:1", "t")
+    one.stream().ended(errors.ServerTokenMismatch("another one"))
+    with pytest.raises(errors.ServerTokenMismatch):
+        one.answered(state, 1)
+    assert "stopped reporting" in caplog.text
+
+
+def test_a_bug_does_not_end_the_reporting(caplog: pytest.LogCaptureFixture) -> None:
+    one = reporting()
+    assert one.stream().ended(ZeroDivisionError()) == 0.1
+    assert one.failure is None
+    assert "ZeroDivisionError" in caplog.text
+
+
+# -- attempts -----------------------------------------------------------------------------------------------------
+
+
+def exchange(clock: Clock, *, repeatable: bool) -> Exchange[None]:
+    call: Call[None] = Call(lambda stubs: stubs.workers.Release, None, lambda _: None, "c", repeatable)
+    return OfflineClient("there:1", clock=clock).ask(call, 1.0)
+
+
+def test_a_repeatable_call_is_repeated_within_its_deadline() -> None:
+    clock = Clock()
+    attempts = exchange(clock, repeatable=True)
+    assert attempts.next().options == {"timeout": 1.0, "wait_for_ready": False}
+    delays = []
+    for _ in range(3):
+        delays.append(attempts.failed(Failed()))
+        clock.now += delays[-1]
+    assert delays == [0.1, 0.2, 0.4]
+    assert attempts.next().options["timeout"] == pytest.approx(0.3)
+    with pytest.raises(errors.Unavailable, match="there:1"):
+        attempts.failed(Failed())
+    clock.now += 1
+    assert attempts.next().options["timeout"] > 0
+
+
+class Unknown(Failed):
+    """A server without the method."""
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNIMPLEMENTED
+
+    def details(self) -> str:
+        return "Method not found!"
+
+
+def test_a_call_that_the_authority_does_not_know_says_what_to_upgrade() -> None:
+    error = error_of_call(Unknown(), "there:1")
+    assert error.reason == "UNIMPLEMENTED"
+    assert str(error) == (
+        "the authority at there:1 does not know this call: it is older than this client. Upgrade lowwater-authority first."
+    )

@@ -1,27 +1,29 @@
-"""Which shard is asked about what: the pure side, on made-up clocks."""
+"""Which shard is asked about what, also when shards fail or refuse: the pure side, on made-up clocks."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import grpc
 import pytest
 
-from lowwater import errors
-from lowwater._core.backoff import CAP, FIRST, Backoff
+from lowwater import Settings, errors
+from lowwater._core.backoff import CAP, FIRST, PATIENCE
 from lowwater._core.channels import Channels
 from lowwater._core.columns import Column
 from lowwater._core.exchange import Exchange
 from lowwater._core.fold import Fold
 from lowwater._core.lease import LeaseState
-from lowwater._core.reports import BEAT, ReporterState, ReporterStatistics
+from lowwater._core.reports import ReporterState, ReporterStatistics
 from lowwater._core.router import HOME, MOST_LEARNT, Router
-from lowwater._core.search import Search
-from lowwater._core.watches import Changes, Subscription, Waiting, WatchStream
+from lowwater._core.search import Search, Sought
+from lowwater._core.watches import Changes, Subscription, WatchStream
+from lowwater._drive.threads.connection import Connection
 from lowwater._pb.lowwater.v1 import cluster_pb2, errors_pb2, types_pb2, watermarks_pb2, workers_pb2
+from lowwater._sync.watcher import Watcher
 from lowwater.views import WatermarkView
 from tests.kit.client import OfflineClient
 
@@ -54,13 +56,6 @@ class Failed(grpc.RpcError):
 
     def trailing_metadata(self) -> tuple[Any, ...]:
         return (("grpc-status-details-bin", self._status.SerializeToString()),)
-
-
-class TooLate(Failed):
-    """A call that was not answered in its time."""
-
-    def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 def moved(name: str, address: str, epoch: int) -> Failed:
@@ -107,25 +102,6 @@ def test_rule9_breaks_when_any_redirect_is_followed(monkeypatch: pytest.MonkeyPa
     assert not follows_a_redirect_to_a_lower_number()
 
 
-def test_a_redirect_to_nowhere_goes_home() -> None:
-    router = router_of("a:1")
-    router.redirected("c", "b:1", 1)
-    assert not router.redirected("c", "", 2)
-    assert (router.address_of("c"), router.epoch_of("c"), router.refused) == ("a:1", 2, 0)
-
-
-def test_home_turns_from_those_given_to_one_heard_of_and_back() -> None:
-    router = router_of("a:1", "b:1")
-    router.redirected("c", "x:1", 1)
-    router.redirected("d", "x:1", 1)
-    router.redirected("e", "b:1", 1)
-    homes = turns(router, 5)
-    assert homes == ["a:1", "b:1", "x:1", "a:1", "b:1"]
-    assert [router.place(name) for name in "cde"] == [HOME] * 3
-    router.failed("never heard of")
-    assert router.home == "x:1"
-
-
 def test_shards_heard_of_are_tried_in_turn_those_that_failed_last_at_the_end() -> None:
     router = router_of("a:1")
     for address in ("x:1", "y:1", "z:1"):
@@ -165,29 +141,6 @@ def test_rule7_a_channel_that_nobody_uses_and_no_route_leads_to_is_taken_out_to_
     assert [*channels.by_address] == ["home:1", "led:1", "used:1"]
     for used in (gone, *channels.clear()):
         used.channel.close()
-
-
-# -- waiting ------------------------------------------------------------------------------------------------------
-
-
-def always(chance: float) -> Callable[[], float]:
-    return lambda: chance
-
-
-def test_what_the_authority_asks_to_wait_is_waited_once_to_twice() -> None:
-    for chance, delay in ((0.0, 7.0), (0.5, 10.5)):
-        assert Backoff(always(chance)).next(7.0) == delay
-    assert Backoff(lambda: 1.0).next(0.001) == FIRST
-
-
-def test_first_beats_are_spread() -> None:
-    beats = []
-    for chance in (0.0, 0.25, 1.0):
-        state = ReporterState(bytes(16), 0.05, always(chance))
-        state.open()
-        state.accepted(10.0)
-        beats.append(state.due())
-    assert beats == [10.0, 10.0 + BEAT / 4, 10.0 + BEAT]
 
 
 # -- calls --------------------------------------------------------------------------------------------------------
@@ -239,41 +192,6 @@ def test_a_redirect_that_leads_nowhere_asks_home_with_the_number_seen(redirect: 
         exchange.failed(moved("c", "", 7))
 
 
-def test_a_call_that_ran_out_of_time_says_what_it_waited_for() -> None:
-    client = OfflineClient("a:1", "b:1")
-    exchange = client.ask(client.calls.complete("c", 5))
-    exchange.next()
-    exchange.failed(moved("c", "", 7))
-    exchange.next()
-    exchange.take(located(("c", "", 7)))
-    client.clock.now += 20
-    exchange.next()
-    with pytest.raises(errors.Unavailable, match="no shard answered for c"):
-        exchange.failed(TooLate())
-
-
-def test_a_call_that_ran_out_of_time_says_why_it_was_refused_before() -> None:
-    client = OfflineClient()
-    exchange = client.ask(client.calls.complete("c", 5))
-    exchange.next()
-    exchange.failed(Failed("OVERLOADED"))
-    client.clock.now += 20
-    exchange.next()
-    with pytest.raises(errors.Overloaded):
-        exchange.failed(TooLate())
-
-
-def test_a_shard_that_fails_sends_its_callers_home_and_home_to_the_next() -> None:
-    client = OfflineClient("a:1", "b:1")
-    client.router.redirected("c", "x:1", 1)
-    exchange = client.ask(client.calls.complete("c", 5))
-    trail = []
-    for _ in range(3):
-        trail.append(asks(exchange)[0])
-        assert exchange.failed(Failed()) > 0.0
-    assert [*trail, asks(exchange)[0]] == ["x:1", "a:1", "b:1", "x:1"]
-
-
 def test_an_overloaded_shard_keeps_its_callers_for_later() -> None:
     client = OfflineClient("a:1", "b:1")
     client.router.redirected("c", "x:1", 1)
@@ -283,26 +201,6 @@ def test_an_overloaded_shard_keeps_its_callers_for_later() -> None:
     with pytest.raises(errors.Overloaded) as refused:
         exchange.failed(Failed("OVERLOADED", retry_after=5))
     assert refused.value.retry_after == 5.5
-
-
-def test_another_deployment_at_a_route_is_a_shard_that_is_gone() -> None:
-    client = OfflineClient()
-    client.router.redirected("c", "x:1", 1)
-    exchange = client.ask(client.calls.complete("c", 5))
-    assert asks(exchange)[0] == "x:1"
-    exchange.failed(Failed("SERVER_TOKEN_MISMATCH"))
-    assert asks(exchange)[0] == "home:1"
-    with pytest.raises(errors.ServerTokenMismatch):
-        exchange.failed(Failed("SERVER_TOKEN_MISMATCH"))
-
-
-def test_one_shard_costs_nothing_more() -> None:
-    client = OfflineClient()
-    for call, options in (
-        (client.calls.release("c", 1), {"timeout": 10.0, "wait_for_ready": True}),
-        (client.calls.complete("c", 1), {"timeout": 10.0, "wait_for_ready": False}),
-    ):
-        assert client.ask(call).next().options == options
 
 
 def test_an_answer_of_a_shard_that_was_replaced_is_asked_again() -> None:
@@ -385,37 +283,6 @@ def test_a_fold_over_two_shards_is_fresh_when_both_are() -> None:
     assert (client.known.stale_for(["c"]), client.known.stale_for(["d"])) == (0.0, 3.0)
 
 
-def test_only_names_on_a_late_stream_are_held() -> None:
-    client = OfflineClient()
-    watching(client, "c", "d")
-    home, there = client.known.stream(), client.known.stream("x:1")
-    home.take(told([watermark("c")], [("d", "x:1", 1)]))
-    there.open("x:1")
-    there.take(told([watermark("d")]))
-    client.clock.now += 60
-    there.take(told(now=client.clock.now - 30))
-    assert [client.known.holding([name]) for name in "cd"] == [False, True]
-    assert client.known.holding([])
-
-
-def test_a_redirect_to_a_lower_number_is_not_watched_and_asked_for() -> None:
-    client = OfflineClient()
-    watching(client, "c")
-    client.router.seen("c", 5)
-    client.known.stream().take(told(redirects=[("c", "old:1", 4)]))
-    assert client.known.at("c") is None
-    assert tended(client) == ["Search:", "WatchStream:"]
-    search = client.known.search
-    assert search.first_pause == FIRST
-    assert list(search.open("home:1", "t").epochs) == [5]
-    search.take(located(("c", "old:1", 4), ("d", "x:1", 1)))
-    assert search.ended(None) == 2 * FIRST
-    search.open("home:1", "t")
-    search.take(located(("c", "x:1", 6)))
-    assert (client.known.at("c"), search.wanted) == ("x:1", False)
-    assert "WatchStream:x:1" in tended(client)
-
-
 def test_streams_that_redirect_in_circles_back_off() -> None:
     client = OfflineClient()
     watching(client, "c")
@@ -442,35 +309,8 @@ def test_streams_that_redirect_in_circles_back_off() -> None:
     assert not search.suspects
 
 
-def test_a_shard_that_is_behind_in_one_computation_goes_on_with_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    client = OfflineClient()
-    subscription = watching(client, "c", "d")
-    home = client.known.stream()
-    home.take(told([watermark("c", 5, epoch=3), watermark("d", 5)]))
-    assert subscription.confirmed
-    client.clock.now += 3
-    assert not home.take(told([watermark("c", 9, epoch=2), watermark("d", 6)], now=client.clock.now))
-    assert client.known.ratchet.get("c").low.micros == 5
-    assert client.known.ratchet.get("d").low.micros == 6
-    assert (client.known.stale_for(["c"]), client.known.stale_for(["d"])) == (3.0, 0.0)
-    assert "has been replaced" in caplog.text
-    assert [record.levelname for record in caplog.records] == ["WARNING"], "an ordinary event of a take-over"
-    assert tended(client) == ["Search:"]
-
-
 def world_of_before() -> list[WatermarkView]:
     return [WatermarkView("b", registered=True, incarnation=1, epoch=1)]
-
-
-def test_everything_is_shown_while_a_shard_that_nothing_is_known_of_is_out_of_reach() -> None:
-    client = OfflineClient()
-    every = watching(client)
-    client.known.stream().take(told([watermark("a")], [("b", "x:1", 1)]))
-    assert every.confirmed
-    changes = Changes([])
-    assert changes.come(client.known, every)
-    assert changes.take(client.known).computation == "a"
-    assert not changes.come(client.known, every)
 
 
 def shown(changes: Changes, client: OfflineClient, subscription: Subscription) -> list[str]:
@@ -507,117 +347,6 @@ def test_what_nobody_serves_does_not_keep_the_others_from_being_shown(followed: 
     assert shown(changes, client, subscription) == ["a"]
 
 
-def behind(client: OfflineClient, watermarks: Iterable[types_pb2.Watermark]) -> watermarks_pb2.WatchResponse:
-    """A message of a shard whose journal hangs: it was sent just now, and was true some seconds ago."""
-    message = told(watermarks, now=client.clock.now - 2.5)
-    message.clock_micros = round(client.clock.now * 1e6)
-    return message
-
-
-def test_what_a_shard_lost_before_it_was_confirmed_is_looked_for_and_shown_when_it_is_served() -> None:
-    """Rule 3 keeps it from being shown before; nobody may forget that it was kept back."""
-    client = OfflineClient()
-    client.known.admit("t", world_of_before())
-    every = watching(client)
-    home = client.known.stream()
-    home.take(told([watermark("a", 5)], [("b", "", 1)]))
-    changes = Changes(())
-    assert shown(changes, client, every) == ["a"]
-    client.clock.now += 3
-    home.take(behind(client, [watermark("b", 7, epoch=2)]))
-    assert client.known.at("b") == HOME
-    assert not every.confirmed
-    # A call hears of the next owner, and home tells of what it no longer owns.
-    client.known.admit("t", [WatermarkView("b", registered=True, incarnation=1, epoch=3)])
-    home.take(behind(client, [watermark("b", 8, epoch=2)]))
-    assert client.known.at("b") is None
-    client.clock.now += 1
-    home.take(told([watermark("a", 6)], now=client.clock.now))
-    assert shown(changes, client, every) == ["a"]
-    assert not every.confirmed
-    assert "b" in client.known.unserved
-    client.clock.now += 1
-    home.take(told([watermark("b", 9, epoch=4)], now=client.clock.now))
-    assert shown(changes, client, every) == ["b"]
-    assert (every.confirmed, every.unheard) == (True, {})
-    client.clock.now += 1
-    home.take(told([watermark("b", 10, epoch=4)], now=client.clock.now))
-    assert shown(changes, client, every) == ["b"]
-
-
-def test_what_was_followed_by_name_before_is_followed_for_those_who_follow_everything() -> None:
-    client = OfflineClient()
-    by_name = watching(client, "b")
-    home, there = client.known.stream(), client.known.stream("x:1")
-    assert home.take(told(redirects=[("b", "x:1", 1)]))
-    home.ended(None)
-    there.open("x:1")
-    there.take(told([watermark("b", 5)]))
-    client.known.unsubscribe(by_name)
-    there.ended(None)
-    there.retire()
-    every = watching(client)
-    home.take(told([watermark("a", 1)], [("b", "x:1", 1)]))
-    assert "WatchStream:x:1" in tended(client)
-    there = client.known.stream("x:1")
-    assert list(there.open("x:1").computations) == ["b"]
-    there.take(told([watermark("b", 6)]))
-    assert every.confirmed
-
-
-def test_who_waits_for_what_nobody_serves_is_told_so() -> None:
-    client = OfflineClient()
-    waiting = Waiting("b", 5, 1.0)
-    watching(client, "a", "b")
-    client.known.stream().take(told([watermark("a")], [("b", "", 1)]))
-    assert "no shard serves it just now" in str(waiting.too_late(client.known, None))
-    assert "no shard" not in str(Waiting("a", 5, 1.0).too_late(client.known, None))
-
-
-def renewals(client: OfflineClient, seconds: float) -> int:
-    """Streams to home within some time, which follow everything and are told of "b" where it is not served."""
-    home, search, end, opened = client.known.stream(), client.known.search, client.clock.now + seconds, 0
-    while client.clock.now < end:
-        if client.known.at("b") is None:
-            client.clock.now += search.first_pause
-            search.open("home:1", "t")
-            search.take(located(("b", "home:1", 1)))
-            search.ended(None)
-        if not home.open_now or home.interrupted:
-            home.ended(None)
-            home.open("home:1")
-            opened += 1
-        home.take(told([watermark("a")], [("b", "home:1", 1)], now=client.clock.now))
-    return opened
-
-
-def test_a_computation_that_its_shard_cannot_serve_does_not_renew_a_stream_without_a_pause() -> None:
-    client = OfflineClient()
-    every = watching(client)
-    client.known.stream().take(told([watermark("a")], [("b", "home:1", 1)]))
-    assert every.confirmed
-    assert renewals(client, 60.0) <= 18, "six in the first seconds, then one in five seconds"
-    client.known.stream().take(told([watermark("b", epoch=2)], now=client.clock.now))
-    assert not client.known.search.suspects
-    client.known.stream().take(told(redirects=[("b", "", 3)], now=client.clock.now))
-    assert client.known.search.first_pause <= 1.0, "it was served meanwhile"
-
-
-def test_computations_that_were_refused_as_often_are_one_question() -> None:
-    client = OfflineClient()
-    watching(client)
-    names = [f"c{number}" for number in range(20)]
-    home, search = client.known.stream(), client.known.search
-    search._random = random.Random(7).random  # chances that differ
-    for _ in range(5):
-        home.take(told(redirects=[(name, "home:1", 1) for name in names], now=client.clock.now))
-        client.clock.now += search.first_pause
-        assert list(search.open("home:1", "t").computations) == names
-        search.take(located(*((name, "home:1", 1) for name in names)))
-        home.ended(None)
-        home.open("home:1")
-
-
 def test_more_names_than_a_request_takes_are_followed_without_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lowwater._core.watches.MOST_NAMES", 2)
     client = OfflineClient()
@@ -629,22 +358,6 @@ def test_more_names_than_a_request_takes_are_followed_without_names(monkeypatch:
     assert not there.take(told([watermark(name, 5) for name in names], [("a", "home:1", 1)]))
     assert client.known.stale_for(names) == 0.0
     assert client.known.at("a") == HOME
-
-
-def test_what_comes_to_another_shard_that_is_followed_without_names_is_looked_for_when_that_fails(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("lowwater._core.watches.MOST_NAMES", 2)
-    client = OfflineClient()
-    watching(client)
-    names = ["b", "c", "d"]
-    client.known.stream().take(told(redirects=[*((name, "x:1", 1) for name in names), ("e", "y:1", 1)]))
-    there = client.known.stream("x:1")
-    there.open("x:1")
-    there.take(told([*(watermark(name) for name in names), watermark("e", epoch=2)]))
-    assert client.known.at("e") == "x:1"
-    there.ended(Failed())
-    assert all(client.known.at(name) is None for name in [*names, "e"])
 
 
 def test_everything_is_followed_by_name_where_home_redirects_it() -> None:
@@ -794,73 +507,6 @@ def test_a_shard_that_dies_has_its_leases_looked_for() -> None:
     assert not search.wanted
 
 
-def test_a_lease_that_is_removed_is_not_looked_for() -> None:
-    client = OfflineClient()
-    client.router.redirected("c", "x:1", 1)
-    state = lease()
-    client.reporting.add(state)
-    opened(client, "x:1")
-    client.reporting.stream("x:1").ended(Failed())
-    assert client.reporting._computations["c"].lost
-    client.reporting.remove(state)
-    assert client.reporting.statistics().leases == 0
-    assert not client.reporting.search.wanted
-
-
-@pytest.mark.parametrize("redirect", [("", 5), ("old:1", 3)], ids=["nowhere", "a lower number"])
-def test_a_lease_is_not_sent_where_a_redirect_does_not_lead(redirect: tuple[str, int]) -> None:
-    client = OfflineClient()
-    client.router.seen("c", 4)
-    state = lease()
-    client.reporting.add(state)
-    stream = opened(client)
-    staged(client, state, 9, 5)
-    assert sent(client, HOME, stream)
-    assert acknowledge(client, HOME, 1, ("c", *redirect)), "nothing is left here"
-    assert state.answered == 0
-    assert client.reporting.search.wanted
-    assert [each.key for each in client.reporting._streams.values()] == [HOME]
-
-
-def test_leases_that_are_redirected_in_circles_back_off() -> None:
-    client = OfflineClient()
-    state = lease()
-    client.reporting.add(state)
-    staged(client, state, 9, 5)
-    search, delays = client.reporting.search, []
-    for _ in range(4):
-        while not search.wanted:
-            carrier = client.reporting._computations["c"].claims[1].carrier
-            assert carrier is not None
-            key = carrier.key
-            stream = opened(client, key)
-            assert sent(client, key, stream)
-            acknowledge(client, key, 1, ("c", "y:1" if key == "x:1" else "x:1", 1))
-        delays.append(search.first_pause)
-        search.open("home:1", "t")
-        search.take(located(("c", "x:1", 1)))
-        search.ended(None)
-    assert delays == sorted(delays)
-    assert delays[-1] > 4 * delays[0]
-    assert state.answered == 0
-
-
-def test_a_redirect_to_the_same_shard_begins_a_new_stream_with_everything() -> None:
-    client = OfflineClient()
-    client.router.redirected("c", "x:1", 1)
-    state = lease()
-    client.reporting.add(state)
-    stream = opened(client, "x:1")
-    staged(client, state, 9, 5)
-    assert sent(client, "x:1", stream)
-    assert acknowledge(client, "x:1", 1, ("c", "x:1", 2)), "left, for what it carries still would count again"
-    client.reporting.stream("x:1").ended(None)
-    stream = opened(client, "x:1")
-    assert len(sent(client, "x:1", stream)) == 1
-    acknowledge(client, "x:1", 1)
-    assert state.durable == 1
-
-
 def test_rule7_nothing_is_kept_of_a_computation_that_is_not_reported_any_more() -> None:
     client = OfflineClient()
     for number, lost in enumerate((False, True), 1):
@@ -873,3 +519,165 @@ def test_rule7_nothing_is_kept_of_a_computation_that_is_not_reported_any_more() 
     assert not client.reporting.search.wanted
     assert not client.reporting.search.suspects
     assert not client.reporting._computations
+
+
+# -- when a shard fails: calls ------------------------------------------------------------------------------------
+
+
+def test_a_call_waits_a_second_at_most_between_attempts() -> None:
+    exchange = OfflineClient().ask(OfflineClient().calls.complete("c", 5))
+    assert [exchange.failed(Failed()) for _ in range(8)][-1] == PATIENCE
+
+
+# -- when a shard fails: looking for computations -----------------------------------------------------------------
+
+
+def test_what_is_to_wait_is_not_asked_about_before() -> None:
+    client, found = OfflineClient(), list[Sought]()
+    search, lost, other = Search(client.router, client.surroundings, found.append), Sought("c"), Sought("d")
+    search.lose(lost, 5.0)
+    search.lose(other)
+    assert search.first_pause < 1.0
+    assert list(search.open("home:1", "t").computations) == ["d"]
+    search.take(located(("d", "x:1", 1)))
+    assert (found, other.lost, lost.lost) == ([other], False, True)
+    assert search.ended(None) == 5.0
+    client.clock.now += 5.0
+    assert list(search.open("home:1", "t").computations) == ["c"]
+
+
+def hurried(search: Search[Sought]) -> bool:
+    """Asked anew: for a type checker, a property stays as it was."""
+    return search.hurried
+
+
+def test_an_overloaded_home_is_not_asked_before_and_another_one_is() -> None:
+    client = OfflineClient("home:1", "other:1")
+    search = Search[Sought](client.router, client.surroundings, lambda _: None)
+    search.lose(Sought("c"))
+    search.open("home:1", "t")
+    assert search.ended(Failed("OVERLOADED", retry_after=60)) == 121.0, "60.5 s, twice"
+    search.lose(Sought("d"))
+    assert not hurried(search)
+    assert search.first_pause == 121.0
+    client.router.failed("home:1")
+    assert hurried(search)
+    assert search.first_pause <= 1.0
+
+
+def test_what_another_shard_serves_by_now_does_not_wait_for_the_overloaded_one() -> None:
+    client = OfflineClient()
+    client.router.redirected("c", "busy:1", 1)
+    search = Search[Sought](client.router, client.surroundings, lambda _: None)
+    search.lose(Sought("c"), 60.0)
+    assert search.first_pause == 60.0
+    client.router.redirected("c", "new:1", 2)
+    assert hurried(search)
+    client.clock.now += search.first_pause
+    assert list(search.open("home:1", "t").computations) == ["c"]
+
+
+# -- when a shard fails: watching ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "token"), [("known", ()), ("reporting", ("t",))], ids=["watching", "reporting"])
+def test_another_deployment_ends_it_only_at_an_address_that_was_given(name: str, token: tuple[str, ...]) -> None:
+    client = OfflineClient("a:1")
+    client.router.redirected("d", "x:1", 1)
+    side: Any = getattr(client, name)
+    home = side.stream()
+    home.open("a:1", *token)
+    home.ended(Failed())
+    assert home.address == "x:1"
+    home.open("x:1", *token)
+    home.ended(Failed("SERVER_TOKEN_MISMATCH"))
+    assert (side.failure, home.address) == (None, "a:1")
+    home.open("a:1", *token)
+    home.ended(Failed("SERVER_TOKEN_MISMATCH"))
+    assert isinstance(side.failure, errors.ServerTokenMismatch)
+
+
+def test_a_watch_stream_that_nobody_needs_is_left() -> None:
+    client = OfflineClient()
+    client.router.redirected("c", "x:1", 1)
+    subscription, other = client.known.subscribe(["c"]), client.known.subscribe(["d"])
+    home, there = client.known.stream(), client.known.stream("x:1")
+    home.open("home:1")
+    home.take(told([watermark("d")]))
+    there.open("x:1")
+    there.take(told([watermark("c")]))
+    client.known.tend()
+    client.known.unsubscribe(subscription)
+    client.known.unsubscribe(other)
+    assert list(client.known.tend()) == [there]
+    assert there.interrupted
+    assert not home.interrupted, "home is kept for whoever comes next"
+    assert there.ended(Failed()) == 0.0, "it was cancelled"
+    assert client.router.place("c") == "x:1"
+
+
+# -- when a shard fails: reporting --------------------------------------------------------------------------------
+
+
+def reported_elsewhere() -> tuple[OfflineClient, LeaseState]:
+    """A lease that is reported to another shard than home."""
+    client, state = OfflineClient(), lease()
+    client.router.redirected("c", "x:1", 1)
+    client.reporting.add(state)
+    opened(client, "x:1")
+    client.reporting.tend()
+    return client, state
+
+
+def test_an_overloaded_shard_is_asked_again_when_it_said() -> None:
+    client, _ = reported_elsewhere()
+    client.known.subscribe(["c"])
+    client.known.stream("x:1").open("x:1")
+    for side in (client.known, client.reporting):
+        assert side.stream("x:1").ended(Failed("OVERLOADED", retry_after=5)) == 0.0
+        assert side.search.first_pause == 11.0, "5.5 s, twice"
+        assert client.router.place("c") == "x:1", "it is where it was"
+
+
+@pytest.mark.parametrize("failure", [Failed(), None], ids=["on a thread", "in a task"])
+def test_a_report_stream_that_carries_nothing_is_left(failure: Failed | None) -> None:
+    client, state = reported_elsewhere()
+    there = client.reporting.stream("x:1")
+    client.reporting.remove(state)
+    assert list(client.reporting.tend()) == [there]
+    assert there.interrupted
+    assert there.ended(failure) == 0.0, "it was cancelled"
+    assert client.router.place("c") == "x:1"
+    client.reporting.add(state)
+    opened(client, "x:1")
+    assert not there.interrupted
+
+
+# -- threads ------------------------------------------------------------------------------------------------------
+
+
+def test_a_thread_that_cannot_be_started_is_started_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    watcher, room, started = Watcher(Connection(Settings("a:1"))), [False], list[threading.Thread]()
+
+    def start(thread: threading.Thread) -> None:
+        if not room[0]:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="start new thread"):
+        watcher.subscribe(["c"])  # nobody would try again
+    room[0] = True
+    watcher.subscribe(["d"])
+    assert len(started) == 1
+    room[0] = False
+    watcher.state.router.redirected("e", "x:1", 1)
+    watcher.subscribe(["e"])
+    assert "a thread lowwater-watch could not be started" in caplog.text
+    assert len(started) == 1
+    room[0] = True
+    with watcher.changed:
+        watcher.tend()
+    assert len(started) == 2

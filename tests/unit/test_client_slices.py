@@ -17,7 +17,6 @@ from lowwater._core.slices import cut, parts_of, slice_keys, slices_of
 from lowwater._core.surroundings import REAL
 from lowwater._core.watches import Waiting
 from lowwater._core.wire import computation
-from lowwater._core.wire import reading as reading_of
 from lowwater._pb.lowwater.v1 import topology_pb2, workers_pb2
 from lowwater.views import slice_of
 from tests.kit.client import OfflineClient
@@ -37,13 +36,8 @@ SLICE = topology_pb2.Computation(
 
 
 def test_a_name_says_what_it_is_a_slice_of() -> None:
-    assert [
-        slice_of(name) for name in ("hourly~0", "ns/hourly~999", "hourly", "~1", "hourly~", "hourly~1000", "a~1~2")
-    ] == [
-        "hourly",
-        "ns/hourly",
-        *[""] * 5,
-    ]
+    names = ("hourly~0", "ns/hourly~999", "hourly", "~1", "hourly~", "hourly~1000", "a~1~2")
+    assert [slice_of(name) for name in names] == ["hourly", "ns/hourly", *[""] * 5]
     assert slices_of(["hourly~10", "flights", "hourly~2", "hourly", "daily~0"]) == {
         "hourly": ("hourly~2", "hourly~10"),
         "daily": ("daily~0",),
@@ -83,11 +77,9 @@ def test_an_interval_is_cut_where_slices_begin(start: bytes, end: bytes, parts: 
     ("slices", "field"),
     [
         (b"\x40", "slices"),
-        (["40"], "slices[0]"),
         ([b""], "slices[0]"),
         ([b"\x40", b"k" * 1025], "slices[1]"),
         ([b"\x80", b"\x40"], "slices[1]"),
-        ([b"\x40", b"\x40"], "slices[1]"),
         ([n.to_bytes(2, "big") for n in range(1, 1001)], "slices"),
     ],
 )
@@ -103,12 +95,6 @@ def test_bad_slices_are_refused_before_anybody_is_asked(slices: object, field: s
         lw.register("hourly", slices=slices)  # type: ignore[arg-type]
 
 
-def test_slices_are_not_for_what_tells_of_all_pending_records() -> None:
-    with lowwater.connect("nobody.invalid:1", timeout=0.1) as lw, pytest.raises(lowwater.InvalidArgument) as refused:
-        lw.register("flights", lateness_budget=0.01, all_pending=True, slices=[b"\x40"])
-    assert refused.value.metadata["field"] == "all_pending"
-
-
 def test_a_slice_is_nobodys_to_read() -> None:
     with pytest.raises(lowwater.InvalidArgument, match="hourly, of which it is a slice"):
         Waiting("hourly~1", 5, None)
@@ -121,18 +107,9 @@ def test_a_slice_is_nobodys_to_read() -> None:
 
 
 def register(client: OfflineClient) -> tuple[topology_pb2.RegisterRequest, Exchange[Any]]:
+    keys, day = [b"\x40", b"\x80"], timedelta(days=1)
     exchange = client.ask(
-        client.calls.register(
-            "hourly",
-            (),
-            (),
-            "",
-            timedelta(days=1),
-            None,
-            estimated=False,
-            lateness_budget=(),
-            slices=[b"\x40", b"\x80"],
-        )
+        client.calls.register("hourly", (), (), "", day, None, estimated=False, lateness_budget=(), slices=keys)
     )
     return exchange.next().request, exchange
 
@@ -158,8 +135,8 @@ def other_slice(name: str = "hourly", **metadata: str) -> Failed:
     return Failed("OTHER_SLICE", 0.0, computation=name, **metadata)
 
 
-def claim(client: OfflineClient, name: str = "hourly") -> tuple[Exchange[Any], Attempt]:
-    claimant = Claimant.here(REAL, name, "exec-7", "", 0, 0)
+def claim(client: OfflineClient) -> tuple[Exchange[Any], Attempt]:
+    claimant = Claimant.here(REAL, "hourly", "exec-7", "", 0, 0)
     exchange = client.ask(claimant.claim(client.calls, b"r" * 16, b"\x41", b"\x50", None, None, b"", adopt=False))
     return exchange, exchange.next()
 
@@ -220,19 +197,7 @@ def test_a_claim_goes_back_to_the_whole_when_its_slice_was_cut_in_two_meanwhile(
     assert asked == [(False, "hourly~1"), (True, "hourly"), (False, "hourly~3")]
 
 
-def test_a_slice_sends_to_no_other_one() -> None:
-    exchange, _ = claim(OfflineClient())
-    exchange.failed(other_slice(slice="hourly~1"))
-    exchange.next()
-    with pytest.raises(errors.OtherSlice):
-        exchange.failed(other_slice("hourly~1", slice="hourly~2"))
-
-
 # -- what a worker folds ------------------------------------------------------------------------------------------------
-
-
-def test_a_worker_of_a_slice_folds_what_the_whole_folds() -> None:
-    assert reading_of(SLICE) == reading_of(CUT)
 
 
 def test_of_readings_of_several_slices_that_with_the_newer_inputs_counts() -> None:

@@ -1,4 +1,4 @@
-"""The state machine of the watch stream, on made-up clocks."""
+"""The state machine of the watch stream, and who may use which news, on made-up clocks."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import logging
 import tracemalloc
 from collections.abc import Callable, Iterable
 
-import grpc
 import pytest
 
 from lowwater import Inputs, errors
-from lowwater._core import ages, denials, wire
+from lowwater._core import ages, denials
 from lowwater._core.backoff import CAP
 from lowwater._core.router import MOST_NAMES
-from lowwater._core.watches import BEAT, LATE, SLEW, Changes, FoldChanges, Folding, Subscription, WatchState
+from lowwater._core.watches import BEAT, SLEW, Changes, FoldChanges, Folding, Subscription, Waiting, WatchState
 from lowwater._pb.lowwater.v1 import types_pb2, watermarks_pb2
-from lowwater.views import WatermarkView
 from tests.kit.client import OfflineClient
+from tests.unit.test_client_routing import Failed
 
 WALL = 1_700_000_000.0
 """How far the authority's clock is ahead of this process's monotonic one when a test begins."""
@@ -132,17 +131,6 @@ def test_rule11_breaks_when_messages_do_not_say_when_they_were_sent() -> None:
     assert stale_after_a_new_stream_while_the_journal_hangs(first_release=True) == pytest.approx(60.0)
 
 
-def test_rule11_a_faster_message_tells_that_the_same_moment_was_longer_ago() -> None:
-    client = Following()
-    client.hangs_since = client.clock.now
-    slow = client.sent(1)
-    client.clock.now += LATE
-    client.stream.take(slow)
-    assert client.stale_for == 0.0
-    client.hears()
-    assert client.stale_for == pytest.approx(LATE)
-
-
 def test_rule11_values_are_never_younger_than_now() -> None:
     client = Following()
     client.hears(1)
@@ -153,79 +141,9 @@ def test_rule11_values_are_never_younger_than_now() -> None:
     assert client.stale_for == 0.0
     client.clock.now -= 1.0
     assert client.stale_for == 0.0
-
-
-def test_rule11_a_message_of_a_hanging_authority_still_wakes() -> None:
-    """One of its computations moves on while the journal of another hangs: the value counts, its age stands."""
-    client = Following()
-    client.hears(1)
-    client.hangs_since = client.clock.now
-    client.clock.now += 20.0
-    client.hears(7)
-    assert shown_by(Changes([]), client) == [7]
-    assert client.stale_for == 20.0
-
-
-def test_the_authoritys_clock_may_jump_forward() -> None:
-    client = Following()
-    client.hears(1)
-    client.clock.now += BEAT
-    client.wall += 3600.0
-    client.hears(2)
-    assert client.stale_for == pytest.approx(0.0)
-    assert not client.holding
-    client.clock.now += BEAT
-    client.hears(3)
-    assert client.stale_for == pytest.approx(0.0)
-    assert not client.holding
-
-
-def test_a_clock_that_jumped_back_makes_values_seem_older_until_the_drift_caught_up() -> None:
-    client = Following()
-    client.hears(1)
-    last = client.sent()
-    client.wall -= 10.0
-    for second in range(1, 10):  # the authority's own time never goes back: it stands
-        client.clock.now += BEAT
-        client.stream.take(last)
-        assert client.stale_for == pytest.approx(second)
-    held = []
-    for second in range(2, 20_000):
-        client.clock.now += BEAT
-        client.hears(second)
-        held.append(client.holding)
-        assert 0.0 <= client.stale_for <= 10.0 + BEAT
-    assert client.stale_for == pytest.approx(0.0, abs=BEAT)
-    assert sum(held) <= LATE / BEAT, "iterators wait for a beat, not for the clocks"
-
-
-@pytest.mark.parametrize("drift", [100e-6, -100e-6])
-def test_clocks_may_drift_apart_for_days(drift: float) -> None:
-    client = Following()
-    for _ in range(3 * 24 * 120):
-        client.clock.now += 30.0
-        client.wall += 30.0 * drift
-        client.hears()
-        assert client.stale_for < 0.02
-        assert not client.holding
-
-
-def test_each_stream_measures_anew() -> None:
-    client = Following()
-    client.hears(1)
-    client.wall -= 500.0  # another authority, on another machine, serves now
+    client.clock.now += 8.0
     client.stream.ended(None)
-    client.stream.open("there:1")
-    client.hears(2)
-    assert client.stale_for == 0.0
-    assert not client.holding
-
-
-def test_values_of_an_ended_stream_age_from_when_they_were_confirmed() -> None:
-    client, waiting = stalled(60)
-    client.stream.take(waiting[0])
-    client.stream.ended(None)
-    assert client.stale_for == pytest.approx(59.0, abs=SLEW)
+    assert client.stale_for == pytest.approx(7.0), "as old as when the stream was there"
 
 
 # -- the newest first ---------------------------------------------------------------------------------------------
@@ -270,20 +188,6 @@ def test_rule7_breaks_when_late_messages_wake(monkeypatch: pytest.MonkeyPatch) -
     assert shown_after_a_stall()[0] >= 58
 
 
-def test_rule7_a_fold_is_not_shown_while_newer_values_are_about_to_come() -> None:
-    client, waiting = stalled(60)
-    changes = FoldChanges(Folding({"c": "c"}, None))
-    assert changes.come(client.known, client.subscription)
-    shown = []
-    for message in waiting:
-        client.stream.take(message)
-        if changes.come(client.known, client.subscription):
-            assert changes.newest is not None
-            shown.append(changes.newest.low.micros)
-    assert shown == [58, 59, 60]
-    assert not changes.come(client.known, client.subscription), "that was it"
-
-
 def test_a_fold_is_computed_when_one_of_its_inputs_changes_and_not_for_its_neighbours() -> None:
     """A chain of stages in one process: each would else compute all the folds of the others."""
 
@@ -310,17 +214,6 @@ def test_a_fold_is_computed_when_one_of_its_inputs_changes_and_not_for_its_neigh
     assert folding.folds == 3
     assert changes.newest is not None
     assert changes.newest.low.micros == 2
-
-
-def test_late_values_are_known_and_shown_when_the_stream_ends() -> None:
-    client, waiting = stalled(60)
-    changes = Changes([])
-    assert shown_by(changes, client) == [0]
-    client.stream.take(waiting[10])
-    assert client.known.ratchet.get("c").low.micros == 11, "a read, and a wait, may use it"
-    assert shown_by(changes, client) == []
-    client.stream.ended(None)
-    assert shown_by(changes, client) == [11]
 
 
 def test_rule7_values_that_were_not_taken_are_replaced_in_their_turn() -> None:
@@ -368,21 +261,6 @@ def test_a_subscription_uses_nothing_that_was_heard_while_nobody_followed_it() -
     assert list(client.stream.open("there:1").computations) == ["c"]
 
 
-def test_a_stream_follows_what_is_wanted_in_order_or_everything() -> None:
-    client = Following(("b", "a", "c"))
-    assert list(client.stream.open("there:1").computations) == ["a", "b", "c"]
-    every = client.known.subscribe([])
-    assert client.stream.renewing
-    client.stream.ended(None)
-    assert list(client.stream.open("there:1").computations) == []
-    client.hears(1)
-    assert every.confirmed
-    assert client.known.subscribe(["anything"]).confirmed, "everything is followed"
-    client.known.unsubscribe(every)
-    client.known.unsubscribe(client.subscription)
-    assert client.stream.wanted
-
-
 def test_a_follower_of_everything_that_was_away_learns_of_a_drop_and_of_none_that_it_never_heard_of() -> None:
     client, changes = Following(()), Changes([])
     client.hears(5)
@@ -401,32 +279,16 @@ def test_a_follower_of_everything_that_was_away_learns_of_a_drop_and_of_none_tha
 # -- the end of a stream ------------------------------------------------------------------------------------------
 
 
-class Failed(grpc.RpcError):
-    """A call that failed."""
-
-    def __init__(self, code: grpc.StatusCode) -> None:
-        self._code = code
-
-    def code(self) -> grpc.StatusCode:
-        return self._code
-
-    def details(self) -> str:
-        return "as asked"
-
-    def trailing_metadata(self) -> tuple[()]:
-        return ()
-
-
 def test_streams_that_fail_back_off_until_one_lasted() -> None:
     client = Following()
     delays = []
     for _ in range(8):
         client.hears()
-        delays.append(client.stream.ended(Failed(grpc.StatusCode.UNAVAILABLE)))
+        delays.append(client.stream.ended(Failed()))
         client.stream.open("there:1")
     assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0], "each of them brought something"
     client.clock.now += 2 * CAP
-    assert client.stream.ended(Failed(grpc.StatusCode.UNAVAILABLE)) == 5.0, "it brought nothing"
+    assert client.stream.ended(Failed()) == 5.0, "it brought nothing"
     client.stream.open("there:1")
     client.hears()
     client.clock.now += 2 * CAP
@@ -438,24 +300,6 @@ def test_an_authority_that_goes_away_says_for_how_long() -> None:
     leaving = watermarks_pb2.WatchResponse(server_token="t", go_away=types_pb2.GoAway(retry_after_millis=700))
     assert client.stream.take(leaving)
     assert client.stream.ended(None) == pytest.approx(1.4), "between once and twice as long"
-
-
-@pytest.mark.parametrize(
-    ("failure", "level"),
-    [
-        (Failed(grpc.StatusCode.UNAVAILABLE), logging.INFO),
-        (Failed(grpc.StatusCode.INTERNAL), logging.WARNING),
-        (errors.StaleEpoch("an old server"), logging.WARNING),
-        (ZeroDivisionError(), logging.ERROR),
-    ],
-    ids=["away", "internal", "stale epoch", "bug"],
-)
-def test_watching_goes_on_after_any_failure(failure: Exception, level: int, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "lowwater")
-    client = Following()
-    assert client.stream.ended(failure) == 0.1
-    assert client.known.failure is None
-    assert [record.levelno for record in caplog.records] == [level]
 
 
 def test_another_deployment_ends_the_watching(caplog: pytest.LogCaptureFixture) -> None:
@@ -470,15 +314,6 @@ def test_another_deployment_ends_the_watching(caplog: pytest.LogCaptureFixture) 
         client.known.check()
     assert first.value is not second.value, "each caller adds a traceback of its own"
     assert "stopped watching" in caplog.text
-
-
-def test_an_answer_that_is_older_than_a_reset_changes_nothing() -> None:
-    client = Following()
-    client.known.begin([("c", 2)])
-    client.hears(9)
-    assert client.known.ratchet.get("c").incarnation == 2
-    assert client.known.ratchet.get("c").low.unknown
-    assert client.known.statistics().held_back == 1
 
 
 # -- what the caller may not read ---------------------------------------------------------------------------------
@@ -526,59 +361,17 @@ def test_rule11_one_forbidden_name_does_not_stop_the_others_of_its_stream(caplog
     assert list(client.stream.open("there:1").computations) == ["c", "secret"]
 
 
-def test_who_follows_what_was_forbidden_is_told_what_is_said_now() -> None:
-    """And stops the others as little, however often."""
-    client = Following(("c", "secret"))
-    denials = client.known.denials
-    client.stream.ended(forbidden("secret"))
-    client.stream.open("there:1")
-    client.hears(1)
-    assert denials.first_pause == 10.0
-    client.known.unsubscribe(client.subscription)
-    client.known.subscribe(["c"])
-    assert (denials.wanted, denials.hurried) == (False, True), "nobody waits for it, so nobody drives it"
-    for _ in range(3):
-        again = client.known.subscribe(["secret"])
-        assert not client.stream.renewing
-        assert client.known.denied(["secret"]) is None, "an old answer is none"
-        assert (denials.wanted, denials.hurried) == (True, True)
-        assert denials.first_pause == 0.5
-        denials.open(denials.address)
-        denials.ended(forbidden("secret"))
-        assert client.known.denied(["secret"]) is not None
-        client.known.unsubscribe(again)
-
-
-@pytest.mark.parametrize(
-    "failure", [Failed(grpc.StatusCode.UNAVAILABLE), errors.Overloaded("later"), ZeroDivisionError(), None]
-)
-def test_what_may_not_be_asked_stays_forbidden_and_is_asked_again(failure: Exception | None) -> None:
-    client = Following(("c", "secret"))
-    denials = client.known.denials
-    client.stream.ended(forbidden("secret"))
-    denials.open(denials.address)
-    assert denials.ended(failure) == 10.0
-    assert denials.wanted
-    assert client.known.denied(["secret"]) is not None
-
-
-def test_a_refusal_of_what_the_stream_does_not_follow_is_waited_out() -> None:
-    client = Following()
-    assert [client.stream.ended(each) for each in (forbidden("d"), errors.PermissionDenied("all"))] == [0.1, 0.2]
-    assert list(client.stream.open("there:1").computations) == ["c"]
-
-
-def taken_by(follow: Callable[[int], object], names: int = 500) -> float:
+def taken_by(follow: Callable[[int], object]) -> float:
     """Return how many bytes each name more takes that was followed and is not any more."""
-    for number in range(names):
+    for number in range(500):
         follow(number)
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
-        for number in range(names, 2 * names):
+        for number in range(500, 1000):
             follow(number)
         gc.collect()
-        return (tracemalloc.get_traced_memory()[0] - before) / names
+        return (tracemalloc.get_traced_memory()[0] - before) / 500
     finally:
         tracemalloc.stop()
 
@@ -624,36 +417,6 @@ def test_rule7_nothing_is_kept_of_a_name_that_nobody_follows_any_more(ends: str)
         assert kept < (250 if ends == "redirected" else 100)
 
 
-def test_rule7_of_a_name_that_was_registered_only_its_value_and_its_age_are_kept() -> None:
-    """So it does not go back, and somebody who follows it again while the authority is away hears since when."""
-    client = Following(())
-    subscription = client.known.subscribe(["d"])
-    client.stream.ended(None)
-    client.stream.open("there:1")
-    message = client.sent(7, name="d")
-    client.stream.take(message)
-    client.clock.now += 2.0
-    client.stream.take(client.sent())
-    client.known.unsubscribe(subscription)
-    assert not client.known._records
-    client.clock.now += 60.0
-    client.known.subscribe(["d"])
-    assert client.known.stale_for(["d"]) == pytest.approx(60.0)
-    client.stream.ended(None)
-    client.stream.open("there:1")
-    client.stream.take(client.sent(5, name="d"))
-    assert client.known.ratchet.get("d").low.micros == 7
-    assert client.known.ratchet.held_back == 1
-
-
-def test_rule7_what_is_asked_of_names_that_nobody_has_is_not_kept() -> None:
-    client = Following()
-    client.hears(1)
-    kept = taken_by(lambda number: client.known.admit("t", [WatermarkView(f"name-{number}-of-nobody")]))
-    assert kept < 50
-    assert set(client.known.ratchet.names) == {"c"}
-
-
 def test_rule7_no_more_forbidden_names_are_remembered_than_a_stream_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(denials, "MOST_NAMES", 10)
     client = Following()
@@ -690,38 +453,60 @@ def test_a_promise_stands_until_the_stream_says_otherwise() -> None:
     assert said == ["billing", "billing", "reports", "reports", None, None]
 
 
-def test_an_answer_that_comes_late_does_not_change_what_a_stream_has_told() -> None:
-    """The stream leaves out what it has told: what a call says in between would stay for as long as the stream does."""
+def thawed(reset_at: float) -> tuple[Following, list[watermarks_pb2.WatchResponse]]:
+    """A process that was stopped for an hour, in which somebody reset what it follows; it finds a message every ten seconds."""
     client = Following()
-    old, new = client.sent(1), client.sent(2)
-    old.watermarks[0].promise.team = "old"
-    new.watermarks[0].promise.team = "new"
-    client.stream.take(old)
-    late = wire.watermark_view(old.watermarks[0])
-    client.stream.take(new)
-    client.known.admit(None, [late])
-    client.stream.take(client.sent(3))
-    assert promised(client) == "new"
+    client.hears(5000)
+    waiting = []
+    for second in range(10, 3600, 10):
+        client.clock.now += 10.0
+        waiting.append(client.sent(-1, incarnation=2) if second >= reset_at else client.sent(5000))
+    client.clock.now += BEAT
+    waiting.append(client.sent())
+    return client, waiting
 
 
-def test_another_stream_that_tells_of_none_ends_a_promise() -> None:
-    """An authority that was started anew without its file, or that is too old to know of any."""
+@pytest.mark.parametrize("reset_at", [10.0, 1800.0, 3590.0])
+def test_a_wait_that_begins_on_old_news_is_answered_by_fresh_news_only(reset_at: float) -> None:
+    client, waiting = thawed(reset_at)
+    for older in (None, *waiting[:-2]):
+        if older is not None:
+            assert not client.stream.take(older)
+        wait = Waiting("c", 4000, 10.0)
+        subscription = client.known.subscribe(["c"])
+        assert not wait.reached(client.known, subscription), "incarnation 1 has ended"
+        assert not client.stream.renewing, "what is newer stands in the buffer"
+        client.known.unsubscribe(subscription)
+    wait, subscription = Waiting("c", 4000, 10.0), client.known.subscribe(["c"])
+    for newest in waiting[-2:]:
+        client.stream.take(newest)
+    assert subscription.confirmed
+    assert not wait.reached(client.known, subscription)
+    assert Waiting("c", -1, 10.0).reached(client.known, subscription)
+
+
+def test_a_first_message_that_lay_in_a_buffer_is_not_taken_for_fresh() -> None:
     client = Following()
-    message = client.sent(1)
-    message.watermarks[0].promise.team = "billing"
-    client.stream.take(message)
-    client.stream.ended(None)
-    assert promised(client) == "billing"
+    lying = client.sent(5000)
+    client.clock.now += 3600.0
+    after = client.known.subscribe(["c"])
+    assert client.stream.take(lying), "how old it is nobody knows"
+    assert confirmed(client.subscription, after) == [True, False], "it was sent after the first began to follow"
+
+
+def test_a_stream_that_seems_late_for_ever_is_renewed_for_those_who_wait() -> None:
+    client = Following()
+    client.hears(1)
+    client.wall -= 10.0  # the authority's own time never goes back: it stands, and then all seems 10 s old
+    for _ in range(20):
+        client.clock.now += BEAT
+        assert not client.stream.take(client.sent(2)), "nobody waits"
+    late = client.known.subscribe(["c"])
+    assert confirmed(late) == [False]
+    client.clock.now += BEAT
+    assert client.stream.take(client.sent(3))
+    assert client.stream.ended(None) == 0.0
     client.stream.open("there:1")
-    client.hears(2)
-    assert promised(client) is None
-
-
-def test_what_comes_back_after_a_redirect_tells_of_its_promise_anew() -> None:
-    client = Following()
-    message = client.sent(1)
-    message.watermarks[0].promise.team = "billing"
-    client.stream.take(message)
-    client.stream._redirect(types_pb2.Redirect(computation="c", address="other:1", epoch=1))
-    client.stream.take(client.sent(2))
-    assert promised(client) is None
+    client.hears(3)
+    assert confirmed(late) == [True]
+    assert client.stale_for == 0.0

@@ -1,55 +1,31 @@
-"""Shards over one journal in memory: who serves what, and what a shard does when it was replaced or its store has lost records."""
+"""Shards over one journal in memory: who serves what, and what they do when one was replaced, is dead, or looks so."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from typing import Any, NamedTuple
 
+import grpc.aio
 import numpy as np
 import pytest
 
 from lowwater import errors
+from lowwater._core.call import Stubs
+from lowwater._pb.lowwater.v1 import watermarks_pb2
 from lowwater_authority.cluster.cluster import Replaced
-from lowwater_authority.core.requests import ClaimRequest, Fold, GroupReport, Refused
-from lowwater_authority.core.times import MIN
+from lowwater_authority.core.requests import ClaimRequest, GroupReport, Refused
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine import shard
-from tests.kit.memory_journal import MemoryDisk
-from tests.kit.shards import DEAD_AFTER, NAMES, Deployment, held, two
+from lowwater_authority.engine.shard import TOGETHER_SECONDS
+from lowwater_authority.journal import GRAPH, JournalFailed
+from tests.kit.clock import Clock
+from tests.kit.faults import FaultPlan, Outcome
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal, StoredLog
+from tests.kit.shards import DEAD_AFTER, NAMES, Deployment, One, held, reached, turns, two
 from tests.kit.times import HOUR
-
-
-async def test_computations_are_divided_and_each_is_served_once(deployment: Deployment) -> None:
-    one, other = await two(deployment)
-    assert held(one) | held(other) == set(NAMES)
-    assert not held(one) & held(other)
-    assert len(held(one)) >= 2
-    assert len(held(other)) >= 2
-    third = await deployment.start("third:1")
-    before = held(one), held(other)
-    await deployment.settle(one, other, third)
-    assert held(third)
-    assert held(one) < before[0] or held(other) < before[1]
-    assert held(one) <= before[0]
-    assert held(other) <= before[1]
-    assert held(one) | held(other) | held(third) == set(NAMES)
-
-
-async def test_what_was_claimed_and_reported_goes_over_with_the_computation(deployment: Deployment) -> None:
-    one, other = await two(deployment)
-    name = min(held(other))
-    grant = await other.claim(name)
-    assert await other.report(name, grant, 14) == []
-    epoch = other.shard.epoch(name)
-    await other.stop()
-    await deployment.settle(one)
-    assert name not in held(one)  # it may be only slow
-    await deployment.settle(one, seconds=1.5)
-    assert held(one) == set(NAMES)
-    assert one.shard.epoch(name) > epoch
-    assert one.low(name) == 14
-    assert await one.report(name, grant, 15) == []
-    assert one.low(name) == 15
+from tests.simulation.kernel import Simulation
 
 
 async def test_rule4_a_zombie_shard_moves_nothing_and_answers_nothing(deployment: Deployment) -> None:
@@ -73,109 +49,6 @@ async def test_rule4_a_zombie_shard_moves_nothing_and_answers_nothing(deployment
         await zombie.claim(name)
     place = (await zombie.cluster.locate([name]))[name]
     assert place == ("one:1", one.shard.epoch(name))
-
-
-async def test_m2_views_of_different_age_do_not_take_a_computation_in_turns(deployment: Deployment) -> None:
-    one, other = await two(deployment)
-    name = min(held(one))
-    stale = one.cluster.view
-    await deployment.start("third:1")
-    await deployment.settle(*deployment.shards)
-    moved = [name for name in NAMES if deployment.owner(name).address == "third:1"]
-    name = moved[0]
-    # A shard that still goes by the view before cannot take it back.
-    was = one if stale.shard_of(name).address == "one:1" else other  # type: ignore[union-attr]
-    was.cluster.view = stale
-    was.shard.held.view = stale.version
-    assert was.cluster.mine(name)
-    assert not await was.shard.serve(name)
-    assert deployment.owner(name).address == "third:1"
-
-
-async def test_c7a_a_store_that_lost_records_gets_them_back_from_memory(deployment: Deployment) -> None:
-    one, _ = await two(deployment)
-    name = min(held(one))
-    older = await one.claim(name)
-    await one.report(name, older, 12)
-    newer = await one.claim(name)
-    await one.report(name, newer, 13)
-    deployment.disk.lose(2)  # the report and the claim, both acknowledged
-    epoch = one.shard.epoch(name)
-    assert await one.report(name, newer, 14) == []
-    assert one.low(name) == 14
-    assert one.shard.epoch(name) > epoch
-    [(_, refused)] = await one.report(name, older, 20)
-    assert refused.reason == "STALE_SEQUENCER"
-    # Whoever comes next finds all of it.
-    await one.stop()
-    again = await deployment.start("one:1")
-    await deployment.settle(*[each for each in deployment.shards if not each.ended])
-    assert again.low(name) == 14
-    [(_, refused)] = await again.report(name, older, 20)
-    assert refused.reason == "STALE_SEQUENCER"
-    assert await again.report(name, newer, 15) == []
-
-
-async def test_what_an_idle_shard_holds_is_put_back_too(deployment: Deployment) -> None:
-    one, other = await two(deployment)
-    grants = {name: await deployment.owner(name).claim(name) for name in NAMES}
-    for name, grant in grants.items():
-        await deployment.owner(name).report(name, grant, 12)
-    empty = MemoryDisk()
-    deployment.disk.put_back(empty.backup())  # the store is empty
-    await deployment.settle(one, other)
-    assert held(one) | held(other) == set(NAMES)
-    fresh = await deployment.start("fresh:1")
-    await one.stop()
-    await other.stop()
-    await deployment.settle(fresh, seconds=2.4)
-    assert held(fresh) == set(NAMES)
-    assert {fresh.low(name) for name in NAMES} == {12}
-    for name, grant in grants.items():
-        assert await fresh.report(name, grant, 13) == []
-
-
-async def test_c7b_a_lost_epoch_gives_no_sequencer_twice(deployment: Deployment) -> None:
-    one, other = await two(deployment)
-    name = min(held(other))
-    await deployment.settle(one, seconds=2.1)
-    assert name in held(one)
-    first = await one.claim(name)
-    deployment.disk.lose(2)  # the claim, and who owns the log
-    second = await deployment.start("second:1")
-    await one.stop()
-    await deployment.settle(second, seconds=2.4)
-    grant = await second.claim(name)
-    assert grant.sequencer != first.sequencer
-    assert grant.sequencer > first.sequencer or grant.sequencer >> 40 == first.sequencer >> 40
-
-
-async def test_c5c_a_reset_at_another_shard_is_seen_before_anything_is_answered(deployment: Deployment) -> None:
-    one, other = await two(deployment)
-    name = min(held(other))
-    grant = await other.claim(name)
-    await other.report(name, grant, 14)
-    [spec] = await one.shard.reset(name)
-    assert spec.incarnation == 2
-    assert other.low(name) == 14
-    await other.shard.confirm([name])
-    assert other.low(name) == MIN
-    [(_, refused)] = await other.report(name, grant, 15)
-    assert refused.reason == "STALE_SEQUENCER"
-
-
-async def test_h4_inputs_that_other_shards_serve_bound_what_reads_them(deployment: Deployment) -> None:
-    one, other = await two(deployment)
-    far, near = min(held(other)), min(held(one))
-    grant = await other.claim(far)
-    await other.report(far, grant, 10)
-    await one.shard.set_inputs(near, [far])
-    mine = await one.claim(near)
-    assert await one.report(near, mine, 9, Fold(2, (1,))) == []
-    assert one.low(near) == 9
-    lagging = max(held(other))
-    with pytest.raises(errors.WouldRegress):
-        await one.shard.set_inputs(near, [far, lagging])
 
 
 async def test_a_shard_that_is_cut_off_says_so_and_keeps_its_memory(deployment: Deployment) -> None:
@@ -207,58 +80,6 @@ async def test_a_later_process_at_the_same_address_replaces_this_one(deployment:
     await deployment.settle(again)
 
 
-async def test_a_process_that_was_replaced_puts_nobody_out_behind_an_outage(deployment: Deployment) -> None:
-    """While the store is away nobody is heard of: that it was the first to be heard again makes no process the newer one."""
-    old, other = await two(deployment)
-    new = await deployment.start("one:1")
-    await deployment.settle(new, other)
-    await old.hear()
-    assert deployment.members.view.at("one:1") == new.cluster.me
-    deployment.clock.now += 2 * DEAD_AFTER  # nobody reaches the store
-    await old.hear()
-    assert deployment.members.view.at("one:1") == new.cluster.me
-    await deployment.settle(new, other)
-    assert held(new) | held(other) == set(NAMES)
-    with pytest.raises(Replaced, match="advertise"):
-        await deployment.settle(old)
-
-
-async def test_a_process_takes_its_place_back_from_one_that_was_replaced(deployment: Deployment) -> None:
-    """The older one wakes up while the newer one is cut off from the store: it is the older one that has to go, not the one that is right."""
-    old, other = await two(deployment)
-    new = await deployment.start("one:1")
-    await deployment.settle(new, other)
-    await deployment.settle(old, other, seconds=2.1)
-    assert deployment.members.view.at("one:1") == old.cluster.me
-    await deployment.settle(new, other)
-    assert deployment.members.view.at("one:1") == new.cluster.me
-    with pytest.raises(Replaced, match="advertise"):
-        await deployment.settle(new, old)
-    await deployment.settle(new, other)
-    assert held(new) | held(other) == set(NAMES)
-
-
-async def test_the_later_of_two_processes_is_told_although_views_were_lost_between_them(deployment: Deployment) -> None:
-    old, other = await two(deployment)
-    deployment.members.lose(2)
-    new = await deployment.start("one:1")
-    await deployment.settle(new, other)
-    assert 0 < old.cluster.me.joined < new.cluster.me.joined
-    with pytest.raises(Replaced, match="advertise"):
-        await deployment.settle(new, old)
-    await deployment.settle(new, other)
-
-
-async def test_a_shard_shown_a_higher_number_looks_and_rises(deployment: Deployment) -> None:
-    one, _ = await two(deployment)
-    name = min(held(one))
-    grant = await one.claim(name)
-    await one.shard.rise(name, 41)
-    assert one.shard.epoch(name) == 42
-    assert await one.report(name, grant, 14) == []
-    assert (await one.claim(name)).sequencer >> 40 == 42
-
-
 async def test_a_zombie_puts_nothing_back_before_those_who_were_awake(deployment: Deployment) -> None:
     zombie, other = await two(deployment)
     name = min(held(zombie))
@@ -280,28 +101,6 @@ async def test_a_zombie_puts_nothing_back_before_those_who_were_awake(deployment
     [(_, stale)] = await other.report(name, old, 20)
     assert stale.reason == "STALE_SEQUENCER"
     assert await other.report(name, new, 14) == []
-
-
-async def test_a_zombie_refuses_nobody_for_being_newer_than_it_knows(deployment: Deployment) -> None:
-    zombie, other = await two(deployment)
-    name = min(held(zombie))
-    await deployment.settle(other, seconds=2.1)
-    newer = await other.claim(name)
-    # A stale sequencer would end the newer owner for good, and it is the shard that is stale.
-    [(_, refused)] = await zombie.report(name, newer, 14)
-    assert refused.reason == "MOVED"
-    assert name not in held(zombie)
-    assert await other.report(name, newer, 14) == []
-
-
-async def test_a_zombie_s_refusal_of_a_call_is_not_told_either(deployment: Deployment) -> None:
-    zombie, other = await two(deployment)
-    name = min(held(zombie))
-    await deployment.settle(other, seconds=2.1)
-    newer = await other.claim(name)
-    with pytest.raises(errors.Moved):
-        await zombie.shard.release(name, newer.sequencer)
-    await other.shard.release(name, newer.sequencer)
 
 
 async def test_rule8_nothing_of_a_stream_counts_behind_what_another_shard_was_to_hear(deployment: Deployment) -> None:
@@ -329,17 +128,6 @@ async def test_rule8_nothing_of_a_stream_counts_behind_what_another_shard_was_to
     assert one.low(name) == 10
 
 
-async def test_a_graph_that_cannot_be_read_is_refused_and_read_later(deployment: Deployment) -> None:
-    one, other = await two(deployment)
-    one.faults.unreadable.add("load")
-    await other.shard.register(Spec("new"))
-    with pytest.raises(errors.Unavailable, match="cannot read the graph from its store"):
-        await one.shard.confirm(())
-    one.faults.unreadable.clear()
-    await one.shard.confirm(())
-    assert "new" in one.shard.topology.computations
-
-
 async def test_reads_that_wait_for_a_store_that_hangs_end_in_time(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -364,3 +152,271 @@ async def test_reads_that_wait_for_a_store_that_hangs_end_in_time(
     monkeypatch.undo()
     assert await one.shard.serve(away), "what was begun went on"
     assert (await one.shard.ranges(name, below=None, limit=1))[1] == 1
+
+
+def alive(one: One) -> bool:
+    """Whether a shard's rounds go on."""
+    return not one.rounds.done()
+
+
+async def test_a_refused_adopt_changes_nothing(deployment: Deployment) -> None:
+    one = await deployment.start("one:1")
+    await one.shard.register(Spec("a"))
+    await one.shard.register(Spec("reader", ("a",)))
+    grant = await one.shard.claim("a", ClaimRequest([b"", b""], identity="x", request_id=b"1".ljust(16)))
+    await one.report("a", grant, 14)
+    far = np.array([2**62], dtype=np.int64)
+    bad = ClaimRequest([b"", b""], identity="y", request_id=b"2".ljust(16), bound_micros=far)
+    with pytest.raises(errors.TooFarAhead):
+        await one.shard.claim("a", bad, adopt=True)
+    assert {one.shard.topology.get(name).incarnation for name in ("a", "reader")} == {1}
+    assert one.low("a") == 14
+
+
+async def test_c7b_a_heal_yields_to_whom_a_newer_view_has_chosen(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    name = min(held(one))
+    first = deployment.disk.owners[name]
+    await one.shard.rise(name, 2)
+    await one.report(name, await one.claim(name), 11)
+    deployment.disk.owners[name], deployment.disk.logs[name] = first, StoredLog()  # a fail-over
+    await other.cluster.change(lambda view: view.pinned(name, "other:1"))
+    await other.beat()
+    if not other.shard.serves(name):
+        assert await other.shard.serve(name)
+    grant = await other.claim(name)
+    await other.report(name, grant, 15)
+    await one.hear()
+    await one.shard.confirm()
+    await other.shard.confirm()
+    assert deployment.owner(name) is other
+    assert await other.report(name, grant, 16) == []
+
+
+async def test_a_store_that_went_on_without_this_owner_is_let_go(deployment: Deployment) -> None:
+    """It forgot who took over, and the owner before, who never heard of it, has appended since."""
+    one, other = await two(deployment)
+    name = min(held(other))
+    grant = await other.claim(name)
+    await deployment.settle(one, seconds=2.1)
+    while deployment.disk.owners[name].address != "other:1":
+        deployment.disk.lose(1)
+    await other.report(name, grant, 12)
+    await other.report(name, grant, 13)
+    one.faults.ends["append"] = [Outcome.FAILED]
+    with pytest.raises(errors.LowwaterError):
+        await one.report(name, grant, 12)
+    assert alive(one)
+    assert name not in held(one)
+    assert other.low(name) == 13
+
+
+async def test_c5c_a_graph_whose_reading_failed_is_read_again(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    name = min(held(one))
+    await one.report(name, await one.claim(name), 14)
+    await one.shard.register(Spec("forgotten"))
+    last = deployment.disk.logs[GRAPH].last
+    while deployment.disk.logs[GRAPH].last == last:  # a fail-over forgets it, and all behind it
+        deployment.disk.lose(1)
+    await other.shard.reset(name)
+    await other.shard.register(Spec("kept"))
+    one.faults.ends["append"] = [Outcome.FAILED]
+    with pytest.raises(errors.LowwaterError):
+        await one.shard.confirm()
+    await one.shard.confirm([name])
+    view = one.shard.view(name)
+    assert view is not None
+    assert view.incarnation == 2
+    await one.shard.register(Spec("later"))
+    third = await deployment.start("third:1")
+    assert third.shard.topology.computations.keys() >= {"forgotten", "kept", "later"}
+
+
+LATEST = TOGETHER_SECONDS + 2.0
+"""Seconds after which an answer is too late, with as much time for the answer itself as a busy machine may need."""
+
+
+class Taking(NamedTuple):
+    """A shard that is taking computations over, and where it is reached."""
+
+    one: One
+    address: str
+    hanging: set[str]
+    """What it cannot read for now."""
+    whole: asyncio.Event
+    """Set when it can."""
+
+
+@pytest.fixture(params=[1, 3])
+async def taking(deployment: Deployment, request: pytest.FixtureRequest) -> AsyncIterator[Taking]:
+    """Another shard has died, and so many of its logs cannot be read for now."""
+    one, other = await two(deployment)
+    await other.stop()
+    hanging = set(sorted(held(other))[: request.param])
+    one.faults.late = dict.fromkeys(hanging, whole := asyncio.Event())
+    for _ in range(8):
+        deployment.clock.now += 0.3
+        await one.hear()
+        await one.cluster._look_after_what_is_held()
+        await turns()
+    assert held(one) == set(NAMES) - hanging
+    async with reached(one) as address:
+        yield Taking(one, address, hanging, whole)
+        whole.set()
+
+
+async def test_the_others_are_read_in_time(taking: Taking) -> None:
+    asked = watermarks_pb2.GetWatermarksRequest(computations=NAMES)
+    async with grpc.aio.insecure_channel(taking.address) as channel:
+        got = await Stubs(channel).watermarks.GetWatermarks(asked, timeout=LATEST)
+    assert {watermark.computation for watermark in got.watermarks} == set(NAMES) - taking.hanging
+    assert {redirect.computation for redirect in got.redirects} == taking.hanging
+
+
+BEAT = DEAD_AFTER / 5
+
+
+async def test_what_it_served_is_taken_a_beat_and_a_half_after_it_was_heard_last(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    name = min(held(other))
+    grant = await other.claim(name)
+    assert await other.report(name, grant, 14) == []
+    await other.stop()
+    deployment.looks_dead.add("other:1")
+    await deployment.settle(one, seconds=BEAT)
+    assert held(one) != set(NAMES)
+    assert one.cluster._next == pytest.approx(BEAT / 2, abs=0.01)  # just when it may be left out
+    deployment.clock.now += one.cluster._next
+    await one.beat()
+    assert held(one) == set(NAMES)
+    assert one.low(name) == 14
+    assert await one.report(name, grant, 15) == []
+
+
+async def test_rule4_a_shard_that_looks_dead_and_beats_keeps_all_it_has(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    before = held(one), held(other)
+    deployment.looks_dead |= {"one:1", "other:1"}
+    await deployment.settle(one, other, seconds=20 * BEAT)
+    assert (held(one), held(other)) == before
+
+
+async def test_one_that_looked_dead_and_was_heard_of_since_has_the_patience_of_any_other(
+    deployment: Deployment,
+) -> None:
+    """A firewall that refuses what is new to a shard that lives does so for ever, and that shard may be late one day."""
+    one, other = await two(deployment)
+    before = held(one), held(other)
+    deployment.looks_dead.add("other:1")
+    await deployment.settle(one, other, seconds=3 * BEAT)
+    await deployment.settle(one, seconds=4 * BEAT)
+    assert (held(one), held(other)) == before
+    await one.cluster.settle([min(held(other))], 60.0)  # and no question waits
+    await deployment.settle(one, seconds=2 * BEAT)
+    assert held(one) == set(NAMES)
+
+
+async def test_nobody_is_taken_over_for_what_the_store_did(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    before = held(one), held(other)
+    deployment.looks_dead |= {"one:1", "other:1"}
+    deployment.clock.now += 10 * BEAT  # nobody was heard of, since the store was away
+    await one.beat()
+    assert (held(one), held(other)) == before
+    await deployment.settle(other, one, seconds=4 * BEAT)
+    assert (held(one), held(other)) == before
+
+
+async def test_who_has_lost_beats_heals_nothing_too_soon(deployment: Deployment) -> None:
+    """By evidence it may have been replaced sooner; so its memory counts for less sooner, too."""
+    one, _ = await two(deployment)
+    await deployment.settle(one, seconds=10 * BEAT)
+    assert one.cluster.may_heal()
+    deployment.clock.now += 2 * BEAT
+    await one.beat()
+    assert not one.cluster.may_heal()
+
+
+async def test_a_question_waits_until_it_is_known_who_is_next(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    name = min(held(other))
+    await other.stop()
+    deployment.looks_dead.add("other:1")
+    asking = asyncio.create_task(one.cluster.settle([name], 60.0))
+    await deployment.settle(one, seconds=BEAT)
+    await turns()
+    assert not asking.done()
+    await deployment.settle(one, seconds=BEAT)
+    await asking
+    assert (await one.cluster.locate([name]))[name].address == "one:1"
+
+
+async def test_a_question_waits_no_longer_for_a_store_that_hangs(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    deployment.looks_dead.add("other:1")
+    one.faults.held["owners"] = asyncio.Event()
+    await one.cluster.settle([min(held(other))], 0.001)
+    one.faults.held["owners"].set()
+
+
+class SlowJournal(MemoryJournal):
+    """Takes so many seconds to say that nobody answers."""
+
+    seconds = 0.0
+    away = False
+
+    async def confirm(self, logs: Iterable[str]) -> int:
+        """See Journal."""
+        if self.away:
+            await asyncio.sleep(self.seconds)
+            raise JournalFailed("nobody answers")
+        return await super().confirm(logs)
+
+
+class Simulated(Deployment):
+    """One store, and shards that live by themselves."""
+
+    def __init__(self, sim: Simulation) -> None:
+        super().__init__(Clock(0.0, over=lambda: sim.now))
+        self.sim = sim
+
+    async def start(self, address: str, faults: FaultPlan | None = None) -> Living:
+        """Start a shard, with these faults on its way to the members; returns when it is one of them."""
+        one = Living(self, address, faults)
+        one.process.start(one.live)
+        await one.joined.wait()
+        return one
+
+
+class Living(One):
+    """A shard in a process of its own."""
+
+    def __init__(self, deployment: Simulated, address: str, faults: FaultPlan | None = None) -> None:
+        super().__init__(deployment, address, journal=SlowJournal, faults=faults)
+        self.process = deployment.sim.process(address)
+        self.joined = asyncio.Event()
+        self.told: list[bool] = []
+        """What was said of being cut off."""
+        self.cluster.on_cut_off = self.told.append
+
+    @property
+    def store(self) -> SlowJournal:
+        """Its journal."""
+        assert isinstance(self.journal, SlowJournal)
+        return self.journal
+
+    async def live(self) -> None:
+        """Serve until killed."""
+        await self.shard.start()
+        rounds = asyncio.create_task(self.shard.run())
+        await self.cluster.join(self.shard)
+        self.joined.set()
+        await self.cluster.run()
+        await rounds
+
+
+def run(story: Callable[[Simulated], Coroutine[Any, Any, None]]) -> None:
+    """Run a story."""
+    sim = Simulation(1)
+    sim.run(story(Simulated(sim)), limit=120)

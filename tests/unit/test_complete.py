@@ -389,24 +389,6 @@ def test_a_mark_is_read_as_it_was_written() -> None:
         assert Mark.from_json(said) is None
 
 
-def test_who_is_claimed_after_its_first_version_is_compared_with_the_lives_that_were_there_by_then() -> None:
-    """Its first version was made without a claim, and after one of a newer life; by then its own claim is known, of the life before."""
-    older, newer = app_id("a", "older"), app_id("a", "newer")
-    versions: list[Version] = []
-
-    def write(app: str, low: int, claim: Claim | None) -> None:
-        apps = {name for version in versions for name in version.writes}
-        mark, _ = follow(app, Standing(low, claim), History(len(versions) - 1, apps, lambda at: versions[at]))
-        versions.append(Version({app: mark}))
-
-    write(newer, 100, Claim(4, 1))
-    write(older, 500, None)
-    with pytest.raises(CheckpointMismatch, match="life 4 of a has written into the table, and this run is of life 3"):
-        write(older, 500, Claim(3, 1))
-    answer = read(History(1, {older, newer}, lambda at: versions[at]), ["a"])
-    assert (answer.low.micros, answer.writers["a"].life) == (100, 4)
-
-
 @pytest.mark.parametrize(
     "said", ["[]", "no JSON", '{"format": 2}', '{"format": 1}', '{"format": 1, "through": "9", "life": 1}']
 )
@@ -419,7 +401,6 @@ def test_what_is_no_mark_of_a_directory_is_told_by_the_file(tmp_path: Path, said
 
 APP, OTHER = app_id("a", "c0"), app_id("a", "c1")
 
-LOST = "is not there any more"
 
 CLAIM = Claim(1, 1)
 
@@ -446,50 +427,12 @@ def left(*versions: Version | None, claim: Claim | None = CLAIM, apps: Collectio
     return follow(APP, Standing(9, claim), of(*versions, apps=apps))[0]
 
 
-def test_a_version_that_is_gone_may_have_taken_rows_away() -> None:
-    assert asked(written(said(5)), Version()).low.micros == 5
-    assert LOST in asked(written(said(5)), None, Version()).why
-    assert LOST in asked(None, None).why
-    assert LOST in asked(Version(), None, written(said(5, checked=0))).why
-    assert LOST in left(written(said(5)), None, Version()).rewound
-    assert left(None, written(said(5, checked=0)), Version()).rewound == ""
-
-
-def test_a_run_of_an_older_life_is_refused() -> None:
-    newer = written(said(5, life=2), OTHER)
-    with pytest.raises(CheckpointMismatch, match="life 2 of a has written"):
-        left(written(said(5)), newer, apps=(APP, OTHER))
-    with pytest.raises(CheckpointMismatch, match="life 2 of a has written"):
-        left(newer, Version(), apps=(OTHER,))
-    assert left(written(said(5)), newer, claim=Claim(3, 1), apps=(APP, OTHER)).life == 3
-
-
 def test_another_checkpoint_that_nobody_sees_any_more_may_be_of_a_higher_life() -> None:
     """Unless the one that is seen has begun after it."""
     assert "what another checkpoint of it has said" in asked(None, written(said(5, checked=0)), apps=(APP, OTHER)).why
     begun = left(None, written(said(5), OTHER), claim=Claim(2, 1), apps=(OTHER,))
     assert begun.after == (OTHER,)
     assert asked(None, None, written(begun), apps=(APP, OTHER)).low.micros == 9
-
-
-def test_what_an_earlier_life_has_said_is_not_carried_on() -> None:
-    """Without a claim, or with inputs that were changed, a writer says what its own life had said, and never more than it can."""
-    assert left(written(said(5)), claim=None).through == 5
-    assert left(written(said(12)), claim=None).through == 9
-    assert left(Version(), claim=None, apps=()).through == MIN
-    assert asked(written(said(5, life=0))).why == "a: its stage had not been claimed yet"
-    for life, through in ((1, 5), (2, MIN)):
-        standing = Standing(9, Claim(life, 1), current=False)
-        assert follow(APP, standing, of(written(said(5))))[0].through == through
-
-
-def test_what_was_found_once_stays() -> None:
-    assert "has no mark" in left(Version({APP: None})).rewound
-    lost = left(written(said(5)), Version(rewinds="restored"), Version(deletes="deleted"))
-    assert (lost.rewound, lost.deleted, lost.checked) == ("restored", "deleted", 2)
-    later = left(written(said(5)), Version(), Version(), written(lost))
-    assert (later.rewound, later.deleted, later.checked) == ("restored", "deleted", 3)
-    assert asked(Version(), Version(), Version(), written(lost)).why == "a: restored"
 
 
 def test_who_was_not_asked_for_is_told() -> None:

@@ -16,13 +16,11 @@ from lowwater_authority.core.budget import Budget, Lateness
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.groups import Mass
 from lowwater_authority.core.topology import Spec, Topology
-from lowwater_authority.rpc import codec
 from tests.kit.times import HOUR, MINUTE
-from tests.property.core_driver import MAX, MIN, NOW, Driver
+from tests.property.core_driver import MIN, NOW, Driver
 
 PPM = 10_000
 """A budget of 1 %."""
-EDGES = lateness.EDGES
 
 
 class Source:
@@ -81,21 +79,6 @@ def warmed(of: Driver, *bounds: bytes) -> Source:
     return source
 
 
-def test_it_is_low_until_it_is_warm_and_then_follows_its_source() -> None:
-    made = driver()
-    source = Source(made)
-    source.hand_on(500, late=MINUTE)
-    source.report(7)
-    assert (published(made), made.low) == (7, 7)
-    source.hand_on(100, late=MINUTE)
-    source.frontier += MINUTE
-    source.report(8)
-    assert published(made) == source.frontier - EDGES[lateness.bucket_of(MINUTE)]
-    assert made.low == 8
-    source.report(source.frontier)
-    assert published(made) == source.frontier, "never below the low watermark"
-
-
 def test_rule8_a_repeated_report_counts_once_and_a_lost_one_not_less() -> None:
     made = driver()
     source = warmed(made)
@@ -137,22 +120,6 @@ def test_what_cannot_be_is_refused_and_changes_nothing_of_it(wrong: dict[str, ob
     assert counted(made) == (607, 5)
 
 
-def test_any_counts_that_are_taken_fit_into_what_is_kept_and_told() -> None:
-    """The most that a claim may tell, of many claims in one round: nothing passes 64 bits, in no snapshot and no answer."""
-    made = driver()
-    for source in [
-        Source(made, bytes([1, number // 256, number % 256]), bytes([1, number // 256, number % 256, 0]))
-        for number in range(300)
-    ]:
-        source.counts = {0: 2**40 - 7, 5: 7}
-        assert not source.report(settle=False)
-    made.settle()
-    assert counted(made)[0] == 300 * 2**40
-    snapshot = recovery.snapshot(made.core)
-    assert recovery.recover(made.spec, snapshot, (), epoch_base=1000).published.budgets == made.core.published.budgets
-    assert codec.budget_messages(made.core.published.budgets)[0].records == 300 * 2**40
-
-
 def test_what_would_take_a_computation_beyond_62_bits_is_refused() -> None:
     made = driver()
     one, two = Source(made, b"", b"m"), Source(made, b"m", b"")
@@ -167,54 +134,7 @@ def test_what_would_take_a_computation_beyond_62_bits_is_refused() -> None:
     recovery.snapshot(made.core)
 
 
-def test_a_frontier_beyond_the_clock_is_refused() -> None:
-    made = driver()
-    source = warmed(made)
-    before = published(made)
-    source.frontier = made.now + 2 * 24 * HOUR
-    assert source.report() == {("TOO_FAR_AHEAD", None)}
-    assert published(made) == before
-    source.frontier = made.now
-    source.hand_on(1)
-    for far in (made.now + 2 * 24 * HOUR, MAX):
-        assert made.report(source.sequencer, MIN, lateness=source.told(reference=far)) == {("TOO_FAR_AHEAD", None)}
-    assert counted(made) == (601, 0)
-
-
-def test_records_are_judged_by_what_is_published_when_their_report_counts() -> None:
-    """Its owner knew an older value: each record counts that may be behind the newer one, those of the bucket in which it falls too."""
-    made = driver()
-    source = warmed(made)
-    old = published(made)
-    source.frontier += MINUTE
-    source.report()
-    assert published(made) > old
-    source.hand_on(3, late=2 * MINUTE, judged=old - HOUR)
-    source.hand_on(2, late=0, judged=old - HOUR)
-    assert source.behind == 0, "none, as far as its owner knew"
-    source.report()
-    assert counted(made) == (606, 3)
-
-
-def test_a_budget_that_was_left_out_once_may_be_told_again() -> None:
-    """What came meanwhile was judged by the buckets; of what comes now all are behind that may be."""
-    made = driver()
-    source = warmed(made)
-    source.hand_on(4, late=HOUR)
-    assert not made.report(source.sequencer, MIN, lateness=source.told(behind={}))
-    source.hand_on(2, late=HOUR)
-    source.hand_on(1)
-    assert source.behind == 6
-    assert not source.report()
-    assert counted(made) == (608, 7)
-    source.hand_on(5)
-    source.hand_on(1, late=HOUR)
-    assert not source.report()
-    assert counted(made) == (614, 8), "what was told is noted: the next one counts exactly again"
-
-
 def test_rule3_it_never_goes_back_over_crashes_snapshots_and_takeovers() -> None:
-    """And what comes back is what was there, to the last record."""
     for seed in range(6):
         random = Random(seed)
         made = driver()
@@ -253,48 +173,10 @@ def arrived(core: Computation) -> object:
     return deepcopy((core.budgets, groups))
 
 
-def test_a_silent_claim_holds_it_and_so_does_its_successor_until_that_has_come_as_far() -> None:
-    made = driver()
-    one, two = warmed(made, b"", b"m"), warmed(made, b"m", b"")
-    for _ in range(5):
-        one.frontier += HOUR // 6
-        one.hand_on(1)
-        one.report()
-    held = published(made)
-    assert held <= two.frontier
-    successor = Source(made, b"m", b"", frontier=two.frontier)
-    one.frontier += MINUTE
-    one.hand_on(1)
-    one.report()
-    assert published(made) <= two.frontier, "nobody knows what the successor has read"
-    for _ in range(3):
-        successor.frontier += MINUTE
-        successor.hand_on(1)
-        successor.report()
-        assert published(made) <= successor.frontier, "a first small report makes it weigh no less than its predecessor"
-    successor.frontier = one.frontier
-    successor.hand_on(1)
-    successor.report()
-    assert published(made) > two.frontier + 3 * MINUTE
-
-
 def weights(of: Driver) -> list[tuple[bytes, int]]:
     """What each group weighs in R, by its first range."""
     told = {each.bounds[0]: each.arrived() for each in of.core.map.run_groups()}
     return [(start, weight[1]) for start, weight in told.items() if weight is not None]
-
-
-def test_what_is_left_of_a_claim_whose_range_was_cut_holds_it_too() -> None:
-    made = driver()
-    one, two = warmed(made, b"", b"m"), warmed(made, b"m", b"")
-    cut = Source(made, b"m", b"t", frontier=two.frontier)
-    assert weights(made) == [(b"", 601), (b"m", 301), (b"t", 300)]
-    for _ in range(3):
-        cut.frontier = one.frontier = one.frontier + HOUR // 6
-        for each in (one, cut):
-            each.hand_on(1)
-            each.report()
-    assert published(made) <= two.frontier, "of the keys from t on nothing was heard since"
 
 
 def test_cuts_and_merges_make_no_more_of_what_weighs_in_it() -> None:
@@ -312,34 +194,6 @@ def test_cuts_and_merges_make_no_more_of_what_weighs_in_it() -> None:
     assert made.core.map.groups[made.core.last_sequencer].arrived_before == (source.frontier, 100)
 
 
-def test_a_claim_that_loses_ranges_weighs_as_much_less_as_they_are_more() -> None:
-    made = driver()
-    source = Source(made, b"", b"c", b"f", b"m", b"")
-    source.hand_on(1000)
-    source.report()
-    made.claim(b"c", b"f")
-    assert weights(made) == [(b"", 750), (b"c", 250)]
-    made.retire(b"m", b"", force=True)
-    assert weights(made) == [(b"", 500), (b"c", 250)]
-    source.hand_on(10)
-    source.report()
-    assert weights(made) == [(b"", 510), (b"c", 250)]
-
-
-def test_a_retired_or_finished_claim_holds_nothing() -> None:
-    for end in ("retire", "finish"):
-        made = driver()
-        one, two = warmed(made, b"", b"m"), warmed(made, b"m", b"")
-        one.frontier += HOUR // 2
-        one.report()
-        assert published(made) <= two.frontier
-        if end == "retire":
-            made.retire(b"m", b"", force=True)
-        else:
-            made.report(two.sequencer, MAX, finish=True)
-        assert published(made) > two.frontier
-
-
 def test_an_input_that_is_added_takes_back_how_far_its_claims_were() -> None:
     """What they said did not know of what comes from there; a replay finds the same."""
     made = driver()
@@ -354,14 +208,6 @@ def test_an_input_that_is_added_takes_back_how_far_its_claims_were() -> None:
     made.core.revoke(2, made.now, bound=None)
     assert [each.arrived() for each in made.core.map.run_groups()] == [(one.frontier - HOUR, 601)] * 2
     assert published(made) == shown, "it never goes back"
-
-
-def test_a_reset_begins_anew() -> None:
-    made = driver()
-    warmed(made)
-    made.reset()
-    assert counted(made) == (0, 0)
-    assert published(made) == MIN
 
 
 def test_a_journal_that_knows_no_budgets_is_read() -> None:
@@ -388,46 +234,6 @@ def test_a_record_in_which_it_goes_back_is_refused() -> None:
         recovery.recover(made.spec, None, [*made.records, again.SerializeToString()], epoch_base=1000)
 
 
-def test_records_that_count_from_many_moments_are_the_same_as_told_one_by_one() -> None:
-    """A round adds up what counts from one moment, and budgets that stand at one R share what comes of it."""
-    random = Random(3)
-    made = Driver(Spec("c", budgets=(1_000, PPM)))
-    sources = [Source(made, bytes([number]), bytes([number + 1])) for number in range(1, 9)]
-    alone = {ppm: Budget(ppm) for ppm in (1_000, PPM)}
-    for _ in range(30):
-        came: list[tuple[int, dict[int, int]]] = []
-        for source in sources:
-            source.frontier += random.choice((0, MINUTE, random.randrange(HOUR // 10)))
-            before = dict(source.counts)
-            source.hand_on(random.randrange(200), late=random.choice((0, MINUTE, HOUR)))
-            more = {each: n - before.get(each, 0) for each, n in source.counts.items()}
-            came.append((source.frontier, {each: n for each, n in more.items() if n}))
-            assert not made.report(source.sequencer, MIN, lateness=source.told(behind={}), settle=False)
-        behind = {
-            kept.ppm: sum(lateness.behind(some, at, kept.micros) if kept.micros > MIN else 0 for at, some in came)
-            for kept in made.core.published.budgets
-        }
-        made.settle()
-        for ppm, one in alone.items():
-            reference = max(one.reference, made.core.budgets[ppm].reference)
-            counts: dict[int, int] = {}
-            for at, some in came:
-                for bucket, count in lateness.moved(some, at, at if reference == MIN else reference).items():
-                    counts[bucket] = counts.get(bucket, 0) + count
-            one.tick(counts, behind[ppm], reference, made.low)
-    assert alone == made.core.budgets
-
-
-def test_computations_without_a_budget_tell_nothing_of_it() -> None:
-    made = Driver(Spec("c"))
-    made.spec = Spec("c")
-    sequencer = made.claim(b"", b"").sequencer
-    assert not made.report(sequencer, 5, lateness=Lateness({0: 5}, 9, 9, {}))
-    assert made.core.published.budgets == ()
-    record = pb.Record.FromString(made.records[-1])
-    assert not record.ops[-1].values.arrived
-
-
 def test_registered_budgets_are_of_the_registration() -> None:
     graph = Topology().register(Spec("c", budgets=(1_000, PPM)))
     assert graph.register(Spec("c", budgets=(1_000, PPM))) is graph
@@ -437,24 +243,6 @@ def test_registered_budgets_are_of_the_registration() -> None:
     for wrong in ((99,), (500_001,), (PPM, PPM), (1_000, 2_000, 3_000, 4_000, 5_000)):
         with pytest.raises(errors.InvalidArgument, match="lateness_budgets_ppm"):
             Topology().register(Spec("d", budgets=wrong))
-
-
-def test_rule2_what_is_staged_judges_nobody() -> None:
-    """A record is judged by what readers see: the value of a round that is not durable yet is none of that."""
-    made = driver()
-    source = warmed(made)
-    seen = published(made)
-    source.frontier += HOUR // 2
-    source.report(settle=False)
-    assert isinstance(made.core, Computation)
-    assert made.core.take_record(made.now) is not None
-    assert budget(made).value > seen == published(made)
-    source.hand_on(4, late=HOUR // 2 - MINUTE)
-    source.report()
-    assert counted(made)[1] == 0
-
-
-# -- all that is pending is known ------------------------------------------------------------------------------------
 
 
 class Board:
@@ -525,68 +313,11 @@ def test_rule3_with_all_pending_known_the_share_behind_is_kept_from_the_first_re
     assert seen > board.driver.core.published.low
 
 
-def test_a_range_whose_pending_records_nobody_has_told_holds_it() -> None:
-    board = Board(b"", b"m")
-    for _ in range(200):
-        board.announce(NOW - 2 * HOUR)
-    for record in range(200):
-        board.land(record)
-    board.report(NOW - HOUR)
-    assert published(board.driver) == MIN, "of the other range nothing is known"
-    other = board.driver.claim(b"m", b"").sequencer
-    board.report()
-    assert published(board.driver) == MIN, "nor of a claim that has told nothing"
-    none = Mass(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 0, {990_000: NOW - 90 * MINUTE})
-    board.driver.report(other, NOW - 90 * MINUTE, mass=none)
-    assert published(board.driver) == NOW - 90 * MINUTE, "the least of both frontiers"
-
-
-def test_it_is_the_same_after_a_crash_with_all_pending_known() -> None:
-    board = Board()
-    for number in range(500):
-        board.announce(NOW - 2 * HOUR + number)
-    for record in range(400):
-        board.land(record)
-    board.report(NOW - HOUR)
-    before = board.driver.core.published
-    assert before.budgets[0].micros == NOW - 2 * HOUR + 404
-    board.driver.crash()
-    assert board.driver.core.published.budgets == before.budgets
-    for record in range(400, 404):
-        board.land(record)
-    board.report()
-    assert published(board.driver) == before.budgets[0].micros, "its tokens are spent"
-
-
-def test_what_is_pending_no_more_and_was_not_counted_is_not_spent_twice() -> None:
-    """A report whose lateness is refused, for a reference from the far future, takes nothing from what is pending either."""
-    board = Board()
-    for number in range(300):
-        board.announce(NOW - 2 * HOUR + number)
-    for record in range(200):
-        board.land(record)
-    board.report(NOW - HOUR)
-    stood = published(board.driver)
-    assert stood == NOW - 2 * HOUR + 202
-    none = Mass(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 0, {990_000: NOW - HOUR})
-    for record in range(200, 300):
-        board.land(record)
-    refused = board.driver.report(
-        board.source.sequencer, NOW - HOUR, mass=none, lateness=board.source.told(reference=NOW + 100 * 24 * HOUR)
-    )
-    assert {reason for reason, _ in refused} == {"TOO_FAR_AHEAD"}
-    assert published(board.driver) == NOW - HOUR == board.driver.core.published.low, "and the low watermark goes on"
-    assert board.driver.core.map.groups[board.source.sequencer].mass.starts.size == 100  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize("wrong", [{"inputs": ("a",)}, {"budgets": ()}, {"heuristics": ()}])
 def test_only_an_injector_with_a_budget_can_know_all_that_is_pending(wrong: dict[str, tuple[object, ...]]) -> None:
     asked = {"heuristics": (990_000,), "budgets": (PPM,), "all_pending": True, **wrong}
     with pytest.raises(errors.InvalidArgument, match="all_pending"):
         Topology().register(Spec("c", **asked))  # type: ignore[arg-type]
-
-
-# -- what has come behind heuristic watermarks ------------------------------------------------------------------------
 
 
 def test_what_comes_behind_a_heuristic_watermark_is_counted() -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import tracemalloc
-from fractions import Fraction
 from itertools import pairwise
-from math import floor
 
 import pytest
 from hypothesis import given
@@ -16,12 +13,10 @@ from lowwater import errors
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import recovery
 from lowwater_authority.core.history import HOUR, KEPT, LARGEST_STEP, LEAST_STEP, SECOND, Completion, History, boundary
-from lowwater_authority.core.requests import ClaimRequest
 from lowwater_authority.core.times import DAY, MAX, MIN
 from lowwater_authority.core.topology import Spec, Topology
-from tests.kit.faults import FaultPlan, Outcome
 from tests.kit.memory_journal import MemoryDisk
-from tests.property.core_driver import NOW, Driver
+from tests.property.core_driver import Driver
 from tests.property.second_opinion import completed
 from tests.unit.test_shard import Gate, Running
 
@@ -47,34 +42,21 @@ def moved(*seconds: float, spec: Spec = SPEC) -> tuple[Driver, int]:
     return d, sequencer
 
 
-# -- alone -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("low", "step", "end"),
     [
         pytest.param(0, HOUR, 0, id="the epoch is a boundary"),
-        pytest.param(HOUR - 1, HOUR, 0, id="just before"),
-        pytest.param(HOUR, HOUR, HOUR, id="at it"),
         pytest.param(-1, HOUR, -HOUR, id="just before the epoch"),
-        pytest.param(-HOUR, HOUR, -HOUR, id="an hour before the epoch"),
         pytest.param(-HOUR - 1, HOUR, -2 * HOUR, id="more than an hour before it"),
         pytest.param(MIN, HOUR, MIN, id="unknown completes nothing"),
-        pytest.param(MIN + 1, HOUR, MIN, id="nor does what is next to it"),
         pytest.param(MIN + HOUR, HOUR, -(2**63 // HOUR) * HOUR, id="the first boundary after MIN"),
         pytest.param(MAX, HOUR, MAX, id="finished completes all"),
         pytest.param(MAX - 1, HOUR, MAX // HOUR * HOUR, id="what is next to it does not"),
         pytest.param(MAX - 1, LARGEST_STEP, MAX // LARGEST_STEP * LARGEST_STEP, id="with the largest step"),
-        pytest.param(MIN + 1, LARGEST_STEP, MIN, id="the largest step near MIN"),
     ],
 )
 def test_where_the_last_complete_step_ends(low: int, step: int, end: int) -> None:
     assert boundary(low, step) == end
-
-
-@given(low=st.integers(MIN + LARGEST_STEP, MAX - 1), step=st.integers(LEAST_STEP, LARGEST_STEP))
-def test_a_boundary_is_the_multiple_below_before_the_epoch_as_well(low: int, step: int) -> None:
-    assert boundary(low, step) == floor(Fraction(low, step)) * step
 
 
 @given(lows=st.lists(st.integers(-40, 40) | st.sampled_from([MIN, MAX]), max_size=12), step=st.integers(1, 9))
@@ -112,94 +94,7 @@ def test_the_newest_are_kept_and_the_oldest_go() -> None:
     assert noted.newest(None, 1) == ([Completion(1, (KEPT + 4) * HOUR, (KEPT + 5) * HOUR, KEPT + 4)], KEPT)
 
 
-def test_a_full_history_is_small() -> None:
-    tracemalloc.start()
-    try:
-        noted = History(Completion(1, hour * HOUR, (hour + 1) * HOUR, NOW + hour * HOUR) for hour in range(KEPT))
-        assert len(noted) == KEPT
-        assert noted.bytes == 32 * KEPT
-        assert tracemalloc.get_traced_memory()[0] < 40 * KEPT
-    finally:
-        tracemalloc.stop()
-
-
-# -- in a computation --------------------------------------------------------------------------------------
-
-
-def test_a_history_of_one_incarnation_to_its_end() -> None:
-    d, sequencer = moved(3, 9, 10, 12, 57)
-    d.report(sequencer, MAX, finish=True)
-    assert history(d) == [(1, MIN, 0), (1, 0, 10), (1, 10, 50), (1, 50, MAX)]
-    # The claim was a round of its own, and each report another, a second apart.
-    assert [c.time for c in d.core.history] == [NOW + n * SECOND for n in (1, 3, 5, 6)]
-
-
-def test_it_follows_what_is_published_and_not_what_is_held() -> None:
-    d, sequencer = moved(35)
-    d.report(sequencer, 12 * SECOND)
-    d.report(sequencer, 38 * SECOND)
-    assert history(d) == [(1, MIN, 30)], "the step was complete once, so it is published once"
-    d.report(sequencer, 41 * SECOND, settle=False)
-    assert history(d) == [(1, MIN, 30)], "a round that is not at its end has completed nothing"
-    d.settle()
-    assert history(d) == [(1, MIN, 30), (1, 30, 40)]
-
-
-def test_another_incarnation_starts_anew_and_keeps_what_was() -> None:
-    d, _ = moved(5, 31)
-    d.reset()
-    assert history(d) == [(1, MIN, 0), (1, 0, 30)]
-    sequencer = d.claim(b"", b"").sequencer
-    d.report(sequencer, 12 * SECOND)
-    assert history(d) == [(1, MIN, 0), (1, 0, 30), (2, MIN, 10)]
-
-
-def test_the_new_incarnation_has_a_history_of_its_own() -> None:
-    d, sequencer = moved(31)
-    fresh = recovery.restarted(d.core, SPEC)
-    d.report(sequencer, 45 * SECOND)
-    assert [c.through for c in fresh.history] == [30 * SECOND], (
-        "the old incarnation may go on until the reset is durable"
-    )
-
-
 # -- recovered ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("position", range(7), ids=lambda p: f"snapshot after {p} records")
-def test_recovery_gives_the_same_history_from_any_snapshot(position: int) -> None:
-    d = Driver(SPEC)
-    snapshots = [recovery.snapshot(d.core)]
-    sequencer = d.claim(b"", b"").sequencer
-    snapshots.append(recovery.snapshot(d.core))
-    for low in (7, 12, 38):
-        d.report(sequencer, low * SECOND)
-        snapshots.append(recovery.snapshot(d.core))
-    d.reset()
-    sequencer = d.claim(b"", b"").sequencer
-    snapshots.append(recovery.snapshot(d.core))
-    d.report(sequencer, 22 * SECOND)
-    snapshots.append(recovery.snapshot(d.core))
-    before = list(d.core.history)
-    assert [c.incarnation for c in before] == [1, 1, 1, 2]
-    found = recovery.recover(d.spec, snapshots[position], d.records[position:], epoch_base=0)
-    assert list(found.history) == before
-    assert recovery.snapshot(found) == snapshots[-1]
-
-
-def test_a_reset_without_a_record_after_it_keeps_the_history_too() -> None:
-    d, _ = moved(7, 12)
-    d.reset()
-    before = list(d.core.history)
-    d.crash()
-    assert d.core.incarnation == 2
-    assert list(d.core.history) == before != []
-
-
-def test_a_lost_round_has_completed_nothing() -> None:
-    d, _ = moved(7, 12)
-    d.crash(lose=1)
-    assert history(d) == [(1, MIN, 0)]
 
 
 def test_a_snapshot_that_has_no_history_starts_one_that_claims_nothing_of_before() -> None:
@@ -211,19 +106,6 @@ def test_a_snapshot_that_has_no_history_starts_one_that_claims_nothing_of_before
     sequencer = d.claim(b"", b"").sequencer
     d.report(sequencer, 55 * SECOND)
     assert history(d) == [(1, 30, 50)], "steps up to 30 s were complete before, nobody knows since when"
-
-
-def test_a_full_history_survives_a_snapshot() -> None:
-    d, _ = moved()
-    d.core.history = History(Completion(1, i * STEP, (i + 1) * STEP, NOW + i) for i in range(KEPT))
-    before = list(d.core.history)
-    taken = recovery.snapshot(d.core)
-    d.crash(snapshot=taken, lose=len(d.records))
-    assert list(d.core.history) == before
-    assert len(taken) < 50 * KEPT
-
-
-# -- read --------------------------------------------------------------------------------------------------
 
 
 async def read(one: Running) -> list[int]:
@@ -250,67 +132,6 @@ async def test_rule2_no_completion_is_told_before_its_record_is_durable() -> Non
     assert await told == [14]
     assert await reported == []
     await one.stop()
-
-
-async def test_a_refused_write_leaves_no_completion_behind() -> None:
-    disk, faults = MemoryDisk(), FaultPlan()
-    one = await Running(disk, faults).start()
-    await one.shard.register(Spec("a"))
-    grant = await one.claim()
-    await one.report(grant, 13)
-    faults.then(Outcome.FAILED)
-    with pytest.raises(errors.JournalFailed):
-        await one.report(grant, 14)
-    assert await read(one) == [13]
-    one.now += HOUR
-    await one.report(grant, 15)
-    completions, _ = await one.shard.history("a", since=13 * HOUR, limit=1)
-    assert completions == [Completion(1, 13 * HOUR, 15 * HOUR, one.now)]
-    disk.crash()
-    again = await Running(disk).start()
-    assert await read(again) == [13, 15]
-    with pytest.raises(errors.UnknownComputation):
-        await again.shard.history("b", since=None, limit=1)
-    await again.stop()
-
-
-async def test_incarnations_that_other_resets_and_adoptions_begin() -> None:
-    disk = MemoryDisk()
-    one = await Running(disk).start()
-    await one.shard.register(Spec("a"))
-    await one.report(await one.claim(identity="x"), 13)
-    await one.shard.reset("a")
-    await one.report(await one.claim(identity="x"), 5)
-    with pytest.raises(errors.IdentityMismatch):
-        await one.claim(identity="y")
-    request = ClaimRequest([b"", b""], identity="y", request_id=b"r" * 16)
-    await one.report(await one.shard.claim("a", request, adopt=True), 7)
-    before = await one.shard.history("a", since=None, limit=9)
-    assert [(c.incarnation, c.after, c.through // HOUR) for c in before[0]] == [(1, MIN, 13), (2, MIN, 5), (3, MIN, 7)]
-    disk.crash()
-    again = await Running(disk).start()
-    assert await again.shard.history("a", since=None, limit=9) == before
-    await again.stop()
-
-
-# -- the step ----------------------------------------------------------------------------------------------
-
-
-def test_the_step_is_an_hour_unless_the_registration_says() -> None:
-    found = Topology().register(Spec("a", history_step=0)).register(Spec("b", history_step=60 * SECOND))
-    assert found.get("a").history_step == HOUR
-    assert found.get("b").history_step == 60 * SECOND
-    assert Topology.decode(found.encode()) == found
-
-
-def test_registering_again_without_a_step_takes_the_one_that_is() -> None:
-    found = Topology().register(Spec("a", history_step=60 * SECOND))
-    assert found.register(Spec("a", history_step=0)) is found
-    assert found.register(Spec("a", history_step=60 * SECOND)) is found
-    with pytest.raises(errors.RegistrationConflict, match="history step 60000000 us"):
-        found.register(Spec("a", history_step=HOUR))
-    changed = found.register(Spec("b")).set_inputs("a", ["b"])
-    assert changed.reset("a")[0].get("a").history_step == 60 * SECOND
 
 
 def test_a_graph_from_before_there_was_a_step_has_hours() -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from lowwater import errors
-from lowwater.watermark import Watermark
 from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import recovery
-from lowwater_authority.core.computation import LONGEST_STEP, SENDERS_KEPT, Computation
+from lowwater_authority.core.computation import GRANTS_KEPT, LONGEST_STEP, SENDERS_KEPT, Computation
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Fold, GroupReport, Prepare, Refused
 from lowwater_authority.core.topology import Spec
 from tests.property import switches
@@ -19,37 +16,6 @@ from tests.property.core_driver import MAX, MIN, SECOND, Driver, column, mass, r
 from tests.property.switches import planted
 
 OLD = {("OLD_STREAM", None)}
-
-
-# -- what is older is refused ----------------------------------------------------------------------------------
-
-
-@planted(8, switches.OlderReportsVanish)
-def test_rule8_a_report_that_is_not_newer_is_refused(made: type[Computation]) -> None:
-    """Stream 9, a restart, stream 3: its lowering is not taken over, and must not be taken for durable."""
-    d = Driver(made=made)
-    owner = d.claim(b"", b"m", b"").sequencer
-    d.report(owner, 1000, 500, number=(9, 1))
-    for number in ((3, 1), (9, 1)):
-        assert d.report(owner, 400, 2000, number=number) == OLD
-        d.crash()
-        assert d.report(owner, 400, 2000, number=number) == OLD
-    assert d.values() == [(b"", 1000), (b"m", 500)]
-    assert d.report(owner, 400, 2000, number=(10, 1)) == set()
-    assert d.values() == [(b"", 400), (b"m", 2000)]
-
-
-def test_the_refusal_says_which_stream_is_the_newest_and_what_to_do() -> None:
-    d = Driver()
-    owner = d.claim(b"", b"").sequencer
-    d.report(owner, 10, number=(9, 4))
-    report = GroupReport(owner, column([5]))
-    (refused,) = d.core.report(report, sender=b"s", number=(9, 4), required=NO_FOLD, now=d.now)
-    assert (refused.reason, refused.newest, refused.handles) == ("OLD_STREAM", 9, None)
-    assert "open a greater stream and send the full state" in refused.message
-    assert d.report(owner, 7, sender=b"another", number=(1, 1)) == set(), (
-        "its own counter is no other sender's business"
-    )
 
 
 def test_rule8_a_made_up_turn_leaves_room_for_those_that_the_owner_will_count() -> None:
@@ -66,30 +32,6 @@ def test_rule8_a_made_up_turn_leaves_room_for_those_that_the_owner_will_count() 
         assert refused.reason == "INVALID_ARGUMENT"
         assert refused.message.startswith(f"turn is {made_up}, more than {LONGEST_STEP} above")
     assert report(3 + LONGEST_STEP) == report(4 + LONGEST_STEP) == []
-
-
-def test_a_refused_report_leaves_the_claim_beside_it_alone() -> None:
-    d = Driver()
-    left, right = d.claim(b"", b"m").sequencer, d.claim(b"m", b"").sequencer
-    d.report(left, 10, number=(9, 1))
-    assert d.report(left, 20, number=(3, 1)) == OLD
-    assert d.report(right, 20, number=(3, 1)) == set()
-    assert d.values() == [(b"", 10), (b"m", 20)]
-
-
-# -- numbers are durable ---------------------------------------------------------------------------------------
-
-
-@planted(8, switches.NumbersOfChangesOnly)
-def test_rule8_numbers_survive_a_restart(made: type[Computation]) -> None:
-    """(1, 6) said 15 and is on its way. The owner went back to 14 and opened stream 2: it changes nothing, and is acknowledged."""
-    d = Driver(made=made)
-    owner = d.claim(b"", b"").sequencer
-    d.report(owner, 14, number=(1, 5))
-    assert d.report(owner, 14, number=(2, 1)) == set()
-    d.crash()
-    assert d.report(owner, 15, number=(1, 6)) == OLD
-    assert d.low == 14
 
 
 def test_only_the_first_report_of_a_stream_is_written_for_its_number() -> None:
@@ -110,7 +52,6 @@ def test_only_the_first_report_of_a_stream_is_written_for_its_number() -> None:
 
 @planted(8, switches.SendersForgotten)
 def test_rule8_no_sender_is_forgotten(made: type[Computation]) -> None:
-    """However many come, what the owner said last is never forgotten, so nothing older of it counts."""
     d = Driver(made=made)
     owner = d.claim(b"", b"").sequencer
     d.report(owner, 14, sender=b"owner", number=(1, 9))
@@ -133,45 +74,6 @@ def test_rule10_the_first_report_of_a_later_stream_waits_for_the_strongest_write
         assert d.strong[-1] is strong, (stream, turn)
 
 
-def test_turns_are_no_senders_to_be_counted() -> None:
-    d = Driver()
-    owner = d.claim(b"", b"").sequencer
-    for index in range(SENDERS_KEPT):
-        assert d.report(owner, 14, sender=b"%d" % index, number=(1, 1)) == set()
-    assert d.report(owner, 13, sender=b"turns", number=(1, 1), turn=1) == set()
-    assert d.low == 14
-    assert d.values() == [(b"", 13)]
-
-
-# -- turns -----------------------------------------------------------------------------------------------------
-
-
-@planted(8, switches.TurnsIgnored)
-def test_rule8_turns_order_a_claims_reports_over_all_streams(made: type[Computation]) -> None:
-    """A claim has moved from one stream of its process to another, both to this shard; then the first stream's last report comes."""
-    d = Driver(made=made)
-    owner = d.claim(b"", b"").sequencer
-    d.report(owner, 14, sender=b"first", number=(7, 1), turn=1)
-    d.report(owner, 12, sender=b"second", number=(1, 1), turn=2)
-    assert d.report(owner, 15, sender=b"first", number=(7, 2), turn=1) == OLD
-    d.crash()
-    assert d.report(owner, 15, sender=b"first", number=(7, 2), turn=1) == OLD
-    assert d.values() == [(b"", 12)]
-    assert d.report(owner, 16, sender=b"first", number=(7, 3), turn=3) == set(), "and back again"
-    assert d.values() == [(b"", 16)]
-
-
-def test_turns_take_one_place_however_many_streams_there_were() -> None:
-    d = Driver()
-    owner = d.claim(b"", b"").sequencer
-    for turn in range(1, 2 * SENDERS_KEPT):
-        assert d.report(owner, turn, sender=b"%d" % turn, number=(1, 1), turn=turn) == set()
-    assert len(d.core.map.groups[owner].senders) == 1
-
-
-# -- request ids -----------------------------------------------------------------------------------------------
-
-
 def refusal(core: Computation, asked: ClaimRequest) -> tuple[str, str]:
     """The field that a claim is refused for, and the fix."""
     try:
@@ -183,7 +85,6 @@ def refusal(core: Computation, asked: ClaimRequest) -> tuple[str, str]:
 
 @planted(8, switches.AnyClaimRepeats)
 def test_rule8_a_request_id_names_one_request(made: type[Computation]) -> None:
-    """Also behind a restart, from records and from a snapshot."""
     d = Driver(made=made)
     first = d.claim(b"", b"m", b"", request_id=b"1", bound=[5]).sequencer
     from_records = recovery.recover(d.spec, None, d.records, epoch_base=0)
@@ -213,20 +114,8 @@ def test_a_grant_of_a_release_that_kept_no_digest_is_still_repeated() -> None:
     assert d.claim(b"", b"", request_id=b"1").sequencer == first
 
 
-def test_bounds_that_the_authority_clamped_do_not_make_another_request() -> None:
-    """What is published of the inputs moves on between a claim and its repeat, and clamps the bound elsewhere."""
-    d = Driver()
-    asked = request([b"", b""], request_id=b"1", bound=[50])
-    first = d.core.claim(replace(asked, bound_micros=column([10])), d.now)
-    assert d.core.claim(replace(asked, bound_micros=column([20])), d.now).sequencer == first.sequencer
-
-
-# -- what the numbers of a report may say ----------------------------------------------------------------------
-
-
 @planted(1, switches.UnregisteredInputsCount)
 def test_rule1_a_fold_of_an_input_that_is_not_registered_counts_as_unknown(made: type[Computation]) -> None:
-    """Rule 1: nobody knows how far an input is that is not registered."""
     fold = Fold(1, (1, 0))
     d = Driver(Spec("c", ("a", "b"), (500_000,), max_skew=10**9), made=made)
     owner = d.claim(b"", b"m", b"").sequencer
@@ -242,39 +131,6 @@ def test_rule1_a_fold_of_an_input_that_is_not_registered_counts_as_unknown(made:
     known = Fold(1, (1, 1))
     assert d.report(owner, 10, 20, fold=known, required=known) == set()
     assert d.low == 10
-
-
-@planted(1, switches.UnregisteredInputsCount)
-def test_rule1_a_fold_of_before_an_inputs_registration_counts_as_unknown_and_is_not_refused(
-    made: type[Computation],
-) -> None:
-    """Rule 1: an input is registered between a worker's look at it and its report, which says what was known then: nothing."""
-    before, after = Fold(1, (1, 0)), Fold(1, (1, 1))
-    d = Driver(Spec("c", ("a", "b"), (500_000,), max_skew=10**9), made=made)
-    owner = d.claim(b"", b"m", b"").sequencer
-    nothing = mass(frontiers={500_000: MIN})
-    assert d.report(owner, MIN, mass=nothing, fold=before, required=after) == set(), "nothing is wrong with it"
-    for values in ((10, 20), (10, MIN)):
-        assert d.report(owner, *values, fold=before, required=after) == {("INVALID_ARGUMENT", None)}
-        assert d.values() == [(b"", MIN), (b"m", MIN)]
-    ahead = mass(frontiers={500_000: 10})
-    assert d.report(owner, MIN, mass=ahead, fold=before, required=after) == {("INVALID_ARGUMENT", None)}
-    assert d.report(owner, MIN, fold=Fold(1, (2, 0)), required=after) == {("INCARNATION_CHANGED", None)}
-    assert d.report(owner, 10, 20, fold=after, required=after) == set()
-    assert d.low == 10
-    assert d.report(owner, 30, 30, fold=after, required=Fold(1, (1, 2))) == {("INCARNATION_CHANGED", None)}
-
-
-def test_the_refusal_of_such_a_fold_names_the_input_the_field_and_the_fix() -> None:
-    d = Driver(Spec("c", ("a", "b")))
-    owner = d.claim(b"", b"").sequencer
-    fold = Fold(1, (1, 0))
-    report = GroupReport(owner, column([10]), fold=fold)
-    (refused,) = d.core.report(report, sender=b"s", number=(1, 1), required=fold, now=d.now)
-    assert refused.message == (
-        f"b is folded as not registered, which is unknown, so watermarks_micros must be {MIN}, and the report counts as that; "
-        "fold all inputs"
-    )
 
 
 def test_a_batch_over_an_input_that_is_not_registered_is_not_prepared() -> None:
@@ -316,41 +172,6 @@ def test_an_oldest_operation_that_is_no_time_is_not_published(micros: int) -> No
         d.core.prepare(Prepare(owner, 1, b"", [], 2, True, NO_FOLD, micros, {}))
 
 
-def test_a_worker_whose_clock_is_ahead_works_on_what_is_newest_now() -> None:
-    """Its event times are right: they count, and nothing is refused."""
-    d = Driver()
-    owner = d.claim(b"", b"").sequencer
-    now = d.now
-    report = GroupReport(owner, column([7]), oldest_operation=now + 10_000 * SECOND)
-    assert d.core.report(report, sender=b"s", number=(1, 1), required=NO_FOLD, now=now) == []
-    d.settle()
-    assert (d.core.published.oldest_operation, d.low) == (now, 7)
-
-
-# -- clocks ----------------------------------------------------------------------------------------------------
-
-
-def test_the_wall_clock_alone_decides_what_is_too_far_ahead() -> None:
-    d = Driver()
-    owner = d.claim(b"", b"").sequencer
-    ahead = d.now + 500 * SECOND
-
-    def say(number: int, wall: int) -> list[str]:
-        report = GroupReport(owner, column([ahead]))
-        found = d.core.report(report, sender=b"s", number=(1, number), required=NO_FOLD, now=d.now, wall=wall)
-        return [refusal.reason for refusal in found]
-
-    def waits() -> str:
-        holder = d.core.map.holder()
-        assert holder is not None
-        return holder.owner.waiting_for
-
-    assert say(1, d.now - 600 * SECOND) == ["TOO_FAR_AHEAD"]
-    assert waits() == f"the clock: {Watermark(ahead)} is ahead of it by more than its max_skew of 16 min 40 s"
-    assert say(2, d.now) == []
-    assert waits() == ""
-
-
 def test_only_ranges_whose_own_values_are_refused_wait_for_the_clock() -> None:
     """Not those that another claim owns, nor the others of the claim. Reports of the others do not end the wait."""
     d = Driver()
@@ -390,13 +211,71 @@ def test_rule8_a_lowering_counts_also_while_the_clock_is_back(made: type[Computa
     assert d.low == late[0]
 
 
-def test_a_batch_that_lowers_counts_also_while_the_clock_is_back() -> None:
-    """What a commit refuses it refuses for good: nobody can commit the batch again."""
+def test_a_repeated_claim_says_nothing_of_ranges_it_has_lost() -> None:
+    """The slots of lost ranges stand at MAX inside; the repeat must not read as if those were finished."""
     d = Driver()
-    owner = d.claim(b"", b"").sequencer
-    d.report(owner, d.now, number=(1, 1))
-    late, back = d.now - 10 * SECOND, d.now - 3600 * SECOND
-    assert d.prepare(owner, 1, [d.stage(owner, 1, 0, {0: late})], MAX - 1) == []
-    assert d.core.commit(owner, 1, NO_FOLD, d.now, back) == []
+    first = d.claim(b"", b"m", b"", request_id=b"r")
+    d.report(first.sequencer, 10)
+    d.claim(b"m", b"")
+    again = d.claim(b"", b"m", b"", request_id=b"r")
+    assert (again.sequencer, again.watermarks.tolist()) == (first.sequencer, [10, MIN])
+
+
+def test_a_repeat_of_a_superseded_claim_takes_nothing_back() -> None:
+    d = Driver()
+    d.claim(b"", b"", request_id=b"old")
+    new = d.claim(b"", b"", request_id=b"new").sequencer
+    for _ in range(2):
+        with pytest.raises(errors.StaleSequencer):
+            d.claim(b"", b"", request_id=b"old")
+        d.crash()
+    assert d.report(new, 5) == set()
+
+
+def test_request_ids_are_kept_in_bounded_number() -> None:
+    d = Driver()
+    for index in range(GRANTS_KEPT + 1):
+        d.claim(b"", b"", request_id=b"%d" % index, settle=False)
     d.settle()
-    assert d.values() == [(b"", late)]
+    assert len(d.core.granted) == GRANTS_KEPT
+    assert b"0" not in d.core.granted
+    assert d.core.map.columns.size < 20_000, "dead claims are given back"
+    d.crash()
+    assert next(iter(d.core.granted)) == b"1"
+
+
+@pytest.mark.parametrize(
+    ("values", "handles"),
+    [((1, 2, 3), None), ((), None), ((1, 2), [0]), ((1,), [2]), ((1, 2), [0, 0])],
+    ids=["too many values", "no value", "more values than handles", "no such handle", "a handle twice"],
+)
+def test_a_malformed_report_is_refused_whole(values: tuple[int, ...], handles: list[int] | None) -> None:
+    d = Driver()
+    owner = d.claim(b"", b"m", b"").sequencer
+    d.report(owner, 0)
+    refused = d.report(owner, *values, handles=handles, number=(9, 9))
+    assert {reason for reason, _ in refused} == {"INVALID_ARGUMENT"}
+    assert d.values() == [(b"", 0), (b"m", 0)]
+    assert d.report(owner, 7, number=(9, 9)) == set(), "its number is not used up"
+    assert d.low == 7
+
+
+def test_a_replay_checks_the_sequencers_again() -> None:
+    """What two owners wrote, one after the other, is not one history."""
+    d = Driver()
+    first = d.claim(b"", b"m", b"").sequencer
+    d.report(first, 5, 6)
+    report = d.records[-1]
+    d.claim(b"", b"m")
+    claim = d.records[-1]
+    d.release(first)
+    for history in ([*d.records, report], [d.records[0], claim, report], [claim, claim], [report]):
+        with pytest.raises(recovery.ReplayError):
+            recovery.recover(d.spec, None, history, epoch_base=0)
+    low = pb.Record.FromString(d.records[0])
+    low.low_micros = 99
+    with pytest.raises(recovery.ReplayError, match="goes back"):
+        recovery.recover(d.spec, None, [low.SerializeToString(), *d.records[1:]], epoch_base=0)
+    empty = pb.Record(incarnation=1, ops=[pb.Op()], low_micros=MIN)
+    with pytest.raises(recovery.ReplayError, match="unknown op"):
+        recovery.recover(d.spec, None, [empty.SerializeToString()], epoch_base=0)

@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations
 
-from lowwater_authority.core import recovery
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowwater import errors
+from lowwater_authority.core import batches, recovery
 from lowwater_authority.core.computation import Computation
+from lowwater_authority.core.requests import Fold, TaskAttempt
 from lowwater_authority.core.topology import Spec
 from tests.property import switches
-from tests.property.core_driver import MAX, MIN, Driver, mass
+from tests.property.core_driver import MAX, MIN, Driver, mass, part
 from tests.property.switches import off, planted
 
 HALF = 500_000
 
 
-# -- rule 1: unknown holds ---------------------------------------------------------------------------------
-
-
 @planted(1, switches.SilenceCountsAsIdle)
 def test_rule1_unknown_holds_through_silence(made: type[Computation]) -> None:
-    """Released, revoked or just silent for a year: the last value holds."""
     d = Driver(made=made)
     quiet, busy = d.claim(b"", b"g"), d.claim(b"g", b"")
     d.report(quiet.sequencer, 10)
@@ -31,17 +33,6 @@ def test_rule1_unknown_holds_through_silence(made: type[Computation]) -> None:
         d.report(busy.sequencer, 30 + d.now % 7)
         d.settle()
         assert d.low == 10
-
-
-def test_rule1_unknown_holds_where_nothing_was_reported() -> None:
-    d = Driver()
-    first = d.claim(b"", b"m")
-    d.report(first.sequencer, 100)
-    assert d.low == MIN, "[m, ...) was never claimed"
-    second = d.claim(b"m", b"")
-    assert d.low == MIN, "[m, ...) was never reported"
-    d.report(second.sequencer, 50)
-    assert d.low == 50
 
 
 def test_rule1_unknown_holds_through_split_and_merge() -> None:
@@ -56,26 +47,6 @@ def test_rule1_unknown_holds_through_split_and_merge() -> None:
     assert across.watermarks.tolist() == [10]
     assert d.values() == [(b"", 10), (b"c", 10), (b"i", 30), (b"j", 30), (b"k", 30)]
     assert d.low == 10
-
-
-def test_rule1_unknown_holds_through_recovery() -> None:
-    """The same after a crash, from records and from a snapshot."""
-    d = Driver()
-    first = d.claim(b"", b"h", b"")
-    d.report(first.sequencer, 50, 60)
-    d.report(first.sequencer, 40, handles=[0])
-    d.claim(b"p", b"")
-    d.release(first.sequencer)
-    before, snapshot = d.values(), recovery.snapshot(d.core)
-    assert before == [(b"", 40), (b"h", 60), (b"p", 60)]
-    d.crash()
-    assert (d.values(), d.low) == (before, 50)
-    d.records = []
-    d.crash(snapshot=snapshot)
-    assert (d.values(), d.low) == (before, 50)
-
-
-# -- rule 3: monotone --------------------------------------------------------------------------------------
 
 
 @planted(3, switches.NoRatchet)
@@ -94,12 +65,8 @@ def test_rule3_monotone(made: type[Computation]) -> None:
     assert (d.low, d.high(HALF)) == (25, 40)
 
 
-# -- rule 4: fenced ----------------------------------------------------------------------------------------
-
-
 @planted(4, switches.Unfenced)
 def test_rule4_fenced(made: type[Computation]) -> None:
-    """The zombie's stale range is refused and named, the rest of its message counts, and nobody else loses any."""
     d = Driver(made=made)
     old = d.claim(b"", b"d", b"h", b"")
     d.report(old.sequencer, 10, 10, 10)
@@ -115,24 +82,6 @@ def test_rule4_fenced(made: type[Computation]) -> None:
     for zombie in (old, new):
         assert d.report(zombie.sequencer, 99) == {("STALE_SEQUENCER", None)}
     assert d.low == 20
-
-
-@planted(4, switches.ChecksPublishedOwners)
-def test_rule4_fenced_within_the_round_of_the_claim(made: type[Computation]) -> None:
-    """H3: the claim is staged, not yet durable, and the old owner's report comes behind it."""
-    d = Driver(made=made)
-    old = d.claim(b"", b"")
-    d.report(old.sequencer, 10)
-    new = d.claim(b"", b"", settle=False)
-    assert d.report(old.sequencer, 99, settle=False) == {("STALE_SEQUENCER", None)}
-    d.settle()
-    assert d.values() == [(b"", 10)]
-    d.crash()
-    assert d.values() == [(b"", 10)]
-    assert d.report(new.sequencer, 11) == set()
-
-
-# -- rule 5: workers fold the inputs -----------------------------------------------------------------------
 
 
 def interleavings(left: int, right: int) -> Iterator[list[bool]]:
@@ -190,3 +139,143 @@ def test_rule5_a_fold_of_an_earlier_snapshot_never_leads() -> None:
 def test_rule5_off_the_newest_input_is_folded() -> None:
     """C3: the snapshot is taken after the oldest work was computed."""
     assert lead(("oldest", "seen", "send")) <= 0
+
+
+def test_C7_sequencers_grow_past_a_lost_tail() -> None:
+    d = Driver()
+    granted = d.claim(b"", b"").sequencer
+    d.crash(lose=1)
+    assert d.report(granted, 99) == {("STALE_SEQUENCER", None)}
+    assert d.claim(b"", b"").sequencer > granted
+
+
+told = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=6)
+
+
+@given(states=told, deliveries=st.lists(st.integers(0, 5), max_size=8))
+@settings(max_examples=60, database=None)
+def test_rule8_resumable(states: list[tuple[int, int]], deliveries: list[int]) -> None:
+    """Reports arrive in any order, some never, some twice; once the newest has come, it alone counts."""
+    d, only = Driver(), Driver()
+    sequencer = d.claim(b"", b"m", b"").sequencer
+    only.claim(b"", b"m", b"")
+    newest = len(states) - 1
+    for index in [*(i % len(states) for i in deliveries), newest, *(i % len(states) for i in deliveries)]:
+        d.report(sequencer, *states[index], number=(1, index + 1))
+    only.report(sequencer, *states[newest])
+    assert d.values() == only.values()
+    d.crash()
+    d.report(sequencer, *states[0], number=(1, 1 if newest else 0))
+    assert d.values() == only.values()
+    # A new stream starts its numbers again, and still counts; the old stream's reports do not any more.
+    d.report(sequencer, 7, 8, number=(2, 1))
+    d.report(sequencer, *states[newest], number=(1, newest + 1))
+    assert [value for _, value in d.values()] == [7, 8]
+
+
+@planted(8, switches.ClaimsNotRepeatable)
+def test_rule8_claims_are_repeatable(made: type[Computation]) -> None:
+    d = Driver(made=made)
+    first = d.claim(b"", b"", request_id=b"1")
+    d.report(first.sequencer, 5)
+    again = d.claim(b"", b"", request_id=b"1")
+    assert (again.sequencer, again.watermarks.tolist()) == (first.sequencer, [5])
+
+
+@planted(9, switches.AnyIncarnation)
+def test_rule9_incarnation_of_an_input(made: type[Computation]) -> None:
+    """C5b: a fold over another incarnation of an input counts as MIN, its frontiers too."""
+    d = Driver(Spec("c", ("a",), (HALF,), max_skew=10**9), made=made)
+    now, before = Fold(1, (2,)), Fold(1, (1,))
+    owner = d.claim(b"", b"").sequencer
+    d.report(owner, 10, fold=now, required=now, mass=mass(recent=5, frontiers={HALF: 10}))
+    assert (d.low, d.high(HALF)) == (10, 10)
+    d.report(owner, 90, fold=before, required=now, mass=mass(recent=5, frontiers={HALF: 95}))
+    assert d.values() == [(b"", MIN)]
+    assert (d.low, d.high(HALF)) == (10, 10)
+
+
+def test_rule9_records_of_incarnations_are_never_mixed() -> None:
+    d = Driver()
+    d.report(d.claim(b"", b"").sequencer, 5)
+    first = list(d.records)
+    d.reset()
+    d.claim(b"", b"")
+    second = d.records[len(first) :]
+    with pytest.raises(recovery.ReplayError, match="incarnation 1 follows its incarnation 2"):
+        recovery.recover(d.spec, None, [*first, *second, *first], epoch_base=0)
+    with pytest.raises(recovery.ReplayError, match="knows only 1"):
+        recovery.recover(Spec("c"), None, [*first, *second], epoch_base=0)
+
+
+def test_rule10_classes() -> None:
+    d = Driver(Spec("c", heuristics=(HALF,), max_skew=10**9))
+    owner = d.claim(b"", b"m", b"").sequencer
+    d.report(owner, 10)
+    d.report(owner, 20, 30, mass=mass([25], frontiers={HALF: 30}))
+    d.report(owner, 15, handles=[1])
+    d.report(owner, 40, 40)
+    d.prepare(owner, 1, [], 50)
+    d.commit(owner, 1)
+    d.release(owner)
+    d.retire(b"m")
+    d.core.revoke(2, d.now)
+    d.settle()
+    assert d.strong == [True, False, False, True, False, True, True, True, True]
+    assert d.settle() is None
+
+
+def test_rule7_the_bytes_of_parts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "MAX_PART_BYTES", 3 * batches.PART_BYTES)
+    d = Driver()
+    run = d.claim(b"", b"").sequencer
+    small, large = part({0: 5}), part({0: 5}, pending=range(100))
+    for index in (0, 1, 1):
+        d.core.stage_task(run, 1, TaskAttempt(0, index, 0), small)
+    before = d.core.batches.bytes
+    with pytest.raises(errors.Overloaded, match="fewer partitions"):
+        d.core.stage_task(run, 1, TaskAttempt(0, 1, 0), large)
+    assert (len(d.core.batches), d.core.batches.bytes) == (2, before)
+    neighbour = Driver()
+    other = neighbour.claim(b"", b"").sequencer
+    neighbour.core.stage_task(other, 1, TaskAttempt(0, 1, 0), large)
+
+
+def test_rule7_nothing_of_a_batch_is_kept_after_its_commit() -> None:
+    d = Driver()
+    run = d.claim(b"", b"d", b"").sequencer
+    tasks = [d.stage(run, 1, index, {index: 15}) for index in range(2)]
+    assert d.prepare(run, 1, tasks, 14) == []
+    assert d.commit(run, 1) == set()
+    assert (len(d.core.batches), d.core.batches.bytes) == (0, 0)
+    d.stage(run, 1, 0, {0: 3}, attempt=1)
+    assert len(d.core.batches) == 0
+    assert d.prepare(run, 1, tasks, 14) == []
+    assert d.commit(run, 1) == set(), "a repeat gets the first answer"
+    tasks = [d.stage(run, 2, index, {index: 20}) for index in range(2)]
+    assert d.prepare(run, 2, tasks, 19) == []
+    d.stage(run, 3, 0, {0: 30})
+    assert d.commit(run, 2) == set()
+    assert len(d.core.batches) == 1, "of the batch that follows"
+    assert {value for _, value in d.values()} == {19}
+
+
+def test_a_part_of_a_range_that_is_not_there_is_refused() -> None:
+    d = Driver()
+    run = d.claim(b"", b"").sequencer
+    with pytest.raises(errors.InvalidArgument):
+        d.stage(run, 1, 0, {1: 5})
+    assert len(d.core.batches) == 0
+
+
+def test_a_batch_of_another_fold_is_refused() -> None:
+    d = Driver(Spec("c", ("a",)))
+    run = d.claim(b"", b"").sequencer
+    d.prepare(run, 1, [], 14, fold=Fold(1, (1,)))
+    with pytest.raises(errors.InputVersion):
+        d.commit(run, 1, Fold(2, (1, 1)))
+    with pytest.raises(errors.IncarnationChanged):
+        d.commit(run, 1, Fold(1, (2,)))
+    assert d.low == MIN
+    assert d.commit(run, 1, Fold(1, (1,))) == set()
+    assert d.low == 14

@@ -48,42 +48,6 @@ async def serve_on(one: One, *names: str) -> None:
         assert one.low(name) == 12
 
 
-async def test_a_shard_that_reads_a_damaged_graph_writes_it_again(deployment: Deployment) -> None:
-    one, other = await two(deployment)
-    rot(deployment, back=3)
-    await other.shard.register(Spec("new"))
-    await deployment.settle(one, other)
-    assert await stored_graph(one) == {*NAMES, "new"}
-    await one.shard.register(Spec("newer"))
-    await deployment.settle(one, other)
-    assert one.shard.topology == other.shard.topology
-    assert await stored_graph(other) == {*NAMES, "new", "newer"}
-    for each in (one, other):
-        await serve_on(each, *held(each))
-        assert not each.rounds.done()
-
-
-async def test_a_refused_append_does_not_end_the_changes_of_a_graph_that_is_damaged(deployment: Deployment) -> None:
-    """What was read of it is forgotten then, so that it is read again."""
-    one, other = await two(deployment)
-    name, neighbour = sorted(held(one))[:2]
-    grant = await one.claim(name)
-    rot(deployment)
-    one.faults.ends["append"] = [Outcome.FAILED]
-    new, report = await asyncio.gather(
-        one.shard.register(Spec("new")), one.report(name, grant, 12), return_exceptions=True
-    )
-    assert isinstance(new, errors.JournalFailed)
-    assert report == []
-    await one.shard.register(Spec("new"))
-    [incarnation] = [spec.incarnation for spec in await other.shard.reset(neighbour)]
-    await deployment.settle(one, other)
-    assert one.shard.topology == other.shard.topology
-    assert one.shard.topology.get(neighbour).incarnation == incarnation == 2
-    await serve_on(one, neighbour)
-    assert await one.report(name, grant, 13) == []
-
-
 async def test_what_dies_with_its_shard_is_kept_as_far_as_the_store_can_be_read(deployment: Deployment) -> None:
     """Nobody else has read what it has registered behind the damaged record."""
     one, other = await two(deployment)
@@ -105,26 +69,6 @@ async def nothing_behind(self: MemoryJournal, log: str, position: int) -> Loaded
     del position
     last, tail = self._disk.logs[log].end
     return LoadedLog(last, None, [], tails={last: tail})
-
-
-async def test_what_only_its_shard_has_read_is_written_again_by_that(deployment: Deployment) -> None:
-    """The damaged record is one that the shard that notices has never read: it waits, and who has written it hears of that."""
-    one, other = await two(deployment)
-    neighbour = min(held(one))
-    [name] = [spec.name for spec in await other.shard.reset(min(held(other)))]
-    await other.shard.register(Spec("new"))
-    rot(deployment)
-    await other.shard.register(Spec("newer"))
-    rot(deployment)
-    assert "new" not in one.shard.topology.computations
-    await deployment.settle(one, other, seconds=2.1)
-    assert one.shard.topology == other.shard.topology
-    assert one.shard.topology.computations.keys() == {*NAMES, "new", "newer"}
-    assert one.shard.topology.get(name).incarnation == 2
-    await serve_on(one, neighbour)
-    await deployment.settle(one, other, seconds=3)
-    assert not one.shard.held.graph_doubted
-    assert not other.shard.held.graph_doubted, "they do not keep each other in doubt"
 
 
 CHANGES: dict[str, Callable[[Shard, str, str], Awaitable[object]]] = {
@@ -337,62 +281,6 @@ async def test_rule10_nothing_is_written_over_what_nobody_who_lives_has_read(dep
     assert name not in held(one)
 
 
-async def test_a_change_of_unknown_outcome_that_is_damaged_before_its_repeat_is_acknowledged(
-    deployment: Deployment,
-) -> None:
-    """The end of the log tells that it was written, so that its writer knows it, and writes it again."""
-    one, other = await two(deployment)
-    one.faults.unknown("append", Outcome.WRITTEN)
-    last = deployment.disk.logs[GRAPH].last
-    registering = asyncio.create_task(one.shard.register(Spec("new")))
-    await turns()
-    assert deployment.disk.logs[GRAPH].last == last + 1
-    rot(deployment)
-    one.faults.let("append")
-    await registering
-    await deployment.settle(one, other, seconds=2.1)
-    assert one.shard.topology == other.shard.topology
-    assert await stored_graph(one) == {*NAMES, "new"}
-
-
-async def test_a_shard_that_ends_leaves_a_graph_that_was_damaged_and_lost(deployment: Deployment) -> None:
-    one = await deployment.start("one:1")
-    for name in NAMES:
-        await one.shard.register(Spec(name))
-    rot(deployment, back=4)
-    forget(deployment, 2)
-    await one.end()
-    third = await deployment.start("third:1")
-    assert third.shard.topology.computations.keys() == set(NAMES)
-
-
-async def cannot_read_the_news(deployment: Deployment) -> tuple[One, One, str]:
-    """What the graph has gained is rotten, and its writer cannot write it again; one of its computations is to move to who has not read it."""
-    one, other = await two(deployment)
-    name = min(held(other))
-    await serve_on(other, name)
-    other.faults.ends["restore"] = [Outcome.FAILED] * 1000
-    await other.shard.register(Spec("new"))
-    rot(deployment)
-    await other.cluster.change(lambda view: view.pinned(name, "one:1"))
-    await one.cluster.look()
-    return one, other, name
-
-
-async def test_nothing_is_taken_from_who_serves_it_by_who_cannot_read_the_graph(deployment: Deployment) -> None:
-    """Its owner would have let it go, and the next one could not serve it."""
-    one, other, name = await cannot_read_the_news(deployment)
-    owner = deployment.disk.owners[name]
-    assert await refused(one.shard.serve(name))
-    await deployment.settle(one, other, seconds=3)
-    assert deployment.disk.owners[name] == owner
-    await serve_on(other, name)
-    other.faults.ends.clear()
-    await deployment.settle(one, other, seconds=6)
-    assert name in held(one)
-    assert one.low(name) == 12
-
-
 async def test_a_damaged_snapshot_counts_with_all_that_it_covers(deployment: Deployment) -> None:
     """Who has read behind it has all of it in memory; who has not, has not."""
     one, other = await two(deployment)
@@ -433,34 +321,6 @@ async def test_a_shard_that_ends_saves_its_computations_whatever_the_graph_is(
     journal = MemoryJournal(deployment.disk, shared=True)
     await journal.open()
     assert (await journal.load("x")).snapshot is not None
-
-
-async def test_a_heal_that_failed_is_not_tried_again_for_each_who_asks(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each time all of the graph is read, and written."""
-    one, other = await two(deployment)
-    await other.shard.register(Spec("new"))
-    rot(deployment, back=1)
-    one.faults.ends["restore"] = [Outcome.FAILED] * 1000
-    tries = 0
-    load_behind = one.journal.load_behind
-
-    async def counted(log: str, position: int) -> LoadedLog:
-        nonlocal tries
-        tries += 1
-        return await load_behind(log, position)
-
-    monkeypatch.setattr(one.journal, "load_behind", counted)
-    one.shard.doubt_graph()
-    for _ in range(50):
-        assert await refused(one.shard.confirm())
-    assert tries == 1
-    one.faults.ends.clear()
-    deployment.clock.now += 0.6
-    await one.shard.confirm()
-    assert tries == 2
-    assert await stored_graph(one) == {*NAMES, "new"}
 
 
 def coming(deployment: Deployment, monkeypatch: pytest.MonkeyPatch, *others: One) -> One:
@@ -520,7 +380,6 @@ async def test_a_process_that_starts_alone_with_a_damaged_graph_is_refused(
 
 
 async def test_a_graph_that_cannot_be_written_again_stops_only_what_needs_it(deployment: Deployment) -> None:
-    """The store takes no restore: what is served goes on, and nothing is taken from who serves it."""
     one, other = await two(deployment)
     name = min(held(one))
     rot(deployment, back=1)
@@ -543,7 +402,6 @@ async def test_a_graph_that_cannot_be_written_again_stops_only_what_needs_it(dep
 
 
 async def test_what_is_registered_but_not_served_is_not_said_to_be_unchanged(deployment: Deployment) -> None:
-    """The append went well, and only then its log could not be taken."""
     one = await deployment.start("one:1")
     await one.shard.register(Spec("x"))
     one.faults.ends["take"] = [Outcome.FAILED]

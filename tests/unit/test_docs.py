@@ -78,12 +78,6 @@ def carriers(rule: int) -> set[str]:
     return {name(path) for path in (ROOT / "tests").rglob("*.py") if named.search(path.read_text(encoding="utf-8"))}
 
 
-@pytest.mark.parametrize("command", ["make demo", "make test"])
-def test_the_readme_shows_the_two_commands(command: str) -> None:
-    commands = [block for language, block in BLOCK.findall((ROOT / "README.md").read_text()) if language == "sh"]
-    assert any(re.search(rf"^{command}\b", block, re.MULTILINE) for block in commands)
-
-
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_and_pictures_lead_somewhere(page: Path) -> None:
     for target in LINK.findall(prose(page)):
@@ -107,11 +101,6 @@ def test_every_page_that_a_file_names_is_there() -> None:
             )
         for section, page in SECTION.findall(text):
             assert section in HEADING.findall(prose(ROOT / page)), f"{name(path)} names {section!r} in {page}"
-
-
-@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=name)
-def test_no_two_headings_of_a_page_have_one_anchor(page: Path) -> None:
-    assert len(anchors(page)) == len(HEADING.findall(prose(page)))
 
 
 @pytest.mark.parametrize("page", [DOCS / "design.md", DOCS / "guarantees.md", ROOT / "CONTRIBUTING.md"], ids=name)

@@ -9,26 +9,22 @@ from functools import partial
 import pytest
 
 from lowwater import errors
-from lowwater_authority.cluster.membership import View
 from lowwater_authority.core import topology
 from lowwater_authority.core.requests import Fenced, Grant
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine import shard
-from lowwater_authority.engine.holdings import ReadGraph, needs_newest, replayed, whole
+from lowwater_authority.engine.holdings import ReadGraph, needs_newest, whole
 from lowwater_authority.engine.shard import Shard
-from lowwater_authority.journal import GRAPH, Entry, LoadedLog
+from lowwater_authority.journal import LoadedLog
 from lowwater_authority.journal.copy import Copy, survey
-from tests.kit.faults import FaultPlan, Operation, Outcome
+from tests.kit.faults import Outcome
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.shards import NAMES, Deployment, One, held, turns, two
 from tests.kit.times import HOUR
 from tests.unit.test_shard import Running
 
 A, B, C = Spec("a"), Spec("b", inputs=("a",)), Spec("c", inputs=("b",))
-
-
-# -- the graph ----------------------------------------------------------------------------------------------------
 
 
 def graph(*specs: Spec) -> Topology:
@@ -58,12 +54,6 @@ def test_a_registration_goes_on_above_the_tombstone() -> None:
     assert (again.get("b").incarnation, again.get("b").input_version, again.dropped) == (3, 3, {})
     assert again.register(Spec("b", inputs=("a",), heuristics=(990_000,))) is again, "a repetition"
     assert again.get("a").incarnation == 1, "its neighbour"
-
-
-def test_tombstones_are_in_what_is_written_down() -> None:
-    dropped = graph(A, B, C).drop("c")
-    assert Topology.decode(dropped.encode()) == dropped
-    assert Topology.decode(dropped.drop("b").register(B).encode()).get("b").incarnation == 2
 
 
 def test_rule7_tombstones_of_one_namespace_keep_no_neighbour_from_dropping(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,9 +102,6 @@ def test_a_heal_does_not_bring_back_what_was_dropped() -> None:
     for healed in (before.merged(again), again.merged(before), dropped.merged(again), again.merged(dropped)):
         assert (healed.get("b").incarnation, healed.dropped) == (2, {})
     assert dropped.merged(before).merged(dropped) == dropped.merged(before)
-
-
-# -- one authority ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -177,7 +164,6 @@ async def test_rule4_a_worker_that_comes_back_is_refused_and_brings_nothing_back
 async def test_rule3_a_registration_after_a_drop_begins_an_incarnation_above_all_that_was_shown(
     running: Running, disk: MemoryDisk
 ) -> None:
-    """Drop a computation that was shown at 14 hours, register it again, and restart."""
     shard = running.shard
     grant = await running.claim("a")
     await running.report(grant, 14, name="a")
@@ -200,214 +186,6 @@ async def test_rule3_a_registration_after_a_drop_begins_an_incarnation_above_all
     assert (view.incarnation, view.low) == (2, 3 * HOUR)
     assert other.shard.names() == ["a", "beside"]
     await other.stop()
-
-
-async def test_followers_are_told_and_those_of_a_neighbour_are_not(running: Running) -> None:
-    hub = running.shard.hub
-    follower, everything, beside = hub.subscribe(["b"]), hub.subscribe([]), hub.subscribe(["beside"])
-    await running.shard.drop("b", force=False)
-    assert await follower.take(0) == {"b": None}
-    assert await everything.take(0) == {"b": None}
-    assert await beside.take(0) == {}
-
-
-async def test_a_log_is_left_as_short_as_its_next_incarnation_needs(running: Running, disk: MemoryDisk) -> None:
-    grant = await running.claim("b", *(bytes([i]) for i in range(100)))
-    before = len(disk.logs["b"].records[1])
-    await running.shard.drop("b", force=True)
-    await running.shard.held.settle()
-    assert not disk.logs["b"].records
-    assert len(disk.logs["b"].snapshot or b"") < before / 2
-    await running.shard.register(B)
-    assert (await running.claim("b")).sequencer > grant.sequencer
-
-
-class Held(FaultPlan):
-    """Holds, or fails, writes of one kind."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open = asyncio.Event()
-        self.open.set()
-        self.fails = ""
-        self.outcome = Outcome.FAILED
-
-    async def before(self, operation: Operation) -> Outcome:
-        if operation.name == "restore":
-            await self.open.wait()
-        return self.outcome if operation.name == self.fails else Outcome.DONE
-
-
-async def test_a_registration_waits_until_the_old_log_was_let_go(disk: MemoryDisk) -> None:
-    plan = Held()
-    one = await Running(disk, plan).start()
-    await one.shard.register(A)
-    await one.claim()
-    plan.open.clear()
-    await one.shard.drop("a", force=True)
-    again = asyncio.create_task(one.shard.register(A))
-    await turns()
-    assert not again.done()
-    assert "a" not in one.shard.topology.computations, (
-        "the graph has it when its log can be read, whatever happens then"
-    )
-    plan.open.set()
-    await again
-    grant = await one.claim()
-    assert await one.report(grant, 5) == []
-    await one.stop()
-
-
-async def left_damaged(disk: MemoryDisk) -> Running:
-    """One whose log is damaged, and that nobody serves."""
-    before = await Running(disk).start()
-    await before.shard.register(A)
-    await before.claim()
-    await before.stop()
-    log = disk.logs["a"]
-    log.damage()
-    return await Running(disk).start()
-
-
-async def test_a_registration_that_follows_a_drop_at_once_finds_nothing_of_what_was_damaged(disk: MemoryDisk) -> None:
-    """It was asked for before the drop had happened, so that it could not wait for the log to be short."""
-    one = await left_damaged(disk)
-    assert not one.shard.serves("a")
-    _, again = await asyncio.gather(one.shard.drop("a", force=True), one.shard.register(A))
-    assert again.incarnation == 2
-    assert one.shard.serves("a")
-    assert await one.report(await one.claim(), 5) == []
-    await one.stop()
-
-
-async def test_what_others_read_is_not_dropped_though_its_log_is_damaged(disk: MemoryDisk) -> None:
-    one = await left_damaged(disk)
-    await one.shard.register(Spec("reader", inputs=("a",)))
-    with pytest.raises(errors.StillRead, match="reader"):
-        await one.shard.drop("a", force=True)
-    assert "a" in one.shard.topology.computations
-    await one.stop()
-
-
-async def test_a_dropped_name_is_free_again_though_the_stored_graph_is_damaged(disk: MemoryDisk) -> None:
-    """Who is alone has all of it in memory."""
-    one = await Running(disk).start()
-    for spec in (A, Spec("beside")):
-        await one.shard.register(spec)
-    await one.claim()
-    disk.logs[GRAPH].damage(1)
-    await one.shard.drop("a", force=True)
-    assert (await one.shard.register(A)).incarnation == 2
-    assert await one.report(await one.claim(), 5) == []
-    await one.stop()
-
-
-class SlowTakes(Held):
-    """Tells late of one log that is taken."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.told = asyncio.Event()
-        self.slow = False
-
-    async def after(self, operation: Operation) -> None:
-        if operation.name == "take" and self.slow:
-            self.slow = False
-            await self.told.wait()
-
-
-async def test_rule4_what_is_dropped_while_its_log_is_taken_is_taken_by_one_after_the_other(disk: MemoryDisk) -> None:
-    before = await Running(disk, Held()).start()
-    await before.shard.register(A)
-    await before.claim()
-    await before.stop()
-    disk.logs["a"].damage()
-    plan = SlowTakes()
-    one = await Running(disk, plan).start()
-    assert not one.shard.serves("a")
-    plan.slow = True
-    asks = asyncio.create_task(one.shard.register(A))
-    await turns()
-    assert plan.slow is False, "it is being taken"
-    dropped = asyncio.create_task(one.shard.drop("a", force=True))
-    await turns()
-    again = asyncio.create_task(one.shard.register(A))
-    await turns()
-    plan.told.set()
-    await asyncio.gather(asks, dropped, again, return_exceptions=True)
-    await one.shard.register(A)
-    grant = await one.claim()
-    assert await one.report(grant, 5) == [], "a number that was taken before the drop counts no more"
-    await one.stop()
-
-
-class Counted(Held):
-    """Counts the logs that are read, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reads = 0
-
-    async def read(self, name: str) -> None:
-        self.reads += 1
-        await super().read(name)
-
-
-async def left_long(disk: MemoryDisk, others: int) -> None:
-    """Leave the log of a dropped computation as long as it was, in front of so many tombstones, and one that is served."""
-    plan = Held()
-    one = await Running(disk, plan).start()
-    await one.shard.register(A)
-    await one.shard.register(Spec("beside"))
-    await one.claim()
-    plan.fails = "restore"
-    await one.shard.drop("a", force=True)
-    await one.shard.held.settle()
-    await one.stop()
-    journal = MemoryJournal(disk)
-    await journal.open()
-    loaded = await journal.load(GRAPH)
-    known = replayed(loaded).topology
-    names = [f"gone-{each:04}" for each in range(others)]
-    more = Topology(known.version + 1, known.computations, {**known.dropped, **{name: Spec(name) for name in names}})
-    await journal.append([Entry(GRAPH, loaded.last + 1, more.encode(), strong=True)])
-    await journal.close()
-
-
-async def test_rule7_nobody_waits_for_the_logs_of_all_that_was_dropped(disk: MemoryDisk) -> None:
-    """Neither a registration, nor a neighbour, nor the end of the process; the one that the store keeps waiting is the first of them."""
-    await left_long(disk, 1000)
-    plan = Counted()
-    plan.open.clear()
-    one = await Running(disk, plan).start()
-    shard = one.shard
-    await turns()
-    assert len(shard.held.gone) == 1, "one at a time"
-    await shard.register(Spec("gone-0999"))
-    assert shard.topology.get("gone-0999").incarnation == 2
-    grant = await one.claim("beside")
-    assert await one.report(grant, 7, name="beside") == []
-    before = plan.reads
-    settling = asyncio.create_task(shard.held.settle())
-    await turns()
-    assert not settling.done(), "what was begun is waited for"
-    plan.open.set()
-    await settling
-    assert not disk.logs["a"].records
-    assert plan.reads - before < 10, "and nothing else"
-    await one.stop()
-
-
-async def test_all_that_was_dropped_is_looked_after_in_the_end(disk: MemoryDisk) -> None:
-    await left_long(disk, 100)
-    one = await Running(disk).start()
-    walk = one.shard.held._walk
-    assert walk is not None
-    await walk
-    assert len(one.shard.held._ended) == 101
-    assert not disk.logs["a"].records
-    assert not one.shard.held.gone
-    await one.stop()
 
 
 @pytest.mark.parametrize("forget", [(), ("",)], ids=["whole", "without tombstones"])
@@ -434,52 +212,6 @@ async def test_rule3_a_copy_of_the_journal_goes_on_above_what_was_dropped(
     assert other.shard.topology.get("b").incarnation == 2
     assert (await other.claim("b")).sequencer > grant.sequencer
     await other.stop()
-
-
-# -- many shards --------------------------------------------------------------------------------------------------
-
-
-async def test_a_drop_counts_at_every_shard_and_its_owner_lets_the_log_go(deployment: Deployment) -> None:
-    one, other = await two(deployment)
-    name = min(held(other))
-    with pytest.raises(errors.Moved):
-        await one.shard.drop(name, force=False)
-    subscription = one.shard.hub.subscribe([name])
-    await other.shard.drop(name, force=False)
-    assert not other.shard.serves(name)
-    await deployment.settle(one, other)
-    assert await subscription.take(0) == {name: None}
-    for each in (one, other):
-        assert name not in each.shard.topology.computations
-        assert each.shard.topology.dropped[name].incarnation == 1
-    await one.shard.register(Spec(name))
-    await deployment.settle(one, other)
-    owner = deployment.owner(name)
-    view = owner.shard.view(name)
-    assert view is not None
-    assert view.incarnation == 2
-
-
-async def test_a_drop_that_meets_a_new_reader_is_refused(deployment: Deployment) -> None:
-    """Another shard registers a reader while the drop is on its way to the store: the graph decides."""
-    one, other = await two(deployment)
-    name = min(held(one))
-    await other.shard.register(Spec("reader", inputs=(name,)))
-    with pytest.raises(errors.StillRead, match="reader"):
-        await one.shard.drop(name, force=False)
-    assert one.shard.serves(name)
-
-
-async def test_a_store_that_lost_the_drop_gets_it_back(deployment: Deployment) -> None:
-    one, other = await two(deployment)
-    name = min(held(one))
-    await one.shard.drop(name, force=False)
-    await one.shard.held.settle()
-    deployment.disk.lose(2)  # the shortened log, and the drop
-    await deployment.settle(one, other, seconds=3)
-    for each in (one, other):
-        assert name not in each.shard.topology.computations
-    assert name in replayed(await one.shard.journal.load(GRAPH)).topology.dropped
 
 
 async def test_rule4_an_owner_that_comes_back_does_not_bring_back_what_was_dropped_unread(
@@ -611,20 +343,10 @@ async def test_a_shard_that_comes_shortens_what_its_last_owner_did_not_come_to(d
     assert one.shard.serves(names[0])
 
 
-async def end_behind_the_next_incarnation(
-    deployment: Deployment, one: One, other: One, name: str, *, damaged: bool = False
-) -> None:
+async def end_behind_the_next_incarnation(deployment: Deployment, one: One, other: One, name: str) -> None:
     """The store refuses the old owner the end of a log; when it tries again, another shard serves an incarnation that it has not heard of."""
     other.faults.held["restore"] = asyncio.Event()
     other.faults.ends["restore"] = [Outcome.FAILED]
-    if damaged:  # and memory has the only good copy
-        first = await other.claim(name)
-        deployment.disk.logs[name].damage(1)
-        other.faults.ends["append"] = [Outcome.FAILED]
-        other.faults.ends["restore"] += [Outcome.FAILED]
-        with pytest.raises(errors.Unavailable):
-            await other.report(name, first, 12)
-        assert other.shard.held.is_unwritten(name)
     await other.shard.drop(name, force=True)
     await turns()
     await one.cluster.change(lambda view: view.pinned(name, "one:1"))
@@ -645,12 +367,9 @@ async def end_behind_the_next_incarnation(
     assert await other.report(min(held(other)), neighbour, 3) == [], "its neighbour"
 
 
-@pytest.mark.parametrize("damaged", [False, True])
-async def test_rule3_the_end_of_a_log_leaves_the_next_incarnation_as_it_is(
-    deployment: Deployment, damaged: bool
-) -> None:
+async def test_rule3_the_end_of_a_log_leaves_the_next_incarnation_as_it_is(deployment: Deployment) -> None:
     one, other = await two(deployment)
-    await end_behind_the_next_incarnation(deployment, one, other, min(held(other)), damaged=damaged)
+    await end_behind_the_next_incarnation(deployment, one, other, min(held(other)))
 
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when the graph is not read behind the take")
@@ -682,100 +401,3 @@ async def test_a_pin_ends_with_the_drop_and_its_neighbours_does_not(deployment: 
     await deployment.settle(one, other)
     assert other.shard.serves(gone), "where it belongs without a pin"
     assert one.shard.serves(kept)
-
-
-async def test_a_pin_that_was_left_behind_ends_with_a_beat(deployment: Deployment) -> None:
-    one, other = await two(deployment)
-    gone, kept = sorted(held(other))[:2]
-    await pinned(deployment, one, [gone, kept], "one:1")
-    await one.shard.drop(gone, force=False)
-    assert gone in deployment.members.view.pins
-    await deployment.settle(one, other)
-    assert deployment.members.view.pins == {kept: "one:1"}
-
-
-async def test_a_pin_of_the_next_registration_does_not_end_with_the_drop_before_it(deployment: Deployment) -> None:
-    """It is registered and pinned while somebody is about to end the pin of the incarnation before."""
-    one, other = await two(deployment)
-    name = min(held(other))
-    await pinned(deployment, one, [name], "one:1")
-    await one.shard.drop(name, force=False)
-    propose = one.directory.propose
-
-    async def late(view: View, *, over: int) -> bool:
-        one.directory.propose = propose  # type: ignore[method-assign]
-        await other.shard.refresh()
-        await other.shard.register(Spec(name))
-        await other.cluster.change(lambda view: view.pinned(name, "other:1"))
-        return await propose(view, over=over)
-
-    one.directory.propose = late  # type: ignore[method-assign]
-    await one.cluster.unpin_dropped()
-    await deployment.settle(one, other)
-    assert deployment.members.view.pins == {name: "other:1"}
-
-
-async def test_a_process_at_the_address_of_an_owner_that_is_gone_is_not_its_owner(deployment: Deployment) -> None:
-    """It was started again there, and has never read the log: nobody has that in memory, so it can be dropped."""
-    one, other = await two(deployment)
-    name = min(held(other))
-    await other.claim(name)
-    deployment.disk.logs[name].damage(1)
-    await other.stop()
-    deployment.shards.remove(other)
-    again = await deployment.start("other:1")
-    await pinned(deployment, again, [name], "one:1")
-    with pytest.raises(errors.Unavailable, match="is damaged"):
-        await one.shard.serve(name)
-    await one.shard.drop(name, force=True)
-    await one.shard.register(Spec(name))
-    await deployment.settle(one, again)
-    assert deployment.owner(name).shard.topology.get(name).incarnation == 2
-
-
-async def test_an_owner_that_was_left_out_for_a_while_is_the_same_process(deployment: Deployment) -> None:
-    one, other = await two(deployment)
-    name = min(held(other))
-    await other.claim(name)
-    deployment.disk.logs[name].damage(1)
-    await deployment.settle(one, seconds=3)  # the other is silent, and left out
-    assert deployment.members.view.at("other:1") is None
-    await deployment.settle(one, other)
-    assert other.shard.serves(name)
-    await pinned(deployment, one, [name], "one:1")
-    assert not await one.shard.serve(name), "it alone has it whole, in memory"
-    assert (await one.cluster.locate([name]))[name].address == "other:1"
-
-
-@pytest.mark.parametrize("part", ["record", "snapshot"])
-async def test_what_is_damaged_in_the_store_is_dropped_by_the_owner_that_has_it_in_memory(
-    deployment: Deployment, part: str
-) -> None:
-    """Also after another shard was to take it over and could not read it, and without force where nobody owns ranges of it."""
-    one, other = await two(deployment)
-    name, neighbour = sorted(held(other))[:2]
-    grant, beside = await other.claim(name), await other.claim(neighbour)
-    await other.report(name, grant, 14)
-    stored = deployment.disk.logs[name]
-    if part == "snapshot":
-        await other.shard.journal.snapshot(name, max(stored.records), b"anything")
-        stored.damage_snapshot()
-    else:
-        stored.damage(1)
-    await pinned(deployment, one, [name], "one:1")
-    assert not await one.shard.serve(name), "its owner keeps it"
-    for force in (False, True):
-        with pytest.raises(errors.Moved):
-            await one.shard.drop(name, force=force)
-    with pytest.raises(errors.OwnedRanges):
-        await other.shard.drop(name, force=False)
-    assert await other.report(name, grant, 15) == [], "nothing was changed"
-    await other.shard.release(name, grant.sequencer)
-    assert (await other.shard.drop(name, force=False)).incarnation == 1
-    await deployment.settle(one, other, seconds=1.2)
-    await one.shard.register(Spec(name))
-    await pinned(deployment, one, [name], "one:1")  # whose pin had ended with the drop
-    again = await one.claim(name)
-    assert await one.report(name, again, 12) == []
-    assert one.low(name) == 12
-    assert await other.report(neighbour, beside, 14) == [], "its neighbour"

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import count
 
 import pytest
 
 from lowwater import errors
-from lowwater._core import wire
 from lowwater._core.why import explain
-from lowwater._pb.lowwater.v1 import topology_pb2
 from lowwater.cli.render import line, status_table, view_record
 from lowwater.views import Ranges, WatermarkView
 from lowwater.watermark import Watermark
@@ -32,15 +29,6 @@ def test_only_estimated_computations_read_estimated_ones() -> None:
     assert found.register(Spec("hourly", ("guess",), estimated=True)).get("hourly").estimated
 
 
-def test_an_estimate_never_comes_in_under_the_name_that_an_exact_one_waits_for() -> None:
-    """An input may be named before it is registered; then the one that would be estimated is refused."""
-    found = Topology().register(Spec("hourly", ("guess",)))
-    with pytest.raises(errors.EstimatedInput) as caught:
-        found.register(GUESS)
-    assert caught.value.metadata == {"computation": "hourly", "input": "guess"}
-    assert found.register(Spec("guess")).get("guess") == Spec("guess")
-
-
 def test_new_inputs_are_looked_at_too() -> None:
     found = Topology().register(GUESS).register(Spec("hourly", ("a",)))
     with pytest.raises(errors.EstimatedInput):
@@ -53,12 +41,6 @@ def test_a_name_does_not_change_what_it_is() -> None:
     for spec in (Spec("guess"), Spec("sure", estimated=True)):
         with pytest.raises(errors.RegistrationConflict, match=r"as (estimated|exact)\."):
             found.register(spec)
-
-
-def test_it_is_journaled_and_outlives_a_reset() -> None:
-    found = Topology().register(GUESS).register(Spec("sure"))
-    assert Topology.decode(found.encode()) == found
-    assert found.reset("guess")[0].get("guess").estimated
 
 
 HOURLY = Spec("hourly", ("guess",))
@@ -84,39 +66,6 @@ def test_what_becomes_a_reader_of_an_estimate_by_a_heal_is_exact_no_longer() -> 
         assert codec.computation_message(healed.get("daily"), healed).estimated
         with pytest.raises(errors.EstimatedInput):
             healed.register(Spec("weekly", ("daily",)))
-
-
-def test_a_worker_of_one_that_reads_an_estimate_by_a_heal_comes_back() -> None:
-    """It registers at every start, the same as before; and says no more that it is exact."""
-    for healed in healed_of_two_halves():
-        assert healed.register(HOURLY) is healed
-        assert healed.register(DAILY) is healed
-        with pytest.raises(errors.RegistrationConflict):
-            healed.register(Spec("hourly", ("guess",), estimated=True))
-
-
-def test_exact_inputs_make_it_exact_again_in_a_new_incarnation() -> None:
-    """What it, and all that reads it, has published meanwhile was a guess: it counts no more."""
-    for healed in healed_of_two_halves():
-        with pytest.raises(errors.EstimatedInput):
-            healed.set_inputs("hourly", ["guess", "sure"])
-        repaired = healed.set_inputs("hourly", ["sure"])
-        assert estimated(repaired) == {"guess"}
-        incarnations = {name: spec.incarnation for name, spec in repaired.computations.items()}
-        assert incarnations == {"guess": 1, "sure": 1, "hourly": 2, "daily": 2}
-        assert repaired.get("hourly").input_version == 2
-        assert repaired.set_inputs("hourly", []).get("hourly").incarnation == 2, "that one was exact"
-
-
-def test_what_either_knows_as_estimated_is_estimated_after_a_heal() -> None:
-    """One shard was told so by who reports it; the store, which had lost that, by another that it is exact, and newer."""
-    mine = Topology().register(GUESS)
-    store = Topology().register(Spec("guess")).register(HOURLY)
-    for newer in (store, store.reset("guess")[0], store.set_inputs("guess", ["a"])):
-        for healed in (newer.merged(mine), mine.merged(newer)):
-            assert estimated(healed) == {"guess", "hourly"}
-            assert replace(healed.get("guess"), estimated=False) == newer.get("guess")
-            assert healed.merged(newer) is healed
 
 
 async def test_a_guess_is_no_promise_after_the_store_has_lost_that_it_is_one(deployment: Deployment) -> None:
@@ -149,31 +98,6 @@ async def test_a_guess_is_no_promise_after_the_store_has_lost_that_it_is_one(dep
     assert await owner.report("hourly", grant, 12, base) == []
 
 
-async def test_what_an_authority_that_does_not_know_estimates_has_kept_as_exact_becomes_one(
-    deployment: Deployment,
-) -> None:
-    """A client of 0.2 has registered it at an authority of 0.1, and reported nothing; then the authority was upgraded."""
-    one = await deployment.start("one:1")
-    for name in ("guess", "claimed", "read"):
-        await one.shard.register(Spec(name))
-    await deployment.settle(one)
-    await one.claim("claimed")
-    await one.shard.register(Spec("reader", ("read",)))
-    assert (await one.shard.register(GUESS)).estimated
-    assert estimated(one.shard.topology) == {"guess"}
-    assert (await one.shard.register(GUESS)).incarnation == 1
-    with pytest.raises(errors.RegistrationConflict, match=r"as estimated\."):
-        await one.shard.register(Spec("guess"))
-    for name, refusal in (("claimed", errors.RegistrationConflict), ("read", errors.EstimatedInput)):
-        with pytest.raises(refusal):
-            await one.shard.register(Spec(name, estimated=True))
-    with pytest.raises(errors.RegistrationConflict):
-        await one.shard.register(Spec("read", key_hash="h", estimated=True))
-    await one.shard.reset("claimed")
-    with pytest.raises(errors.RegistrationConflict):
-        await one.shard.register(Spec("claimed", estimated=True))
-
-
 async def test_rule4_what_another_shard_has_granted_meanwhile_does_not_become_an_estimate(
     deployment: Deployment,
 ) -> None:
@@ -190,13 +114,6 @@ async def test_rule4_what_another_shard_has_granted_meanwhile_does_not_become_an
     assert estimated(other.shard.topology) == set()
 
 
-def test_it_crosses_the_wire() -> None:
-    request = topology_pb2.RegisterRequest(name="guess", estimated=True)
-    topology = Topology().register(codec.spec(request))
-    assert topology.get("guess") == GUESS
-    assert wire.computation(codec.computation_message(topology.get("guess"), topology)).estimated
-
-
 VIEW = WatermarkView("guess", registered=True, incarnation=1, low=NOON, estimated=True)
 
 
@@ -208,10 +125,3 @@ def test_everything_that_shows_it_says_so() -> None:
     sentence = str(explain("guess", {"guess": VIEW}, now, Ranges((), 0)))
     assert sentence.startswith("guess, which is only estimated, is at 12:00 UTC, 1 min behind")
     assert f"\nguess, which is only estimated, stands at {NOON}" in sentence
-
-
-def test_nothing_exact_says_so() -> None:
-    exact = WatermarkView("sure", registered=True, incarnation=1, low=NOON)
-    assert view_record(exact, NOON.micros)["estimated"] is False
-    assert "estimated" not in status_table([exact], NOON.micros, {})
-    assert "estimated" not in str(explain("sure", {"sure": exact}, NOON.micros, Ranges((), 0)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
 import pytest
@@ -31,13 +30,3 @@ def test_a_token_counts_as_soon_as_its_file_has_it(tmp_path: Path) -> None:
     assert not {"first", "second"} & set(repr(settings).replace("'", " ").split())
     file.write_text("third\n")
     assert settings.metadata == (("authorization", "Bearer third"),)
-
-
-def test_a_token_file_that_was_never_read_leaves_the_token_of_the_start(tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    settings = FileSettings("localhost", token="start", token_file=str(file))
-    assert settings.metadata == (("authorization", "Bearer start"),)
-    file.write_text("file")
-    assert settings.metadata == (("authorization", "Bearer file"),), "the file wins over the variable"
-    assert settings.read().token == "file"
-    assert pickle.loads(pickle.dumps(settings)).metadata == (("authorization", "Bearer file"),)

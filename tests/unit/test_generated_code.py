@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 from tests.compatibility.environments import ROOT, UV
 
@@ -34,54 +31,14 @@ def check(root: Path) -> subprocess.CompletedProcess[str]:
     return run(UV, "run", "--quiet", "--script", str(root / "scripts/generate_protos.py"), "--check", cwd=root)
 
 
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """The sources and the generated code, free to be spoilt."""
-    for part in ("proto", "scripts", *TREES):
-        shutil.copytree(ROOT / part, tmp_path / part)
-    return tmp_path
-
-
 def test_the_committed_code_is_what_the_generator_writes() -> None:
     done = check(ROOT)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_changed_source_is_noticed(copy: Path) -> None:
-    source = copy / "proto/lowwater/v1/types.proto"
-    source.write_text(source.read_text().replace("share_ppm = 1", "share_ppm = 9"))
-    done = check(copy)
-    assert done.returncode == 1
-    assert "client/src/lowwater/_pb" in done.stderr
-    assert "make gen" in done.stderr
-
-
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="the floor of grpcio has no wheel for Python 3.14 or newer")
-@pytest.mark.parametrize("tree", TREES)
-def test_a_hand_edited_file_is_noticed(copy: Path, tree: str) -> None:
-    edited = min((copy / tree).rglob("*_pb2.pyi"))
-    edited.write_text(edited.read_text() + "# by hand\n")
-    done = check(copy)
-    assert done.returncode == 1
-    assert edited.name in done.stderr
-    assert "make gen" in done.stderr
-
-
 def test_it_imports_without_a_warning() -> None:
     done = run(sys.executable, "-W", "error", "-c", f"import {', '.join(modules())}")
     assert done.returncode == 0, done.stderr
-
-
-# -- the client on threads ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def shells(tmp_path: Path) -> Path:
-    """Both clients and their generator, free to be spoilt."""
-    for part in ("scripts", SHELLS):
-        shutil.copytree(ROOT / part, tmp_path / part)
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    return tmp_path / SHELLS
 
 
 def generate_sync(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -91,35 +48,6 @@ def generate_sync(root: Path, *arguments: str) -> subprocess.CompletedProcess[st
 def test_the_committed_client_on_threads_is_what_the_generator_writes() -> None:
     done = generate_sync(ROOT, "--check")
     assert done.returncode == 0, done.stderr
-
-
-def test_a_client_on_threads_that_is_not_as_it_would_be_written_is_noticed_and_written(
-    shells: Path, tmp_path: Path
-) -> None:
-    source, edited, left_over = shells / "_async/lease.py", shells / "_sync/worker.py", shells / "_sync/gone.py"
-    written = edited.read_text()
-    source.write_text(source.read_text().replace("its last state not durable", "its last word not durable"))
-    edited.write_text(f"{written}# by hand\n")
-    left_over.touch()
-    done = generate_sync(tmp_path, "--check")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert [line.split(" ")[0] for line in done.stderr.splitlines()] == [
-        f"{SHELLS}/_sync/{name}.py" for name in ("lease", "worker", "gone")
-    ]
-    assert generate_sync(tmp_path).returncode == 0
-    assert generate_sync(tmp_path, "--check").returncode == 0
-    assert "its last word not durable" in (shells / "_sync/lease.py").read_text()
-    assert edited.read_text() == written
-    assert not left_over.exists()
-
-
-def test_what_is_said_of_asyncio_alone_has_to_be_there_to_be_said_otherwise(shells: Path, tmp_path: Path) -> None:
-    """Else a sentence that is written anew would be said of threads too."""
-    source = shells / "_async/worker.py"
-    source.write_text(source.read_text().replace("Use it as an async context manager", "Use it with async with"))
-    done = generate_sync(tmp_path, "--check")
-    assert done.returncode == 1
-    assert "_async/worker.py says 0 times" in done.stderr
 
 
 def test_nothing_of_asyncio_is_left_in_the_client_on_threads() -> None:

@@ -12,17 +12,15 @@ from collections.abc import Callable
 import pytest
 
 from lowwater import errors
-from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.requests import Grant
 from lowwater_authority.core.topology import Spec, Topology
-from lowwater_authority.engine import slices
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import GRAPH, JournalFailed, JournalUnknown
 from lowwater_authority.ops.observer import Observer
 from tests.kit.faults import FaultPlan, Operation, Outcome
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.times import HOUR
-from tests.kit.tree import One, Tree, until
+from tests.kit.tree import One, Tree
 
 
 class Store(FaultPlan):
@@ -107,19 +105,6 @@ class World(Tree):
         await self.store.executed.wait()
         return changing
 
-    def fail_over_without(self) -> None:
-        """Let a replica take over that never had what is not replicated."""
-        self.disk.lose(self.disk.unsynced)
-        self.store.gone = True
-
-    async def end_owner(self, changing: asyncio.Task[Spec]) -> One:
-        """End the process that serves ``a``; returns the next one."""
-        changing.cancel()
-        await self.serving.stop()
-        self.store.replicated.set()
-        self.serving = await self.process("owner:2", lambda name: name == "a")
-        return self.serving
-
     def ranges(self) -> list[int]:
         """Where the ranges of ``a`` stand, in the order of their keys."""
         computation = self.serving.shard.held.computation("a")
@@ -146,46 +131,7 @@ async def test_rule2_a_change_of_the_graph_is_not_used_before_it_is_durable(worl
     await world.stop()
 
 
-@pytest.mark.parametrize("lives", [True, False])
-async def test_rule2_a_change_that_was_never_durable_is_not_put_back_by_who_has_read_it(
-    world: World, *, lives: bool
-) -> None:
-    await world.begin()
-    changing = await world.change()
-    with pytest.raises(errors.Unavailable):
-        await world.other.shard.confirm()
-    world.fail_over_without()
-    if lives:
-        world.store.replicated.set()
-        assert (await changing).inputs == ("x", "y")  # repeated as it was
-    else:
-        await world.end_owner(changing)
-    await world.other.shard.confirm()
-    await world.serving.shard.confirm()
-    graphs = {one.shard.topology.get("a").inputs for one in (world.other, world.serving)}
-    assert (graphs, world.ranges()) == (({("x", "y")}, [50, 50]) if lives else ({("x",)}, [50, 90]))
-    await world.stop()
-
-
-async def test_rule2_an_incarnation_that_is_not_durable_is_shown_to_nobody(world: World) -> None:
-    """Readers that saw it would hold back all lower ones."""
-    await world.begin()
-    world.store.replicated.clear()
-    world.store.lags = True
-    resetting = asyncio.create_task(world.serving.shard.reset("x"))
-    await world.store.executed.wait()
-    with pytest.raises(errors.Unavailable):
-        await world.other.shard.refresh()
-    view = world.other.shard.view("x")
-    assert view is not None
-    assert view.incarnation == 1
-    resetting.cancel()
-    world.store.replicated.set()
-    await world.stop()
-
-
 async def test_rule2_what_a_process_starts_with_is_durable(world: World) -> None:
-    """Found by a start in the store, it is made durable first."""
     await world.begin()
     changing = await world.change()
     with pytest.raises(JournalFailed, match="no replica confirms"):
@@ -255,7 +201,6 @@ async def test_rule4_the_owners_of_a_log_behind_its_graph_are_refused(
 async def test_rule1_a_log_ahead_of_its_graph_is_not_served_until_its_reset(
     world: World, caplog: pytest.LogCaptureFixture, *, starts: bool
 ) -> None:
-    """The graph alone went back: whoever starts with the log says so once, as whoever takes it over, and begins with the reset."""
     await world.begin()
     older = world.other.shard.topology
     await world.serving.shard.set_inputs("a", ["x", "y"])
@@ -273,153 +218,3 @@ async def test_rule1_a_log_ahead_of_its_graph_is_not_served_until_its_reset(
     assert await world.serving.shard.serve("a")
     await world.serving.claim("a")
     await world.serving.stop()
-
-
-async def test_rule1_a_torn_change_is_known_after_a_reset_too(world: World) -> None:
-    """The first claim of an incarnation says by which inputs it goes."""
-    await world.begin()
-    await world.serving.shard.reset("a")
-    grant = await world.serving.claim("a")
-    assert await world.serving.report("a", grant, 50) == []
-    await world.serving.shard.set_inputs("a", ["x", "y"])
-    await world.other.shard.refresh()
-    world.disk.lose(1)
-    await world.serving.stop()
-    await world.other.shard.confirm()
-    world.serving = await world.process("owner:2", lambda name: name == "a")
-    refused = await world.serving.report("a", grant, 80)
-    assert [refusal.reason for _, refusal in refused] == ["STALE_SEQUENCER"]
-    assert world.low("a") == 50
-    await world.stop()
-
-
-async def test_of_two_changes_of_one_age_the_one_in_the_store_stays(world: World) -> None:
-    """It was acknowledged behind the loss of the other one, and reports that fold the lost one do not count."""
-    await lost_with_its_owner_before_another_change(world)
-    for one in (world.other, world.serving):
-        await one.shard.confirm()
-        await one.shard.refresh()
-    for one in (world.other, world.serving):
-        spec = one.shard.topology.get("a")
-        assert (spec.inputs, spec.input_version) == (("x", "z"), 3)
-    grant = await world.serving.claim("a")
-    assert await world.serving.report("a", grant, 50) == []
-    await world.stop()
-
-
-async def lost_with_its_owner_before_another_change(world: World) -> None:
-    await world.begin()
-    await world.serving.shard.set_inputs("a", ["x", "y"])
-    await world.other.shard.refresh()
-    world.disk.lose(1)
-    await world.serving.stop()
-    world.serving = await world.process("owner:2", lambda name: name == "a")
-    assert (await world.serving.shard.set_inputs("a", ["x", "z"])).input_version == 2
-
-
-class Dies(Store):
-    """Never returns from the append behind a heal."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.healed = False
-        self.reached = asyncio.Event()
-
-    async def before(self, operation: Operation) -> Outcome:
-        """See FaultPlan."""
-        if self.healed and operation.name == "append":
-            self.reached.set()
-            await asyncio.Event().wait()
-        self.healed = self.healed or operation.name == "restore"
-        return Outcome.DONE
-
-
-async def test_a_heal_within_a_change_of_inputs_puts_back_no_half_of_it(world: World) -> None:
-    """Killed behind the heal of the log, and in front of the append of both: nobody was told of the change, and the next owner serves on."""
-    world.store = dies = Dies()
-    await world.begin()
-    world.disk.lose(1)  # the advance to 90
-    changing = asyncio.create_task(world.serving.shard.set_inputs("a", ["x", "y"]))
-    await dies.reached.wait()
-    changing.cancel()
-    await world.serving.stop()
-    world.store = Store()
-    world.store.replicated.set()
-    world.serving = await world.process("owner:2", lambda name: name == "a")
-    assert world.serving.shard.topology.get("a").inputs == ("x",)
-    grant = await world.serving.claim("a")
-    assert await world.serving.report("a", grant, 95) == []
-    assert world.low("a") == 95
-    await world.stop()
-
-
-async def test_rule1_a_root_behind_the_inputs_of_its_graph_follows_with_its_slices(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(slices, "AGAIN_SECONDS", (0.0, 0.0))
-    tree = Tree(MemoryDisk())
-    another = tree.another
-
-    async def parted(address: str, names: Callable[[str], bool]) -> One:
-        del names
-        return await another(address, lambda name: (name == "a") is address.startswith("top"))
-
-    tree.another = parted  # type: ignore[method-assign]
-    await tree.start(inputs=("x",))
-    await tree.below.shard.register(Spec("y"))
-    await tree.hear()
-    for name, hour in (("x", 100), ("y", 50)):
-        assert await tree.below.report(name, await tree.below.claim(name), hour) == []
-    await tree.both(50, 90)
-    await put_back_alone(tree.below, tree.below.shard.topology.set_inputs("a", ["x", "y"]))
-    await tree.hear()
-    followed = tree.below.shard.held.computation("a~0")
-    assert followed is not None
-    await until(lambda: followed.input_version == 2)
-    grant = await tree.below.claim("a~0")
-    assert await tree.below.report("a~0", grant, 80) == []
-    await until(lambda: tree.stands(0) == 80)
-    assert (tree.stands(1), tree.low()) == (50, 50)
-    await tree.stop()
-
-
-async def test_rule2_a_slice_keeps_what_it_has_handed_over_until_the_other_one_has_it_durably() -> None:
-    """The other one has taken it in, and the graph says so, all in one append that is not durable yet; then the store forgets it."""
-    store = Store()
-    store.replicated.set()
-    tree = Tree(MemoryDisk(), beside=True)
-
-    async def another(address: str, names: Callable[[str], bool]) -> One:
-        one = One(tree, address, names)
-        one.journal = MemoryJournal(tree.disk, shared=True, faults=store)
-        one.shard = Shard(one.journal, clock=lambda: tree.now, observer=Observer(), placement=one.placement)
-        one.shard.held.address = address
-        tree.all.append(await one.start())
-        return one
-
-    tree.another = another  # type: ignore[method-assign]
-    await tree.start()
-    await tree.both(10, 12)
-    await tree.below.shard.retire("a~0", b"\x60", b"\x80", force=True)
-    made = (await tree.top.shard.split("a", "a~0", b"\x20")).name
-    await tree.below.shard.refresh()
-    await tree.below.shard.serve_those(tree.below.shard.topology.computations)
-    store.replicated.clear()
-    store.lags = True
-    await tree.beside.shard.refresh()
-    await tree.beside.shard.serve_those([made])
-    await store.executed.wait()
-    with pytest.raises(errors.Unavailable, match="no replica confirms"):
-        await tree.below.shard.refresh()
-    tree.disk.lose(tree.disk.unsynced)
-    await tree.beside.stop()
-    store.replicated.set()
-    await tree.below.shard.confirm()
-    tree.beside = await tree.another("beside:2", tree.beside.placement.names)
-    await tree.hear()
-    taken = tree.beside.shard.held.computation(made)
-    assert taken is not None
-    await until(lambda: taken.cut_version)
-    states = [(each.start, each.owner.state) for each in taken.map.all_ranges(9)[0]]
-    assert (b"\x60", GroupState.RETIRED) in states
-    await tree.stop()

@@ -93,27 +93,10 @@ async def test_who_asks_may_ask_of_itself() -> None:
         assert await identity(address, "", token=SCRAPER) == Identity(True, "scraper", page=False, metrics=True)
 
 
-async def test_the_rules_in_force_count() -> None:
-    rules = Rules(RULES)
-    async with serving(rules) as address:
-        assert (await identity(address, digest(VIEWER))).page
-        rules.access = Access([Principal("viewer", digests=(digest(VIEWER),))])
-        assert await identity(address, digest(VIEWER)) == Identity(True, "viewer", page=False, metrics=False)
-        rules.access = Access([Principal("another", page=True, digests=(digest(SCRAPER),))])
-        assert await identity(address, digest(VIEWER)) == Identity(True, "", page=False, metrics=False)
-
-
 async def test_without_rules_everybody_may_see_everything_and_nobody_has_a_name() -> None:
     async with serving(Rules(None)) as address:
         for given in ("", digest(VIEWER)):
             assert await identity(address, given) == Identity(False, "", page=True, metrics=True)
-
-
-async def test_who_is_not_known_is_told_nothing() -> None:
-    async with serving(Rules(RULES)) as address:
-        for token in (STRANGER, None):
-            with pytest.raises(errors.Unauthenticated):
-                await identity(address, digest(VIEWER), token=token)
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,6 @@ def test_every_part_of_the_pipeline_package_has_its_place() -> None:
 
 
 def test_nothing_stands_on_itself() -> None:
-    """The table allows no ring."""
     for allowed in ALLOWED.values():
         left = {part: set(others) & allowed.keys() for part, others in allowed.items()}
         while left:

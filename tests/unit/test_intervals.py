@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowwater import Completion, EstimatedInput, History, IncarnationChanged, InvalidArgument, Watermark, WatermarkView
-from lowwater._core.intervals import Closings, Interval, bounds_of, upstream_below
+from lowwater._core.intervals import Closings, Interval, upstream_below
 from lowwater.cli.publish import Marker, event_of, target_of
 from lowwater_authority.core.history import History as AuthorityHistory
-from tests.kit.times import HOUR, MAX, MIN, at, mark
+from tests.kit.times import MIN, at, mark
 
 EVERY = timedelta(hours=1)
 
@@ -32,18 +32,6 @@ def all_closed(closings: Closings, seen: WatermarkView) -> list[Interval]:
     while (each := closings.closed(seen)) is not None:
         found.append(each)
     return found
-
-
-@given(st.lists(st.integers(0, 40)), st.integers(1, 7))
-def test_every_interval_that_has_passed_closes_once_and_in_order(lows: list[int], every: int) -> None:
-    """Against the plain answer: all intervals whose end the greatest value has come to."""
-    closings = Closings("x", timedelta(seconds=every), Watermark(0))
-    found = [
-        (each.start.micros // 10**6, each.end.micros // 10**6)
-        for low in lows
-        for each in all_closed(closings, view(low * 10**6))
-    ]
-    assert found == [(k * every, (k + 1) * every) for k in range(max(lows, default=0) // every)]
 
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -142,17 +130,6 @@ def test_of_what_finished_each_interval_closes_up_to_where_it_stood_and_then_one
     assert closings.over
 
 
-def test_what_finished_at_once_or_before_the_start_closes_as_one() -> None:
-    for lows in ([], [mark(9, 30)], [mark(2)]):
-        told = Told()
-        for low in lows:
-            told.come(low)
-        closings = Closings("hourly", EVERY, at(10), incarnation=1)
-        finished = told.come(Watermark.FINISHED)
-        closings.tell(told.history)
-        assert [(each.start, each.end) for each in all_closed(closings, finished)] == [(mark(10), Watermark.FINISHED)]
-
-
 def test_a_history_of_another_incarnation_or_without_its_end_is_not_taken() -> None:
     closings, finished = Closings("hourly", EVERY, at(10), incarnation=1), view(Watermark.FINISHED)
     other, early = Told(incarnation=2), Told()
@@ -162,21 +139,6 @@ def test_a_history_of_another_incarnation_or_without_its_end_is_not_taken() -> N
         closings.tell(told.history)
         assert closings.asks(finished)
         assert closings.closed(finished) is None
-
-
-def test_the_last_times_that_there_are_close() -> None:
-    told, start = Told(), Watermark(MAX - 90 * 60 * 10**6)
-    told.come(Watermark(MAX - 1))
-    finished = told.come(Watermark.FINISHED)
-    closings = Closings("hourly", EVERY, start, incarnation=1)
-    closings.tell(told.history)
-    assert [each.end.micros for each in all_closed(closings, finished)] == [start.micros + HOUR, MAX - 1, MAX]
-
-
-def test_with_an_end_each_interval_up_to_it_closes_by_itself() -> None:
-    closings = Closings("hourly", EVERY, at(10), until=at(13))
-    assert [each.end for each in all_closed(closings, view(Watermark.FINISHED))] == [mark(11), mark(12), mark(13)]
-    assert closings.over
 
 
 def test_another_incarnation_and_an_estimate_close_nothing() -> None:
@@ -212,13 +174,6 @@ def test_intervals_that_make_no_sense_are_refused(every: Any, start: Any, until:
     assert refused.value.metadata["fix"]
 
 
-def test_the_ends_of_an_interval_may_be_far_apart_and_not_the_wrong_way_round() -> None:
-    assert bounds_of(at(1), Watermark.FINISHED) == (mark(1), Watermark(MAX))
-    for start, end in ((at(2), at(1)), (at(1), at(1)), (Watermark(MIN), at(1))):
-        with pytest.raises(InvalidArgument, match="is refused: pass"):
-            bounds_of(start, end)
-
-
 def test_of_what_is_upstream_only_that_is_told_which_is_below() -> None:
     views = {
         each.computation: each
@@ -233,9 +188,6 @@ def test_of_what_is_upstream_only_that_is_told_which_is_below() -> None:
     }
     found = [each.computation for each in upstream_below("top", views, mark(14))]
     assert found == ["top", "right", "gone", "source"], "what only a complete one reads holds nothing; a ring ends"
-
-
-# -- the names of files -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -325,13 +277,3 @@ def test_a_token_that_is_none_is_refused_and_not_shown() -> None:
     with pytest.raises(InvalidArgument, match="printable") as refused:
         target_of("https://there/", EVERY, mark(10), "secret\n")
     assert "secret" not in str(refused.value)
-
-
-def test_the_same_interval_is_told_in_the_same_words_and_another_in_others() -> None:
-    one = Interval("hourly", 1, mark(13), mark(14))
-    assert event_of(one, "t") == event_of(replace(one), "t")
-    others = [replace(one, incarnation=2), replace(one, end=Watermark.FINISHED), replace(one, computation="daily")]
-    ids = {event_of(each, token)["id"] for each in [one, *others] for token in ("t", "u")}
-    assert len(ids) == 8
-    assert event_of(one, "t")["data"]["to_micros"] - event_of(one, "t")["data"]["from_micros"] == HOUR
-    assert datetime.fromisoformat(event_of(one, "t")["data"]["from"]) == datetime(2013, 1, 9, 13, tzinfo=UTC)

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Generator
-from functools import partial
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-import grpc.aio
 import numpy as np
 import pytest
 
 from lowwater import errors
-from lowwater._pb.lowwater.v1 import watermarks_pb2, watermarks_pb2_grpc
-from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
-from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Grant, GroupReport, Prepare, TaskAttempt, TaskPart
+from lowwater_authority.core.requests import ClaimRequest, Grant, GroupReport, TaskAttempt, TaskPart
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine import shard as shard_module
-from lowwater_authority.engine.holding import Holding
-from lowwater_authority.journal import JournalReplaced, JournalUnknown
+from lowwater_authority.engine.holding import (
+    NOBODY,
+    Holding,
+    Taken,
+)
+from lowwater_authority.engine.holdings import Holdings
+from lowwater_authority.engine.logs import SNAPSHOT_AGAIN, SNAPSHOT_BYTES, Log
+from lowwater_authority.journal import GRAPH, JournalFailed, JournalReplaced, LoadedLog, Ownership
 from lowwater_authority.ops.observer import Observer
-from lowwater_authority.rpc.services import Services
-from lowwater_authority.rpc.streams import Streams
-from lowwater_authority.rpc.watermarks import WatermarkServicer
-from tests.kit.faults import Operation, Outcome
-from tests.kit.memory_journal import MemoryJournal
-from tests.kit.served import served
-from tests.kit.shards import Deployment, One, held, ids, numbers, turns, two
+from tests.kit.faults import Outcome
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal
+from tests.kit.shards import Deployment, One, held, ids, numbers, turns
 from tests.kit.times import HOUR
 
 NOTHING = np.zeros(0, dtype=np.int64)
@@ -115,146 +113,6 @@ async def test_a_computation_that_another_shard_has_taken_leaves_the_round_and_t
     assert {one.low(name) for name in held(one)} == {12}
 
 
-async def test_a_neighbour_keeps_its_prepared_batch(deployment: Deployment) -> None:
-    one, grants = await serving(deployment, "x", "y")
-    sequencer = grants["x"].sequencer
-    part = TaskPart(np.array([0], dtype=np.uint32), np.array([12 * HOUR]), NOTHING, NOTHING, 5)
-    one.shard.stage_task("x", sequencer, 0, TASK, part)
-    assert one.shard.prepare("x", Prepare(sequencer, 0, b"d", [TASK], 12 * HOUR, True, NO_FOLD, 0, {})) == []
-    await taken(deployment, "y")
-    committed, answer = await in_one_round(one, one.shard.commit("x", sequencer, 0), report(one, grants, "y"))
-    assert committed == []
-    assert refusals(answer) == [("y", "MOVED")]
-    assert one.low("x") == 12
-
-
-async def test_nobody_waits_for_the_snapshot_of_another(deployment: Deployment) -> None:
-    one, grants = await serving(deployment, "big", "x", "y", "z")
-    one.faults.held["snapshot"] = asyncio.Event()
-    await one.shard.held.logs.snapshot(
-        one.shard.held.of("big").log, lambda: recovery.pieces(one.shard.held.served["big"].computation)
-    )
-    await taken(deployment, "y")
-    assert refusals(await asyncio.wait_for(report(one, grants, "y"), 60)) == [("y", "MOVED")]
-    one.faults.ends["append"] = [Outcome.FAILED]
-    with pytest.raises(errors.JournalFailed):
-        await asyncio.wait_for(report(one, grants, "big", "z"), 60)
-    deployment.disk.lose(1)
-    assert await asyncio.wait_for(report(one, grants, "x", "big", "z"), 60) == []
-    assert {one.low(name) for name in ("x", "big", "z")} == {12}
-    one.faults.held.pop("snapshot").set()
-    await one.shard.held.logs.settle()
-    assert await report(one, grants, "big", hour=13) == []
-
-
-async def test_each_caller_of_a_round_is_refused_with_an_error_of_its_own(deployment: Deployment) -> None:
-    """One error for all would collect the traceback and the context of each."""
-    one, grants = await serving(deployment, "x", "y")
-    one.faults.ends["append"] = [Outcome.FAILED]
-    waiting = [asyncio.ensure_future(report(one, grants, name)) for name in ("x", "y")]
-    first, second = await asyncio.gather(*waiting, return_exceptions=True)
-    assert (type(first), str(first)) == (errors.JournalFailed, str(second))
-    assert first is not second
-
-
-async def test_a_report_counts_for_those_that_are_still_here(deployment: Deployment) -> None:
-    one, grants = await serving(deployment, "x", "y")
-    await taken(deployment, "y")
-    barred: set[str] = set()
-    reports = said(grants, "x", "y")
-    answer = await one.shard.report(reports, sender=b"s" * 16, number=(2, 1), barred=barred)
-    assert refusals(answer) == [("y", "MOVED")]
-    assert barred == {"y"}, "what follows on the stream says only what has changed since"
-    assert one.low("x") == 12
-
-
-async def test_a_claim_is_granted_beside_one_of_a_computation_that_is_gone(deployment: Deployment) -> None:
-    one, grants = await serving(deployment, "x", "y")
-    lost: list[str] = []
-    one.shard.on_fenced = lambda fenced: lost.append(fenced.computation)
-    await taken(deployment, "y")
-    granted, moved = await in_one_round(one, one.claim("x"), one.claim("y"))
-    assert granted.sequencer > grants["x"].sequencer
-    assert isinstance(moved, errors.Moved)
-    assert lost == ["x"], "the owner of y has lost nothing by this claim"
-    assert await report(one, {"x": granted}, "x") == []
-
-
-async def test_what_changes_nothing_is_answered_beside_a_computation_that_is_gone(deployment: Deployment) -> None:
-    one, grants = await serving(deployment, "x", "y")
-    stale = {name: Grant(grant.sequencer + 7, grant.watermarks, 0) for name, grant in grants.items()}
-    await taken(deployment, "y")
-    answers = await in_one_round(one, report(one, stale, "x"), report(one, stale, "y"))
-    assert [refusals(answer) for answer in answers] == [[("x", "STALE_SEQUENCER")], [("y", "MOVED")]]
-
-
-async def test_rule4_what_was_staged_before_a_loss_is_not_written_when_it_is_served_here_again(
-    deployment: Deployment,
-) -> None:
-    """A round is to be written again; meanwhile another shard takes one of its computations, grants it anew, and gives it back."""
-    one, other = await two(deployment)
-    name = min(held(one))
-    grants = {name: await one.claim(name)}
-    assert await one.report(name, grants[name], 10) == []
-    one.faults.unknown("append", Outcome.LOST)
-    answer = asyncio.ensure_future(report(one, grants, name))
-    await turns()
-    assert not one.faults.ends["append"]
-    assert not answer.done()
-    await other.cluster.change(lambda view: view.pinned(name, "other:1"))
-    assert await other.shard.serve(name)
-    newer = await other.claim(name)
-    assert await other.report(name, newer, 11) == []
-    await other.cluster.change(lambda view: view.pinned(name, "one:1"))
-    back = asyncio.ensure_future(deployment.settle(one))  # it lets go, and takes it again
-    await turns()
-    assert name in held(one), "in the middle of the round"
-    one.faults.let("append")
-    try:
-        assert refusals(await answer) == [(name, "MOVED")]
-        await back
-    finally:
-        back.cancel()
-        if one.rounds.done() and one.rounds.exception() is not None:  # it has ended by itself
-            deployment.shards.remove(one)
-    assert one.low(name) == 11
-    assert await one.report(name, newer, 13) == []
-    assert one.low(name) == 13
-
-
-async def test_an_append_of_unknown_outcome_is_told_as_such_to_the_one_that_is_gone(deployment: Deployment) -> None:
-    """It is written, nobody hears of it, and another process takes one of its computations before it is tried again."""
-    one, grants = await serving(deployment, "x", "y")
-    one.faults.unknown("append", Outcome.WRITTEN)
-    retiring = asyncio.ensure_future(one.shard.retire("y", b"", b"", force=True))
-    reporting = report(one, grants, "x")
-    await turns()
-    assert not retiring.done()
-    assert not reporting.done()
-    last = deployment.disk.logs["x"].last
-    await taken(deployment, "y")
-    one.faults.let("append")
-    assert await reporting == []
-    with pytest.raises(errors.Unavailable, match="not known"):
-        await retiring
-    assert deployment.disk.logs["x"].last == last, "it was written once"
-    assert one.low("x") == 12
-    assert await report(one, grants, "x", hour=13) == []
-
-
-async def test_a_heal_that_yields_one_computation_puts_the_others_back(deployment: Deployment) -> None:
-    one, grants = await serving(deployment, "x", "y", "z")
-    owners = dict(deployment.disk.owners)
-    for name in ("x", "y"):
-        await one.shard.rise(name, 5)
-    newer = one.shard.held.view + 1
-    deployment.disk.owners |= {"x": owners["x"], "y": owners["y"]._replace(epoch=4, view=newer, address="third:1")}
-    answers = await in_one_round(one, *(report(one, grants, name) for name in ("x", "y", "z")))
-    assert [refusals(answer) for answer in answers] == [[], [("y", "MOVED")], []]
-    assert (one.low("x"), one.low("z")) == (12, 12)
-    assert await report(one, grants, "x", "z", hour=13) == []
-
-
 async def test_a_change_of_the_graph_is_one_with_what_it_changes(deployment: Deployment) -> None:
     one, grants = await serving(deployment, "x", "y")
     await taken(deployment, "y")
@@ -267,9 +125,6 @@ async def test_a_change_of_the_graph_is_one_with_what_it_changes(deployment: Dep
     with pytest.raises(errors.Moved):
         await one.shard.claim("x", adopting, adopt=True)
     assert one.shard.topology.get("x").incarnation == 1
-
-
-# -- what the store has damaged ----------------------------------------------------------------------------------
 
 
 def damage(deployment: Deployment, name: str) -> None:
@@ -345,24 +200,6 @@ async def test_nobody_waits_for_what_is_written_again(deployment: Deployment) ->
     assert (deployment.owner("x"), other.low("x")) == (other, 13)
 
 
-async def test_the_neighbours_are_confirmed_while_one_is_written_again(deployment: Deployment) -> None:
-    one, grants = await serving(deployment, "x", "y")
-    await kept_in_memory(deployment, one, grants, "x")
-    await turns()
-    asked = (one.shard.confirm(["x"]), one.shard.confirm(["y"]), one.shard.confirm(), one.shard.confirm(["x", "y"]))
-    x, y, everything, both = await asyncio.gather(*asked, return_exceptions=True)
-    assert isinstance(x, errors.Unavailable)
-    assert isinstance(both, errors.Unavailable)
-    assert isinstance(y, int)
-    assert isinstance(everything, int)
-    deployment.clock.now += 5
-    await one.shard.confirm()
-    assert one.shard.confirmed < one.shard.now, "it is not known of all of them"
-    await written_again(one)
-    await one.shard.confirm()
-    assert one.shard.confirmed == one.shard.now
-
-
 async def test_what_the_store_refuses_is_written_again_later(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,47 +217,6 @@ async def test_what_the_store_refuses_is_written_again_later(
     assert await report(one, grants, "x", "y", hour=14) == []
 
 
-async def test_an_own_record_of_unknown_outcome_is_no_other_owner(deployment: Deployment) -> None:
-    one, grants = await serving(deployment, "x")
-    damage(deployment, "x")
-    one.faults.ends["append"] = [Outcome.WRITTEN, Outcome.FAILED]
-    with pytest.raises(errors.Unavailable):
-        await report(one, grants, "x")
-    await asyncio.gather(*one.shard.held.mending())
-    assert held(one) == {"x"}
-    assert one.low("x") == 12
-    assert await report(one, grants, "x", hour=13) == []
-
-
-async def test_rule2_what_is_read_back_is_durable_before_it_is_shown(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A record of unknown outcome may be in the cache of the store only, from where a fail-over takes it back."""
-    one, grants = await serving(deployment, "x")
-    shown: list[tuple[float, int]] = []
-    show = one.shard._show
-
-    def seen(views: Any) -> None:
-        show(views)
-        shown.append((one.low("x"), deployment.disk.unsynced))
-
-    async def silent(operation: Operation) -> None:
-        monkeypatch.undo()
-        raise JournalUnknown("the store fell silent")
-
-    monkeypatch.setattr(one.faults, "after", silent)
-    one.shard._show = seen  # type: ignore[method-assign]
-    one.faults.ends["append"] = [Outcome.CACHED, Outcome.FAILED]
-    with pytest.raises(errors.Unavailable):
-        await report(one, grants, "x")
-    assert shown == [(12, 0)]
-    other = await deployment.start("other:1")
-    await other.cluster.change(lambda view: view.pinned("x", "other:1"))
-    deployment.disk.lose(deployment.disk.unsynced)
-    await deployment.settle(one, other)
-    assert other.low("x") == 12
-
-
 async def test_what_another_process_has_taken_is_not_written_again(deployment: Deployment) -> None:
     one, grants = await serving(deployment, "x", "y")
     await kept_in_memory(deployment, one, grants, "x")
@@ -430,21 +226,6 @@ async def test_what_another_process_has_taken_is_not_written_again(deployment: D
     assert held(one) == {"y"}
     assert deployment.disk.logs["x"] == before
     assert await report(one, grants, "y") == []
-
-
-async def test_a_new_incarnation_may_begin_of_what_is_written_again(deployment: Deployment) -> None:
-    one, grants = await serving(deployment, "x", "y")
-    await kept_in_memory(deployment, one, grants, "x")
-    await one.shard.reset("x")
-    await written_again(one)
-    assert one.low("x") == MIN
-    grant = await one.claim("x")
-    assert await report(one, {"x": grant}, "x", hour=9) == []
-    assert one.low("x") == 9
-    other = await deployment.start("other:1")
-    await other.cluster.change(lambda view: view.pinned("x", "other:1"))
-    await deployment.settle(one, other)
-    assert other.low("x") == 9
 
 
 async def test_a_shard_that_ends_writes_what_it_alone_knows(deployment: Deployment) -> None:
@@ -550,35 +331,6 @@ async def test_half_a_change_ends_with_a_new_incarnation(deployment: Deployment)
     assert (deployment.owner("x"), other.low("x")) == (other, 13)
 
 
-async def test_a_new_incarnation_is_called_whole_when_it_is_written(
-    deployment: Deployment, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    one, _, give_back = await torn_in_a_store_that_lost_its_end(deployment)
-    read, slow = one.faults.read, asyncio.Event()
-
-    async def slowly(name: str) -> None:
-        if name == "load":
-            await slow.wait()
-        await read(name)
-
-    one.faults.read = slowly  # type: ignore[method-assign]
-    unwritten = one.shard.held.unwritten("x")
-    assert unwritten is not None
-    unwritten.changed.set()
-    await turns()
-    one.faults.held["restore"] = asyncio.Event()
-    await one.shard.reset("x")  # while it is being read
-    give_back()
-    slow.set()
-    await turns()
-    assert one.shard.held.is_unwritten("x")
-    assert "x is whole again" not in caplog.text
-    one.faults.held.pop("restore").set()
-    await asyncio.gather(*one.shard.held.mending())
-    assert caplog.text.count("x is whole again") == 1
-
-
 async def test_what_is_read_back_is_not_called_unreadable(deployment: Deployment) -> None:
     one, grants = await serving(deployment, "x", "y")
     one.faults.unreadable.add("load")
@@ -613,44 +365,6 @@ async def test_rule2_a_registration_writes_no_half_a_change(deployment: Deployme
     assert await report(one, grants, "y") == [], "its neighbour"
 
 
-async def test_what_is_read_back_is_not_called_new_meanwhile(deployment: Deployment) -> None:
-    """Half a change of it may be in memory, and the store may not tell for long what counts."""
-    one, grants = await serving(deployment, "x", "y")
-    following = one.shard.hub.subscribe(("x", "y"))
-    one.faults.late["x"] = gate = asyncio.Event()
-    failing = asyncio.create_task(half_a_change(one, grants, "x", "y"))
-    await turns()
-    assert one.shard.held.is_torn("x")
-    assert not one.shard.held.is_kept("x")
-    deployment.clock.now += 60
-    await one.shard.confirm()
-    assert one.shard.confirmed == one.shard.now, "its neighbour is as new as ever"
-    assert (await following.take(0))["x"] is None
-    gate.set()
-    await failing
-    assert (await following.take(0))["x"] == one.shard.view("x")
-    assert await report(one, grants, "x", "y") == []
-
-
-async def test_what_cannot_be_read_back_keeps_nobody_from_following_the_others(deployment: Deployment) -> None:
-    one, grants = await serving(deployment, "x", "y")
-    damage(deployment, "x")
-    await half_a_change(one, grants, "x", "y")
-    services = Services(one.shard, Observer(), one.cluster)
-    add = partial(watermarks_pb2_grpc.add_WatermarkServiceServicer_to_server, WatermarkServicer(services, Streams()))
-    async with served(add) as address, grpc.aio.insecure_channel(address) as channel:
-        stub = watermarks_pb2_grpc.WatermarkServiceStub(channel)
-        for names in (["x", "y"], []):
-            watching = stub.Watch(watermarks_pb2.WatchRequest(computations=names))
-            first = await watching.read()
-            assert isinstance(first, watermarks_pb2.WatchResponse)
-            assert "y" in {each.computation for each in first.watermarks}, names
-            assert [each.computation for each in first.redirects] == ["x"]
-            watching.cancel()
-        with pytest.raises(grpc.aio.AioRpcError, match="a request to x failed half way"):
-            await stub.GetWatermarks(watermarks_pb2.GetWatermarksRequest(computations=["x"]))
-
-
 @pytest.mark.parametrize("torn", [False, True])
 async def test_what_cannot_be_read_back_is_dropped_by_force(deployment: Deployment, torn: bool) -> None:
     one, grants = await serving(deployment, "x", "y")
@@ -667,24 +381,6 @@ async def test_what_cannot_be_read_back_is_dropped_by_force(deployment: Deployme
     assert (await one.shard.register(Spec("x"))).incarnation == 2
     assert (await one.claim("x")).sequencer > grants["x"].sequencer
     assert await report(one, grants, "y", hour=13) == []
-
-
-async def test_what_was_healed_before_a_refusal_is_not_called_unchanged(deployment: Deployment) -> None:
-    """The store has lost the tail of x, gets it back with the round in it, and then refuses the rest of the round."""
-    one, grants = await serving(deployment, "y", "x")
-    deployment.disk.lose(1)
-    one.faults.ends["append"] = [Outcome.DONE, Outcome.FAILED]
-    claim = ClaimRequest([b"", b""], request_id=b"once".ljust(16))
-    one.faults.held["append"] = asyncio.Event()
-    tasks = [asyncio.ensure_future(one.shard.claim("x", claim)), asyncio.ensure_future(report(one, grants, "y"))]
-    await turns()
-    one.faults.held.pop("append").set()
-    claimed, _ = await asyncio.gather(*tasks, return_exceptions=True)
-    assert isinstance(claimed, errors.Unavailable), claimed
-    again = await one.shard.claim("x", claim)
-    assert [group.sequencer for group in one.shard.held.served["x"].computation.map.run_groups()] == [again.sequencer]
-    assert await report(one, {"x": again}, "x") == []
-    assert await report(one, grants, "y") == []
 
 
 async def test_what_a_heal_has_put_back_before_it_failed_is_not_called_unchanged(deployment: Deployment) -> None:
@@ -705,21 +401,6 @@ async def test_what_a_heal_has_put_back_before_it_failed_is_not_called_unchanged
     assert await report(one, grants, "y") == []
 
 
-async def test_what_a_heal_of_unknown_outcome_may_have_written_is_not_called_unchanged(deployment: Deployment) -> None:
-    """The claim was in what was put back, perhaps; then another process took the log."""
-    one, _ = await serving(deployment, "x", "y")
-    deployment.disk.lose(2)
-    one.faults.ends["restore"] = [Outcome.WRITTEN]
-    asked = ClaimRequest([b"", b""], request_id=b"once".ljust(16))
-    claiming = asyncio.ensure_future(one.shard.claim("x", asked))
-    while one.faults.ends["restore"]:
-        await turns(1)
-    await taken(deployment, "x")
-    with pytest.raises(errors.Unavailable, match="it is not known whether the write took effect"):
-        await claiming
-    assert "x" not in held(one)
-
-
 async def test_callers_are_told_when_a_round_cannot_be_undone(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -737,117 +418,42 @@ async def test_callers_are_told_when_a_round_cannot_be_undone(
     deployment.shards.remove(one)
 
 
-async def rolled_back(one: One, grants: dict[str, Grant], *names: str, meanwhile: Callable[[int], None]) -> Any:
-    """A round of these computations surely fails; ``meanwhile`` is called whenever others have the event loop, with how often that was."""
-    one.faults.ends["append"] = [Outcome.FAILED]
-    answer = report(one, grants, *names, hour=250)
-    turn = 0
-    while not answer.done():
-        await asyncio.sleep(0)
-        turn += 1
-        meanwhile(turn)
-    return answer.exception()
+def none_yet() -> Holdings:
+    """What a shard holds in the beginning."""
+    return Holdings(MemoryJournal(MemoryDisk(), shared=True), Observer(), lambda: True)
 
 
-async def many_records(deployment: Deployment) -> tuple[One, dict[str, Grant]]:
-    one, grants = await serving(deployment, "x", "y")
-    for hour in range(100):
-        reports = said(grants, "x", hour=100 + hour)
-        assert await one.shard.report(reports, sender=b"s" * 16, number=(1, next(numbers))) == []
-    return one, grants
+@pytest.mark.parametrize("ownership", [NOBODY, Ownership(epoch=1, nonce=7)])
+async def test_rule4_nothing_is_held_by_an_ownership_that_is_over(ownership: Ownership) -> None:
+    among = none_yet()
+    await among.journal.open()
+    among.topology = among.topology.register(Spec("x"))
+    holding = among.of("x")
+    with pytest.raises(JournalFailed, match="x was dropped while its log was taken"):
+        holding.hold(Taken(ownership, LoadedLog(0, None, [])))
+    taken = await holding.own()
+    holding.disown(ownership)
+    assert holding.hold(taken) is holding.held
+    assert holding.ownership == taken.ownership
+    assert holding.ownership.epoch
 
 
-@pytest.mark.parametrize("pieces", [True, False])
-async def test_a_roll_back_lets_others_have_the_event_loop(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, pieces: bool
-) -> None:
-    """Six thousand records of a computation, which may be behind its snapshot, take 0.2 s to replay."""
-    if pieces:
-        monkeypatch.setattr("lowwater_authority.engine.holdings.PIECE_BYTES", 1)
-    one, grants = await many_records(deployment)
-    turns_had: list[int] = []
-    assert isinstance(await rolled_back(one, grants, "x", meanwhile=turns_had.append), errors.JournalFailed)
-    assert (len(turns_had) > 100) is pieces
-    assert one.low("x") == 199
-    assert one.low("y") == 11
-    assert await report(one, grants, "x", "y", hour=300) == []
-    assert (one.low("x"), one.low("y")) == (300, 300)
+@pytest.mark.parametrize("name", ["x", GRAPH])
+def test_a_snapshot_that_was_refused_is_tried_again_later(name: str) -> None:
+    log = Log(name)
+    log.behind = SNAPSHOT_BYTES + 1
+    assert log.due(0)
+    log.snapshot_refused(log.behind, SNAPSHOT_BYTES, now=0)
+    assert not log.due(SNAPSHOT_AGAIN - 1)
+    assert log.due(SNAPSHOT_AGAIN)
+    log.snapshot_taken(7, log.behind, 10)
+    assert (log.behind, log.snapshot_position, log.refused, log.due(SNAPSHOT_AGAIN)) == (0, 7, 0, False)
 
 
-async def test_a_roll_back_of_a_large_snapshot_lets_others_have_the_event_loop(deployment: Deployment) -> None:
-    """One claim of 100,000 ranges, and nothing behind its snapshot, takes 13 ms at one go."""
-    one, grants = await serving(deployment, "x", "y")
-    bounds = [b"", *(place.to_bytes(4) for place in range(1, 100_000)), b""]
-    grants["x"] = await one.shard.claim("x", ClaimRequest(bounds, request_id=b"l" * 16))
-    await one.snapshot("x")
-    turns_had: list[int] = []
-    assert isinstance(await rolled_back(one, grants, "x", meanwhile=turns_had.append), errors.JournalFailed)
-    assert len(turns_had) > 15
-    assert (one.low("x"), one.low("y")) == (11, 11)
-    assert len(one.shard.held.served["x"].computation.map) == 100_000
-
-
-def stepped(steps: Generator[int, None, Computation], each: Callable[[int], None]) -> Computation:
-    while True:
-        try:
-            each(next(steps))
-        except StopIteration as end:
-            rebuilt: Computation = end.value
-            return rebuilt
-
-
-def test_a_step_of_a_replay_is_a_part_of_a_claim_or_of_a_record() -> None:
-    sizes = (3, 50_000, 1)
-    starts = [place.to_bytes(4) for place in range(1, sum(sizes))]
-    bounds = [b"", *starts, b""]
-    first = Computation(Spec("x", incarnation=1))
-    for number, low in enumerate((0, 3, 50_003)):
-        claimed = bounds[low : low + sizes[number] + 1]
-        first.claim(ClaimRequest(claimed, request_id=bytes([number]) * 16), 1)
-    record = first.take_record(1)
-    assert record is not None
-    at_once = recovery.recover(first.spec, None, [record[0]], epoch_base=0)
-    whole = recovery.snapshot(at_once)
-    for steps in (
-        recovery.steps(first.spec, whole, [], epoch_base=0),
-        recovery.steps(first.spec, None, [record[0]], epoch_base=0),
-    ):
-        taken: list[int] = []
-        rebuilt = stepped(steps, taken.append)
-        rebuilt._check()
-        assert recovery.snapshot(rebuilt) == whole
-        assert len(taken) >= 4
-        assert max(taken) < sum(taken)
-
-
-async def test_the_time_of_a_replay_is_its_own(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What others do while it lets them have the event loop takes an hour each time."""
-    clock = [0.0]
-    told: list[float] = []
-    monkeypatch.setattr("lowwater_authority.engine.holdings.PIECE_BYTES", 1)
-    monkeypatch.setattr("lowwater_authority.engine.holdings.perf_counter", lambda: clock[0])
-    one, grants = await many_records(deployment)
-    monkeypatch.setattr(one.shard.held._observer, "replayed", told.append)
-
-    def others(turn: int) -> None:
-        clock[0] += 3600.0 * turn
-
-    assert isinstance(await rolled_back(one, grants, "x", meanwhile=others), errors.JournalFailed)
-    assert told == [0.0]
-
-
-async def test_what_is_let_go_while_it_is_replayed_is_not_served_again(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lowwater_authority.engine.holdings.PIECE_BYTES", 1)
-    one, grants = await many_records(deployment)
-    epoch = one.shard.epoch("x")
-
-    def replaced(turn: int) -> None:
-        if turn == 50:
-            one.shard.replaced({"x": (epoch, epoch + 1)})
-
-    assert isinstance(await rolled_back(one, grants, "x", "y", meanwhile=replaced), errors.JournalFailed)
-    assert held(one) == {"y"}
-    assert one.low("y") == 11
-    assert await report(one, grants, "y", hour=300) == []
+async def test_rule7_nothing_is_remembered_of_names_that_nobody_has_registered(deployment: Deployment) -> None:
+    one = await deployment.start("one:1")
+    for number in range(10):
+        await one.shard.serve_those([f"nobody-{number}", "nor-me"])
+    await turns()
+    assert one.shard.held.known("nobody-0") is None
+    assert one.shard.held.known("nor-me") is None

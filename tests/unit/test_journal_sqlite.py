@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import errno
 import os
 import shutil
@@ -18,13 +17,10 @@ import pytest
 from lowwater._core.private import make_private_folder
 from lowwater_authority.journal import (
     GRAPH,
-    Entry,
     JournalCorrupt,
     JournalFailed,
     JournalFenced,
     JournalLocked,
-    JournalLost,
-    JournalPosition,
     JournalReplaced,
     JournalVersion,
     LoadedLog,
@@ -116,23 +112,6 @@ async def test_a_damaged_owner_is_refused(path: Path, change: str) -> None:
         await opened(path)
 
 
-async def test_an_old_page_that_came_back_is_refused(path: Path) -> None:
-    """A write that the disk lost: the record before the last one is whole, but not the one written last."""
-    journal = await opened(path)
-    await journal.append([entry("a", 1), entry("a", 2)])
-    execute(path, "UPDATE logs SET last = 1")
-    with pytest.raises(JournalLost, match="2 records, now 1"):
-        await journal.load("a")
-    journal.release("a")
-    with pytest.raises(JournalCorrupt, match="a record behind"):
-        await journal.load("a")
-    execute(path, "DELETE FROM records WHERE position = 2")
-    with pytest.raises(JournalCorrupt, match="not the record that was written last") as refused:
-        await journal.load("a")
-    assert (refused.value.log, refused.value.position) == ("a", 1)
-    await journal.close()
-
-
 async def test_a_damaged_page_is_refused(path: Path) -> None:
     journal = await opened(path)
     await journal.append([entry("a", n, b"x" * 3000) for n in range(1, 101)])
@@ -210,18 +189,6 @@ async def test_an_empty_file_beside_the_lock_of_an_earlier_process_is_no_new_dep
     await (await opened(path)).close()
 
 
-async def test_a_first_start_that_failed_may_be_repeated(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise sqlite3.OperationalError("disk I/O error")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(module, "is_new", refuse)
-        with pytest.raises(JournalFailed):
-            await SqliteJournal(path).open()
-    assert path.stat().st_size == 0
-    await (await opened(path)).close()
-
-
 async def test_rule9_where_a_deployment_is_expected_no_other_begins(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -263,17 +230,6 @@ async def test_the_files_of_a_journal_are_its_users_alone(path: Path, caplog: py
     path.parent.chmod(0o755)
     await (await opened(path)).close()
     assert "data_readable" in str([vars(record) for record in caplog.records])
-
-
-async def test_a_locked_database_is_a_sure_failure(path: Path) -> None:
-    journal = await opened(path)
-    await pragma(journal, "busy_timeout = 0")
-    with closing(sqlite3.connect(path, isolation_level=None)) as stranger:
-        stranger.execute("BEGIN IMMEDIATE")
-        with pytest.raises(JournalFailed, match="end the program that has it locked"):
-            await journal.append([entry("a", 1)])
-    await journal.append([entry("a", 1)])
-    await journal.close()
 
 
 async def test_a_read_only_database_is_a_sure_failure(path: Path) -> None:
@@ -321,43 +277,6 @@ async def test_parts_of_an_unfinished_snapshot_are_removed(tmp_path: Path) -> No
     await store.close()
 
 
-async def test_a_snapshot_leaves_nothing_behind(path: Path) -> None:
-    journal = await opened(path)
-    await journal.append([entry("a", n) for n in range(1, 301)])
-    for position in (100, 299):
-        await journal.snapshot("a", position, b"s" * (3 * module.PART_BYTES))
-    assert execute(path, "SELECT position, count(*) FROM snapshots") == [(299, 3)]
-    assert execute(path, "SELECT position FROM records") == [(300,)]
-    await journal.close()
-
-
-async def test_a_restore_leaves_nothing_behind(path: Path) -> None:
-    journal = await opened(path)
-    await journal.append([entry("a", n) for n in range(1, 301)])
-    await journal.snapshot("a", 100, b"s" * (3 * module.PART_BYTES))
-    await journal.restore("a", 301, b"s" * (2 * module.PART_BYTES))
-    assert execute(path, "SELECT position, part FROM snapshots") == [(301, 0), (301, 1)]
-    assert execute(path, "SELECT position FROM records") == []
-    await journal.close()
-
-
-@pytest.mark.parametrize("log", ["a", GRAPH])
-async def test_a_restore_whose_caller_was_cancelled_is_known_again(path: Path, log: str) -> None:
-    """The thread goes on to the end, and nobody hears of it."""
-    journal = await opened(path)
-    unaware = copy.deepcopy(journal._owned)
-    healed = await journal.restore(log, 5, b"five")
-    journal._owned = unaware
-    if log == "a":
-        with pytest.raises(JournalFenced):
-            await journal.append([entry("a", 6)])
-    assert await journal.restore(log, 5, b"five") == healed
-    await journal.append([entry(log, 6)])
-    with pytest.raises(JournalPosition):
-        await journal.restore(log, 6, b"six")
-    await journal.close()
-
-
 async def test_a_cancelled_open_frees_the_lock(path: Path) -> None:
     for turns in range(5):
         task = asyncio.create_task(opened(path))
@@ -378,37 +297,6 @@ async def opened_when_free(path: Path) -> SqliteJournal:
             return await opened(path)
         except JournalLocked:
             await turn()
-
-
-async def test_a_large_record_and_snapshot(path: Path) -> None:
-    journal = await opened(path)
-    payload = os.urandom(1 << 20) * 40
-    await journal.append([Entry("a", 1, payload, strong=False)])
-    assert (await journal.load("a")).records == [(1, payload)]
-    await journal.snapshot("a", 1, payload)
-    assert await journal.load("a") == LoadedLog(1, payload, [])
-    await journal.close()
-
-
-def read_by_this_process() -> int:
-    """Bytes that all reads of this process have returned, from the disk or from the kernel's memory."""
-    with Path("/proc/self/io").open() as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("rchar"))
-
-
-@pytest.mark.skipif(
-    not Path("/proc/self/io").exists(), reason="what a process reads is told by /proc, which this system does not have"
-)
-async def test_an_append_reads_nothing_of_the_large_records_before_it(path: Path) -> None:
-    """Rounds with many claims make records of tens of megabytes; whatever is appended behind them must not pay for them."""
-    journal = await opened(path)
-    payload = os.urandom(1 << 20) * 8
-    for position in range(1, 7):
-        await journal.append([Entry(log, position, payload, strong=True) for log in "ab"])
-    before = read_by_this_process()
-    await journal.append([Entry("a", 7, b"small", strong=True)])
-    assert read_by_this_process() - before < 1 << 20
-    await journal.close()
 
 
 async def test_epochs_of_the_logs_are_those_of_the_file(path: Path) -> None:
@@ -452,7 +340,6 @@ async def test_a_process_that_has_lost_its_lock_writes_nothing_not_even_the_grap
 
 
 async def test_graph_records_of_earlier_epochs_are_read(path: Path) -> None:
-    """Release 0.2.0 wrote them with the epoch of the file."""
     journal = await opened(path)
     journal._owned._graph = journal._owned.writer("a")
     await journal.append([entry(GRAPH, 1), entry("a", 1)])

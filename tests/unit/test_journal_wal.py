@@ -127,24 +127,6 @@ async def test_a_damaged_middle_is_refused_not_cut(recorded: Recorded, tmp_path:
         assert (tmp_path / "middle" / "journal.db-wal").read_bytes() == bytes(log)
 
 
-async def test_without_the_check_sqlite_forgets_acknowledged_transactions(recorded: Recorded, tmp_path: Path) -> None:
-    """Why wal.py exists."""
-    log = bytearray(recorded.log)
-    log[recorded.ends[4] + 100] ^= 1
-    path = restored(recorded, bytes(log), tmp_path / "silent")._database.path
-    with closing(sqlite3.connect(path)) as connection:
-        ((last,),) = connection.execute("SELECT last FROM logs WHERE name = ''").fetchall()
-    assert last == 5 < len(recorded.ends)
-
-
-async def test_a_damaged_header_before_frames_is_refused(recorded: Recorded, tmp_path: Path) -> None:
-    for offset in range(HEADER):
-        log = bytearray(recorded.log)
-        log[offset] ^= 0x40
-        with pytest.raises(JournalCorrupt, match="bad at byte 0"):
-            await restored(recorded, bytes(log), tmp_path / "header").open()
-
-
 @pytest.mark.parametrize("size", [0, 1, 31, 32, 33, 300])
 def test_a_log_that_never_got_a_frame_is_fine(size: int, tmp_path: Path) -> None:
     path = tmp_path / "journal.db-wal"

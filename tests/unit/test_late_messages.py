@@ -29,7 +29,6 @@ from tests.kit.shards import NAMES, Deployment, reached, two
 from tests.kit.times import HOUR
 from tests.kit.tree import One, Tree, ids
 
-KEY = b"\x80"
 Late = Callable[[], Awaitable[object]]
 
 
@@ -80,30 +79,6 @@ async def test_rule8_a_late_retirement_takes_out_nothing_that_was_claimed_since(
         await is_refused(one, late, errors.StaleSequencer)
 
 
-async def test_rule8_a_late_retirement_takes_out_nothing_that_a_newer_claim_left_behind(one: One) -> None:
-    shard = one.shard
-    late = partial(shard.retire, "b", KEY, b"", force=True, newest_claim=0)
-    await claim(shard, "b")
-    await claim(shard, "b", b"", KEY)
-    await is_refused(one, late, errors.StaleSequencer)
-
-
-async def test_a_retirement_does_not_wait_for_workers_that_claim_other_keys(one: One) -> None:
-    _, _, _, newest = await one.shard.ranges_and_claim("b", below=None, limit=1)
-    await claim(one.shard, "b", KEY, b"")
-    assert await one.shard.retire("b", b"", KEY, force=False, newest_claim=newest) == 1
-
-
-async def test_rule8_a_late_retirement_takes_out_nothing_of_the_next_incarnation(one: One) -> None:
-    """The newest claim is the same there until somebody claims."""
-    shard = one.shard
-    await claim(shard, "b")
-    _, _, incarnation, newest = await shard.ranges_and_claim("b", below=None, limit=1)
-    late = partial(shard.retire, "b", KEY, b"", force=True, newest_claim=newest, incarnation=incarnation)
-    await shard.reset("b")
-    await is_refused(one, late, errors.IncarnationChanged)
-
-
 @pytest.mark.parametrize(
     ("late", "reason"),
     [
@@ -137,15 +112,6 @@ async def test_rule8_inputs_that_were_decided_on_before_others_were_set_are_not_
     late = partial(shard.set_inputs, "b", ["in"], incarnation=1, input_version=1)
     await shard.set_inputs("b", ["in", "in2"], incarnation=1, input_version=1)
     await is_refused(one, late, errors.InputVersion)
-
-
-async def test_rule8_an_adoption_that_was_executed_is_repeated(one: One) -> None:
-    shard = one.shard
-    await claim(shard, "b", identity="owner")
-    asked = ClaimRequest((b"", b""), identity="other", request_id=next(ids).to_bytes(16))
-    first = await shard.claim("b", asked, adopt=True, incarnation=1)
-    assert (await shard.claim("b", asked, adopt=True, incarnation=1)).sequencer == first.sequencer
-    assert shard.topology.get("b").incarnation == 2
 
 
 async def test_a_late_drain_or_pin_does_not_undo_what_was_decided_since(deployment: Deployment) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -132,18 +131,6 @@ async def test_one_that_only_hangs_up_is_not_gone() -> None:
     other.die()
 
 
-async def test_one_that_accepts_nobody_new_but_keeps_its_connections_is_not_gone() -> None:
-    other = await Process().start()
-    async with lifelines() as lines:
-        lines.follow([other.member])
-        await eventually(lambda: other.accepted)
-        other.stop_accepting()
-        with pytest.raises(ConnectionRefusedError):
-            await asyncio.open_connection(*other.member.address.split(":"))
-        assert not lines.gone
-    other.die()
-
-
 async def test_a_process_at_the_same_address_is_another_member(tries: Tries) -> None:
     """What was said of the one before is not said of it, also where it has not accepted anybody yet."""
     other = await Process().start()
@@ -156,66 +143,3 @@ async def test_a_process_at_the_same_address_is_another_member(tries: Tries) -> 
         assert not lines.gone
         await tries.more()
         assert not lines.gone
-
-
-@pytest.mark.parametrize(
-    "address", ["127.0.0.1:0", "no.such.host.invalid:7420", "[::1]:1", "127.0.0.1:99999", "no..name:7420"]
-)
-async def test_an_address_that_leads_nowhere_is_evidence_of_nothing(address: str, tries: Tries) -> None:
-    async with lifelines() as lines:
-        lines.follow([Member("x", address)])
-        await tries.more()
-        assert not lines.gone
-
-
-async def test_one_that_resets_a_connection_at_once_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then there is nobody any more at the other end of what was just opened. A load balancer without a server does that."""
-    other = await Process().start()
-    connect = asyncio.open_connection
-
-    async def without_peer(*place: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await connect(*place)
-        monkeypatch.setattr(writer, "get_extra_info", lambda _: None)
-        return reader, writer
-
-    monkeypatch.setattr(asyncio, "open_connection", without_peer)
-    async with lifelines() as lines:
-        lines.gone.add(other.member.id)
-        lines.follow([other.member])
-        for count in range(1, 4):
-            await eventually(partial(accepted, other, count))
-            await eventually(lambda: not lines.gone)  # its end of the connection may be told a moment later
-            other.hang_up()
-    other.die()
-
-
-async def test_one_that_has_died_stays_so_while_its_host_goes_away(tries: Tries) -> None:
-    """As a container does, whose network is taken down a moment after its process."""
-    other = await Process().start()
-    async with lifelines() as lines:
-        lines.follow([other.member])
-        await eventually(lambda: other.accepted)
-        other.die()
-        await eventually(lambda: lines.gone)
-
-        async def unreachable(*_: Any) -> Any:
-            raise OSError(errno.EHOSTUNREACH, "no route")
-
-        tries._open = unreachable
-        await tries.more()
-        assert lines.gone == {other.member.id}
-
-
-async def test_nothing_is_left_open() -> None:
-    other = await Process().start()
-    lines = Lifelines(ME, PAUSE)
-    lines.follow([other.member])
-    await eventually(lambda: other.accepted)
-    before = len(asyncio.all_tasks())
-    lines.follow([])
-    await eventually(lambda: len(asyncio.all_tasks()) < before)
-    lines.follow([other.member])
-    await eventually(lambda: other.accepted == 2)
-    await lines.close()
-    assert not lines.gone
-    other.die()

@@ -140,32 +140,3 @@ def test_it_settles() -> None:
     micros = [cost(start, end) for start, end in zip(layout.starts, layout.ends, strict=True)]
     assert slowest(layout, micros, tasks) <= 1.3 * sum(micros) / tasks
     assert len(layout) < 30
-
-
-@pytest.mark.parametrize(("ranges", "workers"), [(8, 2), (2, 2), (64, 8), (1, 1)])
-def test_it_rests_under_loads_that_are_even_but_for_noise(ranges: int, workers: int) -> None:
-    """However many tasks there may be: a range that is a little above the others now and then is not cut."""
-    chance = Random(1)
-    layout = Layout(0, tuple(65_536 * i // ranges for i in range(ranges)))
-    history: list[list[RangeLoad]] = []
-    for _ in range(300):
-        history.append(loads(layout, [1000 + chance.randrange(100) for _ in layout.starts]))
-        assert balanced(layout, history[-3:], min(len(layout), 200), workers, ranges, pins=True) is None
-
-
-def test_nothing_is_decided_by_fewer_batches_or_by_loads_of_another_layout() -> None:
-    layout = Layout(0, (0, 0x4000))
-    hot = loads(layout, [100, 1])
-    assert balanced(layout, [hot] * 2, 2, 2, 1, pins=False) is None
-    assert balanced(layout, [hot] * 3, 2, 2, 1, pins=False) == layout.split(0, [0x2000])
-    assert balanced(layout, [hot, hot, loads(Layout(0, (0, 0x5000)), [100, 1])], 2, 2, 1, pins=False) is None
-    assert balanced(layout, [loads(layout, [1, 100]), hot, hot], 2, 2, 2, pins=False) is None
-
-
-def test_a_range_that_is_ruled_by_one_key_is_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    layout = Layout(0, (0, 0x4000))
-    assert balanced(layout, [loads(layout, [100, 1], [81, 1])] * 3, 2, 2, 2, pins=False) is None
-    monkeypatch.setattr(RangeLoad, "ruled", property(lambda _: False))
-    assert balanced(layout, [loads(layout, [100, 1], [81, 1])] * 3, 2, 2, 2, pins=False) is not None, (
-        "the rule keeps it"
-    )

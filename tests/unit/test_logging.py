@@ -1,17 +1,21 @@
-"""How the authority logs: lines of text and of JSON, no secrets, no floods."""
+"""How the authority logs: lines of text and of JSON, no secrets, no floods, and the counter of warnings."""
+
+from __future__ import annotations
 
 import io
 import json
 import logging
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lowwater import errors
-from lowwater._core.events import ATTRIBUTE, Limited, event
-from lowwater._core.text import without_passwords
+from lowwater._core.events import Limited, event
+from lowwater._core.text import without_passwords, without_secrets
 from lowwater._server.logging import set_up
-from lowwater_authority.engine.admission import Gate
+from lowwater_authority.ops.log_events import ALERTED, MOST_SERIES, OTHER
+from lowwater_authority.ops.metrics import Metrics
 
 SECRET = "pa:ss/wo@rd"
 
@@ -104,10 +108,14 @@ def test_no_password_of_a_url_is_logged(chosen: str) -> None:
             "rediss://h?ssl_password=***&db=1 and redis://h?Password=***",
         ),
         ("http://127.0.0.1:7421/metrics of a@b", "http://127.0.0.1:7421/metrics of a@b"),
+        ("hdfs://host:8020/v@2 and redis://a:1,b:2/x@y", "hdfs://host:8020/v@2 and redis://a:1,b:2/x@y"),
+        ("redis://:12/3@a redis://u:12@a", "redis://:***@a redis://u:***@a"),
     ],
 )
 def test_what_is_a_password_and_what_is_not(text: str, shown: str) -> None:
     assert without_passwords(text) == shown
+    if text == shown:
+        assert without_secrets(text) == shown
 
 
 def test_what_happens_again_and_again_is_told_once_in_a_while_with_the_count() -> None:
@@ -137,21 +145,42 @@ def test_a_flood_of_names_is_a_bounded_number_of_lines_and_costs_little() -> Non
     assert quiet.count(60_000, 11) == 1, "the quiet ones are forgotten"
 
 
-def test_a_gate_tells_when_it_is_full_and_when_no_longer(caplog: pytest.LogCaptureFixture) -> None:
-    gate: Gate[int] = Gate("report_streams", 1, 1)
-    with caplog.at_level(logging.INFO):
-        assert gate.enter(1, 0.0)
-        assert not gate.enter(2, 0.0)
-        for now in (0.1, 0.2):
-            with pytest.raises(errors.Overloaded):
-                gate.enter(3, now)
-        assert gate.leave(1.0) == 2
-        assert [record.getMessage() for record in caplog.records] == [
-            "too many report streams: more are told to come again"
-        ]
-        assert gate.leave(2.0) is None
-    told = [getattr(record, ATTRIBUTE) for record in caplog.records]
-    assert told == [
-        {"event": "saturated", "gate": "report_streams", "bound": 1, "line": 1},
-        {"event": "not_saturated", "gate": "report_streams", "refused": 2},
-    ]
+DOCUMENTED = Path(__file__).parents[2] / "docs" / "logs.md"
+log = logging.getLogger("a.library")
+
+
+def counted(metrics: Metrics) -> dict[tuple[str, str], float]:
+    """What a scrape would find."""
+    text = metrics.render()[0].decode()
+    found = re.findall(r'^lowwater_log_events_total\{event="(.*)",level="(.*)"\} (.*)$', text, re.MULTILINE)
+    return {(name, level): float(value) for name, level, value in found}
+
+
+def test_lines_are_counted_by_event_and_level_while_the_process_serves() -> None:
+    metrics = Metrics("1")
+    with metrics.counting_log():
+        log.error("it is lost", extra=event("store_lost_records"))
+        log.error("it is lost again", extra=event("store_lost_records"))
+        log.warning("a line without an event")
+        log.info("news are not counted", extra=event("claimed"))
+    log.error("behind the end", extra=event("store_lost_records"))
+    found = counted(metrics)
+    assert found.pop(("store_lost_records", "error")) == 2
+    assert found.pop((OTHER, "warning")) == 1
+    assert found == {pair: 0 for pair in ALERTED if pair != ("store_lost_records", "error")}, "so that 1 is an increase"
+
+
+def test_made_up_events_are_a_bounded_number_of_series() -> None:
+    metrics = Metrics("1")
+    with metrics.counting_log():
+        for number in range(3 * MOST_SERIES):
+            log.warning("anything", extra=event(f"made_up_{number}"))
+    found = counted(metrics)
+    assert len(found) <= MOST_SERIES + 2
+    assert sum(found.values()) == 3 * MOST_SERIES
+
+
+def test_what_alerts_are_about_is_documented() -> None:
+    documented = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", DOCUMENTED.read_text(), re.MULTILINE))
+    for name, level in ALERTED:
+        assert level in documented[name], name

@@ -104,7 +104,7 @@ def search(model: str, folder: Path, *switches: str, quickly: bool = True) -> Se
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * ("two" in name)) for name in WHOLE])
 def test_every_state_keeps_what_is_promised(name: str, tmp_path: Path) -> None:
     model, switches = WHOLE[name]
     found = search(model, tmp_path, *switches, quickly=False)
@@ -147,33 +147,3 @@ def test_the_search_comes_to_what_is_worth_a_look(model: str, goal: str, tmp_pat
     number = dict(NUMBER.findall(MODELS[model].read_text(encoding="utf-8")))[goal]
     found = search(model, tmp_path, f"GOAL={goal}", *bounds(model, goal))
     assert found.violated == f"({number}!={number})", found.said
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_each_goal_has_a_number_of_its_own_and_stands_in_the_model(model: str) -> None:
-    text = MODELS[model].read_text(encoding="utf-8")
-    named = dict(NUMBER.findall(text[text.index("#define GOAL 0") : text.index("#define REACHED")]))
-    numbers = {goal: number for goal, number in named.items() if goal != "GOAL"}
-    assert sorted(numbers) == goals(model)
-    assert len(set(numbers.values())) == len(numbers)
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_the_page_names_each_bug(model: str) -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert len(bugs(model)) >= 4
-    assert [bug for bug in bugs(model) if f"`{bug}`" not in text] == []
-
-
-@pytest.mark.process
-def test_a_search_that_is_cut_is_not_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.unit.test_model.DEEP", 20)
-    found = search("regions", tmp_path)
-    assert not found.violated
-    assert not found.is_whole()
-
-
-def test_a_machine_without_spin_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(pytest.fail.Exception, match="apt-get install spin"):
-        search("regions", tmp_path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import tarfile
 import tomllib
 import zipfile
 from email.message import Message
@@ -64,10 +63,6 @@ def requirements(built: Path, package: str) -> set[str]:
     return {re.split(r"[^\w-]", line)[0] for line in lines if "extra ==" not in line}
 
 
-def test_there_is_one_of_each(built: Path) -> None:
-    assert len(list(built.glob("*.whl"))) == len(list(built.glob("*.tar.gz"))) == len(MEMBERS)
-
-
 @pytest.mark.parametrize("package", MEMBERS.values())
 def test_a_wheel_holds_its_package_and_nothing_else(built: Path, package: str) -> None:
     """But for the module that the script of the client begins with, before it imports the package."""
@@ -96,58 +91,8 @@ def test_a_wheel_holds_what_its_source_folder_holds(built: Path, member: str) ->
     )
 
 
-@pytest.mark.parametrize("module", ["lowwater/aio.py", "lowwater/_async/client.py", "lowwater/_sync/client.py"])
-def test_the_client_holds_both_its_shells(built: Path, module: str) -> None:
-    with wheel(built, "lowwater") as archive:
-        assert module in archive.namelist()
-
-
-@pytest.mark.parametrize(
-    ("package", "module"),
-    [
-        ("lowwater", "lowwater/_pb/lowwater/v1/workers_pb2"),
-        ("lowwater", "lowwater/_pb/lowwater/v1/workers_pb2_grpc"),
-        ("lowwater_authority", "lowwater_authority/_pb/lowwater/journal/v1/journal_pb2"),
-    ],
-)
-def test_a_wheel_holds_its_generated_code_with_types(built: Path, package: str, module: str) -> None:
-    with wheel(built, package) as archive:
-        assert {f"{module}.py", f"{module}.pyi"} <= set(archive.namelist())
-
-
-@pytest.mark.parametrize("member", MEMBERS)
-def test_a_source_archive_holds_only_its_own_folder(built: Path, member: str) -> None:
-    (path,) = built.glob(f"{MEMBERS[member]}-*.tar.gz")
-    with tarfile.open(path) as archive:
-        tops = {name.split("/")[1] for name in archive.getnames() if "/" in name}
-    assert tops <= {"src", "pyproject.toml", "README.md", "LICENSE", "PKG-INFO", ".gitignore"}
-    assert {"src", "LICENSE"} <= tops
-
-
 def test_the_client_needs_only_the_transport(built: Path) -> None:
     assert requirements(built, "lowwater") == {"grpcio", "protobuf"}
-
-
-def test_pyspark_and_the_authority_are_extras(built: Path) -> None:
-    assert not {"pyspark", "lowwater-authority"} & requirements(built, "lowwater_spark")
-    assert metadata(built, "lowwater_spark").get_all("Provides-Extra") == ["embedded", "kafka", "prometheus", "pyspark"]
-
-
-def test_the_authority_needs_no_pyspark(built: Path) -> None:
-    assert requirements(built, "lowwater_authority") & {"pyspark", "lowwater-spark", "pyarrow", "pandas"} == set()
-
-
-def test_the_page_needs_the_client_and_what_serves_it() -> None:
-    """It is a client like any other: no authority beside it, and nothing of one in its code."""
-    project = tomllib.loads((ROOT / "page/pyproject.toml").read_text())["project"]
-    assert {re.split(r"[^\w-]", each)[0] for each in project["dependencies"]} == {
-        "lowwater",
-        "aiohttp",
-        "numpy",
-        "structlog",
-    }
-    named = [path for path in (ROOT / "page/src").rglob("*.py") if "lowwater_authority" in path.read_text()]
-    assert named == []
 
 
 def test_the_pipeline_needs_the_client_and_no_authority_or_spark(built: Path) -> None:
@@ -163,21 +108,10 @@ def test_nothing_of_the_client_imports_what_servers_share() -> None:
     assert [path for path in others if "lowwater._server" in path.read_text()] == []
 
 
-def test_the_client_owns_the_command(built: Path) -> None:
-    with wheel(built, "lowwater") as archive:
-        (name,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
-        assert "lowwater = lowwater_command:main" in archive.read(name).decode()
-
-
 def test_versions_move_in_lock_step(built: Path) -> None:
     (version,) = {metadata(built, package)["Version"] for package in MEMBERS.values()}
     for package in ("lowwater_authority", "lowwater_page", "lowwater_pipeline", "lowwater_spark"):
         assert f"lowwater=={version}" in (metadata(built, package).get_all("Requires-Dist") or [])
-
-
-@pytest.mark.parametrize("member", MEMBERS)
-def test_the_licence_is_the_same_everywhere(member: str) -> None:
-    assert (ROOT / member / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
 @pytest.mark.parametrize("name", INTEGRATIONS)
@@ -190,11 +124,6 @@ def test_an_integration_goes_with_the_client_of_its_version(name: str) -> None:
     assert not re.search(r"https?://|file:", (folder / "requirements.txt").read_text()), (
         "only the public index, by name"
     )
-
-
-def test_no_import_name_is_a_folder_of_the_repository() -> None:
-    """Python would import such a folder as an empty package when started there."""
-    assert [package for package in MEMBERS.values() if (ROOT / package).exists()] == []
 
 
 def test_the_lock_names_only_the_public_index() -> None:

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time as clocks
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 
 from lowwater_authority import serve as server
-from lowwater_authority.core.requests import ClaimRequest, GroupReport
-from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.processing_time import ProcessingTime
-from lowwater_authority.engine.shard import Shard
-from lowwater_authority.ops.observer import Observer
-from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.times import DAY, HOUR, SECOND
 
 NOW = 1_700_000_000 * SECOND
@@ -81,34 +74,3 @@ def test_a_suspend_leaves_nothing_behind() -> None:
     before = clocks.clock_gettime(clocks.CLOCK_BOOTTIME)
     assert before <= server._steady_seconds() <= clocks.clock_gettime(clocks.CLOCK_BOOTTIME)
     assert int(before * SECOND) <= server._steady() <= clocks.clock_gettime(clocks.CLOCK_BOOTTIME) * SECOND
-
-
-def test_a_clock_that_was_behind_at_the_start_is_never_led_nor_left_by_a_jump() -> None:
-    """As before the first answer of a time server. It may as well be wrong from now on: that cannot be told."""
-    machine = Machine()
-    machine.off = -5 * HOUR
-    time = ProcessingTime(machine.wall, machine.monotonic)
-    last = time()
-    machine.off = 0
-    for _ in range(51 * 60):
-        machine.passed += 60 * SECOND
-        assert 60 * SECOND <= time() - last <= 66 * SECOND
-        last = time()
-        assert last <= machine.wall()
-    assert last == machine.wall()
-
-
-async def test_max_skew_binds_after_a_bad_second() -> None:
-    """A report 200 days ahead is refused once the clock is right again."""
-    machine = Machine()
-    shard = Shard(MemoryJournal(MemoryDisk()), clock=machine.wall, monotonic=machine.monotonic, observer=Observer())
-    await shard.start()
-    running = asyncio.create_task(shard.run())
-    await shard.register(Spec("a"))
-    grant = await shard.claim("a", ClaimRequest([b"", b""], request_id=b"1" * 16))
-    bad_second(lambda: shard.now, machine, 365 * DAY)
-    report = GroupReport(grant.sequencer, np.array([machine.wall() + 200 * DAY]))
-    refused = await shard.report([("a", report)], sender=b"s" * 16, number=(1, 1))
-    shard.stop()
-    await running
-    assert [refusal.reason for _, refusal in refused] == ["TOO_FAR_AHEAD"]

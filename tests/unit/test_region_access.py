@@ -1,15 +1,18 @@
-"""Whose token may speak for which region: the real global authority behind the real guard, over a socket."""
+"""What a token may do at the global authority, and what a scrape of it reads."""
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
+from prometheus_client import CollectorRegistry
 
 from lowwater import errors
 from lowwater._core.attempts import error_of_call
@@ -21,7 +24,17 @@ from lowwater._server.tokens import digest
 from lowwater_authority.access.guard import Guard
 from lowwater_authority.access.policy import Access, Action, Allowance, Principal
 from lowwater_authority.ops.observer import Observer
-from lowwater_authority.regions.references import SERVING
+from lowwater_authority.regions.figures import FIGURES, ReferenceFigures
+from lowwater_authority.regions.references import (
+    LOCAL,
+    SERVING,
+    STOPPED_STORE,
+    Agent,
+    Change,
+    Reference,
+    References,
+    Session,
+)
 from lowwater_authority.regions.registry import Registry
 from lowwater_authority.rpc.regions import RegionServicer
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
@@ -137,6 +150,10 @@ async def test_calls_of_regions_stand_in_the_audit_log(disk: MemoryDisk, caplog:
             await center.ask("eu", "Stop", pb.StopRequest(progress=pb.ReferenceProgress(reference=HOURLY)), "eu")
         with pytest.raises(errors.PermissionDenied):
             await center.ask("sandbox", "Report", pb.RegionReportRequest(), "eu")
+        early = pb.ReferenceProgress(reference="none:clicks", batch=-1)
+        [single] = (await center.ask("eu", "Report", pb.RegionReportRequest(progress=[early]), "eu")).refused
+        refusals = {("Stop", errors.RegionRefused.reason): 1, ("Report", single.reason): 1}
+        assert center.registry.refused == refusals, "whole calls, and a single reference of a report that is taken"
         decision = pb.DecideRequest(reference=HOURLY, decision=pb.DECISION_ALLOW_AUTOMATIC, who="the CFO")
         with pytest.raises(errors.RegionRefused):
             await center.ask("ops", "Decide", decision)
@@ -153,3 +170,38 @@ async def test_calls_of_regions_stand_in_the_audit_log(disk: MemoryDisk, caplog:
         ("ops", "allow_automatic", HOURLY, "failed"),
         ("ops", "recover", "eu,us", "done"),
     ]
+
+
+def test_a_scrape_tells_who_is_silent_and_what_is_published() -> None:
+    now, date = 100 * SECOND, 5000 * SECOND
+    core = References(10 * SECOND, 0, 0)
+    made = Reference("hourly", ("clicks",), ("A", "B", "C"), LOCAL, "A", number=7, published=3 * SECOND)
+    unread: dict[str, Any] = {"daily:clicks": {}}
+    core.apply(Change((made, Reference("weekly", ("clicks",), ("A", "B"), LOCAL, "A")), unread=unread).encode())
+    core.sessions = {
+        region: Session(Agent("agent", 1, "nonce"), now - silent * SECOND) for region, silent in (("A", 30), ("B", 2))
+    }
+    metrics = CollectorRegistry()
+    refused = Counter({("Report", "STALE_ADOPTION"): 2})
+    registry = SimpleNamespace(references=core, monotonic=lambda: now, clock=lambda: date, refused=refused)
+    metrics.register(ReferenceFigures(registry))  # type: ignore[arg-type]
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.get_sample_value(name, labels)
+
+    owned = {"reference": "hourly:clicks", "region": "A"}
+    assert value("lowwater_reference_published_timestamp_seconds", **owned) == 3
+    assert value("lowwater_reference_published_timestamp_seconds", reference="weekly:clicks", region="A") is None
+    assert value("lowwater_reference_adoption_number", **owned) == 7
+    assert value("lowwater_reference_suspect", **owned) == 1
+    heard = [value("lowwater_region_heard_timestamp_seconds", region=region) for region in "ABC"]
+    assert heard == [4970, 4998, None]
+    assert [value("lowwater_region_suspect", region=region) for region in "ABC"] == [1, 0, 1]
+    assert (value("lowwater_damaged_references"), value("lowwater_global_serving")) == (1, 1)
+    assert value("lowwater_region_refusals_total", method="Report", reason="STALE_ADOPTION") == 2
+    core.apply(Change(store=core.store._replace(state=STOPPED_STORE)).encode())
+    assert value("lowwater_global_serving") == 0
+    families = {each.name: each for each in metrics.collect()}
+    assert {name: (each.type, each.documentation) for name, each in families.items()} == {
+        each.name.removesuffix("_total"): (each.kind, each.says) for each in FIGURES
+    }

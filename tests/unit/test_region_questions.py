@@ -13,12 +13,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import trustme
 
 from lowwater import errors
 from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater._server.http import HttpServer, listen, listen_at
-from lowwater._server.tls import Certificates, Files
 from lowwater.regions import Token
 from lowwater_authority.regions import region
 from lowwater_authority.regions.agent import RegionAgent
@@ -53,14 +51,12 @@ class Asked:
 
 
 @asynccontextmanager
-async def asked(
-    *tokens: str, path: str = "", certificates: Certificates | None = None
-) -> AsyncIterator[tuple[Asked, str]]:
+async def asked(*tokens: str, path: str = "") -> AsyncIterator[tuple[Asked, str]]:
     agent = Asked()
     listening = listen_at(path) if path else listen("127.0.0.1", 0)
     place = f"unix:{path}" if path else f"127.0.0.1:{listening.getsockname()[1]}"
     visitors = Pipelines(tokens, monotonic=lambda: 0.0)
-    server = HttpServer(listening, [Questions(agent)], certificates=certificates, visitors=visitors)  # type: ignore[arg-type]
+    server = HttpServer(listening, [Questions(agent)], visitors=visitors)  # type: ignore[arg-type]
     server.start()
     try:
         yield agent, place
@@ -137,28 +133,25 @@ async def test_with_a_token_nobody_else_is_answered() -> None:
         assert await status_of(place, {**JSON, "Authorization": f"Bearer {TOKEN}", "Host": "region.svc"}) == 200
 
 
-async def test_over_tls_the_agent_and_the_pipeline_know_each_other(tmp_path: Path) -> None:
-    signer = trustme.CA()
-    signed = signer.issue_cert("127.0.0.1")
-    signer.cert_pem.write_to_path(tmp_path / "ca.pem")
-    signed.private_key_pem.write_to_path(tmp_path / "key.pem")
-    (tmp_path / "cert.pem").write_bytes(b"".join(each.bytes() for each in signed.cert_chain_pems))
-    (tmp_path / "key.pem").chmod(0o600)
-    ours, theirs = str(tmp_path / "ca.pem"), tmp_path / "other.pem"
-    trustme.CA().cert_pem.write_to_path(theirs)
-    async with asked(TOKEN, certificates=Certificates(Files(tmp_path / "cert.pem", tmp_path / "key.pem"))) as (
-        agent,
-        place,
-    ):
-        await asyncio.to_thread(say, Token(HOURLY, f"https://{place}", token=TOKEN, ca=ours), 3)
-        assert agent.told == [(HOURLY, 3)]
-        for stranger in (
-            Token(HOURLY, f"https://{place}", token=TOKEN, ca=str(theirs)),
-            Token(HOURLY, place, token=TOKEN),
-        ):
-            with pytest.raises(errors.Unavailable):
-                await asyncio.to_thread(say, stranger, 4)
-        assert agent.told == [(HOURLY, 3)]
+async def test_the_token_of_agent_and_pipeline_stands_in_a_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    monkeypatch.setenv(region.TOKENS, "w" * 32)
+    monkeypatch.setenv(f"{region.TOKENS}_FILE", str(file))
+    with pytest.raises(FileNotFoundError):
+        Token(HOURLY)
+    file.write_text(f"{TOKEN},{'o' * 32}\n")
+    door = region._open(SimpleNamespace(listen="127.0.0.1:0", tls_cert=None, tls_key=None))  # type: ignore[arg-type]
+    door.listening.close()
+    assert door.tokens == (TOKEN, "o" * 32)
+    async with asked(*door.tokens) as (agent, place):
+        token = Token(HOURLY, place)
+        await asyncio.to_thread(say, token, 1)
+        file.write_text("w" * 32)
+        with pytest.raises(errors.Unauthenticated):
+            await asyncio.to_thread(say, token, 2)
+        assert agent.told == [(HOURLY, 1)]
 
 
 async def test_a_unix_socket_is_for_its_own_user(tmp_path: Path) -> None:
@@ -193,26 +186,19 @@ def test_the_agent_does_not_start_open_to_others(
         region._open(SimpleNamespace(listen=place, tls_cert=None, tls_key=None))  # type: ignore[arg-type]
 
 
-def test_the_process_fails_when_pipelines_can_no_longer_ask(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """An exit code of 0 would say that somebody asked for the stop, and then nobody may start it again."""
+def test_the_process_fails_when_pipelines_can_no_longer_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(_: HttpServer) -> None:
+        raise OSError("no descriptor left")
 
-    class Failing(HttpServer):
-        async def _serve(self) -> None:
-            raise OSError("no descriptor left")
-
-    async def once(_: Any) -> None:
+    async def once(_: RegionAgent) -> None:
         """Report nothing."""
 
-    monkeypatch.setattr(region, "HttpServer", Failing)
+    monkeypatch.setattr(HttpServer, "_serve", fail)
     monkeypatch.setattr(RegionAgent, "once", once)
     monkeypatch.setattr(region, "set_up", lambda *_, **__: None)
     config = tmp_path / "region.toml"
     config.write_text(
         '[[reference]]\ncomputation = "hourly"\ninputs = ["clicks"]\nregions = ["eu"]\nhome = "eu"\npolicy = "local"\n'
     )
-    here = ("--authority=127.0.0.1:9", "--global=127.0.0.1:9", "--listen=127.0.0.1:0")
-    assert region.main(["--name=eu", f"--config={config}", f"--state={tmp_path / 'state'}", *here]) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("lowwater region: the server at 127.0.0.1:")
+    here = ("--authority=127.0.0.1:9", "--global=127.0.0.1:9", "--listen=127.0.0.1:0", f"--state={tmp_path / 'state'}")
+    assert region.main(["--name=eu", f"--config={config}", *here]) == 2, "0 would say that somebody asked for the stop"

@@ -7,15 +7,14 @@ from collections.abc import AsyncIterator, Collection, Sequence
 
 import pytest
 
-from lowwater import errors
 from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine.holdings import replayed
-from lowwater_authority.engine.shard import TAKEN_AFTER_REGISTERING, Shard
+from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import GRAPH, Entry
 from lowwater_authority.ops.observer import Observer
 from tests.kit.faults import FaultPlan, Operation, Outcome
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
-from tests.kit.shards import Deployment, turns
+from tests.kit.shards import turns
 
 
 class Plan(FaultPlan):
@@ -102,42 +101,6 @@ async def outcomes(tasks: Sequence[asyncio.Task[Spec]]) -> list[str]:
     return [each.name if isinstance(each, Spec) else getattr(each, "reason", repr(each)) for each in found]
 
 
-async def test_those_that_wait_share_a_write(one: One) -> None:
-    tasks = await one.held_up("first")
-    tasks += [one.register(f"c{number}") for number in range(50)]
-    await turns()
-    one.plan.open.set()
-    assert await outcomes(tasks) == ["first", *(f"c{number}" for number in range(50))]
-    assert one.plan.writes == [[GRAPH], [GRAPH]]
-
-
-async def test_they_share_a_write_for_a_few_milliseconds_only(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What else waits has its turn in between, and those that are left keep their order."""
-    now = [0.0]
-    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
-    monkeypatch.setattr("lowwater_authority.engine.rounds.TOGETHER_SECONDS", 0.01)
-    staged: list[str] = []
-
-    def slow(name: str) -> asyncio.Task[Spec]:
-        def room(_: Collection[str]) -> None:
-            now[0] += 0.004
-            staged.append(name)
-
-        return asyncio.create_task(one.shard.register(Spec(name), room=room))
-
-    tasks = await one.held_up("first")
-    tasks += [slow(f"c{number}") for number in range(5)]
-    await turns()
-    other = asyncio.create_task(one.shard.reset("first"))
-    await turns()
-    one.plan.open.set()
-    assert await outcomes(tasks) == ["first", *(f"c{number}" for number in range(5))]
-    await other
-    assert staged == [f"c{number}" for number in range(5)]
-    assert one.plan.writes == [[GRAPH], [GRAPH], [GRAPH], [GRAPH]]
-    assert one.shard.topology.version == 7
-
-
 async def test_one_that_fails_as_it_never_should_is_refused_alone(one: One, caplog: pytest.LogCaptureFixture) -> None:
     def bad(_: Collection[str]) -> None:
         raise RuntimeError("a fault of this one alone")
@@ -169,87 +132,6 @@ async def test_one_that_is_refused_is_refused_alone(one: One) -> None:
     assert await outcomes(tasks) == ["first", "a", conflict, "a", "b", cycle, invalid, "d"]
     assert one.plan.writes == [[GRAPH], [GRAPH]]
     assert one.shard.topology.computations.keys() == {"first", "a", "b", "d"}
-
-
-async def test_a_limit_counts_those_in_front_in_the_same_write(one: One) -> None:
-    def room(known: Collection[str]) -> None:
-        if len(known) >= 3:
-            raise errors.Overloaded("there is no room")
-
-    tasks = await one.held_up("first")
-    tasks += [asyncio.create_task(one.shard.register(Spec(f"c{number}"), room=room)) for number in range(4)]
-    tasks += [one.register("unlimited")]
-    await turns()
-    one.plan.open.set()
-    assert await outcomes(tasks) == ["first", "c0", "c1", "OVERLOADED", "OVERLOADED", "unlimited"]
-
-
-async def test_one_that_another_shard_has_taken_is_refused_alone(deployment: Deployment) -> None:
-    """It changes what is registered, which whoever serves it has to agree to: the others of its write are written without it."""
-    one = await deployment.start("one:1")
-    await deployment.settle(one)
-    await one.shard.register(Spec("unused"))
-    thief = MemoryJournal(deployment.disk, shared=True)
-    await thief.open()
-    await thief.take("unused", view=10**18)
-    one.faults.held["append"] = asyncio.Event()
-    specs = [Spec("first"), Spec("a"), Spec("unused", estimated=True), Spec("b", ("a",))]
-    tasks = [asyncio.create_task(one.shard.register(spec)) for spec in specs]
-    await turns()
-    one.faults.held.pop("append").set()
-    assert await outcomes(tasks) == ["first", "a", "REGISTRATION_CONFLICT", "b"]
-    assert replayed(await one.shard.journal.load(GRAPH)).topology.computations.keys() == {"first", "a", "unused", "b"}
-
-
-async def test_nobody_is_refused_for_what_was_not_written(one: One) -> None:
-    tasks = await one.held_up("first")
-    tasks += [one.register("a"), one.register("a", "first")]
-    await turns()
-    one.plan.then(Outcome.DONE, Outcome.FAILED)
-    one.plan.open.set()
-    assert await outcomes(tasks) == ["first", "JOURNAL_FAILED", "JOURNAL_FAILED"]
-    assert (await one.register("a", "first")).inputs == ("first",)
-
-
-async def test_what_else_waits_has_its_turn_behind_one_round_of_them(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowwater_authority.engine.rounds.TOGETHER", 3)
-    await one.register("other")
-    tasks = await one.held_up("first")
-    tasks += [one.register(f"c{number}") for number in range(4)]
-    await turns()
-    known: list[set[str]] = []
-    permit = lambda _: known.append(set(one.shard.topology.computations))  # noqa: E731 - asked when it has its turn
-    reset = asyncio.create_task(one.shard.reset("other", permit=permit))
-    await turns()
-    tasks += [one.register(f"d{number}") for number in range(4)]
-    await turns()
-    one.plan.open.set()
-    await reset
-    assert known == [{"other", "first", "c0", "c1", "c2"}], "one round of registrations went first"
-    assert await outcomes(tasks) == ["first", "c0", "c1", "c2", "c3", "d0", "d1", "d2", "d3"]
-
-
-async def test_who_wants_the_store_stands_in_line_behind_a_few_takes(one: One) -> None:
-    await one.register("other")
-    one.plan.takes.clear()
-    tasks = [one.register(f"c{number}") for number in range(100)]
-    await turns(300)
-    assert one.plan.taking == TAKEN_AFTER_REGISTERING
-    assert len(one.shard.topology.computations) == 101, "all of them are registered"
-    assert [spec.incarnation for spec in await one.shard.reset("other")] == [2]
-    assert (await one.register("other")).name == "other", "who is served already does not wait"
-    one.plan.takes.set()
-    assert len(await outcomes(tasks)) == 100
-    assert len(one.shard.names()) == 101
-
-
-async def test_what_is_written_does_not_grow_with_what_is_there(one: One) -> None:
-    sizes = []
-    for number in range(100):
-        await one.register(f"c{number:03}")
-        records = (await one.shard.journal.load(GRAPH)).records
-        sizes.append(len(records[-1][1]))
-    assert max(sizes) <= min(sizes) + 6, "but for the numbers of the versions"
 
 
 async def test_the_log_of_the_graph_stays_bounded(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,35 +209,3 @@ async def test_a_journal_of_whole_graphs_is_gone_on_with(one: One) -> None:
     assert len(loaded.records[-1][1]) < len(loaded.records[0][1]) + 10, "from here on, what changes"
     await again.kill()
     assert (await One(disk).start()).shard.topology == graphs[-1].register(Spec("c", ("b",)))
-
-
-async def test_both_register_at_once_and_both_have_all(deployment: Deployment) -> None:
-    one, other = await deployment.start("one:1"), await deployment.start("other:1")
-    await deployment.settle(one, other)
-    names = [f"c{number}" for number in range(40)]
-    shards = (one, other)
-    asked = [asyncio.create_task(shards[i % 2].shard.register(Spec(name))) for i, name in enumerate(names)]
-    asked += [asyncio.create_task(shards[(i + 1) % 2].shard.register(Spec(name))) for i, name in enumerate(names)]
-    await deployment.settle(one, other, seconds=3)
-    assert [spec.name for spec in await asyncio.gather(*asked)] == [*names, *names]
-    for each in shards:
-        await each.shard.confirm(())
-        assert each.shard.topology.computations.keys() == set(names)
-        assert replayed(await each.shard.journal.load(GRAPH)).topology == each.shard.topology
-
-
-async def test_behind_a_log_that_was_lost_and_could_not_be_healed_the_whole_graph_is_written(
-    deployment: Deployment,
-) -> None:
-    """A change alone would stand behind nothing."""
-    one = await deployment.start("one:1")
-    await deployment.settle(one, seconds=3)
-    await one.shard.register(Spec("a"))
-    await one.shard.register(Spec("b", ("a",)))
-    deployment.disk.logs.pop(GRAPH)
-    one.faults.ends["restore"] = [Outcome.FAILED]
-    with pytest.raises(errors.LowwaterError):
-        await one.shard.register(Spec("c"))
-    await one.shard.register(Spec("d"))
-    loaded = await one.shard.journal.load(GRAPH)
-    assert {"a", "b", "d"} <= replayed(loaded).topology.computations.keys()

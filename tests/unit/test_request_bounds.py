@@ -5,31 +5,29 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Awaitable
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
-from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lowwater import errors
 from lowwater._core.attempts import error_of_call
-from lowwater._pb.lowwater.v1 import cluster_pb2, topology_pb2, watermarks_pb2, workers_pb2, workers_pb2_grpc
+from lowwater._pb.lowwater.v1 import topology_pb2, watermarks_pb2, workers_pb2
 from lowwater._server.audit import Audit
 from lowwater._server.tokens import digest
 from lowwater_authority.access.guard import Guard
 from lowwater_authority.access.policy import Access, Action, Allowance, Principal
-from lowwater_authority.authority import Authority
-from lowwater_authority.core.batches import MAX_PARTS
 from lowwater_authority.core.topology import MAX_INPUTS, MAX_SLICE_KEY, MAX_SLICES
 from lowwater_authority.ops.observer import Observer
 from lowwater_authority.rpc.codec import MAX_NAMES
 from lowwater_authority.rpc.interceptors import Decoding, Reading
 from lowwater_authority.rpc.refusals import refuse
 from lowwater_authority.rpc.request_bounds import SMALL, shape_of
-from tests.kit.memory_journal import MemoryDisk, MemoryJournal
+from lowwater_authority.rpc.workers import WorkerServicer
 
 LONGEST = "n" * 128 + "/" + "a" * 128
 WATERMARKS = "/lowwater.v1.WatermarkService/GetWatermarks"
@@ -41,20 +39,9 @@ NAMES = [LONGEST[:-5] + f"{number:05}" for number in range(MAX_NAMES)]
 
 LARGEST: dict[str, tuple[str, Any]] = {
     "names": (WATERMARKS, watermarks_pb2.GetWatermarksRequest(computations=NAMES)),
-    "watched names": ("/lowwater.v1.WatermarkService/Watch", watermarks_pb2.WatchRequest(computations=NAMES)),
-    "located names": (
-        "/lowwater.v1.ClusterService/Locate",
-        cluster_pb2.LocateRequest(computations=NAMES, epochs=[2**63] * MAX_NAMES),
-    ),
     "inputs and slices": (
         "/lowwater.v1.TopologyService/Register",
         topology_pb2.RegisterRequest(inputs=NAMES[:MAX_INPUTS], slices=[bytes(MAX_SLICE_KEY)] * (MAX_SLICES - 1)),
-    ),
-    "tasks of a batch": (
-        "/lowwater.v1.WorkerService/PrepareBatch",
-        workers_pb2.PrepareBatchRequest(
-            tasks=[workers_pb2.TaskAttempt(stage=2**32 - 1, partition=2**32 - 1, attempt=2**63)] * MAX_PARTS
-        ),
     ),
     "short keys": (CLAIM, workers_pb2.ClaimRequest(bounds=[each.to_bytes(8, "big") for each in range(200_000)])),
     "keys like tags": (CLAIM, workers_pb2.ClaimRequest(bounds=[b"\x1a" * 30] * 200_000)),
@@ -98,16 +85,10 @@ UNKNOWN_GROUP = b"\xfb\x01", b"\xfc\x01"
 
 BOMBS: dict[str, tuple[type[Any], str, bytes]] = {
     "names without a character": (watermarks_pb2.GetWatermarksRequest, WATERMARKS, empty(b"\x12", 500_000)),
-    "a tag of three bytes": (watermarks_pb2.GetWatermarksRequest, WATERMARKS, empty(b"\x92\x80\x00", 500_000)),
     "behind a group that nobody knows": (
         watermarks_pb2.GetWatermarksRequest,
         WATERMARKS,
         b"".join(UNKNOWN_GROUP) + empty(b"\x12", 500_000),
-    ),
-    "in front of what is no message": (
-        watermarks_pb2.GetWatermarksRequest,
-        WATERMARKS,
-        empty(b"\x12", 500_000) + b"\x07",
     ),
     "many numbers among names": (
         watermarks_pb2.GetWatermarksRequest,
@@ -169,17 +150,6 @@ def test_elements_are_counted_as_the_parser_finds_them(found: list[workers_pb2.G
     assert not shape.has_more(data, count + len(data))
 
 
-@given(st.binary(max_size=50))
-def test_bytes_that_are_no_message_are_refused_or_counted(data: bytes) -> None:
-    shape = shape_of(workers_pb2.ReportRequest.FromString)
-    assert shape is not None
-    try:
-        shape.has_more(data, 1)
-    except DecodeError:
-        with pytest.raises(DecodeError):
-            workers_pb2.ReportRequest.FromString(data)
-
-
 class Request:
     """A request that can be watched."""
 
@@ -188,6 +158,9 @@ class Request:
     def __init__(self, data: bytes) -> None:
         self.data = data
         requests.append(weakref.ref(self))
+
+    def WhichOneof(self, _: str) -> str:
+        return "report"
 
 
 requests: list[weakref.ref[Any]] = []
@@ -206,10 +179,13 @@ async def refused_stream(request: Request, context: Any) -> Any:
 
 @pytest.mark.parametrize("access", [False, True], ids=["open", "with access rules"])
 async def test_what_is_refused_is_freed_at_once(access: bool) -> None:
-    reader = Principal("reader", (Allowance("*", {Action.READ: ("*",)}),), digests=(digest("right"),))
+    reader = Principal("reader", (Allowance("*", dict.fromkeys(Action, ("*",))),), digests=(digest("right"),))
     guard = Guard(Access([reader]), observer=Observer(), audit=Audit(lambda: 0.0), insiders=[], monotonic=lambda: 0.0)
     server = grpc.aio.server(interceptors=[Decoding(Observer()), *([guard] if access else [])])
+    services: Any = SimpleNamespace(shard=SimpleNamespace(), observer=Observer(), check=lambda: None)
+    report: Any = grpc.stream_stream_rpc_method_handler(WorkerServicer(services).Report, Request)
     handlers: tuple[tuple[str, str, Any], ...] = (
+        ("lowwater.v1.WorkerService", "Report", report),
         ("lowwater.v1.ClusterService", "ListShards", grpc.unary_unary_rpc_method_handler(refused, Request)),
         ("lowwater.v1.WatermarkService", "Watch", grpc.unary_stream_rpc_method_handler(refused_stream, Request)),
     )
@@ -223,70 +199,22 @@ async def test_what_is_refused_is_freed_at_once(access: bool) -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             unary: Any = channel.unary_unary("/lowwater.v1.ClusterService/ListShards")
             stream: Any = channel.unary_stream("/lowwater.v1.WatermarkService/Watch")
+            unopened: Any = channel.stream_stream(REPORT)
             right = (("authorization", "Bearer right"),)
             calls: list[Awaitable[Any]] = [
                 unary(b"1", metadata=right),
                 stream(b"2", metadata=right).read(),
-                unary(b"3", metadata=right),
+                unopened(iter([b"3"]), metadata=right).read(),
+                unary(b"4", metadata=right),
             ]
             for call in calls:
                 with pytest.raises(grpc.aio.AioRpcError) as failure:
                     await call
-                assert isinstance(error_of_call(failure.value, "here"), errors.UnknownComputation)
+                found = error_of_call(failure.value, "here")
+                assert isinstance(found, errors.UnknownComputation | errors.InvalidArgument)
         assert len(requests) == len(calls)
         await server.stop(None)
         assert [kept() for kept in requests] == [None] * len(calls)
     finally:
         gc.enable()
         await server.stop(0)
-
-
-class Message:
-    """A message of a report stream that can be watched."""
-
-    def __init__(self, data: bytes) -> None:
-        self._message = workers_pb2.ReportRequest.FromString(data)
-        requests.append(weakref.ref(self))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._message, name)
-
-
-class Watching(grpc.aio.ServerInterceptor):
-    """Has the messages of report streams be such."""
-
-    async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        handler = await continuation(handler_call_details)
-        return grpc.stream_stream_rpc_method_handler(handler.stream_stream, Message, handler.response_serializer)
-
-
-OPENING = workers_pb2.ReportRequest(open=workers_pb2.ReportOpen(sender=bytes(16), stream=1))
-UNNUMBERED = workers_pb2.ReportRequest(report=workers_pb2.Report(number=0))
-
-
-@pytest.mark.parametrize("messages", [[UNNUMBERED], [OPENING, UNNUMBERED], [OPENING, OPENING]])
-async def test_the_last_message_of_a_refused_report_stream_is_freed_at_once(
-    messages: list[workers_pb2.ReportRequest],
-) -> None:
-    journal = MemoryJournal(MemoryDisk(), randbits=lambda _: 1)
-    authority = Authority(journal, clock=lambda: 10**15, observer=Observer())
-    await authority.recover()
-    server = grpc.aio.server(interceptors=[Decoding(Observer()), Watching()])
-    authority.add_to(server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    requests.clear()
-    gc.disable()
-    try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            stub: Any = workers_pb2_grpc.WorkerServiceStub(channel)
-            call = stub.Report(iter(messages))
-            with pytest.raises(grpc.aio.AioRpcError) as failure:
-                _ = [answer async for answer in call]
-            assert isinstance(error_of_call(failure.value, "here"), errors.InvalidArgument)
-        await server.stop(None)
-        assert [kept() for kept in requests] == [None] * len(messages)
-    finally:
-        gc.enable()
-        await server.stop(0)
-        await authority.close()

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import math
-import os
-import resource
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lowwater._core.events import ATTRIBUTE
-from lowwater_authority.ops.resources import FILES, MEMORY, Resource, Watch, memory_limit, open_share
+from lowwater_authority.ops.resources import FILES, MEMORY, Resource, Watch, memory_limit
 
 
 @pytest.mark.parametrize(
@@ -49,11 +46,3 @@ def test_the_memory_limit_is_the_least_of_the_groups_of_the_process(tmp_path: Pa
     (groups / "memory.max").write_text("500\n")
     assert memory_limit(groups, own) == 500, "the root of the container's own hierarchy"
     assert MEMORY.share() < 1
-
-
-def test_a_look_that_finds_no_file_for_itself_says_that_none_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert 3 / limit <= open_share() < 1
-    error = OSError(errno.EMFILE, "Too many open files")
-    monkeypatch.setattr(os, "listdir", lambda _: (_ for _ in ()).throw(error))
-    assert open_share() == 1.0

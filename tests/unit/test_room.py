@@ -1,11 +1,11 @@
-"""The bytes of the reports that wait for the journal, and of what is refused of them until it is read: of one stream, and of all together."""
+"""What streams take of a server: reports that wait, refusals that are not read, followed names; and who is let in when."""
 
 from __future__ import annotations
 
 import asyncio
-import tracemalloc
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from itertools import pairwise
 from typing import Any
 
 import grpc
@@ -13,7 +13,12 @@ import numpy as np
 import pytest
 
 from lowwater import errors
+from lowwater._core import wire
 from lowwater._core.attempts import error_of_call
+from lowwater._core.columns import Column
+from lowwater._core.fold import Fold
+from lowwater._core.lease import LeaseState
+from lowwater._core.reports import ReporterState
 from lowwater._pb.lowwater.v1 import (
     topology_pb2,
     topology_pb2_grpc,
@@ -22,13 +27,14 @@ from lowwater._pb.lowwater.v1 import (
     workers_pb2,
     workers_pb2_grpc,
 )
+from lowwater._pb.lowwater.v1 import workers_pb2 as pb
+from lowwater._pb.lowwater.v1.types_pb2 import Redirect
 from lowwater_authority.authority import Authority
 from lowwater_authority.core.requests import Refused
 from lowwater_authority.engine.admission import Gate as Admitting
-from lowwater_authority.engine.hub import Hub
 from lowwater_authority.rpc import streams
 from lowwater_authority.rpc.codec import MAX_RANGES
-from lowwater_authority.rpc.streams import NAME_WATCHED, REFUSAL_BYTES, UNREAD_LEAST, Room
+from lowwater_authority.rpc.streams import UNREAD_LEAST, Acknowledgement, Outbox, Room, Streams
 from tests.kit.eventually import eventually_async
 from tests.kit.served import authority_served
 from tests.kit.times import HOUR
@@ -87,9 +93,6 @@ async def test_who_has_gone_keeps_nobody_waiting_and_holds_nothing() -> None:
     late[1].cancel()
     await settle()
     assert room.bytes == 0
-
-
-# -- of streams ----------------------------------------------------------------------------------------------------------
 
 
 class Sender:
@@ -186,7 +189,6 @@ async def flooded(monkeypatch: pytest.MonkeyPatch, *, stream: int, together: int
 
 
 async def test_rule7_the_reports_of_a_stream_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a stream over it slows no other."""
     peak, among = await flooded(monkeypatch, stream=200_000, together=1_000_000)
     assert peak < 210_000
     assert among
@@ -234,52 +236,6 @@ async def test_rule7_what_is_refused_and_not_read_is_bounded_in_bytes(
         await eventually_async(lambda: unread.bytes == 0)
         await small.report(2)
         await small.acknowledged(2)
-
-
-FROZEN = "abcd"
-"""Senders that read nothing, each of a computation of its own."""
-
-FIFTH = "e"
-
-
-def connection(address: str) -> Any:
-    """Return a connection of its own, which takes little of what nobody reads."""
-    options = [
-        ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.http2.bdp_probe", 0),
-        ("grpc.http2.lookahead_bytes", 1 << 16),
-    ]
-    return grpc.aio.insecure_channel(address, options)
-
-
-async def test_rule7_who_does_not_read_what_is_refused_keeps_no_neighbour_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four clients have many ranges refused and read nothing; there is room for less than that. Then a fifth has a range refused."""
-    monkeypatch.setattr(streams, "ALL_BYTES", 4 * UNREAD)
-    monkeypatch.setattr(streams, "UNREAD_BYTES", 24 * UNREAD)
-    acknowledge, durable = streams.Outbox.acknowledge, [0]
-
-    def counted(self: streams.Outbox, number: int, *args: Any, **more: Any) -> None:
-        durable[0] += 1
-        acknowledge(self, number, *args, **more)
-
-    monkeypatch.setattr(streams.Outbox, "acknowledge", counted)
-    async with listening(Gate()) as (authority, address), AsyncExitStack() as connections:
-        *channels, channel = [await connections.enter_async_context(connection(address)) for _ in (*FROZEN, FIFTH)]
-        await register(channel, FROZEN + FIFTH)
-        senders = [await Sender(each, name, UNREAD).start() for each, name in zip(channels, FROZEN, strict=True)]
-        together = authority.streams
-        for number in (1, 2, 3):  # the first is being sent, the others wait
-            for each in senders:
-                await each.report(AHEAD + number)
-        await eventually_async(lambda: durable[0] == 3 * len(FROZEN))
-        fifth = await Sender(channel, FIFTH, 1).start()
-        await fifth.report(AHEAD)
-        answer = await fifth.acknowledged(1)
-        assert 4 * UNREAD < together.unread.bytes <= 24 * UNREAD
-        assert [(each.computation, list(each.handles)) for each in answer.refused] == [(FIFTH, [0])]
-        for each in senders:  # all are told in the end that nothing of them counts
-            assert [refused.reason for refused in (await each.acknowledged(3)).refused] == [errors.TooFarAhead.reason]
-        await eventually_async(lambda: together.unread.bytes == 0)
 
 
 EVERY = np.arange(MAX_RANGES, dtype=np.uint32)
@@ -353,22 +309,6 @@ def test_rule7_breaks_when_the_share_falls_as_the_room_fills_alone(monkeypatch: 
     assert followed_beside(38, 500)
 
 
-async def test_rule7_what_is_refused_is_told_beside_streams_that_do_not_read() -> None:
-    """Others let refusals of theirs pile up, as many as they may; one more is told by name what is refused of a claim of ten thousand ranges."""
-    together = streams.Streams()
-    for number in range(60):
-        outbox = opened(together, number)
-        for report in range(1, 11):
-            together.acknowledge(outbox, report, [refused_of(f"{number}-{report}", MAX_RANGES)])
-        for report in range(11, 60):
-            together.acknowledge(outbox, report, [refused_of(f"{number}-{report}", 10_000)])
-    late = opened(together, 60)
-    together.acknowledge(late, 1, [refused_of("late", 10_000)])
-    (message,) = await together.take(late)
-    assert [len(each.handles) for each in message.ack.refused] == [10_000]
-    assert together.unread.bytes <= streams.UNREAD_BYTES * 3 // 2 + (60 + 1) * UNREAD_LEAST
-
-
 async def test_what_is_lost_is_never_said_of_more_than_that_and_ends_its_own_stream() -> None:
     """A claim that is said to be lost as a whole ends; so what cannot be named is told on the next stream."""
     together = streams.Streams()
@@ -381,29 +321,6 @@ async def test_what_is_lost_is_never_said_of_more_than_that_and_ends_its_own_str
     assert other.closed is None
     (message,) = await together.take(other)
     assert len(message.ack.refused[0].handles) == MAX_RANGES
-
-
-async def test_rule7_what_is_refused_is_counted_until_it_is_sent() -> None:
-    """Two reports are refused by name and acknowledged."""
-    together = streams.Streams()
-    outbox = together.open(b"s" * 16, 1)
-    seen = []
-    for number in (1, 2):
-        await together.enter(outbox, 1000)
-        together.acknowledge(outbox, number, [refused_of("a", 100)])
-        together.leave(outbox, 1000)
-        seen.append(together.unread.bytes)
-    (message,) = await together.take(outbox)
-    assert message.ack.number == 2
-    assert len(message.ack.refused) == 1
-    seen.append(together.unread.bytes)
-    outbox.wake()
-    assert not list(await together.take(outbox))
-    seen.append(together.unread.bytes)
-    assert outbox.room.bytes == together.room.bytes == 0
-    first, second, sending, sent = seen
-    assert 400 + REFUSAL_BYTES < first < 500 + REFUSAL_BYTES
-    assert (second, sending, sent) == (first, first, 0)
 
 
 MADE_UP = 1 << 20
@@ -428,19 +345,6 @@ async def test_rule7_a_name_that_no_computation_can_have_is_counted_and_refused_
     assert "groups.computation has 1048576 characters" in refused.message
     assert refused.ByteSize() < 1000
     assert view.low == 7 * HOUR, "the claim beside it counts"
-
-
-async def test_what_is_not_sent_leaves_with_its_stream() -> None:
-    together = streams.Streams()
-    outbox = together.open(b"s" * 16, 1)
-    await together.enter(outbox, 700)
-    together.acknowledge(outbox, 1, [refused_of("a", 100)])
-    together.close(b"s" * 16, outbox)
-    assert together.unread.bytes == 0
-    assert together.room.bytes == 700, "what waits for the journal still does"
-    together.acknowledge(outbox, 2, [refused_of("a", 100)])
-    together.leave(outbox, 700)
-    assert (together.room.bytes, together.unread.bytes) == (0, 0)
 
 
 async def test_rule7_watch_streams_are_bounded_and_others_are_told_when_to_come_again() -> None:
@@ -468,48 +372,276 @@ def named(count: int, about: str = "") -> list[str]:
     return [f"{about}{number}" for number in range(count)]
 
 
-async def test_rule7_the_names_that_are_followed_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who follows many is refused, and the next one with few names is not; what ends makes room."""
-    monkeypatch.setattr(streams, "WATCHED_BYTES", 100 * NAME_WATCHED)
-    monkeypatch.setattr(streams, "WATCHED_LEAST", 2 * NAME_WATCHED)
-    async with serving(Gate()) as (authority, channel):
-        room = authority.streams.watched
-        stub: Any = watermarks_pb2_grpc.WatermarkServiceStub(channel)
-        many = watermarks_pb2.WatchRequest(computations=named(19))
-        watching = []
-        for _ in range(2):
-            watching.append(stub.Watch(many))
-            if len(watching) == 1:
-                assert (await watching[0].read()).watermarks
-                assert 19 * NAME_WATCHED < room.bytes < 20 * NAME_WATCHED
-        with pytest.raises(grpc.RpcError) as refused:
-            await watching[1].read()
-        error = error_of_call(refused.value, "")
-        assert isinstance(error, errors.Overloaded)
-        assert error.metadata["bound"] == "watched_names"
-        assert error.retry_after > 0
-        few = [stub.Watch(watermarks_pb2.WatchRequest(computations=["a"])) for _ in range(3)]
-        for each in [*few, stub.Watch(watermarks_pb2.WatchRequest())]:
-            assert (await each.read()).watermarks
-        watching[0].cancel()
-        await eventually_async(lambda: room.bytes < 4 * NAME_WATCHED)
-        assert (await stub.Watch(many).read()).watermarks
+def test_rule7_a_principal_that_takes_all_it_may_keeps_no_neighbour_away() -> None:
+    gate = Admitting[int]("watch_streams", 64, 0)
+    for number in range(48):
+        assert gate.enter(number, 0.0, "greedy")
+    with pytest.raises(
+        errors.Overloaded, match=r"greedy has 48 of 64 watch streams; .* three quarters .* add a shard; try again"
+    ) as refused:
+        gate.enter(99, 0.0, "greedy")
+    assert (gate.refused, gate.saturated, refused.value.metadata) == (
+        1,
+        False,
+        {"bound": "watch_streams", "limit": "64"},
+    )
+    others = [f"principal {number}" for number in range(4)]
+    for each in others:
+        while gate._places.get(each, 0) < gate.bound - gate.inside:
+            assert gate.enter(0, 0.0, each)
+    assert gate.enter(0, 0.0, "one who wants one stream")
+    gate.leave(0.0, others[0])
+    assert gate.enter(0, 0.0, "another"), "what is given back is there for all"
 
 
-def test_rule7_names_that_are_followed_take_what_is_counted() -> None:
-    """A stream follows a thousand names, and does not take their values."""
-    hub, room = Hub(), streams.Shared(streams.WATCHED_BYTES)
-    tracemalloc.start()
-    try:
-        before, _ = tracemalloc.get_traced_memory()
-        request = watermarks_pb2.WatchRequest.FromString(
-            watermarks_pb2.WatchRequest(computations=named(1000, "a-computation-")).SerializeToString()
-        )
-        asked = list(request.computations)
-        with streams.watched(room, asked):
-            subscription = hub.subscribe(asked)
-            for name in asked:
-                subscription.put(name, None)
-            assert tracemalloc.get_traced_memory()[0] - before < room.bytes
-    finally:
-        tracemalloc.stop()
+def test_rule7_principals_that_wait_are_let_in_by_turns() -> None:
+    gate = Admitting[str]("starting_report_streams", 1, 100)
+    for number in range(10):
+        gate.enter(f"greedy {number}", 0.0, "greedy")
+    gate.enter("neighbour", 0.0, "neighbour")
+    gate.enter("gone", 0.0, "neighbour")
+    assert gate.give_up("gone")
+    assert [gate.leave(0.0, "greedy") for _ in range(2)] == ["greedy 1", "neighbour"], "the second one, not the tenth"
+    let_in = [gate.leave(0.0, who) for who in ("neighbour", *["greedy"] * 8)]
+    assert let_in == [*(f"greedy {number}" for number in range(2, 10)), None]
+    assert (gate._places, gate._lines) == ({}, {})
+
+
+def test_delays_grow_with_those_that_wait_and_with_the_time_that_each_takes() -> None:
+    """Little's law: with 100 in the line and 20 a second served, the next turn is in five seconds, and more later for each."""
+    gate = Admitting[int]("calls", 1, 100)
+    now = 0.0
+    for caller in range(1000):
+        now += 0.05
+        gate.enter(caller, now)
+        if caller >= 100:
+            gate.leave(now)
+    assert gate.rate(now) == pytest.approx(20, rel=0.05)
+    assert len(gate.waiting) == 99
+    gate.enter(1000, now)
+    delays = [refusal(gate, now) for _ in range(20)]
+    assert delays[0] == pytest.approx(101 / 20 / 1.5, rel=0.05)
+    assert all(after - before == pytest.approx(1 / 20 / 1.5, rel=0.05) for before, after in pairwise(delays))
+    for caller in range(20):
+        now += 0.05
+        gate.leave(now)
+        gate.enter(2000 + caller, now)
+    # Those whose turn has come are not in front of the next one any more.
+    assert refusal(gate, now) == pytest.approx(delays[0], rel=0.05)
+
+
+BOUNDS = ("report_streams", "starting_report_streams", "starting_watch_streams", "watch_streams", "task_waits")
+
+
+async def test_a_stream_that_ends_or_is_refused_gives_its_place_back() -> None:
+    streams = narrow()
+    outbox = await streams.admit(name(1), 1)
+    streams.close(name(1), outbox)
+    with pytest.raises(errors.OldStream):
+        await streams.admit(name(1), 1)
+    streams.admission.streams.bound = 0
+    with pytest.raises(errors.Overloaded, match="report streams"):
+        await streams.admit(name(2), 1)
+    assert {gate.name: gate.inside for gate in streams.admission.gates} == dict.fromkeys(BOUNDS, 0)
+
+
+async def test_a_stream_that_says_nothing_keeps_no_other_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lowwater_authority.rpc.streams.SILENCE", 0.0)
+    streams = narrow()
+    silent = await streams.admit(name(1), 1)
+    await streams.admit(name(2), 1)
+    assert not silent.starting
+    assert silent.closed is None
+
+
+@pytest.mark.parametrize("when", ["waiting", "just let in", "let in meanwhile"])
+async def test_a_caller_that_goes_away_keeps_no_place(when: str) -> None:
+    streams = narrow()
+    first = await streams.admit(name(1), 1)
+    second, third = await parked(streams, 2), await parked(streams, 3)
+    if when == "just let in":
+        streams.started(first)
+    second.cancel()
+    if when == "let in meanwhile":
+        streams.started(first)
+    await asyncio.wait([second])
+    streams.started(first)
+    await third
+    assert second.cancelled()
+    assert (streams.admission.starting.inside, len(streams.admission.starting.waiting)) == (1, 0)
+
+
+async def test_whoever_waits_is_told_when_the_process_stops() -> None:
+    streams = narrow()
+    await streams.admit(name(1), 1)
+    second = await parked(streams, 2)
+    streams.wake()
+    with pytest.raises(errors.ShuttingDown):
+        await second
+    assert (streams.admission.starting.inside, len(streams.admission.starting.waiting)) == (1, 0)
+
+
+def narrow() -> Streams:
+    """Streams that start one by one."""
+    streams = Streams()
+    streams.admission.starting.bound = 1
+    return streams
+
+
+def name(sender: int) -> bytes:
+    return sender.to_bytes(16)
+
+
+async def parked(streams: Streams, sender: int) -> asyncio.Task[Outbox]:
+    """A stream that waits for its turn."""
+    before = len(streams.admission.starting.waiting)
+    task = asyncio.create_task(streams.admit(name(sender), 1))
+    while len(streams.admission.starting.waiting) == before:
+        assert not task.done()
+        await asyncio.sleep(0)
+    return task
+
+
+def refusal(gate: Admitting[int], now: float) -> float:
+    """The delay that the next one is told."""
+    with pytest.raises(errors.Overloaded) as refused:
+        gate.enter(-1, now)
+    return refused.value.retry_after
+
+
+FAR, STALE = errors.TooFarAhead.reason, errors.StaleSequencer.reason
+
+
+def handles(*values: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+    return np.array(values, dtype=np.uint32)
+
+
+def added(*refused: tuple[str, Refused], before: int = 0) -> Acknowledgement:
+    made = Acknowledgement(before)
+    for number, each in enumerate(refused, before + 1):
+        made.add(number, [each], {}, {})
+    return made
+
+
+def references(**micros: int) -> dict[str, pb.ReferenceTime]:
+    return {name: pb.ReferenceTime(computation=name, micros=value) for name, value in micros.items()}
+
+
+def test_refusals_merge_by_claim_and_reason() -> None:
+    (message,) = added(
+        ("a", Refused(1, FAR, "first", handles(3, 5))),
+        ("a", Refused(1, STALE, "lost", handles(4))),
+        ("a", Refused(2, FAR, "another claim", handles(5))),
+        ("b", Refused(1, FAR, "another computation", handles(5))),
+        ("a", Refused(1, FAR, "second", handles(9, 0, 5))),
+    ).messages()
+    found = {(each.computation, each.sequencer, each.reason): each for each in message.refused}
+    assert len(found) == len(message.refused) == 4
+    assert list(found["a", 1, FAR].handles) == [0, 3, 5, 9]
+    assert found["a", 1, FAR].message == "second"
+    assert list(found["a", 1, STALE].handles) == [4]
+    assert message.number == 5
+
+
+def test_handles_that_no_claim_has_are_refused_as_a_whole() -> None:
+    """Merging costs a byte for each handle below the greatest."""
+    refused = [("a", Refused(1, "INVALID_ARGUMENT", "", handles(value))) for value in (7, 2**32 - 1)]
+    (message,) = added(*refused).messages()
+    assert [list(each.handles) for each in message.refused] == [[]]
+
+
+def test_the_newest_number_and_the_address_stay() -> None:
+    made = Acknowledgement(0)
+    old = errors.OldStream.reason
+    made.add(1, [("a", Refused(1, old, "", newest=9))], references(a=1, b=2), {})
+    redirect = Redirect(computation="c", address="x:1", epoch=3)
+    moved = [("c", Refused(1, errors.Moved.reason, "")), ("d", Refused(1, errors.Moved.reason, ""))]
+    made.add(2, [("a", Refused(1, old, "", newest=4)), *moved], references(b=3), {"c": redirect})
+    (message,) = made.messages()
+    first, second, third = message.refused
+    assert first.newest == 9
+    assert second.redirect == redirect
+    assert third.redirect == Redirect(computation="d")
+    assert {each.computation: each.micros for each in message.references} == {"a": 1, "b": 3}
+
+
+RANGES = 1000
+
+
+def claim(reporter: ReporterState, sequencer: int) -> LeaseState:
+    lease = LeaseState("a", sequencer, Column(RANGES, 0), reference=0)
+    lease.advance(Fold(50 * sequencer, (), 0, ()), 10**6, now=0.0)
+    reporter.add(lease)
+    return lease
+
+
+def reported(messages: Iterator[pb.ReportAck], told: int) -> list[tuple[int, set[int], set[int], bool]]:
+    """A process that reports claims 1 to 5 takes the messages of one acknowledgement.
+
+    Returns, after each of them, how much is durable of claim 3, what of it is refused, what of it is lost, and whether the neighbour,
+    claim 6, is durable.
+    """
+    reporter = ReporterState(b"s" * 16, 0.05, lambda: 0.5)
+    leases = [claim(reporter, sequencer) for sequencer in range(1, 7)]
+    reporter.open()
+    reporter.accepted(0.0)
+    (report,) = reporter.take(0.0)
+    assert report.number == told
+    seen = []
+    for message in messages:
+        refused = [(each.computation, each.sequencer, wire.refusal(each)) for each in message.refused]
+        reporter.acknowledged(message.number, refused)
+        third, refusal = leases[2], leases[2].refusal
+        waits = set() if refusal is None else set(range(RANGES)) if refusal.handles is None else set(refusal.handles)
+        seen.append((third.durable, waits, set(third.lost), bool(leases[5].durable)))
+    return seen
+
+
+def refusals() -> list[tuple[str, Refused]]:
+    """Of claims 1 to 5 a third is lost, and a third is too far ahead; the rest, and claim 6, is taken over."""
+    third = np.arange(RANGES, dtype=np.uint32)
+    return [
+        ("a", Refused(sequencer, reason, reason, third[third % 3 == rest]))
+        for sequencer in range(1, 6)
+        for rest, reason in enumerate((STALE, FAR))
+    ]
+
+
+def divided() -> list[tuple[int, set[int], set[int], bool]]:
+    made = Acknowledgement(0)
+    made.add(1, refusals(), {}, {})
+    return reported(made.messages(), told=1)
+
+
+def test_rule7_an_acknowledgement_of_several_messages_acknowledges_nothing_that_is_refused_in_a_later_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(streams, "MESSAGE_BYTES", 8 * RANGES)
+    *before, (durable, refused, lost, neighbour) = divided()
+    assert len(before) >= 1
+    for early, _, _, beside in before:
+        assert not early, "nothing is taken over before all is told that is not"
+        assert not beside
+    assert not durable
+    assert {handle for handle in range(RANGES) if handle % 3 == 1} <= refused
+    assert lost == {handle for handle in range(RANGES) if handle % 3 == 0}
+    assert neighbour, "what was refused of others does not hold it up"
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when the first message has the number")
+def test_rule7_breaks_when_the_first_of_several_messages_acknowledges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "MESSAGE_BYTES", 8 * RANGES)
+    init = Acknowledgement.__init__
+    monkeypatch.setattr(Acknowledgement, "__init__", lambda self, _: init(self, 1))
+    for _, _, _, beside in divided()[:-1]:
+        assert not beside
+
+
+async def test_what_cannot_be_made_to_fit_ends_the_stream_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "MESSAGE_BYTES", 1000)
+    monkeypatch.setattr(streams, "LARGEST_MESSAGE", 2000)
+    outbox = Outbox()
+    outbox.acknowledge(1, [("a", Refused(sequencer, FAR, "")) for sequencer in range(100)])
+    assert not list(await outbox.take())
+    assert isinstance(outbox.closed, errors.Overloaded)
+    assert "send fewer in a report" in outbox.closed.message

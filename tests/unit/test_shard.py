@@ -15,7 +15,6 @@ import pytest
 from lowwater import errors
 from lowwater_authority.core import batches, recovery
 from lowwater_authority.core.computation import Computation
-from lowwater_authority.core.layout import Layout
 from lowwater_authority.core.requests import (
     NO_FOLD,
     ClaimRequest,
@@ -28,7 +27,6 @@ from lowwater_authority.core.requests import (
 )
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.engine import logs
 from lowwater_authority.engine import shard as shard_module
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import JournalFenced, JournalUnknown
@@ -127,34 +125,6 @@ async def test_rule2_nothing_is_published_or_acknowledged_before_its_record_is_d
     await one.stop()
 
 
-async def test_rule2_a_claim_is_granted_when_it_is_durable(disk: MemoryDisk) -> None:
-    one, gate = await gated(disk)
-    gate.open.clear()
-    gate.reached.clear()
-    claim = asyncio.create_task(one.claim())
-    await gate.reached.wait()
-    assert not claim.done()
-    gate.open.set()
-    await claim
-    assert (await one.shard.journal.load("a")).last == 1
-    await one.stop()
-
-
-async def test_rule2_a_layout_is_wanted_when_it_is_durable(disk: MemoryDisk) -> None:
-    one, gate = await gated(disk)
-    await one.claim()
-    gate.open.clear()
-    gate.reached.clear()
-    change = asyncio.create_task(one.shard.change_layout("a", 1, 0, [0, 7], []))
-    await gate.reached.wait()
-    assert one.shard.wanted("a") == Layout()
-    assert not change.done()
-    gate.open.set()
-    assert await change == 1
-    assert one.shard.wanted("a") == Layout(1, (0, 7))
-    await one.stop()
-
-
 async def test_rule3_what_was_seen_is_still_there_after_a_crash(disk: MemoryDisk, running: Running) -> None:
     grant = await running.claim("a", b"", b"m", b"")
     await running.report(grant, 14, 15)
@@ -164,25 +134,6 @@ async def test_rule3_what_was_seen_is_still_there_after_a_crash(disk: MemoryDisk
     assert await again.report(grant, 13, 15) == [], "the claim survives, and an owner may lower its range"
     assert again.low() == 14, "only the published value ratchets"
     await again.stop()
-
-
-async def test_rule4_a_claim_fences_what_comes_behind_it_in_the_same_round(disk: MemoryDisk) -> None:
-    one, gate = await gated(disk)
-    old = await one.claim()
-    gate.open.clear()
-    gate.reached.clear()
-    first = one.report(old, 12)
-    await gate.reached.wait()
-    newer = asyncio.create_task(one.claim())
-    await asyncio.sleep(0)
-    late = one.report(old, 14)
-    gate.open.set()
-    assert await first == []
-    ((_, refused),) = await late
-    assert refused.reason == "STALE_SEQUENCER"
-    assert (await newer).watermarks.tolist() == [12 * HOUR]
-    assert one.low() == 12
-    await one.stop()
 
 
 async def test_rule4_a_replaced_shard_stops_and_shows_nothing(disk: MemoryDisk, running: Running) -> None:
@@ -295,36 +246,6 @@ async def test_a_reset_starts_new_incarnations_downstream_and_makes_every_sequen
     assert shard.view("other").incarnation == 1  # type: ignore[union-attr]
 
 
-async def test_a_new_incarnation_survives_a_crash_before_its_first_record(disk: MemoryDisk, running: Running) -> None:
-    grant = await running.claim()
-    await running.report(grant, 15)
-    await running.shard.reset("a")
-    disk.crash()
-    again = await Running(disk).start()
-    assert again.low() == MIN
-    ((_, refused),) = await again.report(grant, 15)
-    assert refused.reason == "STALE_SEQUENCER"
-    fresh = await again.claim()
-    assert fresh.sequencer > grant.sequencer
-    await again.stop()
-
-
-async def test_h4_an_input_behind_the_published_value_is_refused(running: Running) -> None:
-    shard = running.shard
-    await shard.register(Spec("b", ("a",)))
-    await shard.register(Spec("c"))
-    b, c = await running.claim("b"), await running.claim("c")
-    await running.report(b, 15, name="b", incarnations=(1,))
-    await running.report(c, 10, name="c")
-    with pytest.raises(errors.WouldRegress):
-        await shard.set_inputs("b", ["a", "c"])
-    await running.report(c, 15, name="c")
-    await shard.set_inputs("b", ["a", "c"])
-    ((_, refused),) = await running.report(b, 16, name="b", incarnations=(1,))  # S12: unaware of c
-    assert refused.reason == "STALE_SEQUENCER"
-    assert running.low("b") == 15
-
-
 async def test_h4_an_input_behind_what_an_output_says_is_refused(disk: MemoryDisk) -> None:
     """It says so before the batch is reported: also when that never is, and after a crash."""
     running = await Running(disk).start()
@@ -381,34 +302,6 @@ async def test_h4_what_was_retired_comes_back_no_further_than_the_inputs(running
     assert revived.watermarks.tolist() == [14 * HOUR]
 
 
-async def test_a_repeated_adopt_changes_nothing_more(running: Running) -> None:
-    await running.claim("a", identity="first")
-    request = ClaimRequest([b"", b""], identity="x", request_id=b"x" * 16)
-    granted = await running.shard.claim("a", request, adopt=True)
-    newer = ClaimRequest([b"", b""], identity="y", request_id=b"y" * 16)
-    owner = await running.shard.claim("a", newer, adopt=True)
-    await running.report(owner, 5)
-    with pytest.raises(errors.StaleSequencer):
-        await running.shard.claim("a", request, adopt=True)  # its first answer was lost on the way
-    assert running.shard.topology.get("a").incarnation == 3
-    assert running.low() == 5
-    assert granted.sequencer < owner.sequencer
-
-
-async def test_a_repeated_claim_is_not_refused_by_a_limit_that_came_since(running: Running) -> None:
-    """Its owner has the ranges: a refusal would leave it without their numbers."""
-
-    def none(ranges: int) -> None:
-        raise errors.Overloaded(f"{ranges} are too many")
-
-    request = ClaimRequest([b"", b"m", b""], request_id=b"r" * 16)
-    granted = await running.shard.claim("a", request)
-    again = await running.shard.claim("a", request, room=none)
-    assert again.sequencer == granted.sequencer
-    with pytest.raises(errors.Overloaded, match="2 are too many"):
-        await running.shard.claim("a", ClaimRequest([b"", b"m", b""], request_id=b"s" * 16), room=none)
-
-
 async def test_an_adopt_and_its_reset_are_durable_together(disk: MemoryDisk) -> None:
     faults = FaultPlan()
     one = await Running(disk, faults).start()
@@ -453,42 +346,6 @@ async def test_a_stop_gives_up_an_append_of_unknown_outcome(disk: MemoryDisk, mo
     with pytest.raises(JournalUnknown):
         await one.task
     assert one.low() == MIN
-
-
-async def test_a_snapshot_that_cannot_be_taken_stops_nothing(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowwater_authority.engine.logs.SNAPSHOT_BYTES", 0)
-    grant = await running.claim()
-    with monkeypatch.context() as broken:
-        broken.setattr("lowwater_authority.engine.shard.recovery.pieces", lambda _: 1 / 0)
-        assert await running.report(grant, 14) == []
-    assert await running.report(grant, 15) == []
-    assert running.low() == 15
-
-
-async def test_a_snapshot_bounds_the_replay(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowwater_authority.engine.logs.SNAPSHOT_BYTES", 2_000)
-    one = await Running(disk).start()
-    await one.shard.register(Spec("a"))
-    grant = await one.claim()
-    for hour in range(100):
-        await one.report(grant, hour)
-    loaded = await one.shard.journal.load("a")
-    assert loaded.snapshot_position > 0
-    assert len(loaded.records) < 60
-    disk.crash()
-    again = await Running(disk).start()
-    assert again.low() == 99
-    await again.stop()
-
-
-class NoSnapshots(FaultPlan):
-    """A store that takes no snapshot of a."""
-
-    refusing = True
-
-    async def before(self, operation: Operation) -> Outcome:
-        refused = self.refusing and operation.name == "snapshot" and operation.places[0][0] == "a"
-        return Outcome.FAILED if refused else await super().before(operation)
 
 
 def keys_of(ranges: int) -> list[bytes]:
@@ -581,59 +438,6 @@ async def test_a_snapshot_is_not_written_by_who_let_its_log_go_meanwhile(
     assert log.snapshotting is None
 
 
-@pytest.mark.parametrize("rolled_back", [False, True])
-async def test_the_back_off_of_a_refused_snapshot_outlives_a_roll_back_and_is_bounded_in_time(
-    disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch, rolled_back: bool
-) -> None:
-    monkeypatch.setattr("lowwater_authority.engine.logs.SNAPSHOT_BYTES", 4_000)
-    made: list[str] = []
-    pieces, faults = recovery.pieces, NoSnapshots()
-
-    def counted(computation: Computation) -> Iterator[bytes]:
-        made.append(computation.spec.name)
-        return pieces(computation)
-
-    one = await Running(disk, faults).start()
-    bounds = [b"", *(bytes([number]) for number in range(1, 200)), b""]
-    grants = {}
-    for name in "ab":
-        await one.shard.register(Spec(name))
-        grants[name] = await one.claim(name, *bounds)
-    monkeypatch.setattr(recovery, "pieces", counted)
-
-    async def durable(hour: int) -> None:
-        for name, grant in grants.items():
-            assert await one.report(grant, *([hour] * 199), hour + 1, name=name) == []
-        await one.shard.held.logs.settle()
-
-    for hour in range(60):
-        if rolled_back and hour % 5 == 4:
-            faults.then(Outcome.FAILED)
-            with pytest.raises(errors.JournalFailed):
-                await one.report(grants["a"], *([hour + 50] * 200))
-        await durable(hour)
-    assert 3 <= made.count("a") <= 6 < made.count("b"), "in 60 rounds, of which nearly each would have made one"
-    for _ in range(2):
-        del made[:]
-        one.now += logs.SNAPSHOT_AGAIN - 1
-        await durable(100 + one.now // HOUR % 2)
-        assert "a" not in made
-        one.now += 1
-        for hour in range(5):
-            await durable(200 + hour)
-        assert made.count("a") == 1, "and no more before it is time again"
-    faults.refusing = False
-    del made[:]
-    hours = count(300)
-    while "a" not in made:
-        await durable(next(hours))
-    del made[:]
-    for _ in range(60):
-        await durable(next(hours))
-    assert made.count("a") + 1 >= made.count("b") > 2, "as if nothing had been"
-    await one.stop()
-
-
 async def test_rule7_a_slow_subscriber_gets_the_newest_value_only(running: Running) -> None:
     subscription = running.shard.hub.subscribe(["a"])
     grant = await running.claim()
@@ -719,42 +523,3 @@ async def test_rule8_nothing_of_a_stream_counts_behind_a_report_that_failed(disk
         await raised
     assert one.low() == 10
     await one.stop()
-
-
-async def test_rule8_nothing_of_a_claim_counts_behind_a_report_that_was_too_old(disk: MemoryDisk) -> None:
-    """Its worker counts streams from 1 again at another shard, and goes on there behind the refusal."""
-    older: dict[tuple[str, int], Refused] = {}
-    one = await Running(disk).start()
-    await one.shard.register(Spec("a"))
-    grant = await one.claim("a", b"", b"m", b"")
-    await one.report(grant, 14, 10)
-    other = await Running(disk).start()
-
-    async def say(number: int, handle: int, hour: int) -> list[str]:
-        report = GroupReport(grant.sequencer, np.array([hour * HOUR]), np.array([handle], dtype=np.uint32))
-        said = [("a", report)]
-        refused = await other.shard.report(said, sender=SENDER, number=(one.stream, number), older=older)
-        return [refusal.reason for _, refusal in refused]
-
-    assert await say(1, 0, 12) == ["OLD_STREAM"], "a lowering, which is not taken over"
-    await say(9, 1, 15)
-    assert other.low() == 10
-    await other.stop()
-    await one.stop()
-
-
-async def test_a_stream_that_is_too_old_for_one_claim_goes_on_with_the_others(running: Running) -> None:
-    old, young = await running.claim("a", b"", b"m"), await running.claim("a", b"m", b"")
-    older: dict[tuple[str, int], Refused] = {}
-
-    def say(grant: Grant, hour: int, stream: int, number: int) -> asyncio.Future[list[tuple[str, Refused]]]:
-        said = GroupReport(grant.sequencer, np.array([hour * HOUR]))
-        return running.shard.report([("a", said)], sender=SENDER, number=(stream, number), older=older)
-
-    await say(old, 14, 9, 1)
-    older.clear()
-    for number, hour in ((1, 10), (2, 11)):
-        ((_, refused),) = await say(old, hour, 3, number)
-        assert (refused.reason, refused.newest) == ("OLD_STREAM", 9)
-        assert await say(young, hour, 3, number) == []
-    assert running.low() == 11

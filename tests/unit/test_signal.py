@@ -109,17 +109,3 @@ def test_tasks_are_woken_by_what_concerns_them(notify: Callable[[Any], None], wo
         return first
 
     assert asyncio.run(run()) == woken
-
-
-def test_a_task_that_is_cancelled_or_too_late_waits_no_more() -> None:
-    async def run() -> None:
-        signal = of_tasks.Signal()
-        await signal.wait(0)
-        task = asyncio.create_task(signal.wait(None, ("a",)))
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert not signal._waiting
-
-    asyncio.run(run())

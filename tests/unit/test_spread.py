@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowwater_spark.track import spread
 from lowwater_spark.track.spread import by_handle
 
 ROWS = st.lists(st.lists(st.integers(0, 5) | st.just(65_535), max_size=20), max_size=6)
@@ -52,23 +51,3 @@ def test_what_waits_in_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.Mon
         del parts
     assert most < 3 * rows.nbytes
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_would_be_more_than_may_wait_is_not_taken_beside_what_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is sorted together is one batch, and the texts of one have two gigabytes at most."""
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
-    sizes: list[int] = []
-    sort = spread._sorted
-
-    def sizing(waiting: Any) -> Any:
-        sizes.append(len(waiting))
-        return sort(waiting)
-
-    monkeypatch.setattr(spread, "_sorted", sizing)
-    small, large = (pa.RecordBatch.from_pydict({"n": np.arange(rows)}) for rows in (10, 10_000))
-    told = [(np.zeros(len(each), np.uint16), each) for each in (small, small, large, small)]
-    [(handle, parts)] = by_handle(told, most=1_000)
-    assert (handle, sum(map(len, parts))) == (0, 10_030)
-    assert sizes == [2, 1, 1]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowwater_spark.track.segments import NextSegments, Segment, Segments, write_segments
-from lowwater_spark.track.tables import TABLE, read_table, split_table, where
+from lowwater_spark.track.tables import TABLE, read_table, split_table
 
 KEEP, APPEND, PREPEND, FILTER, AROUND, TWICE, NOTHING = range(7)
 
@@ -92,59 +92,6 @@ def test_who_appends_writes_what_is_new_and_has_few_pieces(tmp_path: Path, at_en
     assert (kept.rows, kept.size) == (first.rows, first.size)
     assert Path(made.last.folder, kept.name).stat().st_nlink == 65
     assert made.written < 10_000 + 640 * 8
-
-
-def test_what_has_not_changed_is_linked(tmp_path: Path) -> None:
-    """The same table, and one that is put together of the same pieces anew."""
-    made = Range(tmp_path)
-    made.batch("0", lambda _: rows(0, 100))
-    made.batch("1", lambda state: state)
-    made.batch("2", lambda state: pa.Table.from_batches(state.to_batches()))
-    made.batch("3", lambda state: state.select(state.column_names))
-    assert made.written == 100
-    # Other columns, another order of them or other types: it is another table.
-    made.batch("4", lambda state: state.select(["text", "n", "pair"]))
-    assert made.written == 200
-    assert made.state is not None
-    assert made.state.column_names == ["text", "n", "pair"]
-
-
-def test_columns_that_lie_elsewhere_in_the_same_memory_are_others(tmp_path: Path) -> None:
-    """The buffers of a struct are those of its parts, wherever a part begins in them; and columns of one type may change places."""
-    made = Range(tmp_path)
-    numbers, more = pa.array(range(8), pa.int64()), pa.array(range(8, 16), pa.int64())
-    both = pa.StructArray.from_arrays([numbers, more], ["a", "b"])
-    made.batch("0", lambda _: pa.table({"s": both, "a": numbers, "b": more}))
-
-    def turned(state: pa.Table) -> pa.Table:
-        return pa.table({"s": state["s"], "a": state["b"], "b": state["a"]})
-
-    made.batch("1", turned)
-    assert made.state is not None
-    assert made.state["a"].to_pylist() == more.to_pylist()
-    # In a function's hands a part may be any piece of a longer column.
-    long = pa.array(range(9), pa.int64())
-    lists = pa.array([0, 2, 4], pa.int32())
-    for parts in (
-        [pa.StructArray.from_arrays([long.slice(i, 8)], ["a"]) for i in (0, 1)],
-        [pa.ListArray.from_arrays(lists, long.slice(i, 8)) for i in (0, 1)],
-    ):
-        one, other = (pa.RecordBatch.from_arrays([each], ["column"]) for each in parts)
-        assert one != other
-        assert where(one) != where(other)
-        assert where(one) == where(pa.RecordBatch.from_arrays(one.columns, ["column"]))
-
-
-def test_tables_of_pandas_and_dictionaries_come_back_as_they_were(tmp_path: Path) -> None:
-    """What a schema says beside its types comes back, and dictionaries of several batches go into one file."""
-    made = Range(tmp_path)
-    for at in range(3):
-        words = pa.array([f"w{at}", "x"]).dictionary_encode()
-        new = pa.table({"w": words}, metadata={"who": f"batch {at}"})
-        made.batch(f"{at}", lambda state, new=new: new if state is None else pa.concat_tables([new, state]))
-        assert made.state is not None
-        assert made.state.schema.metadata == {b"who": f"batch {at}".encode()}
-        assert made.state.column("w").to_pylist() == [w for i in range(at, -1, -1) for w in (f"w{i}", "x")]
 
 
 def test_the_state_of_an_older_release_goes_on(tmp_path: Path) -> None:

@@ -1,9 +1,8 @@
-"""Leases and tasks over a journal in memory: crashes at each point, fail-over, resets, waiting, and whose fault it is."""
+"""Leases and tasks over a journal in memory: versions, intervals, waiting, bounds, and whose fault it is."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Any
 
@@ -15,17 +14,15 @@ from lowwater_authority.core.tasks import NewTask, TaskGrant, TaskGroup, TaskKey
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine import task_master
 from lowwater_authority.engine.admission import Gate
-from lowwater_authority.engine.rounds import Round
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.engine.task_master import TaskMaster
-from tests.kit.faults import FaultPlan, Operation, Outcome
+from tests.kit.faults import FaultPlan
 from tests.kit.memory_journal import MemoryDisk
-from tests.kit.shards import Deployment, turns
+from tests.kit.shards import turns
 from tests.kit.times import DAY, HOUR, MAX, SECOND
 from tests.property import task_switches
 from tests.property.core_driver import Driver
 from tests.property.switches import off
-from tests.unit.test_shard import Gate as Held
 from tests.unit.test_shard import Running
 
 nonces = count(1)
@@ -82,151 +79,7 @@ async def begun(disk: MemoryDisk, faults: FaultPlan | None = None) -> tuple[Runn
     return running, Master(running.shard)
 
 
-# -- rule 2: durable before visible ------------------------------------------------------------------------
-
-
-async def durable_before_answered(disk: MemoryDisk, made: type[Shard]) -> None:
-    """Each step is in the log before its caller hears of it."""
-    gate = Held()
-    running, master = await begun(disk, gate)
-    await master.manual("repairs", "n1", "n2")
-    running.shard.__class__ = made
-
-    async def answered(step: Callable[[], Awaitable[Any]]) -> Any:
-        gate.open.clear()
-        gate.reached.clear()
-        done = asyncio.ensure_future(step())
-        await gate.reached.wait()
-        await turns()
-        early = done.done()
-        gate.open.set()
-        result = await done
-        assert not early, "it is answered before it is durable"
-        return result
-
-    try:
-        lease = await answered(master.lease)
-        await answered(lambda: master.release("a", lease))
-        lease = await answered(master.lease)
-        await answered(lambda: master.end(lease, task("n3")))
-        await answered(lambda: master.create("a", "repairs", [task("n4")], 0))
-    finally:
-        await running.stop()
-
-
-class AnswersFirst(Shard):
-    """Rule 2 switched off: the record is on its way when its callers are answered."""
-
-    async def append(self, round_: Round) -> None:
-        self.behind = asyncio.ensure_future(super().append(round_))
-        await asyncio.sleep(0)
-
-
-async def test_rule2_a_step_of_a_task_is_durable_before_it_is_answered(disk: MemoryDisk) -> None:
-    await durable_before_answered(disk, Shard)
-
-
-@off(2)
-async def test_rule2_a_step_of_a_task_off(disk: MemoryDisk) -> None:
-    await durable_before_answered(disk, AnswersFirst)
-
-
-class Dies(FaultPlan):
-    """Kills the machine at the next append: before it touches the disk, or behind that and before it is acknowledged."""
-
-    def __init__(self, disk: MemoryDisk) -> None:
-        super().__init__()
-        self._disk = disk
-        self.at = ""
-        self.dead = asyncio.Event()
-
-    async def before(self, operation: Operation) -> Outcome:
-        if self.at == "before" and operation.name == "append":
-            await self._die()
-        return await super().before(operation)
-
-    async def after(self, operation: Operation) -> None:
-        if self.at == "after" and operation.name == "append":
-            await self._die()
-
-    async def _die(self) -> None:
-        self._disk.crash()
-        self.dead.set()
-        await asyncio.Event().wait()
-
-
-@pytest.mark.parametrize("step", ["create", "take", "release", "commit"])
-@pytest.mark.parametrize("at", ["before", "after"])
-async def test_rule8_a_crash_around_the_append_leaves_a_step_whole_and_repeatable(
-    disk: MemoryDisk, at: str, step: str
-) -> None:
-    """After a crash at this point of this step it is there as a whole or not at all, and a repeat of it gets the answer that was lost."""
-    faults = Dies(disk)
-    running, master = await begun(disk, faults)
-    await master.manual("repairs", "n1")
-    await master.manual("checks")
-    nonce = b"n" * 16
-    lease = None if step in ("create", "take") else await master.lease()
-
-    def call(master: Master) -> Awaitable[Any]:
-        match step:
-            case "create":
-                return master.create("a", "repairs", [task("n2"), task("n3")], 0)
-            case "take":
-                return master.get(nonce=nonce)
-            case "release":
-                assert lease is not None
-                return master.release("a", lease)
-            case _:
-                assert lease is not None
-                return master.end(lease, NewTask(TaskKey(HOUR, "after"), b"", "checks"), task("again"))
-
-    before = await master.shown(), await master.shown("checks")
-    faults.at = at
-    lost = asyncio.ensure_future(call(master))
-    await faults.dead.wait()
-    assert not lost.done()
-    running.task.cancel()
-    lost.cancel()
-
-    running, master = await begun(disk)
-    found = await master.shown(), await master.shown("checks")
-    first = await call(master)
-    after = await master.shown(), await master.shown("checks")
-    assert found == (before if at == "before" else after)
-    assert (first, after) == (await call(master), (await master.shown(), await master.shown("checks"))), "a repeat"
-    whole = {
-        "create": ([(1, "n1", "READY", 1), (1, "n2", "READY", 1), (1, "n3", "READY", 1)], []),
-        "take": ([(1, "n1", "LEASED", 2)], []),
-        "release": ([(1, "n1", "READY", 3)], []),
-        "commit": ([(1, "again", "READY", 1), (1, "n1", "DONE", 2)], [(1, "after", "READY", 1)]),
-    }
-    assert after == whole[step]
-    await running.stop()
-
-
-@pytest.mark.parametrize("outcome", [Outcome.WRITTEN, Outcome.LOST, Outcome.FAILED])
-async def test_an_append_of_unknown_outcome_is_one_step(disk: MemoryDisk, outcome: Outcome) -> None:
-    """The store does not say whether it has written: then it is asked again until it does; or it has surely not."""
-    faults = FaultPlan()
-    running, master = await begun(disk, faults)
-    await master.manual("repairs", "n1")
-    lease = await master.lease()
-    faults.then(outcome)
-    if outcome is Outcome.FAILED:
-        with pytest.raises(errors.JournalFailed):
-            await master.end(lease, task("n2"))
-        assert await master.shown() == [(1, "n1", "LEASED", 2)]
-    await master.end(lease, task("n2"))
-    assert await master.shown() == [(1, "n1", "DONE", 2), (1, "n2", "READY", 1)]
-    await running.stop()
-
-
-# -- no clock judges, versions do --------------------------------------------------------------------------
-
-
 async def test_rule4_a_zombie_is_refused_by_its_version(disk: MemoryDisk) -> None:
-    """A lease has run out and another worker has the task: the first one's commit is refused, whenever it comes, and the other's counts."""
     running, master = await begun(disk)
     await master.manual("repairs", "n1")
     old = await master.lease(worker="zombie")
@@ -278,9 +131,6 @@ async def test_rule9_a_repeated_commit_may_not_say_something_else(disk: MemoryDi
     await running.stop()
 
 
-# -- intervals ---------------------------------------------------------------------------------------------
-
-
 async def test_a_task_is_there_as_soon_as_the_watermark_says_so_and_once(disk: MemoryDisk) -> None:
     running, master = await begun(disk)
     grant = await running.claim()
@@ -310,44 +160,6 @@ async def test_a_task_is_there_as_soon_as_the_watermark_says_so_and_once(disk: M
     await running.stop()
 
 
-async def test_rule9_a_new_incarnation_makes_its_own_tasks_and_the_old_ones_end(disk: MemoryDisk) -> None:
-    running, master = await begun(disk)
-    await running.report(await running.claim(), 24)
-    await master.daily()
-    await master.manual("repairs", "n1")
-    old, other = await master.lease("daily"), await master.lease()
-    await running.shard.reset("a")
-    for lease in (old, other):
-        with pytest.raises(errors.IncarnationChanged, match="of the incarnation 1"):
-            await master.end(lease)
-    assert (await master.shown("daily"), await master.shown()) == ([], [])
-    with pytest.raises(errors.IncarnationChanged):
-        await master.create("a", "repairs", [task("n1")], 1)
-    await running.report(await running.claim(), 24)
-    assert await master.shown("daily") == [(0, "", "READY", 1)]
-    disk.crash()
-    running, master = await begun(disk)
-    assert await master.shown("daily") == [(0, "", "READY", 1)]
-    new = await master.lease("daily")
-    assert (old.key, old.version, old.incarnation + 1) == (new.key, new.version, new.incarnation)
-    with pytest.raises(errors.IncarnationChanged):
-        await master.end(old)
-    await master.end(new)
-    await running.stop()
-
-
-async def test_what_is_dropped_takes_its_groups_along(disk: MemoryDisk) -> None:
-    running, master = await begun(disk)
-    await master.manual("repairs", "n1")
-    lease = await master.lease()
-    await running.shard.drop("a", force=True)
-    await running.shard.register(Spec("a"))
-    with pytest.raises(errors.IncarnationChanged):
-        await master.end(lease)
-    assert await master.groups("a") == (2, [])
-    await running.stop()
-
-
 async def test_a_guess_has_no_intervals(disk: MemoryDisk) -> None:
     running, master = await begun(disk)
     await running.shard.register(Spec("guess", estimated=True))
@@ -358,7 +170,6 @@ async def test_a_guess_has_no_intervals(disk: MemoryDisk) -> None:
 
 
 async def test_what_has_intervals_becomes_no_guess(disk: MemoryDisk) -> None:
-    """Nobody has claimed it yet, and so its registration may change otherwise."""
     running, master = await begun(disk)
     await master.daily()
     with pytest.raises(errors.RegistrationConflict, match="as exact"):
@@ -366,24 +177,6 @@ async def test_what_has_intervals_becomes_no_guess(disk: MemoryDisk) -> None:
     await running.shard.register(Spec("b"))
     await master.create_group("b", TaskGroup("repairs"))
     assert (await running.shard.register(Spec("b", estimated=True))).estimated
-    await running.stop()
-
-
-# -- waiting -----------------------------------------------------------------------------------------------
-
-
-async def test_who_waits_gets_the_task_as_soon_as_it_is_durable(disk: MemoryDisk) -> None:
-    running, master = await begun(disk)
-    grant = await running.claim()
-    await master.daily()
-    waiting = asyncio.ensure_future(master.get("daily", wait=60.0))
-    await turns()
-    assert not waiting.done()
-    await running.report(grant, 24)
-    taken = await asyncio.wait_for(waiting, 30)
-    assert taken is not None
-    assert taken.lease.key.at == 0
-    assert master.waiting.inside == 0
     await running.stop()
 
 
@@ -417,30 +210,7 @@ async def test_a_task_wakes_as_many_as_it_has_work_for(disk: MemoryDisk, monkeyp
     await running.stop()
 
 
-async def test_who_was_told_and_leaves_tells_another_one(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_master, "LOOK_AGAIN_SECONDS", 3600.0)
-    running, master = await begun(disk)
-    await master.manual()
-    leaving = asyncio.Event()
-    first = asyncio.ensure_future(master.take("a", "repairs", "w", b"1" * 16, wait=3600.0, leaving=leaving))
-    await turns()
-    second = asyncio.ensure_future(master.get(wait=3600.0))
-    await turns()
-    tell = running.shard.on_published
-
-    def told(names: Any) -> None:
-        tell(names)
-        leaving.set()
-
-    running.shard.on_published = told
-    await master.create("a", "repairs", [task("n1")], 0)
-    assert await asyncio.wait_for(first, 30) is None
-    assert await asyncio.wait_for(second, 30) is not None
-    await running.stop()
-
-
 async def test_nobody_comes_and_those_who_wait_are_bounded(disk: MemoryDisk) -> None:
-    """Rule 7: one more than may wait is told to come again; who leaves makes room."""
     running, master = await begun(disk)
     await master.manual()
     waiting = [asyncio.ensure_future(master.get(wait=3600.0)) for _ in range(2)]
@@ -458,55 +228,6 @@ async def test_nobody_comes_and_those_who_wait_are_bounded(disk: MemoryDisk) -> 
     await master.create("a", "repairs", [task("n1")], 0)
     assert await asyncio.wait_for(waiting[1], 30) is not None
     await running.stop()
-
-
-# -- fail-over ---------------------------------------------------------------------------------------------
-
-
-async def test_a_lease_outlives_its_shard_and_has_its_full_time_again(deployment: Deployment) -> None:
-    one = await deployment.start("one:1")
-    await one.shard.register(Spec("a"))
-    master = Master(one.shard)
-    await master.manual("repairs", "n1", "n2")
-    first, second = await master.lease(), await master.lease()
-    deployment.clock.now += 59.0
-    await one.stop()
-    other = await deployment.start("other:1")
-    await deployment.settle(other, seconds=3.0)
-    assert deployment.owner("a") is other
-    successor = Master(other.shard)
-    assert await successor.get() is None
-    deployment.clock.now += 59.0
-    assert await successor.get() is None, "nobody knows how long the shard before had waited"
-    await successor.end(first)
-    deployment.clock.now += 2.0
-    third = await successor.lease()
-    assert (third.key, third.version, third.epoch > second.epoch) == (second.key, second.version + 2, True)
-    with pytest.raises(errors.StaleLease):
-        await successor.end(second)
-
-
-async def test_rule4_a_shard_that_was_replaced_hands_out_and_takes_nothing(deployment: Deployment) -> None:
-    """It does not know: the store says so, also where there is nothing to write."""
-    one = await deployment.start("one:1")
-    await one.shard.register(Spec("a"))
-    master = Master(one.shard)
-    await master.manual("repairs", "n1", "n2")
-    lease = await master.lease()
-    other = await deployment.start("other:1")
-    thief = other.journal
-    await thief.take("a", view=10**18)
-    for call in (
-        master.get(nonce=lease.nonce),  # a repeat, which changes nothing
-        master.renew("a", lease),
-    ):
-        with pytest.raises((errors.Moved, errors.Unavailable)):
-            await call
-    with pytest.raises((errors.Moved, errors.Unavailable)):
-        await master.end(lease)
-
-
-# -- whose fault it is ---------------------------------------------------------------------------------------
 
 
 async def many_tasks(disk: MemoryDisk) -> None:
@@ -629,27 +350,6 @@ async def test_a_refused_request_leaves_its_neighbours_in_the_round(disk: Memory
     assert reasons == ["STALE_LEASE", "UNKNOWN_GROUP", "INVALID_ARGUMENT", None, None]
     assert await master.shown() == [(1, "n1", "DONE", 2), (1, "n3", "READY", 1)]
     await running.stop()
-
-
-async def test_a_damaged_log_stops_no_tasks_of_others(deployment: Deployment) -> None:
-    one = await deployment.start("one:1")
-    for name in ("a", "b"):
-        await one.shard.register(Spec(name))
-    master = Master(one.shard)
-    await master.manual("repairs", "n1")
-    await master.create_group("b", TaskGroup("repairs"))
-    await one.stop()
-    records = deployment.disk.logs["b"].records
-    records[max(records)] = records[max(records)][:-1]
-    other = await deployment.start("other:1")
-    await deployment.settle(other, seconds=3.0)
-    successor = Master(other.shard)
-    await successor.end(await successor.lease())
-    assert not other.shard.serves("b")
-    await other.stop()
-
-
-# -- rule 10 -----------------------------------------------------------------------------------------------
 
 
 def strong_steps(driver: Driver) -> None:

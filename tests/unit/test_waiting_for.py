@@ -10,7 +10,7 @@ import pytest
 from lowwater._core import checks, wire
 from lowwater._core.columns import Column
 from lowwater._core.fold import Fold
-from lowwater._core.lease import GroupState, LeaseState, Report
+from lowwater._core.lease import LeaseState, Report
 from lowwater._pb.lowwater.v1 import workers_pb2
 from lowwater.views import NO_REMARKS, Remarks
 from lowwater.watermark import MAX
@@ -23,9 +23,9 @@ FILE = "/in/daily.json (written again after it was read)"
 REMARKS = Remarks(holdback_micros=3_600_000_000, ended=True, failure="[STATE_STORE] no", untimed_rows=3)
 
 
-def says(driver: Driver, sequencer: int, text: str, number: int, micros: int = SECOND) -> list[str]:
+def says(driver: Driver, sequencer: int, text: str, number: int) -> list[str]:
     """Report one value of all ranges, and what is waited for; returns the reasons of what was refused."""
-    report = GroupReport(sequencer, column([micros]), waiting_for=text)
+    report = GroupReport(sequencer, column([SECOND]), waiting_for=text)
     refused = driver.core.report(report, sender=b"s", number=(1, number), required=NO_FOLD, now=driver.now)
     driver.settle()
     return [refusal.reason for refusal in refused]
@@ -68,14 +68,6 @@ def test_it_goes_with_its_worker() -> None:
         assert set(shown(d)) == {""}, number
 
 
-def test_an_older_report_does_not_bring_it_back() -> None:
-    d = Driver()
-    owner = d.claim(b"", b"").sequencer
-    says(d, owner, "", 2)
-    assert says(d, owner, FILE, 1) == ["OLD_STREAM"]
-    assert shown(d) == [""]
-
-
 def test_it_is_in_no_record_and_moves_no_watermark() -> None:
     plain, told = Driver(), Driver()
     for driver, text in ((plain, ""), (told, FILE)):
@@ -94,11 +86,6 @@ def lease_of(count: int) -> LeaseState:
     return LeaseState("c", 7, Column(count, 0), reference=0)
 
 
-def staged(lease: LeaseState, text: str) -> GroupState | None:
-    lease.advance(Fold(10, (), 1, (1,)), MAX, waiting_for=text, now=0.0)
-    return lease.take()
-
-
 def test_remarks_reach_the_reader_of_the_watermark_and_go_with_their_worker() -> None:
     lease, driver = lease_of(1), Driver()
     owner = driver.claim(b"", b"").sequencer
@@ -112,6 +99,11 @@ def test_remarks_reach_the_reader_of_the_watermark_and_go_with_their_worker() ->
         driver.settle()
         [held], _ = driver.core.map.all_ranges(10)
         assert wire.range_view(codec.key_range_message(held)).remarks == remarks
+    for text in (FILE, ""):
+        lease.advance(Fold(10, (), 0, ()), MAX, waiting_for=text, now=0.0)
+        alone = lease.take()
+        assert alone is not None, "so is what is waited for"
+        assert alone.waiting_for == text
     driver.core.report(
         GroupReport(owner, column([10]), remarks=REMARKS), sender=b"s", number=(1, 9), required=NO_FOLD, now=driver.now
     )
@@ -133,35 +125,6 @@ def test_no_password_is_taken_over(user: str) -> None:
     assert shown.remarks == Remarks(failure="jdbc://***@db/in does not answer; token: ***", untimed_rows=3)
 
 
-def test_a_text_without_its_password_is_no_longer_than_the_root_takes() -> None:
-    told = workers_pb2.GroupReport(waiting_for="a://:p@ " * 25)
-    told.remarks.failure = "sig=a " * 33
-    shown = codec.group(told)
-    told.waiting_for, told.remarks.failure = shown.waiting_for, shown.remarks.failure
-    codec.group(told)
-
-
-def test_it_alone_is_sent_with_one_range_and_repeated_until_it_is_over() -> None:
-    lease = lease_of(1_000)
-    assert staged(lease, "") is not None
-    group = staged(lease, FILE)
-    assert group is not None
-    assert (group.waiting_for, group.count) == (FILE, 1)
-    [sent] = wire.report_request(Report(1, (group,))).report.groups
-    assert sent.waiting_for == FILE
-    assert staged(lease, FILE) is None, "the authority knows"
-    beat = lease.beat()
-    assert beat is not None
-    assert beat.waiting_for == FILE
-    lease.reconnect()
-    again = lease.take()
-    assert again is not None
-    assert again.waiting_for == FILE, "another authority has never heard of it"
-    over = staged(lease, "")
-    assert over is not None
-    assert (over.waiting_for, over.count) == ("", 1)
-
-
 @pytest.mark.parametrize(
     "name", ["a" * 300, "\N{LATIN SMALL LETTER U WITH DIAERESIS}" * 300, "\n" * 300, "\udcff" * 300]
 )
@@ -174,8 +137,9 @@ def test_what_a_stage_waits_for_is_always_taken(name: str, others: int) -> None:
     assert len(said.encode()) > 190, "no more is left out than has to be"
 
 
-def test_of_long_paths_the_end_is_shown_and_all_of_the_reason() -> None:
-    said = in_short(
-        [f"/data{'/x' * 40}/in is another directory: mount its volume, or delete /data{'/y' * 40}/ck/roots.json"]
-    )
-    assert said == ".../x/in is another directory: mount its volume, or delete .../ck/roots.json"
+def test_a_text_without_its_password_is_no_longer_than_the_root_takes() -> None:
+    told = workers_pb2.GroupReport(waiting_for="a://:p@ " * 25)
+    told.remarks.failure = "sig=a " * 33
+    shown = codec.group(told)
+    told.waiting_for, told.remarks.failure = shown.waiting_for, shown.remarks.failure
+    codec.group(told)

@@ -13,7 +13,6 @@ from lowwater_authority.engine.shard import Shard
 from lowwater_authority.engine.writes import StoreState
 from lowwater_authority.journal import SqliteJournal
 from lowwater_authority.ops.observer import Observer
-from tests.kit.faults import FaultPlan, Outcome
 from tests.kit.memory_journal import MemoryDisk
 from tests.kit.times import HOUR
 from tests.unit.test_shard import Running
@@ -67,38 +66,4 @@ async def test_a_full_disk_is_a_line_with_path_and_fix_and_a_line_when_it_is_ove
     await one.claim("a")
     assert told(caplog, "journal_back") == [{"event": "journal_back", "refused": 20, "level": logging.INFO}]
     assert states == [StoreState.REFUSES, StoreState.TAKES]
-    await one.stop()
-
-
-async def test_a_store_that_takes_every_second_write_does_not_flood_the_log(
-    disk: MemoryDisk, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    plan = FaultPlan()
-    one = await Running(disk, plan).start()
-    await one.shard.register(Spec("a"))
-    grant = await one.claim()
-    caplog.clear()
-    for hour in range(10):
-        plan.then(Outcome.FAILED)
-        with pytest.raises(errors.JournalFailed):
-            await one.report(grant, hour)
-        await one.report(grant, hour)
-    assert [each["event"] for each in told(caplog, "journal_refused", "journal_back")] == [
-        "journal_refused",
-        "journal_back",
-    ]
-    await one.stop()
-
-
-async def test_a_write_of_unknown_outcome_is_a_store_that_does_not_answer(disk: MemoryDisk) -> None:
-    plan = FaultPlan()
-    one = await Running(disk, plan).start()
-    states: list[StoreState] = []
-    one.shard.writes.on_change.append(states.append)
-    await one.shard.register(Spec("a"))
-    assert states == []
-    plan.then(Outcome.LOST)
-    await one.claim()
-    assert states == [StoreState.SILENT, StoreState.TAKES]
     await one.stop()

@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lowwater import errors
+from lowwater._core.file_settings import FileSettings
 
 __all__ = ["Adoption", "Position", "Token"]
 
@@ -86,7 +87,8 @@ class Token:
         agent: ``lowwater region --listen``: HOST:PORT, https://HOST:PORT where it has a certificate, or unix:PATH; by default LOWWATER_REGION, else
             127.0.0.1:7440.
         timeout: Seconds for an answer.
-        token: What the agent wants to be presented; by default the first of LOWWATER_REGION_TOKEN.
+        token: What the agent wants to be presented; by default the first of the file that LOWWATER_REGION_TOKEN_FILE names, which is
+            read for every call, or of LOWWATER_REGION_TOKEN. Raises OSError for a file that cannot be read here.
         ca: File of certificates to trust the agent by; by default LOWWATER_REGION_CA, else those of the system.
     """
 
@@ -102,7 +104,10 @@ class Token:
         self.reference = reference
         self.agent: str = agent or os.environ.get("LOWWATER_REGION") or DEFAULT_AGENT
         self.timeout = timeout
-        self._token = token or os.environ.get("LOWWATER_REGION_TOKEN", "").partition(",")[0].strip()
+        file = "" if token else os.environ.get("LOWWATER_REGION_TOKEN_FILE", "")
+        self._settings = FileSettings(
+            "localhost", token=token or os.environ.get("LOWWATER_REGION_TOKEN"), token_file=file
+        ).read()
         self._ca = ca or os.environ.get("LOWWATER_REGION_CA") or None
 
     def read(self, *, fresh: bool = False) -> Adoption:
@@ -164,8 +169,8 @@ class Token:
     def _ask(self, path: str, **body: Any) -> dict[str, Any]:
         data = json.dumps({"reference": self.reference, **body}).encode() if body else None
         headers = {"Content-Type": "application/json"} if body else {}
-        if self._token:
-            headers["Authorization"] = f"Bearer {self._token}"
+        for _, token in self._settings.metadata:
+            headers["Authorization"] = token.partition(",")[0].strip()
         try:
             # Not by a proxy: it is on this machine, or in this region.
             with contextlib.closing(self._connection()) as connection:

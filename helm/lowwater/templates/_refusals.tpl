@@ -34,12 +34,12 @@
 {{- fail "with access the sidecar needs a token: set sidecar.tokenSecret.name, a Secret with the token of a principal that may report for its queries and read what they read" -}}
 {{- end -}}
 {{- range .Values.sidecar.extraEnv -}}
-{{- if has .name (list "HOME" "LOWWATER_ADDRESS" "LOWWATER_CA" "LOWWATER_CERT" "LOWWATER_KEY" "LOWWATER_TOKEN") -}}
+{{- if has .name (list "HOME" "LOWWATER_ADDRESS" "LOWWATER_CA" "LOWWATER_CERT" "LOWWATER_KEY" "LOWWATER_TOKEN" "LOWWATER_TOKEN_FILE") -}}
 {{- fail (printf "sidecar.extraEnv has %s, which the chart sets itself: use the values tls and sidecar.tokenSecret" .name) -}}
 {{- end -}}
 {{- end -}}
 {{- range .Values.sidecar.extraVolumes -}}
-{{- if has .name (list "tmp" "state" "queries" "tls") -}}
+{{- if has .name (list "tmp" "state" "queries" "tls" "token") -}}
 {{- fail (printf "sidecar.extraVolumes has %s, which is a volume of the chart: give it another name" .name) -}}
 {{- end -}}
 {{- end -}}

@@ -19,13 +19,13 @@ __all__ = ["SparkSettings", "connection"]
 
 _CONF: Final = "spark.lowwater."
 
-_FILES: Final = ("ca", "key", "certificate")
+_FILES: Final = ("ca", "key", "certificate", "tokenFile")
 """The settings that name files."""
 
 
 @dataclass(frozen=True, slots=True)
 class SparkSettings(FileSettings):
-    """Settings whose certificates are files that every machine of the application has. Pickled, it loses what stands in them.
+    """Settings whose certificates, and maybe token, are files that every machine of the application has. Pickled, it loses what stands in them.
 
     A file is named by its absolute path, the same everywhere (a mounted secret), or by the bare name under which ``spark.files``
     ships it.
@@ -51,7 +51,8 @@ class SparkSettings(FileSettings):
         return Path(SparkFiles.get(named))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        bare = replace(self, root_certificates=None, private_key=None, certificate_chain=None)
+        token = None if self.token_file else self.token
+        bare = replace(self, token=token, root_certificates=None, private_key=None, certificate_chain=None)
         return SparkSettings, tuple(getattr(bare, field.name) for field in fields(bare) if field.init)
 
 
@@ -59,7 +60,7 @@ def connection(conf: Callable[[str], str | None], address: str | None = None) ->
     """Return how to reach the authority. ``conf`` returns a setting of the session by its whole name.
 
     The address is the one given, else ``spark.lowwater.address``, else ``LOWWATER_ADDRESS``, else ``localhost:7420``. Raises ValueError
-    for settings that mean nothing, InvalidArgument when a certificate cannot be read in this process.
+    for settings that mean nothing, InvalidArgument when a file cannot be read in this process.
     """
 
     def setting(name: str) -> str:
@@ -86,4 +87,5 @@ def connection(conf: Callable[[str], str | None], address: str | None = None) ->
         ca=files["ca"],
         key=files["key"],
         certificate=files["certificate"],
+        token_file=files["tokenFile"],
     ).read()

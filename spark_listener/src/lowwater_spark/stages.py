@@ -43,6 +43,7 @@ from lowwater_spark.track.plan import (
     check_output_mode,
     check_plan,
     check_session,
+    check_windows,
     is_file_format,
     local_directory,
 )
@@ -105,7 +106,8 @@ def stage(
             the watermark is floored to the start of the window, since a row at 14:25 opens the one of 14:00. The windows
             must be tumbling ones that start at whole multiples of the length since 1970 in UTC, as Spark's do without
             ``startTime``: for sliding or shifted windows, sessions and days of a local time zone the floor would be too high.
-            ``batch.stateful`` raises ValueError when a range holds a stamp below it; what is written without state is not checked.
+            ``batch.stateful`` raises ValueError when a range holds a stamp below it. Of what is written without state a ``window()``
+            of another kind is refused; whatever else makes an older stamp, such as ``date_trunc``, is not checked.
         retention: For a query with Spark's own stateful operators and ``withWatermark``: how far below Spark's watermark what they
             still hold can be stamped when it comes out. Nothing has to be declared where the plan says it: ``stamp`` is the start or
             end of a window, the end of a session, the event time by which rows are grouped, an event time of a join that is bounded
@@ -373,6 +375,7 @@ class Stage:
         if checked.retention is None:
             for stage in stamped:
                 check_arriving(frame, stage.keyed.event_time)
+                check_windows(frame, stage.keyed.window)
         check_output_mode(checked, asked.output_mode, function=True)
         _check_columns(frame, self.keyed)
         self._warn_of_windows(frame, checked)
@@ -476,6 +479,7 @@ class Stage:
         checked = check_plan(frame.sparkSession, frame, retention=self.retention, event_time=self.keyed.event_time)
         if checked.retention is None:
             check_arriving(frame, self.keyed.event_time)
+            check_windows(frame, self.keyed.window)
         check_output_mode(checked, asked.output_mode)
         _check_columns(frame, self.keyed)
         self._warn_of_windows(frame, checked)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from tests.simulation.kernel.server import Handling, SimServer
 
 SWAP_SECONDS: Final = 0.2
-"""How long a message to be swapped waits for the next one."""
 
 LOST_SECONDS: Final = 5.0
 """How long a stream lives on when it has lost a message: no transport may lose any and go on for ever."""
@@ -30,8 +29,6 @@ LOST_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method as a stub knows it."""
-
     path: str
     serialize: Callable[[Any], bytes]
     deserialize: Callable[[bytes], Any]
@@ -40,7 +37,6 @@ class Method:
 
     @property
     def hostile(self) -> bool:
-        """Whether single requests of its stream may be lost, doubled and swapped."""
         return self.path.endswith("/Report")
 
 
@@ -63,15 +59,11 @@ class Call(ABC):
         self.method = method
         self.metadata = metadata
         self.waits = waits
-        """Whether it waits for a server to be reachable."""
         self.number = self.network.number_call()
         self.status: Status | None = None
-        """How it ended, as the client knows."""
         self.severed = False
-        """Whether nothing gets through in either direction any more."""
         self.connection: Connection | None = None
         self.handlings: dict[Handling, None] = {}
-        """Its handlers that run; two when the request was repeated."""
         self.lingers = 0.0
         """Seconds that a server goes on with a late request, or a late stream, before it learns that the client is gone."""
         self.deadline = None if timeout is None else self.sim.now + timeout
@@ -124,7 +116,6 @@ class Call(ABC):
     # -- its life --------------------------------------------------------------------------------------------------
 
     def connected(self, connection: Connection) -> None:
-        """Send what is to be sent. Runs in the client's process."""
         if self.done() or not self.client.alive:
             return
         self.connection = connection
@@ -134,19 +125,15 @@ class Call(ABC):
         self._begin(connection.server)
 
     def refuse(self, why: str) -> None:
-        """There is no connection."""
         self._finish(Status(grpc.StatusCode.UNAVAILABLE, why))
 
     def broken(self, why: str) -> None:
-        """The client learns that the connection broke."""
         self._finish(Status(grpc.StatusCode.UNAVAILABLE, why))
 
     def sever(self) -> None:
-        """Let nothing through any more; the two sides learn it later."""
         self.severed = True
 
     def abandon(self) -> None:
-        """The server learns that the client is not there any more."""
         for handling in list(self.handlings):
             handling.cancel()
 
@@ -160,7 +147,6 @@ class Call(ABC):
         """Send the request, or the head of a stream."""
 
     def _end_locally(self, status: Status) -> None:
-        """The client gives up, and the server hears of it."""
         if self.status is None:
             self._finish(status)
             if self.connection is not None:
@@ -185,7 +171,6 @@ class Call(ABC):
         self.network.tap(self.client, peer, path, "request", self.number, message)
 
     def tap_response(self, server: Process, message: Any, payload: bytes) -> None:
-        """Show a response at the moment it is sent."""
         self.sim.trace("response", call=self.number, server=str(server), sum=crc32(payload))
         self.network.tap(server, self.client, self.method.path, "response", self.number, message)
 
@@ -241,7 +226,6 @@ class UnaryCall(Call):
         self._arrive(None)
 
     def _arrive(self, meant: SimServer | None) -> None:
-        """The request is there, or its copy: that goes to whoever listens now."""
         server = self.network.listener(self.client, self.channel.address, sent=meant is None)
         if server is not None and meant in (None, server):
             server.accept(self, self._payload)
@@ -249,7 +233,6 @@ class UnaryCall(Call):
             self.reply(meant.process, STOPPING)
 
     def reply(self, server: Process, status: Status, message: Any = None, payload: bytes | None = None) -> None:
-        """Send the status, and the response as it is and as bytes, back."""
         if payload is not None:
             self.tap_response(server, message, payload)
         network = self.network
@@ -265,8 +248,6 @@ class UnaryCall(Call):
 
 
 class StreamCall(Call):
-    """Many responses to one request, or to a stream of them."""
-
     def __init__(
         self, channel: SimChannel, method: Method, request: Any, timeout: float | None, metadata: Any, waits: bool
     ) -> None:
@@ -296,7 +277,6 @@ class StreamCall(Call):
         await self._raise_unless_ok()
 
     async def read(self) -> Any:
-        """Take one response; ``grpc.aio.EOF`` behind the last."""
         payload = await self._read()
         if payload is not None:
             return self.method.deserialize(payload)
@@ -382,13 +362,11 @@ class StreamCall(Call):
     # -- its life --------------------------------------------------------------------------------------------------
 
     def lost_with_stream(self) -> bool:
-        """Whether the message that is about to be sent is lost, and with it the stream."""
         if not self.severed and self.network.fate("broken stream", self.network.weather.p_break):
             self._reset()
         return self.severed
 
     def _reset(self) -> None:
-        """Break the stream; both sides learn it a little later."""
         self.sever()
         for learn in (lambda: self.broken("the stream was reset"), self.abandon):
             self.sim.loop.call_later(self.network.latency(), learn, context=KERNEL)

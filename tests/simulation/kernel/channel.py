@@ -19,8 +19,6 @@ CONNECT_SECONDS: Final = 20.0
 
 
 class MultiCallable:
-    """A method of a stub."""
-
     def __init__(self, channel: SimChannel, method: Method) -> None:
         self._channel = channel
         self._method = method
@@ -51,8 +49,6 @@ class SimChannel:
         self._connecting = False
         self._closed = False
 
-    # -- what stubs and clients use --------------------------------------------------------------------------------
-
     def unary_unary(self, path: str, **options: Any) -> MultiCallable:
         return self._method(path, options, request_streaming=False, response_streaming=False)
 
@@ -67,7 +63,6 @@ class SimChannel:
         return MultiCallable(self, Method(path, serialize, options["response_deserializer"], **streaming))
 
     async def close(self, grace: float | None = None) -> None:
-        """End every call at once: whoever awaits one gets a CancelledError, as from gRPC."""
         del grace
         self._closed = True
         connection = self._connection
@@ -77,10 +72,7 @@ class SimChannel:
         if connection is not None:
             connection.close("the client closed its channel")
 
-    # -- connecting ------------------------------------------------------------------------------------------------
-
     def begin(self, call: Call) -> Call:
-        """Start a call. Raises UsageError when the channel is closed."""
         if self._closed:
             call.cancel()
             raise grpc.aio.UsageError("Channel is closed.")
@@ -92,7 +84,6 @@ class SimChannel:
         return call
 
     def connect(self) -> None:
-        """Try to connect if a call waits for it. One round trip later it is known whether that works."""
         if self._connecting or not any(not call.done() for call in self._waiting) or not self.process.alive:
             return
         self._connecting = True
@@ -131,6 +122,5 @@ class SimChannel:
             call.refuse(f"failed to connect to {self.address}: timeout")
 
     def disconnected(self, connection: Connection) -> None:
-        """The connection is known to be broken: the next call makes another."""
         if self._connection is connection:
             self._connection = None

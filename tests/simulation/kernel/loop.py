@@ -89,7 +89,6 @@ class SimTask(asyncio.Task[T]):
         return self.number
 
     def describe(self) -> str:
-        """Whose it is, what it runs, and where it waits."""
         at: Any = self.get_coro()
         name = getattr(at, "__qualname__", str(at))
         where = ""
@@ -109,9 +108,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def __init__(self, on_error: Callable[[str, BaseException | None], None]) -> None:
         self.now = 0.0
-        """Virtual seconds since the start."""
         self.callbacks = 0
-        """How many callbacks were run, dropped or kept."""
         self.task_numbers = count(1)
         self._on_error = on_error
         self._ready: deque[Callback] = deque()
@@ -204,7 +201,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 gc.enable()
 
     def abort(self, error: BaseException) -> None:
-        """End :meth:`run` with an error after the present callbacks; the first one counts."""
         self._failure = self._failure or error
 
     def _run(self, main: asyncio.Task[Any], limit: float) -> None:
@@ -240,7 +236,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 gc.collect()
 
     def _advance(self, limit: float) -> None:
-        """Nothing is left to do now: jump to the next timers, and make all of that instant ready."""
         timers = self._timers
         while timers and timers[0][2].dropped:
             heapq.heappop(timers)
@@ -260,7 +255,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 self._ready.append(callback)
 
     def timer_cancelled(self) -> None:
-        """A timer will not be needed: sweep them out before they outnumber the others. O(1) amortized."""
         self._cancelled += 1
         if self._cancelled > 256 and 2 * self._cancelled > len(self._timers):
             self._timers = [timer for timer in self._timers if not timer[2].dropped]
@@ -268,7 +262,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._cancelled = 0
 
     def again(self, callbacks: Iterable[Callback]) -> None:
-        """Put what was kept for a paused process in front of everything that is ready."""
         self._ready.extendleft(reversed([callback for callback in callbacks if not callback.dropped]))
 
     def _stuck(self, reason: str) -> None:
@@ -283,7 +276,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return sorted(tasks, key=lambda task: task.number)
 
     def bury(self, process: Process) -> None:
-        """Keep the coroutines of a dead process: letting go of them would run their ``finally`` blocks. O(tasks)."""
         self._graveyard += [task for task in self._tasks() if task.process is process]
 
     def _generator_begins(self, generator: AsyncGenerator[Any, Any]) -> None:
@@ -299,7 +291,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self.create_task(generator.aclose(), context=process.context.copy() if process else Context())
 
     def _dispose(self) -> None:
-        """Close every coroutine that is left, so that none speaks up when memory is freed. Nothing counts any more."""
         self._closed = True
         closed: set[int] = set()
         while left := [task for task in [*self._graveyard, *self._tasks()] if task.number not in closed]:
@@ -313,7 +304,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
 
 def _close(coro: Any) -> None:
-    """End a suspended coroutine, however much it has to say. One that will not end after this is leaked."""
     for _ in range(10):
         with contextlib.suppress(Exception, asyncio.CancelledError, GeneratorExit):
             coro.close()

@@ -18,13 +18,11 @@ if TYPE_CHECKING:
     from tests.simulation.kernel.simulation import Simulation
 
 FROZEN_SERVER_SECONDS: Final = 11.0
-"""Silence after which a client gives a connection up, by keepalive."""
 
 DOWN_SECONDS: Final = 4.0
 """Longest time for which a link stays down behind a message that is late."""
 
 FROZEN_CLIENT_SECONDS: Final = 30.0
-"""Silence after which the authority's server does so."""
 
 
 @dataclass
@@ -35,22 +33,17 @@ class Weather:
     p_slow: float = 0.0
     slow: tuple[float, float] = (0.1, 3.0)
     p_lose_request: float = 0.0
-    """Of a unary call: its deadline ends it."""
     p_lose_response: float = 0.0
-    """Of a unary call: it took effect."""
     p_repeat_request: float = 0.0
     """Of a unary call: a copy arrives once more, ``slow`` later, at whoever listens there then."""
     p_break: float = 0.0
-    """A message of a stream is lost, and the stream with it."""
     p_late: float = 0.0
     """Of a unary call, and of a message in a stream of requests: its connection breaks at once, and it arrives ``late``."""
     late: tuple[float, float] = (1.0, 30.0)
-    """Seconds between such a message and its arrival."""
     p_report_lost: float = 0.0
     """Of a Report stream's requests but the first: later ones arrive, until the stream breaks some seconds later."""
     p_report_doubled: float = 0.0
     p_report_swapped: float = 0.0
-    """It arrives behind the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +52,10 @@ class Tap:
 
     at: float
     process: Process
-    """Who sends."""
     peer: Process
-    """Who is meant to get it."""
     method: str
-    """For example ``/lowwater.v1.WorkerService/Claim``."""
     direction: str
-    """``request`` or ``response``."""
     call: int
-    """Numbers the call or stream that it belongs to."""
     message: Any
 
 
@@ -91,18 +79,13 @@ class Network:
         self._hopeful: dict[SimChannel, None] = {}
         self._calls = 0
 
-    # -- for the world ---------------------------------------------------------------------------------------------
-
     def channel(self, process: Process, address: str) -> grpc.aio.Channel:
-        """A channel of a process to whoever listens at an address. Connects at its first call."""
         return cast("grpc.aio.Channel", SimChannel(self, process, address))
 
     def server(self, process: Process, address: str) -> grpc.aio.Server:
-        """A server of a process. It listens from ``start`` on."""
         return cast("grpc.aio.Server", SimServer(self, process, address))
 
     def cut(self, process: Process) -> None:
-        """Cut a process, and its successors, off from everything, as client and as server."""
         self.sim.trace("cut", process=process.name)
         self._cuts.add(process.name)
         for connection in list(self.connections):
@@ -110,36 +93,29 @@ class Network:
                 connection.close("the network is cut")
 
     def heal(self, process: Process) -> None:
-        """Undo the cut of a process, if there is one."""
         if process.name in self._cuts:
             self.sim.trace("heal", process=process.name)
             self._cuts.remove(process.name)
             self.changed()
 
     def banish(self, process: Process) -> None:
-        """Take a living process its addresses and connections away: whoever asks there now reaches who listens next."""
         self.sim.trace("banish", process=str(process))
         self.died(process)
 
     def _is_cut(self, client: Process, server: SimServer) -> bool:
         return client.name in self._cuts or server.process.name in self._cuts
 
-    # -- what happens to processes ---------------------------------------------------------------------------------
-
     def died(self, process: Process) -> None:
-        """The operating system closes what a dead process had open."""
         for server in [server for server in self._listeners.values() if server.process is process]:
             self.unlisten(server)
         for connection in self.connections_of(process):
             connection.close("a process died")
 
     def paused(self, process: Process) -> None:
-        """Begin to count the silence of a frozen process."""
         for connection in self.connections_of(process):
             self.watch(connection, process)
 
     def watch(self, connection: Connection, frozen: Process) -> None:
-        """Close a connection by keepalive, unless the frozen process is resumed in time."""
         seconds = FROZEN_SERVER_SECONDS if frozen is connection.server.process else FROZEN_CLIENT_SECONDS
         pauses = frozen.pauses
 
@@ -151,13 +127,9 @@ class Network:
         self.sim.loop.call_later(seconds, silent, context=KERNEL)
 
     def connections_of(self, process: Process) -> list[Connection]:
-        """The open connections of a process."""
         return [c for c in self.connections if c.client is process or c.server.process is process]
 
-    # -- for channels and servers ----------------------------------------------------------------------------------
-
     def listen(self, server: SimServer) -> None:
-        """Let a server have its address. Raises RuntimeError when another one listens there."""
         if server.address in self._listeners:
             raise RuntimeError(f"{self._listeners[server.address].process} listens at {server.address} already")
         self._listeners[server.address] = server
@@ -165,7 +137,6 @@ class Network:
         self.changed()
 
     def unlisten(self, server: SimServer) -> None:
-        """Free the address of a server."""
         if self._listeners.get(server.address) is server:
             del self._listeners[server.address]
 
@@ -194,48 +165,37 @@ class Network:
         self.sim.loop.call_later(min(late, DOWN_SECONDS) * self._random.random(), recover, context=KERNEL)
 
     def hope(self, channel: SimChannel) -> None:
-        """Let a channel try again when anything changes."""
         self._hopeful[channel] = None
 
     def changed(self) -> None:
-        """Somebody may be reachable who was not."""
         hopeful, self._hopeful = self._hopeful, {}
         for channel in hopeful:
             channel.connect()
 
-    # -- the weather -----------------------------------------------------------------------------------------------
-
     def latency(self) -> float:
-        """Draw how long a message takes."""
         if self.chance(self.weather.p_slow):
             return self._random.uniform(*self.weather.slow)
         return self._random.uniform(*self.weather.delay)
 
     def detour(self) -> float:
-        """Draw how much later a copy of a message arrives."""
         return self.latency() + self._random.uniform(*self.weather.slow)
 
     def p_late(self, sender: Process) -> float:
-        """Probability that a message of a process comes late."""
         return max(self.weather.p_late, self.late_senders.get(sender.name, 0.0))
 
     def lateness(self) -> float:
-        """Draw how long a message stays on its way after its connection broke. Short and long delays are equally likely."""
         low, high = self.weather.late
         return float(low * (high / low) ** self._random.random())
 
     def arrived_late(self, message: Any) -> None:
-        """Show a late request to the world at the moment it arrives."""
         self.sim.reach("network: a late request arrived")
         for look in self.late_taps:
             look(message)
 
     def chance(self, probability: float) -> bool:
-        """Draw whether something happens. Draws nothing when it is impossible."""
         return probability > 0 and self._random.random() < probability
 
     def fate(self, point: str, probability: float) -> bool:
-        """As chance, and counts the fault point."""
         if not self.chance(probability):
             return False
         self.sim.reach(f"network: {point}")
@@ -243,12 +203,10 @@ class Network:
         return True
 
     def number_call(self) -> int:
-        """The number of a new call."""
         self._calls += 1
         return self._calls
 
     def tap(self, sender: Process, peer: Process, method: str, direction: str, call: int, message: Any) -> None:
-        """Show a message to the world. What the world raises then ends the simulation."""
         tap = Tap(self.sim.now, sender, peer, method, direction, call, message)
         for look in self.taps:
             try:

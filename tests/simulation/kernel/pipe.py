@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from tests.simulation.kernel.network import Network
 
 KERNEL: Final = Context()
-"""Where the network's own callbacks run: in no process."""
 
 WINDOW: Final = 20
 """Messages that were sent and not read; the sender of one more waits. gRPC counts 64 KiB instead."""
@@ -24,9 +23,7 @@ class Pipe:
 
     def __init__(self, network: Network, label: str, arrived: Callable[[Any], None]) -> None:
         self.severed = False
-        """Whether what is sent from now on goes nowhere."""
         self.ended = False
-        """Whether nothing more arrives."""
         self._network = network
         self._label = label
         self._arrived = arrived
@@ -37,15 +34,11 @@ class Pipe:
         self._due = 0.0
         self._held: bytes | None = None
 
-    # -- the sender ------------------------------------------------------------------------------------------------
-
     def sever(self) -> None:
-        """Let nothing of what is sent from now on through."""
         self.severed = True
         self._wake_writers()
 
     async def room(self) -> None:
-        """Wait until a message may be sent, or goes nowhere."""
         while self._unread >= WINDOW and not self.severed:
             self._network.sim.reach("network: a full stream")
             waiter = self._network.sim.loop.create_future()
@@ -53,36 +46,30 @@ class Pipe:
             await waiter
 
     def push(self, payload: bytes) -> None:
-        """Send a message. The caller has waited for room."""
         self._send(payload)
         self.release()
 
     def push_late(self, payload: bytes, seconds: float) -> None:
-        """Send a message that arrives no sooner than after so many seconds."""
         self.release()
         self._due = max(self._due, self._network.sim.now + seconds)
         self._send(payload)
 
     def hold(self, payload: bytes, seconds: float) -> None:
-        """Send a message behind the next one, or after so many seconds when there is none."""
         self.release()
         self._held = payload
         self._network.sim.loop.call_later(seconds, self.release, context=KERNEL)
 
     def release(self) -> None:
-        """Send what is held."""
         held, self._held = self._held, None
         if held is not None:
             self._send(held)
 
     def finish(self, last: Any) -> None:
-        """Send the end: for requests no more will come, for responses the status."""
         self.release()
         if not self.severed:
             self._schedule(self._finished, last)
 
     def open(self, call: Callable[[], None]) -> None:
-        """Do something at the other side, in order with the messages."""
         self._schedule(lambda _: call(), None)
 
     def _send(self, payload: bytes) -> None:
@@ -96,10 +83,7 @@ class Pipe:
 
     @property
     def due(self) -> float:
-        """When the last of what was sent arrives."""
         return self._due
-
-    # -- the receiver ----------------------------------------------------------------------------------------------
 
     def _arrive(self, payload: bytes) -> None:
         if self.ended:
@@ -115,7 +99,6 @@ class Pipe:
             self._arrived(last)
 
     def end(self, *, keep: bool) -> None:
-        """Nothing arrives any more; what arrived may still be read, if it is to be kept."""
         self.ended = self.severed = True
         if not keep:
             self._buffer.clear()
@@ -123,7 +106,6 @@ class Pipe:
         self._wake_writers()
 
     async def read(self) -> bytes | None:
-        """Take the next message; None at the end."""
         while not self._buffer:
             if self.ended:
                 return None

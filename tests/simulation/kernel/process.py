@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 START_MICROS: Final = 1_357_689_600_000_000
-"""2013-01-09T00:00Z, where every wall clock begins."""
 
 
 class Crashed(Exception):
@@ -30,19 +29,14 @@ class Process:
         self.sim = sim
         self.name = name
         self.generation = generation
-        """Counts the lives of this name, from 1."""
         self.alive = True
         self.paused = False
         self.halted = False
-        """Whether its callbacks must not run: dead or paused."""
         self.pauses = 0
-        """How often it was paused."""
         self.failure: BaseException | None = None
-        """What its main coroutine raised."""
         self.skew = 0.0
         """Seconds by which its wall clock is wrong; may change at any time, in both directions."""
         self.ended = asyncio.Event()
-        """Set when it is dead, for whatever reason."""
         self.context = Context()
         self.context.run(PROCESS.set, self)
         self._main: asyncio.Task[Any] | None = None
@@ -72,7 +66,6 @@ class Process:
         self._die("exit", failure=type(self.failure).__name__ if self.failure else "")
 
     def crash(self) -> None:
-        """Kill -9. Code that kills its own process runs on to its next await, but nothing that it sends then leaves."""
         if self is self.sim.god:
             raise ValueError("the process that runs the simulation cannot be killed")
         if self.alive:
@@ -88,7 +81,6 @@ class Process:
         self.ended.set()
 
     def pause(self) -> None:
-        """SIGSTOP. Its callbacks and timers wait, in order; its peers notice nothing at first. Again: no effect."""
         if self is self.sim.god:
             raise ValueError("the process that runs the simulation cannot be paused")
         if self.alive and not self.paused:
@@ -98,7 +90,6 @@ class Process:
             self.sim.network.paused(self)
 
     def resume(self) -> None:
-        """SIGCONT. Does nothing to a process that is not paused."""
         if self.paused:
             self.sim.trace("resume", process=str(self), kept=len(self._kept))
             self.paused = self.halted = False
@@ -107,7 +98,6 @@ class Process:
             self.sim.network.changed()
 
     def keep(self, callback: Callback) -> None:
-        """A callback's turn came while this process was halted."""
         if self.alive:
             self._kept.append(callback)
 
@@ -122,5 +112,4 @@ class Process:
         return fresh
 
     def clock(self) -> int:
-        """The wall clock: microseconds since the Unix epoch."""
         return START_MICROS + round((self.sim.now + self.skew) * 1_000_000)

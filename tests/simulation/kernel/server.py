@@ -19,14 +19,11 @@ if TYPE_CHECKING:
 
 
 class SimServer:
-    """Runs the handlers of calls as tasks of its process."""
-
     def __init__(self, network: Network, process: Process, address: str) -> None:
         self.network = network
         self.process = process
         self.address = address
         self.handlings: dict[Handling, None] = {}
-        """The calls being handled."""
         self._generic: list[Any] = []
         self._methods: dict[str, Any] = {}
 
@@ -37,11 +34,9 @@ class SimServer:
         """The same handlers once more, by name."""
 
     async def start(self) -> None:
-        """Listen. Raises RuntimeError when the address is taken."""
         self.network.listen(self)
 
     async def stop(self, grace: float | None) -> None:
-        """Take no more calls, give the running ones so many seconds, cancel them, close the connections."""
         self.network.unlisten(self)
         if self.handlings and grace:
             await asyncio.wait([handling.task for handling in self.handlings], timeout=grace)
@@ -55,7 +50,6 @@ class SimServer:
                 connection.close("the server stopped", after=max((c.response_due for c in connection.calls), default=0))
 
     def accept(self, call: Call, payload: bytes) -> None:
-        """A call has arrived. A frozen process handles it later."""
         self.network.sim.trace("accept", call=call.number, server=str(self.process))
         handling = Handling(self, call, self._method(call.method.path), payload)
         if call.severed or call.done():
@@ -71,8 +65,6 @@ class SimServer:
 
 
 class Handling:
-    """A handler at work; at the same time its servicer context."""
-
     def __init__(self, server: SimServer, call: Call, method: Any, payload: bytes) -> None:
         self._server = server
         self._sim = server.network.sim
@@ -89,17 +81,13 @@ class Handling:
         )
 
     def cancel(self) -> None:
-        """The client is not there any more, or the server stops."""
         if not self.task.done():
             self._client_gone = True
             self.task.cancel()
 
-    # -- the servicer context --------------------------------------------------------------------------------------
-
     async def abort(
         self, code: grpc.StatusCode, details: str = "", trailing_metadata: Sequence[tuple[str, str | bytes]] = ()
     ) -> NoReturn:
-        """End the call with an error. Raises AbortError, for the handler to end."""
         self._end(Status(code, details, tuple(trailing_metadata)))
         raise grpc.aio.AbortError("Locally aborted.")
 
@@ -123,8 +111,6 @@ class Handling:
 
     def peer(self) -> str:
         return f"sim:{self._call.client}"
-
-    # -- at work ---------------------------------------------------------------------------------------------------
 
     async def _run(self, payload: bytes) -> None:
         try:
@@ -174,7 +160,6 @@ class Handling:
         await asyncio.sleep(0)
 
     def _end(self, status: Status, response: Any = None) -> None:
-        """Send the status, and the response of a unary call. The first one counts."""
         if self._status is not None or not self._server.process.alive:
             return
         self._status = status

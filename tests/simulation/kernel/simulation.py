@@ -16,12 +16,9 @@ T = TypeVar("T")
 
 
 class Simulation:
-    """To be run once."""
-
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.points: Counter[str] = Counter()
-        """How often each named fault point was reached."""
         self.errors: list[tuple[float, str, BaseException | None]] = []
         """What nobody caught, with its time and where: handlers, callbacks, tasks that nobody awaits. Empty in a
         healthy world."""
@@ -30,56 +27,46 @@ class Simulation:
         self.loop = VirtualLoop(self._uncaught)  # type: ignore[abstract]  # the rest raises, which is meant
         self.network = Network(self)
         self.processes: dict[str, Process] = {}
-        """The newest process of each name."""
         self.god = self.process("god")
         """Runs the simulation itself; it is neither killed nor paused, and may have channels."""
 
     @property
     def now(self) -> float:
-        """Virtual seconds since the start."""
         return self.loop.now
 
     @property
     def ended(self) -> bool:
-        """Whether the run is over: nothing is recorded any more."""
         return self.loop.is_closed()
 
     def rng(self, label: str) -> Random:
-        """The random numbers for one purpose; always the same object for the same label."""
         if label not in self._rngs:
             # A string, not a tuple: its seeding does not depend on PYTHONHASHSEED.
             self._rngs[label] = Random(f"{self.seed}/{label}")
         return self._rngs[label]
 
     def process(self, name: str) -> Process:
-        """The newest process of a name; made at the first call."""
         if name not in self.processes:
             self.processes[name] = Process(self, name)
         return self.processes[name]
 
     def trace(self, kind: str, **facts: object) -> None:
-        """Record that something happened. Facts must be the same in every run: no sets, no addresses of objects."""
         if self.ended:
             return
         self._hash.update(f"{self.loop.now:.9f} {kind} {facts}".encode())
 
     def digest(self) -> str:
-        """A hash of all that was traced so far."""
         return self._hash.hexdigest()
 
     def reach(self, point: str) -> None:
-        """Count a fault point."""
         if not self.ended:
             self.points[point] += 1
 
     def error(self, where: str, error: BaseException | None) -> None:
-        """Record what should not have happened."""
         if not self.ended:
             self.errors.append((self.now, where, error))
             self.trace("error", error=type(error).__name__)
 
     def abort(self, error: BaseException) -> None:
-        """End :meth:`run` with this error, from wherever the code stands."""
         self.loop.abort(error)
 
     def run(self, coro: Coroutine[Any, Any, T], limit: float) -> T:

@@ -8,8 +8,6 @@ import grpc
 
 
 class Status(NamedTuple):
-    """Code, explanation, and what the trailer carries."""
-
     code: grpc.StatusCode
     details: str = ""
     trailers: tuple[tuple[str, str | bytes], ...] = ()

@@ -32,7 +32,6 @@ class StoreWeather:
     hang: bool = False
     """Whether writes wait, before and behind the cache, until this is False again."""
     away: bool = False
-    """Whether nobody reaches a store across the network."""
 
 
 class SimFaults(FaultPlan):
@@ -52,7 +51,6 @@ class SimFaults(FaultPlan):
         self._random = sim.rng(f"store {name}")
 
     async def before(self, operation: Operation) -> Outcome:
-        """See FaultPlan."""
         outcome = await super().before(operation)
         if outcome is Outcome.DONE:
             outcome = self._choose()
@@ -65,7 +63,6 @@ class SimFaults(FaultPlan):
         return Outcome.UNSYNCED if self._from_cache(operation) else Outcome.CACHED
 
     async def after(self, operation: Operation) -> None:
-        """See FaultPlan."""
         if not self._from_cache(operation):
             await self._wait()
         self._sim.trace("written", store=self._name, places=operation.places)
@@ -107,7 +104,6 @@ class RemoteStore:
         self.fail_overs = 0
         """How often a replica took over: who waited for the old one never learns what became of a write."""
         self.cut: set[str] = set()
-        """The names of those who alone do not reach it."""
         self.lagging = 0
         """Number of reasons why the replica stands still. Meanwhile the master executes writes and shows them to every reader,
         and acknowledges none of them."""
@@ -138,7 +134,6 @@ class RemoteFaults(SimFaults):
         self._sent: dict[int, int] = {}
 
     async def before(self, operation: Operation) -> Outcome:
-        """See FaultPlan."""
         if self._unreachable():
             return Outcome.FAILED
         try:
@@ -154,7 +149,6 @@ class RemoteFaults(SimFaults):
         return Outcome.LOST if self._unreachable() else outcome
 
     async def after(self, operation: Operation) -> None:
-        """See FaultPlan."""
         fail_overs = self._sent.pop(id(operation), -1)
         try:
             async with asyncio.timeout(self._patience):
@@ -167,7 +161,6 @@ class RemoteFaults(SimFaults):
             raise JournalUnknown("the store did not answer: what became of this write is not known")
 
     async def read(self, name: str) -> None:
-        """See FaultPlan."""
         if not self._unreachable():
             try:
                 async with asyncio.timeout(self._patience):
@@ -180,7 +173,6 @@ class RemoteFaults(SimFaults):
         self._sim.trace("read", store=self._name, what=name)
 
     async def settle(self, log: str) -> None:
-        """Wait until the replica has what was read of a log. Raises JournalFailed when that takes too long."""
         try:
             async with asyncio.timeout(self._patience):
                 await self._reach_the_replica()

@@ -22,6 +22,7 @@ from lowwater._pb.lowwater.v1 import regions_pb2_grpc
 from lowwater.cli.arguments import CommandParser, add_command, parse_duration
 from lowwater.cli.failures import fail
 from lowwater.cli.render import table, times, to_json
+from lowwater_authority.files.secret import GLOBAL_TOKEN, token_settings
 from lowwater_authority.regions.config import BadConfig, read_config, registration
 
 DEFAULT_GLOBAL: Final = "localhost:7430"
@@ -283,9 +284,10 @@ class _Global:
     """The global authority, for the time of one command."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        token = os.environ.get("LOWWATER_GLOBAL_TOKEN") or os.environ.get("LOWWATER_TOKEN")
         ca, certificate, key = (str(each or "") for each in (args.ca, args.cert, args.key))
-        settings = FileSettings(args.address, token=token, ca=ca, certificate=certificate, key=key).read()
+        settings = FileSettings(
+            args.address, ca=ca, certificate=certificate, key=key, **token_settings(GLOBAL_TOKEN, os.environ)
+        ).read()
         [self._address] = settings.addresses
         credentials = settings.credentials
         self._channel: Any = (

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from lowwater_authority.files.table import BadFile
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["secret"]
+__all__ = ["GLOBAL_TOKEN", "OWN_TOKEN", "secret", "token_settings"]
+
+OWN_TOKEN: Final = ("LOWWATER_TOKEN",)
+"""Variables with the token for an authority, the first that is set counts."""
+
+GLOBAL_TOKEN: Final = ("LOWWATER_GLOBAL_TOKEN", *OWN_TOKEN)
+"""The same for the global authority."""
 
 
 def secret(name: str, environment: Mapping[str, str]) -> str:
@@ -32,3 +38,17 @@ def secret(name: str, environment: Mapping[str, str]) -> str:
     if not text:
         raise BadFile(place, "is empty", f"write what {name} would have into it")
     return text
+
+
+def token_settings(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return, for FileSettings, the token of the first name that has a value: a variable, or a file that ``NAME_FILE`` names.
+
+    >>> token_settings(("GLOBAL", "OWN"), {"OWN": "a", "OWN_FILE": "/run/own"})
+    {'token': 'a', 'token_file': '/run/own'}
+    """
+    token = file = ""
+    for name in names:
+        token, file = environment.get(name, ""), environment.get(f"{name}_FILE", "")
+        if token or file:
+            break
+    return {"token": token, "token_file": file}

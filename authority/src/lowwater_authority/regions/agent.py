@@ -79,7 +79,7 @@ class RegionAgent:
         local: A client of the local authority.
         stub: Of the global authority.
         where: Its address, for messages.
-        metadata: What goes along with each call to it.
+        metadata: Returns what goes along with a call to it.
         monotonic: Seconds.
     """
 
@@ -92,7 +92,7 @@ class RegionAgent:
         stub: Any,
         *,
         where: str,
-        metadata: tuple[tuple[str, str], ...],
+        metadata: Callable[[], tuple[tuple[str, str], ...]],
         monotonic: Callable[[], float],
     ) -> None:
         self.name = name
@@ -651,7 +651,7 @@ class RegionAgent:
             )
         )
         try:
-            answer: pb.RegionResponse = await method(request, timeout=CALL_SECONDS, metadata=self._metadata)
+            answer: pb.RegionResponse = await method(request, timeout=CALL_SECONDS, metadata=self._metadata())
         except grpc.RpcError as failure:
             error = error_of_call(failure, self._where)
             if isinstance(error, (errors.Unavailable, errors.Timeout)):

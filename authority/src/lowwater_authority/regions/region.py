@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from lowwater import errors
 from lowwater._core.events import event
 from lowwater._core.file_settings import FileSettings
-from lowwater._core.settings import Settings, is_loopback
+from lowwater._core.settings import is_loopback
 from lowwater._drive.tasks.connection import real_channel
 from lowwater._pb.lowwater.v1 import regions_pb2_grpc
 from lowwater._server.http import HttpServer, listen, listen_at
@@ -26,6 +26,8 @@ from lowwater._server.tls import BadCertificate, Certificates, Files
 from lowwater._server.tokens import LEAST_TOKEN
 from lowwater.aio import Client
 from lowwater.cli.arguments import CommandParser
+from lowwater_authority.files.secret import GLOBAL_TOKEN, OWN_TOKEN, secret, token_settings
+from lowwater_authority.files.table import BadFile
 from lowwater_authority.regions.agent import FATAL, RegionAgent
 from lowwater_authority.regions.config import BadConfig, StateFolder, positive_duration, read_config
 from lowwater_authority.regions.questions import Pipelines, Questions
@@ -53,6 +55,8 @@ The global watermark of hourly is published here as global/hourly. Pipelines ask
 LOWWATER_REGION_TOKEN is what pipelines have to present, 32 characters at least: see
 `lowwater access token`. Several, with commas between, are all taken.
 LOWWATER_TOKEN is for the local authority, LOWWATER_GLOBAL_TOKEN for the global one.
+NAME_FILE of each names a file with the value, and wins. The agent reads its own two for every call,
+and the one for pipelines at its start.
 """
 
 TOKENS: Final = "LOWWATER_REGION_TOKEN"
@@ -115,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return asyncio.run(_run(args, kept, folder, _open(args)))
         finally:
             folder.close()
-    except (BadConfig, BadCertificate, HttpFailed, errors.LowwaterError, OSError) as error:
+    except (BadConfig, BadFile, BadCertificate, HttpFailed, errors.LowwaterError, OSError) as error:
         print(f"lowwater region: {error}", file=sys.stderr)  # noqa: T201 - the answer to a command
         return 2
 
@@ -135,8 +139,8 @@ class _Door(NamedTuple):
 
 
 def _open(args: argparse.Namespace) -> _Door:
-    """Listen for pipelines. Raises BadConfig for what would let in anybody from elsewhere, BadCertificate and OSError."""
-    tokens = tuple(each for each in map(str.strip, os.environ.get(TOKENS, "").split(",")) if each)
+    """Listen for pipelines. Raises BadConfig for what would let in anybody from elsewhere, BadFile, BadCertificate and OSError."""
+    tokens = tuple(each for each in map(str.strip, secret(TOKENS, os.environ).split(",")) if each)
     if any(len(each) < LEAST_TOKEN for each in tokens):
         msg = (
             f"{TOKENS} has a token of less than {LEAST_TOKEN} characters: take one that `lowwater access token` prints"
@@ -185,9 +189,8 @@ async def _run(args: argparse.Namespace, kept: list[Any], folder: StateFolder, d
         loop.call_soon_threadsafe(stop_failed)
 
     tls = {"ca": args.ca, "certificate": args.cert, "key": args.key}
-    own = FileSettings(args.authority, token=os.environ.get("LOWWATER_TOKEN"), timeout=5.0, **tls)
-    other_token = os.environ.get("LOWWATER_GLOBAL_TOKEN") or os.environ.get("LOWWATER_TOKEN")
-    other: Settings = FileSettings(args.global_address, token=other_token, **tls)
+    own = FileSettings(args.authority, timeout=5.0, **tls, **token_settings(OWN_TOKEN, os.environ)).read()
+    other = FileSettings(args.global_address, **tls, **token_settings(GLOBAL_TOKEN, os.environ)).read()
     async with Client(own) as local, real_channel(other, other.addresses[0]) as channel:
         agent = RegionAgent(
             args.name,
@@ -196,7 +199,7 @@ async def _run(args: argparse.Namespace, kept: list[Any], folder: StateFolder, d
             local,
             regions_pb2_grpc.RegionServiceStub(channel),
             where=args.global_address,
-            metadata=other.metadata,
+            metadata=lambda: other.metadata,
             monotonic=time.monotonic,
         )
         http = HttpServer(

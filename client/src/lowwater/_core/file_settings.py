@@ -73,22 +73,17 @@ class FileSettings(Settings):
         )
 
     def _token(self) -> str | None:
-        if not self.token_file:
-            return self.token
-        token = self.locate(self.token_file).read_text("ascii").strip()
-        if not token:
-            msg = f"{self.token_file} is empty: write one token into it"
-            raise errors.InvalidArgument(msg, metadata={"file": self.token_file, "fix": "write one token into it"})
-        return token
+        content = self.content("tokenFile", self.token_file)
+        return self.token if content is None else content.decode("ascii").strip()
 
     def content(self, name: str, named: str) -> bytes | None:
         """Return what stands in the file that the setting ``name`` names; None when it names none. Raises OSError, InvalidArgument."""
         if not named:
             return None
         content = self.locate(named).read_bytes()
-        if not content:
-            msg = f"{named} is empty: name a PEM file"
-            raise errors.InvalidArgument(msg, metadata={"file": named, "fix": "name a PEM file"})
+        if not content.strip():
+            fix = "write one token into it" if named == self.token_file else "name a PEM file"
+            raise errors.InvalidArgument(f"{named} is empty: {fix}", metadata={"file": named, "fix": fix})
         return content
 
     def locate(self, named: str) -> Path:

@@ -26,7 +26,12 @@ _DAY = 86_400_000_000
 
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
-_PASSWORD: Final = re.compile(r"(?P<scheme>\b[a-z][a-z0-9+.-]*://)(?P<user>[^\s:/@]*):[^\s\"']+@", re.IGNORECASE)
+_NO_PORT: Final = r"(?!(?<=[^/]:)\d{1,5}[/?#,])"
+"""Behind the colon of a URL: not a port, which a host stands before and the rest of the URL behind."""
+
+_PASSWORD: Final = re.compile(
+    rf"(?P<scheme>\b[a-z][a-z0-9+.-]*://)(?P<user>[^\s:/@]*):{_NO_PORT}[^\s\"']+@", re.IGNORECASE
+)
 """User and password of a URL, the password up to the last @: some are written without the escapes that they need."""
 
 _PASSWORD_OPTION: Final = re.compile(r"(?P<name>[?&][^?&=\s]*password=)[^&\s]+", re.IGNORECASE)
@@ -36,7 +41,7 @@ _MOST_CHARACTERS: Final = 2000
 """Number of characters of an error's first line that are looked at. A plan in one line may have
 millions."""
 
-_USER: Final = re.compile(r"""//(?:[^\s:/?#"'@]*:[^\s"']+|[^\s/?#"']+)@""")
+_USER: Final = re.compile(rf"""//(?:[^\s:/?#"'@]*:{_NO_PORT}[^\s"']+|[^\s/?#"']+)@""")
 """User and password of a URL, up to the last @: some passwords lack the escapes that they need."""
 
 _SECRET: Final = re.compile(

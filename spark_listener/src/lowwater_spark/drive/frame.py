@@ -241,7 +241,7 @@ def _event_time(df: DataFrame, event_time: str) -> str:
         raise TypeError(msg)
     if is_lowered(df, name):
         raise Unsupported(
-            f"The event time {name} of a driven frame, which date_trunc(), a date, a number, a text, an interval that is not a constant of zero or more, or the start of a window() makes of a time",
+            f"The event time {name} of a driven frame, which date_trunc(), a date, a number, a text, an interval that is not a constant of zero or more, the offset of a time zone, or the start of a window() makes of a time",
             "rows that arrive after the watermark has passed the beginning of a day have that beginning, and Spark would drop them as late",
             f"Drive the frame by the time itself, keep {name} in a column beside it, and group by window() of the time.",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import logging
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from lowwater_spark.checkpoint.location import Location
 
-__all__ = ["declared", "main", "parser"]
+__all__ = ["Heartbeat", "declared", "main", "parser"]
 
 logger = logging.getLogger("lowwater.spark")
 
@@ -80,7 +81,7 @@ def parser() -> CommandParser:
         "track",
         help="track queries until told to stop",
         description="Track the queries of a file of declarations, or one that is declared by options. A query that is refused, or has to be given up, changes "
-        "nothing for the others; the exit code is 1 then. The token for the authority comes from LOWWATER_TOKEN, absolute paths of certificates from LOWWATER_CA, LOWWATER_CERT and LOWWATER_KEY.",
+        "nothing for the others; the exit code is 1 then. The token for the authority comes from LOWWATER_TOKEN, absolute paths of a file with it, which wins and may change, and of certificates from LOWWATER_TOKEN_FILE, LOWWATER_CA, LOWWATER_CERT and LOWWATER_KEY.",
         epilog="promises:\n" + "\n".join(f"  {name}\n      {text}" for name, text in PROMISES.items()),
     )
     follow.add_argument("file", metavar="FILE", nargs="?", help="declarations: TOML with a table [[query]] for each")
@@ -92,6 +93,12 @@ def parser() -> CommandParser:
     )
     follow.add_argument(
         "--address", metavar="HOST:PORT,...", help="the authority (default: LOWWATER_ADDRESS or localhost:7420)"
+    )
+    follow.add_argument(
+        "--heartbeat",
+        metavar="FILE",
+        type=Path,
+        help="touch this file each time that all tracked queries have ended a look, or an attempt to begin; its age tells a process that hangs",
     )
     follow.add_argument(
         "--conf",
@@ -140,6 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(describe(args.checkpoint, session), end="")  # noqa: T201 - the answer to a command
             return 0
         queries = declared(args)
+        heartbeat = Heartbeat(args.heartbeat)
     except (errors.LowwaterError, CheckpointMismatch, OSError, ValueError) as failure:
         print(f"lowwater-spark: {failure}", file=sys.stderr)  # noqa: T201 - the answer to a command
         return FAILED
@@ -151,9 +159,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     threads = [threading.Thread(target=watch.run, args=(stopping,), name=f"lowwater-{watch.name}") for watch in watches]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        while thread.is_alive():
-            thread.join(1.0)  # a signal is taken in between
+    while running := [thread for thread in threads if thread.is_alive()]:
+        running[0].join(1.0)  # a signal is taken in between
+        heartbeat.look(
+            {watch.name: watch.turn for watch, thread in zip(watches, threads, strict=True) if thread in running}
+        )
     return REFUSED if any(watch.refused for watch in watches) else 0
 
 
@@ -242,12 +252,35 @@ def declared(args: argparse.Namespace) -> list[dict[str, Any]]:
     return queries
 
 
+class Heartbeat:
+    """A file whose age tells a process that hangs: it is touched when each query has ended a look, or an attempt to begin, since the last time.
+
+    Without a file nothing is done. Raises OSError at the start for a file that cannot be written.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._turns: dict[str, tuple[int, int]] = {}
+        if file is not None:
+            file.touch()
+
+    def look(self, turns: Mapping[str, tuple[int, int]]) -> None:
+        """Touch the file if none stands where it stood. ``turns`` has those that are still tracked."""
+        if self._file is None or turns.items() & self._turns.items():
+            return
+        self._turns = dict(turns)
+        with contextlib.suppress(OSError):  # the file grows old, and tells that
+            self._file.touch()
+
+
 class _Watch:
     """One query of many: what becomes of it is no matter to the others."""
 
     def __init__(self, query: Mapping[str, Any], state: str, address: str | None, session: Any) -> None:
         self.name: str = query["name"]
         self.refused = False
+        self.turn = (0, 0)
+        """Number of failed attempts to begin, and of looks since the last one: it stands still when the query hangs."""
         self._query = query
         self._state = state
         self._address = address
@@ -260,6 +293,7 @@ class _Watch:
             try:
                 self._follow(stopping)
             except (errors.Unavailable, OSError) as failure:  # Timeout is an OSError
+                self.turn = (self.turn[0] + 1, 0)
                 if str(failure) != said:
                     said = str(failure)
                     logger.warning(
@@ -282,6 +316,7 @@ class _Watch:
             while not stopping.is_set():
                 if sidecar.await_termination(0.2):
                     return
+                self.turn = (self.turn[0], sidecar.looks)
         finally:
             sidecar.stop()
 

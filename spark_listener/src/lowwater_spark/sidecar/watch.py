@@ -52,6 +52,7 @@ __all__ = ["Sidecar", "from_environment", "track"]
 
 _ENVIRONMENT: Final[Mapping[str, str]] = {
     "spark.lowwater.token": "LOWWATER_TOKEN",
+    "spark.lowwater.tokenFile": "LOWWATER_TOKEN_FILE",
     "spark.lowwater.ca": "LOWWATER_CA",
     "spark.lowwater.certificate": "LOWWATER_CERT",
     "spark.lowwater.key": "LOWWATER_KEY",
@@ -103,8 +104,8 @@ def track(
             ``lowwater-spark describe`` says what each means.
         state: A local directory that stays, where this process keeps what it has seen. Each name has a directory of its own in it.
         spark: Makes the session whose JVM reaches Kafka and remote file systems; called when one is needed.
-        address: The authority's; else ``LOWWATER_ADDRESS``, else ``localhost:7420``. The token comes from ``LOWWATER_TOKEN``, absolute paths of certificates from
-            ``LOWWATER_CA``, ``LOWWATER_CERT`` and ``LOWWATER_KEY``.
+        address: The authority's; else ``LOWWATER_ADDRESS``, else ``localhost:7420``. The token comes from ``LOWWATER_TOKEN``, absolute paths of a file with it and of certificates from
+            ``LOWWATER_TOKEN_FILE``, ``LOWWATER_CA``, ``LOWWATER_CERT`` and ``LOWWATER_KEY``.
         client: Instead of an address: a client of your own.
         interval: Seconds between two looks at most.
         declared: ``retention``, ``stamp``, ``windows``, ``windows_start``, ``output_mode``, ``output``, ``heuristics`` and ``adopt``, as :class:`~lowwater_spark.sidecar.declaration.Declaration` has them.

@@ -37,7 +37,7 @@ from lowwater_spark.track.inputs import floor_stamp
 from lowwater_spark.track.kafka_out import KafkaOut
 from lowwater_spark.track.load import loads_of
 from lowwater_spark.track.outputs import remember, remembered
-from lowwater_spark.track.plan import refuse_pattern
+from lowwater_spark.track.plan import check_windows, refuse_pattern
 from lowwater_spark.track.ranges import key_text, key_zone
 from lowwater_spark.track.receipt import Destination, Receipt
 from lowwater_spark.track.removal import Removal
@@ -422,6 +422,7 @@ class Batch:
         Raises CheckpointMismatch when it holds, or has held, a batch N that this checkpoint has not written, ValueError for a negative ``keep``, and
         Unsupported for a path that a reader would take for a pattern, or in the output of a Spark file sink, and for Parquet in a session that cuts times to milliseconds.
         """
+        check_windows(frame, self._keyed.window)
         named = self._output(frame, os.fspath(path))
         if keep is not None and keep < timedelta(0):
             msg = f"keep says how long batches stay at least, so it is not negative: {keep!r}"
@@ -508,6 +509,7 @@ class Batch:
         another batch of this checkpoint than it should: a newer run goes on, or the checkpoint is older than what it has written, or when another checkpoint has taken the computation over; ValueError for another frame; OSError
         when Kafka does not answer.
         """
+        check_windows(frame, self._keyed.window)
         folder = (_own_staging(self._place) if path is None else Path(path)) / topic
         if not folder.is_absolute():
             msg = f"{path} is not an absolute path of a local directory"
@@ -542,6 +544,7 @@ class Batch:
         an older copy, does not show any more what it has, or has versions of a later life of the computation; Unsupported for a table that could not tell; ValueError for a second
         write to it in the batch; and when another run of the checkpoint writes at the same time, what Delta raises, or for Iceberg CheckpointMismatch.
         """
+        check_windows(frame, self._keyed.window)
         spark = frame.sparkSession
         log = find(spark, os.fspath(table)) or DeltaLog(spark, path_of(spark, table))
         place = log.table().location

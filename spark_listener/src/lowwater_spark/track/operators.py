@@ -33,6 +33,7 @@ __all__ = [
     "operator_of",
     "reach",
     "stamps_of",
+    "windows_of",
     "watermark_of",
 ]
 
@@ -216,20 +217,40 @@ def _window(aggregate: Any, key: Any) -> tuple[str, Window] | None:
     if not json.loads(key.metadata().json()).get("spark.timeWindow"):
         return None
     for definition in _definitions(aggregate, key.exprId().id()):
-        fields = items(definition.children())
-        if definition.getClass().getSimpleName() == "AttributeReference":
-            continue  # a window under another name
-        if len(fields) != 4 or definition.getClass().getSimpleName() != "CreateNamedStruct":
-            return None
-        end = _only(fields[3], "Add")
-        remainder = _only(fields[1], "Remainder")
-        column = _only(fields[1], "AttributeReference")
-        if end is None or remainder is None or column is None:
-            return None  # a session window
-        shifted = items(remainder.children())[0]
-        length, slide, start = (_micros(items(e.children())[1]) for e in (end, remainder, shifted))
-        return str(column.name()), Window(length, slide, start)
+        if definition.getClass().getSimpleName() != "AttributeReference":  # a window under another name
+            return _cut(definition)
     return None
+
+
+def _cut(definition: Any) -> tuple[str, Window] | None:
+    """Return the same of the expression that makes a window; None for any other one, such as a session window."""
+    fields = items(definition.children())
+    if len(fields) != 4 or definition.getClass().getSimpleName() != "CreateNamedStruct":
+        return None
+    end, remainder = _only(fields[3], "Add"), _only(fields[1], "Remainder")
+    column = _only(fields[1], "AttributeReference")
+    if end is None or column is None or not _is_window_start(fields[1]):
+        return None
+    shifted = items(remainder.children())[0]
+    length, slide, start = (_micros(items(e.children())[1]) for e in (end, remainder, shifted))
+    return str(column.name()), Window(length, slide, start)
+
+
+def windows_of(frame: DataFrame) -> Iterator[Window]:
+    """Yield how each ``window()`` in the plan of a frame cuts time."""
+    for node in nodes(frame._jdf.queryExecution().analyzed()):
+        name = node.getClass().getSimpleName()
+        if name == "Project":
+            made = [
+                column.child() for column in items(node.projectList()) if column.getClass().getSimpleName() == "Alias"
+            ]
+        else:
+            made = (
+                [each for projection in items(node.projections()) for each in items(projection)]
+                if name == "Expand"
+                else []
+            )
+        yield from (cut[1] for expression in made if (cut := _cut(expression)) is not None)
 
 
 def _definitions(aggregate: Any, expression_id: int) -> Iterator[Any]:
@@ -456,19 +477,46 @@ def _cuts_off(expression: Any, name: str, children: Sequence[Any]) -> bool:
 
     How much of the moment comes back from a number is not searched. A date of a text is whatever the source has.
     """
-    if name in ("StructsToCsv", "StructsToJson", "StructsToXml"):
-        return "timestamp" in children[0].dataType().catalogString()
+    if name in ("Cast", "StructsToCsv", "StructsToJson", "StructsToXml"):
+        before, after = (str(each.dataType().catalogString()).count("timestamp") for each in (children[0], expression))
+        return after < before  # also one of many in an array or a struct
     moments = [_type(child).startswith("timestamp") for child in children]
     if True not in moments or name == "PreciseTimestampConversion":  # of window(): the microseconds
         return False
+    if name in _ZONES:
+        return _turns_back(expression, children[1], _ZONES[name])
+    if name == "Sequence":  # of moments: down to a constant, or up from one
+        start, stop, *step = children
+        return bool(start.foldable() or (stop.foldable() and not (step and _is_forward(step[0]))))
     if name in _SHIFTS:
         return not _is_forward(children[moments.index(False)])
     return _type(expression) not in _WHOLE
 
 
+_ZONES: Final = {"FromUTCTimestamp": 1, "ToUTCTimestamp": -1}
+"""Expressions that add a time zone's offset to a moment, or take it off."""
+
+
+def _turns_back(expression: Any, zone: Any, sign: int) -> bool:
+    """Return whether an offset of a zone makes an earlier moment of one that a column has. A moment of a text is whatever the source has."""
+    if not any(_type(each).startswith("timestamp") for each in items(expression.references().toSeq())):
+        return False
+    if not zone.foldable():
+        return True
+    rules = _jvm_of(zone).org.apache.spark.sql.catalyst.util.DateTimeUtils.getZoneId(str(zone.eval(None))).getRules()
+    ends = [rules.getOffset(_jvm_of(zone).java.time.Instant.EPOCH)]
+    for each in (*rules.getTransitions(), *rules.getTransitionRules()):
+        ends += (each.getOffsetBefore(), each.getOffsetAfter())
+    return any(sign * int(offset.getTotalSeconds()) < 0 for offset in ends)
+
+
 def _is_forward(interval: Any) -> bool:
-    """Return whether an interval, or a number of units, is constant and not negative. A null makes no moment at all."""
-    if not interval.foldable():
+    """Return whether an interval, or a number of units, is constant and not negative. A null makes no moment at all.
+
+    What is calculated from today's date is no constant: it changes from batch to batch.
+    """
+    patterns = _jvm_of(interval).org.apache.spark.sql.catalyst.trees.TreePattern
+    if not interval.foldable() or interval.containsPattern(patterns.CURRENT_LIKE()):
         return False
     value = interval.eval(None)
     if value is None or isinstance(value, int):

@@ -45,6 +45,7 @@ from lowwater_spark.track.operators import (
     reach,
     stamps_of,
     watermark_of,
+    windows_of,
 )
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ __all__ = [
     "absolute",
     "added",
     "check_arriving",
+    "check_windows",
     "check_options",
     "check_output_mode",
     "check_plan",
@@ -333,10 +335,23 @@ def check_arriving(frame: DataFrame, column: str | Column) -> None:
         return  # the function of foreach_batch() adds this column: the frame lacks it
     if lowered:
         raise Unsupported(
-            f"The stamp {column}, which date_trunc(), a date, a number, a text, an interval that is not a constant of zero or more, or the start of a window() makes of the event time",
+            f"The stamp {column}, which date_trunc(), a date, a number, a text, an interval that is not a constant of zero or more, the offset of a time zone, or the start of a window() makes of the event time",
             "rows that arrive after the watermark has passed the beginning of a day are stamped with that beginning, below what is published",
             "Stamp the rows with their event time or the end of the window, and keep the truncated one in a column beside it; or group them by window().",
         )
+
+
+def check_windows(frame: DataFrame, declared: timedelta | None) -> None:
+    """Raise Unsupported for a ``window()`` in a frame that begins below the windows of ``stamp=timedelta()``, which the watermark is floored to."""
+    if declared is None:
+        return
+    for cut in windows_of(frame):
+        if cut.slide != cut.length or declared % cut.length or cut.start % cut.length:
+            raise Unsupported(
+                f"A window of {cut.length} every {cut.slide}, shifted by {cut.start}, in a stage with stamp={in_python(declared)}",
+                "it begins below the declared one, and rows stamped by its start would come out below what is published",
+                'Group a frame of lws.drive() by it, and declare stamp=F.col("window.start"); or use tumbling windows without startTime, whose length divides the declared one.',
+            )
 
 
 def _stamps_of(frame: DataFrame, column: str | Column) -> list[Stamp] | None:

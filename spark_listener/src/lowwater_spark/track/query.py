@@ -57,6 +57,8 @@ class Tracked:
         self._interval = max(interval, glance(run.checkpoint))
         self._owned = owned
         self._driving = driving
+        self.looks = 0
+        """Number of looks that have ended, with or without success: it stands still when one hangs."""
         self._unread = False
         """Whether the last look has failed for want of a file."""
         self._stopping = threading.Event()
@@ -198,6 +200,7 @@ class Tracked:
                     self._look(last=ended)
                 finally:
                     took = time.monotonic() - since
+                    self.looks += 1
                 self._unread = False
             except (*REPLACED, errors.Closed) as failure:
                 logger.error("%s stops: %s", self._run.authority.registration.name, failure)

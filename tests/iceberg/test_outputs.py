@@ -1,0 +1,52 @@
+"""The contract of outputs, over an Iceberg table."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import DataFrame
+
+import lowwater_spark as lws
+from tests.iceberg.table import TableFlow
+from tests.spark.outputs import (
+    Output,
+    test_a_batch_that_runs_again_is_there_once,
+    test_a_checkpoint_that_is_older_than_its_output_is_refused,
+    test_a_reader_follows_the_writer_and_is_refused_when_it_does_not_name_it,
+)
+
+__all__ = [
+    "test_a_batch_that_runs_again_is_there_once",
+    "test_a_checkpoint_that_is_older_than_its_output_is_refused",
+    "test_a_reader_follows_the_writer_and_is_refused_when_it_does_not_name_it",
+]
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+
+class IcebergTable(Output):
+    older = "the checkpoint is older than the table|not batch 1 of this plan"
+
+    def __init__(self, table: TableFlow) -> None:
+        super().__init__(table.flow)
+        self.table, self.place = table, table.name
+
+    def write(self, rows: DataFrame, batch: lws.Batch) -> bool:
+        return batch.write_table(rows, self.table.name)
+
+    def keys(self) -> list[str]:
+        # A batch has a session of its own, and each session keeps what it knows of a table for half a minute.
+        self.table.sql("refresh table {table}")
+        return sorted(each.key for each in self.flow.spark.table(self.table.name).collect())
+
+    def read(self) -> DataFrame:
+        return self.table.read()
+
+
+@pytest.fixture
+def output(table: TableFlow) -> Output:
+    return IcebergTable(table)
+
+
+@pytest.fixture
+def marked(output: Output) -> Output:
+    return output

@@ -1,0 +1,237 @@
+"""What the stage keeps on disk: written once, whole, and tied to the plan it was made from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from lowwater.watermark import MIN
+from lowwater_spark.checkpoint import durable
+from lowwater_spark.checkpoint.durable import write_once
+from lowwater_spark.checkpoint.manifest import Manifest
+from lowwater_spark.errors import CheckpointMismatch, StateLost
+from lowwater_spark.track import handover
+from lowwater_spark.track.batch_log import BatchEntry, BatchLog
+from lowwater_spark.track.handover import publish_directory, sweep
+from lowwater_spark.track.hook import Hook
+from lowwater_spark.track.inputs import Reading
+from lowwater_spark.track.segments import Due, Segment
+from lowwater_spark.track.state import Place, RangeEntry, StateStore, Version
+from tests.kit.times import SECOND
+from tests.spark.support import place
+
+READING = Reading(14, {990_000: 15, 500_000: 16}, 3, (1, 7))
+
+
+def test_s5_a_replay_runs_with_the_w_and_the_clock_of_the_first_run(tmp_path: Path) -> None:
+    log = BatchLog(tmp_path)
+    log.purge(before=8)  # a later stage of a chain has no folder of its own
+    first = BatchEntry(7, "aa", READING, promised=9, now=60)
+    assert log.begin(first) == (first, False)
+    newer = BatchEntry(7, "aa", Reading(99), promised=50, now=70)
+    assert log.begin(newer) == (first, True)
+    with pytest.raises(CheckpointMismatch, match="batch 7 was planned otherwise"):
+        log.begin(BatchEntry(7, "bb", READING, promised=9))
+    log.begin(BatchEntry(8, "cc", Reading(MIN), promised=MIN))
+    log.purge(before=8)
+    assert log.read(7) is None
+    assert log.read(8) == BatchEntry(8, "cc", Reading(MIN), promised=MIN)
+
+
+def test_the_clock_of_batches_goes_on_where_that_of_the_driver_has_gone_back() -> None:
+    """For as long as it is behind. A jump that was taken back puts nothing on what comes later."""
+    clocks = {"wall": 100.0, "passed": 0.0}
+    hook = Hook(lambda *_: None, lambda *_: None, lambda: clocks["wall"], lambda: clocks["passed"])
+    told = []
+    for wall, passed in [(100.0, 0.0), (40.0, 10.0), (45.0, 15.0), (120.0, 20.0), (20.0, 21.0)]:
+        clocks.update(wall=wall, passed=passed)
+        told.append(hook._clock() // SECOND)
+        hook._note(BatchEntry(0, "", READING, promised=0, now=hook._clock()))
+    assert told == [100, 110, 115, 120, 121]
+
+
+def test_a_batch_that_an_older_release_has_begun_is_replayed_and_none_of_this_one_by_it(tmp_path: Path) -> None:
+    log = BatchLog(tmp_path)
+    entry = BatchEntry(7, "aa", READING, promised=9)
+    log.begin(entry)
+    path = tmp_path / "lowwater/batches/7.json"
+    content = json.loads(path.read_text())
+    assert content["format"] == 2, "0.1 reads format 1 alone: it would pass over the manifest"
+    del content["now"]
+    path.write_text(json.dumps({**content, "format": 1}))
+    assert log.begin(dataclasses.replace(entry, now=5)) == (entry, True), "its clock is not known"
+    path.write_text(json.dumps({**content, "format": 4}))
+    with pytest.raises(CheckpointMismatch, match="is of format 4; this release reads 1 to 3"):
+        log.begin(entry)
+
+
+def test_an_injectors_frontier_must_be_found_again(tmp_path: Path) -> None:
+    log = BatchLog(tmp_path)
+    assert log.frontier(3) is None
+    log.set_frontier(3, 10)
+    log.set_frontier(3, 10)
+    with pytest.raises(CheckpointMismatch, match="never from a clock"):
+        log.set_frontier(3, 11)
+    log.purge(before=4)
+    assert log.frontier(3) is None
+
+
+def test_a_run_that_was_replaced_does_not_sweep_what_its_successor_fills(tmp_path: Path) -> None:
+    def fill(folder: Path) -> None:
+        (folder / "rows").write_text("half")
+        sweep(tmp_path, 6)
+        StateStore.opened(place(tmp_path / "ck"), tmp_path, 2, batch=0, ordinal=6).sweep()
+        (folder / "rows").write_text("whole")
+
+    assert publish_directory(tmp_path, "batch=0", "aa", fill, ordinal=7)
+    assert (tmp_path / "batch=0/rows").read_text() == "whole"
+    for name in (".lowwater-6-batch=1-left", ".lowwater-7-batch=1-mine", ".lowwater-8-batch=1-newer", ".lowwater-x"):
+        (tmp_path / name).mkdir()
+    sweep(tmp_path, 7)
+    hidden = sorted(path.name for path in tmp_path.glob(".lowwater-*"))
+    assert hidden == [".lowwater-7-batch=1-mine", ".lowwater-8-batch=1-newer", ".lowwater-x"]
+
+
+def test_a_name_that_is_there_already_is_made_durable_before_anyone_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever took it may have been killed between its rename and its sync."""
+    synced: list[Path] = []
+
+    def watched(path: Path) -> None:
+        synced.append(path)
+        durable.sync_file(path)
+
+    def fill(folder: Path) -> None:
+        (folder / "rows").write_text("1")
+
+    def overtaken(folder: Path) -> None:
+        fill(folder)
+        publish_directory(tmp_path, "batch=1", "bb", fill, ordinal=2)
+        synced.clear()
+
+    publish_directory(tmp_path, "batch=0", "aa", fill, ordinal=1)
+    write_once(tmp_path / "x", b"1")
+    for module in (durable, handover):
+        monkeypatch.setattr(module, "sync_directory", watched)
+    again: Callable[[], bool]
+    for again in (
+        lambda: publish_directory(tmp_path, "batch=0", "aa", fill, ordinal=2),
+        lambda: publish_directory(tmp_path, "batch=1", "bb", overtaken, ordinal=1),
+        lambda: write_once(tmp_path / "x", b"2"),
+    ):
+        synced.clear()
+        assert not again()
+        assert synced.count(tmp_path) == 1
+
+
+def version(batch: int) -> Version:
+    entries = [RangeEntry(f"{batch}.state", "", 5, 2), RangeEntry()]
+    return Version(batch, f"digest{batch}", 14, entries, pending=([1, 3], [1, 1]), finished=3, late=1, late_example=-4)
+
+
+def made(batch: int, _: Path) -> Version:
+    return version(batch)
+
+
+def test_the_state_of_a_checkpoint_that_was_copied_is_its_own(tmp_path: Path) -> None:
+    """The manifest names it by the old place, which may still be there, of the checkpoint that was copied."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    inside, elsewhere = old / "lowwater/state", tmp_path / "lowwater/state"
+    StateStore.opened(place(old), inside, 2, batch=0, ordinal=1).build(0, "digest0", lambda _: version(0))
+    shutil.copytree(old, new)
+    for copy, root in ((old, inside), (new, new / "lowwater/state")):
+        assert StateStore.opened(Place(Manifest(copy), copy), root, 2, batch=1, ordinal=2).before(1) == version(0)
+    StateStore.opened(place(tmp_path / "other"), elsewhere, 2, batch=0, ordinal=1)
+    shutil.copytree(tmp_path / "other", tmp_path / "another")
+    kept = StateStore.existing(Place(Manifest(tmp_path / "another"), tmp_path / "another"))
+    assert kept is not None
+    assert kept.root == elsewhere, "the user has named it"
+
+
+def test_state_versions_build_on_each_other_and_are_never_changed(tmp_path: Path) -> None:
+    store = StateStore.opened(place(tmp_path), tmp_path / "state", 2, batch=4, ordinal=1)
+    assert store.before(4) is None
+    built = store.build(4, "digest4", lambda _: version(4))
+    assert (
+        built == version(4) == StateStore.opened(place(tmp_path), tmp_path / "state", 2, batch=9, ordinal=1).before(5)
+    )
+    assert built.held == [5, None]
+    assert store.build(4, "digest4", lambda _: pytest.fail("computed twice")) == built
+    with pytest.raises(CheckpointMismatch):
+        store.build(4, "other", lambda _: version(4))
+    with pytest.raises(StateLost, match="needs version 5"):
+        store.before(6)
+    for batch in range(5, 9):
+        store.build(batch, f"digest{batch}", partial(made, batch))
+    store.purge(committed=7)
+    assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["6", "7", "8"]
+
+
+def test_versions_of_releases_without_segments_are_read_and_written_as_they_were(tmp_path: Path) -> None:
+    """So a stage that has none may go back to such a release; one that has some is refused by it."""
+    store = StateStore.opened(place(tmp_path), tmp_path / "state", 2, batch=4, ordinal=1)
+    store.build(4, "digest4", partial(made, 4))
+    written = json.loads((tmp_path / "state/4/manifest.json").read_bytes())
+    assert (written["format"], written["ranges"]) == (1, [["4.state", "", 5, 2], ["", "", None, 0]])
+    segments = (Segment("a.segments", 1, 3, 40, 90, (1, 2)),)
+    store.build(5, "digest5", lambda _: Version(5, "digest5", 14, [RangeEntry(segments=segments, facts=(9,))]))
+    written = json.loads((tmp_path / "state/5/manifest.json").read_bytes())
+    assert (written["format"], written["ranges"]) == (2, [["", "", None, 0, [["a.segments", 1, 3, 40, 90, 1, 2]], [9]]])
+    before = store.version(5)
+    assert before is not None
+    assert before.due is None
+    due = [RangeEntry(segments=segments, due=each) for each in (Due(9, None), Due(None, 4), None, Due(8, 6))]
+    store.build(6, "digest6", lambda _: Version(6, "digest6", 14, due))
+    after = store.version(6)
+    assert after is not None
+    assert after.ranges == due
+    assert after.due == Due(8, 4)
+    (tmp_path / "state/5/manifest.json").write_text(json.dumps({**written, "format": 4}))
+    with pytest.raises(CheckpointMismatch, match="of format 4; this release reads 1 to 3"):
+        store.version(5)
+
+
+def test_state_that_moved_or_was_cut_otherwise_is_refused(tmp_path: Path) -> None:
+    StateStore.opened(place(tmp_path), tmp_path / "state", 2, batch=0, ordinal=1)
+    with pytest.raises(CheckpointMismatch, match="ranges=2"):
+        StateStore.opened(place(tmp_path), tmp_path / "state", 4, batch=1, ordinal=1)
+    with pytest.raises(CheckpointMismatch, match="pass the same path"):
+        StateStore.opened(place(tmp_path), tmp_path / "elsewhere", 2, batch=1, ordinal=1)
+
+
+def test_the_schema_of_what_is_emitted_is_compared_by_name(tmp_path: Path) -> None:
+    """More columns come with the next batch. One that was interrupted has its rows already, and not in them."""
+    made, schema = {"key": "k STRING", "stamp": "event"}, {"t": "timestamp", "n": "bigint"}
+    more, fewer = {"m": "int", **schema}, {"t": "timestamp"}
+
+    def opened(batch: int) -> StateStore:
+        return StateStore.opened(place(tmp_path / "ck"), tmp_path / "state", 1, batch, ordinal=1)
+
+    def build(batch: int, emitted: str) -> None:
+        entries = [RangeEntry(emitted=emitted)]
+        opened(batch).build(batch, "aa", lambda _: Version(batch, "aa", MIN, entries))
+
+    opened(0).match(made, schema, 0)
+    build(0, "rows")
+    opened(0).match(made, dict(reversed(schema.items())), 0)
+    with pytest.raises(
+        CheckpointMismatch, match=r"struct<m:int,t:timestamp,n:bigint>.* was until batch 0 is committed, which was"
+    ):
+        opened(0).match(made, more, 0)
+    for other in (fewer, {**schema, "n": "int"}, {**fewer, "m": "int"}):
+        with pytest.raises(
+            CheckpointMismatch, match=r"with the schema struct<t:timestamp,n:bigint>, .* with what it was, or"
+        ):
+            opened(1).match(made, other, 1)
+    build(1, "")
+    opened(1).match(made, more, 1)
+    with pytest.raises(CheckpointMismatch, match="with the schema struct<m:int,t:timestamp,n:bigint>, and"):
+        opened(1).match(made, schema, 1)
+    opened(2).match(made, {**more, "z": "int"}, 2)
