@@ -300,7 +300,7 @@ def catching_up() -> Exported:
 HARMLESS: dict[str, tuple[Callable[[], Exported], tuple[str, ...]]] = {
     "new and catches up in minutes": (lambda: new_and_catching_up(20), ()),
     "unknown before anybody claimed": (lambda: unknown(0), ()),
-    "an estimate": (lambda: estimated(silent()), ("LowwaterEstimateLate",)),
+    "an estimate": (lambda: estimated(silent() | {STUCK: held(FAULT, lambda t: t - 5)}), ("LowwaterEstimateLate",)),
     "finished while it stood": (lambda: finished(named(standing(FAULT - 300), FAULT)), ("LowwaterHolderSilent",)),
     # Its promise is broken, and that is told: old data are old data. But nobody is guilty of it.
     "idle but renewed": (idle_but_renewed, ("LowwaterPromiseBroken",)),
