@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,10 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
+from lowwater._server.http import JOIN_SECONDS
 from lowwater.cli.arguments import parser as client_parser
 from lowwater_authority import serve as server
+from lowwater_authority.cluster.cluster import HAND_OVER_SECONDS
 from lowwater_authority.commands import serve_arguments
 from lowwater_authority.files.table import BadFile
 from lowwater_authority.promises import Promises
@@ -354,3 +357,50 @@ def test_a_promise_that_would_keep_a_shard_from_starting_is_refused_by_helm(
     said = helm("template", "lw", CHART, "--values", values)
     assert said.returncode != 0
     assert "promises" in said.stderr
+
+
+def test_a_password_is_in_the_secret_alone() -> None:
+    found = [document for document in documents("redis") if "in-a-secret" in yaml.safe_dump(document)]
+    assert not found
+    [secret] = of_kind("redis", "Secret")
+    assert base64.b64decode(secret["data"]["url"]) == b"redis://:in-a-secret@redis.data.svc:6379"
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_every_secret_that_the_server_reads_is_a_file_that_is_mounted(name: str) -> None:
+    files = {each: path for each, path in environment(name, "x").items() if each.endswith("_FILE")}
+    assert "from a Secret" not in set(environment(name, "x").values()) or name == "everything"
+    volumes = {each["name"]: each for each in stateful_set(name)["spec"]["template"]["spec"]["volumes"]}
+    mounts = {each["mountPath"]: volumes[each["name"]] for each in container(name)["volumeMounts"]}
+    for path in files.values():
+        folder, _, key = path.rpartition("/")
+        assert [each["path"] for each in mounts[folder]["secret"]["items"]] == [key]
+
+
+def test_two_releases_in_one_redis_are_two_deployments() -> None:
+    assert flags("redis").deployment == "prod.lw-lowwater"
+    assert flags("redis-secret").deployment == "orders"
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_stop_has_time_to_hand_over(name: str) -> None:
+    spec = stateful_set(name)["spec"]["template"]["spec"]
+    assert spec["terminationGracePeriodSeconds"] >= 2 * (HAND_OVER_SECONDS + server.GRACE_SECONDS + JOIN_SECONDS)
+    assert "lifecycle" not in container(name), "SIGTERM drains by itself"
+
+
+@pytest.mark.parametrize(
+    "text", ['"', "'", "\\", "\n[[promise]]", "\\u0022", "{{ .Values }}", "a # b", "\u00e9\u6c34", "<&>", "$(x)", "~"]
+)
+def test_a_text_of_a_promise_is_a_text_and_nothing_else(tmp_path: Path, text: str) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text(json.dumps({"promises": [{"computations": "a", "owner": f"x{text}x"}, {"computations": "b"}]}))
+    said = helm("template", "lw", CHART, "--values", values, "--show-only", "templates/configmap-promises.yaml")
+    if "\n" in text:
+        assert said.returncode != 0, "an owner has no lines"
+        assert "/promises/0/owner" in said.stderr or "promises.0.owner" in said.stderr
+        return
+    assert said.returncode == 0, said.stderr
+    [made] = parsed(said.stdout)
+    known = Promises.parse(made["data"]["promises.toml"].encode(), "promises.toml")
+    assert (known.of("a").owner, known.of("b").owner, len(known)) == (f"x{text}x", "", 2)

@@ -28,6 +28,27 @@ NONE_OF = "is none of --listen=[::]:7420, --http=[::]:7421, the same with 0.0.0.
 DEAD_AFTER = f"--dead-after is from {LEAST_DEAD_AFTER:g} to {MOST_DEAD_AFTER:g} seconds"
 
 REFUSED = {
+    "a token in the environment": (["extraEnv[0].name=LOWWATER_PEER_TOKEN"], "extraEnv has LOWWATER_PEER_TOKEN"),
+    "a global authority that is scraped without a token": (
+        ["globalAuthority.enabled=true", "globalAuthority.accessSecret=there", "serviceMonitor.enabled=true"],
+        "with globalAuthority.accessSecret a scrape needs a token: set serviceMonitor.tokenSecret.name",
+    ),
+    "a region without a token": (
+        ["access.config=x", "page.enabled=false", *REGION],
+        "with access the region needs a token: set region.tokenSecret.name",
+    ),
+    "a region without a token for the global authority beside it": (
+        [
+            *ALONE,
+            *("globalAuthority.enabled=true", "globalAuthority.accessSecret=x"),
+        ],
+        "with globalAuthority.accessSecret the region of this release needs a token: set region.globalTokenSecret.name",
+    ),
+    "a scrape without a token": (
+        ["access.config=x", "page.enabled=false", "serviceMonitor.enabled=true"],
+        "with access a scrape needs a token: set serviceMonitor.tokenSecret.name",
+    ),
+    "client certificates without TLS": (["tls.clientAuth=true"], "tls.clientAuth needs TLS: set tls.existingSecret"),
     "several without Redis": (
         ["replicaCount=3"],
         "replicaCount is 3, but without Redis each replica would be an authority of its own, and tell something else: "

@@ -294,3 +294,12 @@ async def test_a_damaged_view_is_refused_and_may_be_deleted(redis: RedisStore, f
     view, beats = await directory.beat("a1")
     assert view == View()
     assert beats.since == beats.now
+
+
+async def test_a_script_cache_that_was_emptied(redis: RedisStore) -> None:
+    directory = await redis.open()
+    view = await join(directory, A)
+    redis.server.execute("SCRIPT", "FLUSH")
+    assert (await directory.beat("a1"))[0] == view
+    redis.server.execute("SCRIPT", "FLUSH")
+    assert await directory.propose(view.joined(B), over=view.version)

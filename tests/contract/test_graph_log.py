@@ -80,3 +80,24 @@ async def test_a_log_whose_changes_do_not_fit_each_other_starts_nobody(store: St
     with pytest.raises(BrokenGraph, match=r"stands behind version 1.* start from a restored copy"):
         async with serving(store.make()):
             pass
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+async def test_changes_that_the_store_has_lost_are_put_back(
+    shared: SharedStore, lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lowwater_authority.engine.logs.GRAPH_BYTES", 1 << 20)
+    async with serving(shared.make()) as one, serving(shared.make()) as other:
+        for name in ("a", "b", "c"):
+            await one.register(Spec(name))
+        await other.confirm(())
+        for number in range(lost):
+            await one.register(Spec(f"lost{number}", ("a",)))
+        await one.held.logs.settle()
+        last = (await one.journal.load(GRAPH)).last
+        shared.forget(GRAPH, last - lost)
+        await other.register(Spec("new", ("b",)))
+        for each in (one, other, one):
+            await each.confirm(())
+        assert one.topology == other.topology == await stored(one)
+        assert {"a", "b", "c", "new", *(f"lost{number}" for number in range(lost))} == one.topology.computations.keys()

@@ -195,3 +195,56 @@ async def test_a_log_of_another_owner_is_not_copied_over(store: Store) -> None:
     else:
         # Opening it was the take-over.
         await fenced(owner.append([entry("a", 2)]))
+
+
+async def test_a_loss_is_no_business_of_a_fenced_writer(shared: SharedStore) -> None:
+    one = await shared.open("a", "b")
+    await one.append([entry("a", n) for n in range(1, 6)])
+    shared.forget("a", 3)
+    two = await shared.open("a")
+    calls = [*writes(one, "a", 6), one.confirm(["a"]), one.restore("a", 6, b"one")]
+    assert await fenced(*calls) == 5 * [{"a": (1, 2)}]
+    assert await one.load("a") == loaded("a", 1, 3)
+    await two.append([entry("a", 4)])
+    assert await two.load("a") == loaded("a", 1, 4)
+    assert (await one.take("a")).epoch == 3
+    await one.append([entry("a", 5)])
+
+
+async def test_restore_leaves_nothing_of_an_older_snapshot(store: Store) -> None:
+    journal = await store.open("a")
+    await journal.append([entry("a", n) for n in range(1, 4)])
+    await journal.snapshot("a", 2, b"s" * (3 * PART_BYTES))
+    await journal.restore("a", 9, b"nine")
+    assert await journal.load("a") == LoadedLog(9, b"nine", [])
+    with pytest.raises(JournalPosition):
+        await journal.append([entry("a", 4)])
+
+
+async def test_the_graph_is_healed_once(shared: SharedStore) -> None:
+    one, two = await shared.connect(), await shared.connect()
+    await one.append([entry(GRAPH, n) for n in range(1, 4)])
+    await two.load(GRAPH)
+    shared.forget(GRAPH, 1)
+    await lost(one.confirm([]), two.confirm([]))
+    await one.restore(GRAPH, 4, b"one")
+    with pytest.raises(JournalPosition):
+        await two.restore(GRAPH, 4, b"two")
+    assert await two.confirm([]) == 4
+    assert await two.load(GRAPH) == LoadedLog(4, b"one", [])
+
+
+@pytest.mark.parametrize("log", ["a", GRAPH])
+async def test_where_a_log_ends_is_told_whatever_is_damaged(store: Store, log: str) -> None:
+    journal = await store.open("a")
+    assert await journal.end(log) == journal.acknowledged(log) == End()
+    await journal.append([entry(log, n) for n in range(1, 4)])
+    before = await journal.load(log)
+    assert await journal.end(log) == journal.acknowledged(log) == before.end
+    assert sorted(before.tails) == [1, 2, 3]
+    store.damage(log, 3)
+    assert await journal.end(log) == before.end
+    store.damage(log, 2)
+    store.forget(log, 1)
+    assert await journal.end(log) == End(1, before.tails[1])
+    assert journal.acknowledged(log) == before.end

@@ -166,3 +166,33 @@ async def test_a_snapshot_of_the_graph_is_of_the_record_that_is_there(shared: Sh
     await one.load(GRAPH)
     await one.snapshot(GRAPH, 3, b"of all")
     assert await two.load(GRAPH) == LoadedLog(3, b"of all", [])
+
+
+async def test_the_epoch_is_above_what_is_asked_for(store: Store) -> None:
+    journal = await store.connect()
+    assert (await journal.take("a", above=41)).epoch > 41
+    assert (await journal.take("a", above=7)).epoch > 42
+    await journal.close()
+    store.crash()
+    journal = await store.connect()
+    assert (await journal.take("a")).epoch > 43
+
+
+async def test_a_written_record_of_the_graph_is_known_again_behind_those_of_others(shared: SharedStore) -> None:
+    one, two = await shared.connect(), await shared.connect()
+    call = [entry(GRAPH, 1), entry(GRAPH, 2)]
+    await one.append(call)
+    await two.append([entry(GRAPH, 3)])
+    await one.append(call)
+    for other in ([entry(GRAPH, 1), entry(GRAPH, 2, b"")], [entry(GRAPH, 2), entry(GRAPH, 3)], [entry(GRAPH, 3)]):
+        with pytest.raises(JournalPosition):
+            await one.append(other)
+    assert await one.load(GRAPH) == loaded(GRAPH, 1, 3)
+
+
+async def test_others_may_go_on_behind_a_record_while_a_snapshot_is_made_of_it(shared: SharedStore) -> None:
+    one, two = await shared.connect(), await shared.connect()
+    await one.append([entry(GRAPH, 1), entry(GRAPH, 2)])
+    await two.append([entry(GRAPH, 3)])
+    await one.snapshot(GRAPH, 2, b"two")
+    assert await two.load(GRAPH) == loaded(GRAPH, 3, 3, snapshot=b"two")

@@ -154,3 +154,15 @@ def test_a_layout_is_compared_by_what_it_is_and_not_by_its_version_alone(
     wanted: Layout, told: Layout, differs: bool
 ) -> None:
     assert wanted.differs(told) == differs
+
+
+async def test_a_claim_of_the_parts_copies_and_one_of_the_whole_takes_the_least(memory: Store) -> None:
+    async with running(memory) as shard:
+        await shard.register(Spec("x"))
+        first = await shard.claim("x", claim(1, b"\x80"))
+        report = GroupReport(first.sequencer, np.array([5 * HOUR, 6 * HOUR]))
+        await shard.report([("x", report)], sender=b"s" * 16, number=(1, 1))
+        second = await shard.claim("x", claim(2, b"\x40", b"\x80", b"\xc0", instead_of=first.sequencer))
+        assert second.watermarks.tolist() == [5 * HOUR, 5 * HOUR, 6 * HOUR, 6 * HOUR]
+        third = await shard.claim("x", claim(3, b"\x40", instead_of=second.sequencer))
+        assert third.watermarks.tolist() == [5 * HOUR, 5 * HOUR]

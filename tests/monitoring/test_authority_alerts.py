@@ -118,6 +118,8 @@ def said_at_the_start(event: str, level: str = "error") -> Exported:
 
 
 FIRES: dict[str, tuple[Callable[[], Exported], Mapping[float, Instances]]] = {
+    "LowwaterSliceUnheard": (lambda: now("lowwater_unheard_slices", 2), {3690: [], 3720: [ONE]}),
+    "LowwaterPromisesRefused": (lambda: now("lowwater_promises_refused", 1), {3870: [], 3900: [ONE]}),
     "LowwaterAuthorityDown": (down, {3630: [], 3660: [ONE]}),
     "LowwaterAuthorityAbsent": (down, {3870: [], 3900: [{}]}),
     "LowwaterTwoOwners": (lambda: second(3, healthy()), {3570: [], 3600: [JOB | {"computation": "enriched"}]}),

@@ -300,7 +300,7 @@ def catching_up() -> Exported:
 HARMLESS: dict[str, tuple[Callable[[], Exported], tuple[str, ...]]] = {
     "new and catches up in minutes": (lambda: new_and_catching_up(20), ()),
     "unknown before anybody claimed": (lambda: unknown(0), ()),
-    "an estimate": (lambda: estimated(silent()), ("LowwaterEstimateLate",)),
+    "an estimate": (lambda: estimated(silent() | {STUCK: held(FAULT, lambda t: t - 5)}), ("LowwaterEstimateLate",)),
     "finished while it stood": (lambda: finished(named(standing(FAULT - 300), FAULT)), ("LowwaterHolderSilent",)),
     # Its promise is broken, and that is told: old data are old data. But nobody is guilty of it.
     "idle but renewed": (idle_but_renewed, ("LowwaterPromiseBroken",)),
@@ -319,3 +319,41 @@ HARMLESS: dict[str, tuple[Callable[[], Exported], tuple[str, ...]]] = {
 def test_the_harmless_neighbour_is_quiet(tmp_path: Path, name: str) -> None:
     made, but = HARMLESS[name]
     check(tmp_path, made(), quiet(AFTER, *but))
+
+
+def test_an_alert_that_says_who_answers_goes_on_while_nothing_is_scraped(tmp_path: Path) -> None:
+    exported = promised(standing(), "enriched", 600)
+    hour = {**ONE, **ANSWERS, "window": "1h"}
+    fires = FAULT + 1500
+    paused(exported, fires + 300, fires + 390)
+    expected: dict[str, Mapping[float, Instances]] = {
+        "LowwaterPromiseBroken": {at: [hour] for at in (fires + 270, *range(fires + 300, fires + 600, 30))}
+    }
+    check(tmp_path, exported, expected)
+
+
+def relieved() -> Exported:
+    """The shard before says of enriched that its holder is silent, its ranges are left and its operation does not end."""
+    exported = failed_over()
+    exported[of("last_report_timestamp_seconds", "enriched")] = lambda t: min(t, FAULT + 600)
+    exported[of("oldest_operation_timestamp_seconds", "enriched")] = lambda t: min(t, FAULT + 600)
+    exported[of("ranges", "enriched", ', state="unowned"')] = lambda t: 2 if t >= FAULT + 600 else 0
+    # Of its successor neither is known: nobody reported since.
+    for name in ("last_report", "oldest_operation"):
+        paused(exported, 0, 20 * HOURS, f'lowwater_{name}_timestamp_seconds{{{TWO}, computation="enriched"')
+    return exported
+
+
+def test_who_was_relieved_accuses_nobody(tmp_path: Path) -> None:
+    check(
+        tmp_path,
+        relieved(),
+        quiet(AFTER, "LowwaterComputationHolds", "LowwaterWatermarkStalled", "LowwaterPromiseBroken"),
+    )
+
+
+def test_records_that_were_excused_stay_told_while_nothing_is_scraped(tmp_path: Path) -> None:
+    exported = behind(lambda t: 0.0 if t < FAULT else 120.0)
+    paused(exported, FAULT + 300, FAULT + 390)
+    budget = {"job": "lowwater", "computation": "flights", "budget": "0.01"}
+    check(tmp_path, exported, {"LowwaterLatenessJumped": {FAULT + at: [budget] for at in range(270, 600, 30)}})

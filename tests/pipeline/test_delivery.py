@@ -27,9 +27,9 @@ from lowwater_pipeline.computation.stage import ComputationUpdate, outbox_of, st
 from lowwater_pipeline.computation.turn import Context
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.kafka_marks import marks_topic
-from lowwater_spark.track.segments import Due, Parent, Segments, Unsent, write_segments
+from lowwater_spark.track.segments import Due, FreshSegment, NextSegments, Parent, Segments, Unsent, write_segments
 from tests.kit.kafka import ANSWERS_WITHIN, Kafka
-from tests.kit.times import MAX, MINUTE, SECOND
+from tests.kit.times import MAX, MIN, MINUTE, SECOND
 
 _names = itertools.count()
 
@@ -330,3 +330,35 @@ def test_what_is_declared_is_looked_at(made: Computation, said: str) -> None:
     frame: Any = None
     with pytest.raises((ValueError, TypeError, Unsupported), match=said):
         start(made, frame, None, checkpoint="nowhere")
+
+
+def test_rows_that_an_older_release_has_kept_are_sent(sent: Range) -> None:
+    [broker] = sent.kafka.brokers
+    sent.patience = 0.1
+    broker.pause()
+    try:
+        sent.run(table([("a", 1, 3)]), MINUTE, now=SECOND)
+        [kept] = [each for each in sent.last.segments if len(each.facts) > 3 and each.facts[0] == 1]
+        older = NextSegments(
+            [FreshSegment(sent.last.read(kept).drop_columns(["since"]), (1,))], sent.last.facts, sent.due
+        )
+        folder = sent.folder / "older"
+        folder.mkdir()
+        sent.last = Segments(str(folder), write_segments(older, sent.last, str(folder), "00000-0"), sent.last.facts)
+        assert sent.unsent == []
+        sent.run(table([("b", 1, 4)]), MINUTE, now=2 * SECOND)
+        assert sent.unsent == [Unsent(2, 0, MIN, f"the topic {sent.topic}")]
+    finally:
+        broker.resume()
+    sent.patience = ANSWERS_WITHIN
+    sent.run(table([]), MINUTE, now=3 * SECOND)
+    assert sent.waiting == 0
+    assert [row["n"] for _, _, row in sorted(sent.messages(), key=lambda each: each[1])] == [3, 4]
+
+
+def test_code_that_was_mended_between_two_attempts_gives_no_row_the_id_of_another(sent: Range) -> None:
+    before = sent.delivery._ids("sums", ["a", "a"], [b"1", b"2"])
+    after = sent.delivery._ids("sums", ["a", "a", "a"], [b"0", b"1", b"2"])
+    assert after[1:] == before
+    assert len({*after}) == 3
+    assert len({*sent.delivery._ids("sums", ["a", "a"], [b"1", b"1"])}) == 2, "two equal rows are two"

@@ -11,10 +11,11 @@ import pyarrow as pa
 import pytest
 
 from lowwater_pipeline.computation.computation import Computation, Input, Output, Record
+from lowwater_pipeline.computation.incoming import waiting
 from lowwater_pipeline.computation.productions import OUTPUT, Outputs
 from lowwater_pipeline.computation.turn import Context
 from tests.kit.times import MAX
-from tests.pipeline.test_computation import Range
+from tests.pipeline.test_computation import ONE, Range, Rows, table
 from tests.pipeline.test_turn import LOG
 
 SEARCHES = pa.struct([("query", pa.string()), ("N", pa.int64())])
@@ -94,3 +95,21 @@ def test_records_come_by_time_input_and_id_and_those_that_wait_keep_their_input(
         disk.run(rows("a", batch), 0, killed=True)
     disk.run(rows("a", []), MAX)
     assert disk.logs() == {"a": met(events if in_order else [one for each in batches for one in sorted(each)])}
+
+
+def test_one_input_is_kept_as_it_was_before_there_were_several(tmp_path: Path) -> None:
+    action = pa.struct([("what", pa.string()), ("tag", pa.string()), ("later", pa.int64()), ("other", pa.int64())])
+    before = pa.struct([("timestamp", pa.int64()), ("id", pa.int64()), ("row", pa.struct([("do", pa.list_(action))]))])
+    assert waiting(Rows.inputs, table([ONE])) == pa.list_(before)
+    seen: list[str] = []
+
+    class Names(Rows):
+        def process_record(self, ctx: Context, record: Record) -> None:
+            seen.append(record.input)
+            super().process_record(ctx, record)
+
+    disk = Range(tmp_path, Names(in_order=True))
+    disk.run(table([ONE]), 0)
+    assert seen == []
+    disk.run(table([]), MAX)
+    assert seen == ["source"]

@@ -160,3 +160,19 @@ def test_the_figures_say_what_was_counted(make: Make) -> None:
         assert value("watermark_timestamp_seconds", 1) is None
         said = generate_latest(registry).decode()
         assert all(f"# TYPE {each.name} {each.kind}" in said for each in FIGURES)
+
+
+def test_a_memory_that_cannot_be_opened_holds_its_partition_alone(make: Make) -> None:
+    case = make(partitions=PARTITIONS)
+    place = case.settings.state / f"{case.settings.output}-0"
+    place.parent.mkdir(parents=True)
+    place.write_text("in the way")
+    with running(case) as job:
+        case.put(*by_partition(IDS, PARTITIONS))
+        eventually(
+            lambda: job.counts()[1].admitted == len(SECOND) if 1 in job.counts() else False, "the second one goes on"
+        )
+        assert not any(each.refused for each in job.workers())
+        place.unlink()
+        eventually(has_all(case), "the first one goes on by itself")
+    assert case.outcome() == EXACT

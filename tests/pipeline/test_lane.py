@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,11 +12,14 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException, Producer, TopicPartition
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin._resource import ResourceType
 
 from lowwater_pipeline.dedup.errors import Held, Refused
 from lowwater_pipeline.dedup.lane import Lane
 from lowwater_pipeline.dedup.mark import NO_FLOOR
 from lowwater_pipeline.dedup.senders import Low
+from tests.kit.eventually import eventually
 from tests.kit.kafka import Row
 from tests.kit.times import SECOND
 from tests.pipeline.case import EXACT, Case, Killed, at
@@ -455,3 +459,62 @@ def test_an_input_longer_than_the_window_is_adopted_only_by_one_who_knows(make: 
         case.lane(adopt=True)
     case.drain(case.lane(adopt=True, accept_shorter=True))
     assert case.outcome().doubled == 6, "as was said"
+
+
+def test_a_watermark_is_never_lower(make: Make) -> None:
+    case = watermark(make)
+    case.low = Low(2 * SECOND, (1,))
+    case.send("a", times=[5000])
+    lane = case.drain(case.lane())
+    case.low = Low(SECOND, (1,))
+    case.send("b", times=[1500])
+    case.drain(lane)
+    assert case.ids() == ["a"]
+
+
+def test_a_message_that_is_stamped_below_the_floor_is_not_passed_on_as_new(make: Make) -> None:
+    case = make("1h")
+    lane = case.lane()
+    lane._mark = replace(lane._mark, floor=int(time.time() * 1000) + 365 * 24 * 3_600_000)
+    case.send("a", "a")
+    with pytest.raises(Refused, match=r"at offset 0 stops the partition: the broker has stamped it .* further back"):
+        case.drain(lane)
+    assert case.ids() == []
+
+
+def stamp_by_broker(case: Case) -> None:
+    """The operator does what the refusal says; what is in the topic keeps the times of its senders."""
+    told = ConfigEntry("message.timestamp.type", "LogAppendTime", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, case.settings.input, incremental_configs=[told])
+    case.kafka.admin.incremental_alter_configs([resource])[resource].result(60)
+
+    def known() -> bool:
+        try:
+            case.pins()
+        except Refused:
+            return False
+        return True
+
+    eventually(known, "the broker says so")
+
+
+def test_a_backlog_with_the_senders_times_stops_a_window_by_time(make: Make) -> None:
+    case = make("1h", stamped=False)
+    case.send("ahead", times=[int(time.time() * 1000) + 3_000_000])
+    stamp_by_broker(case)
+    with pytest.raises(Refused, match="at offset 0 stops the partition: it has the time of its sender"):
+        case.drain(case.lane())
+    assert case.ids() == []
+
+
+def test_the_first_start_is_committed_before_anything_is_read(case: Case) -> None:
+    lane = case.lane()
+    lane.step()
+    case.shut(lane)
+    with case.asking() as asked:
+        (found,) = asked.committed([TopicPartition(case.settings.input, 0)], 60)
+    assert found.offset == 0
+    cut(case, case.settings.output, -1)
+    case.send(*"aba")
+    case.drain(case.lane())
+    assert case.outcome() == EXACT

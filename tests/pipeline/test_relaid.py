@@ -17,7 +17,7 @@ from lowwater_pipeline.computation.computation import Record
 from lowwater_pipeline.computation.stage import ComputationUpdate, pieces_of
 from lowwater_spark.track.segments import Due, Parent, Segments, write_segments
 from tests.kit.times import MIN
-from tests.pipeline.test_computation import OUT, Rows, table
+from tests.pipeline.test_computation import OUT, Row, Rows, table
 from tests.pipeline.test_turn import LOG, Action, Oracle, actions
 
 END = 2**63
@@ -87,17 +87,24 @@ steps = st.lists(
 Steps = list[tuple[list[tuple[str, int, list[Action]]], int, int, set[int]]]
 
 
-def play(history: Steps) -> None:
-    """Run a history, and compare each batch with what the keys' oracles say."""
-    oracles = {key: Oracle(1) for key in PLACES}
+@settings(max_examples=100)
+@given(steps, st.sampled_from([1, 5]), st.booleans())
+def test_every_key_meets_what_its_oracle_does_however_its_range_is_cut(
+    history: Steps, length: int, in_order: bool
+) -> None:
+    oracles = {key: Oracle(length) for key in PLACES}
+    waiting: list[Row] = []
     low, now, number = MIN, 0, 0
     with tempfile.TemporaryDirectory() as folder:
-        stage = Stage(Path(folder), Rows(1))
+        stage = Stage(Path(folder), Rows(length, in_order=in_order))
         for i, (given_rows, step, tick, inner) in enumerate(history):
             low = max(low, 0) + step if i else MIN
             now += tick
             rows = [(key, micros, number + j, do) for j, (key, micros, do) in enumerate(given_rows)]
             number += len(rows)
+            waiting += rows
+            ready = [row for row in waiting if not in_order or row[1] < low]
+            waiting = [row for row in waiting if row not in ready]
             made = table(rows)
             at = made.schema.get_field_index("lowwater_place")
             made = made.set_column(
@@ -106,7 +113,7 @@ def play(history: Steps) -> None:
             produced = stage.run(made, low, now, sorted(inner))
             expected = []
             for key, oracle in oracles.items():
-                oracle.turn([Record(t, each, {"do": do}) for name, t, each, do in rows if name == key], low, now)
+                oracle.turn([Record(t, each, {"do": do}) for name, t, each, do in ready if name == key], low, now)
                 expected += oracle.out
                 oracle.out.clear()
             assert len(produced) == len(expected)
@@ -118,14 +125,11 @@ def play(history: Steps) -> None:
                 mine = [oracle for key, oracle in oracles.items() if span[0] <= PLACES[key] < span[1]]
                 timers = [each for oracle in mine for each in oracle.timers["set"]]
                 rings = [each for oracle in mine for each in oracle.timers["wall"]]
-                least = min((held for _, _, held in [*timers, *rings]), default=None)
+                late = [micros for key, micros, _, _ in waiting if span[0] <= PLACES[key] < span[1]]
+                holds = [*(held for _, _, held in [*timers, *rings]), *(micros // length * length for micros in late)]
+                least = min(holds, default=None)
                 assert hold == (None if least is None else lowwater.Watermark(least))
                 assert due == Due(
-                    min((at for at, _, _ in timers), default=None), min((at for at, _, _ in rings), default=None)
+                    min([*(at for at, _, _ in timers), *(micros + 1 for micros in late)], default=None),
+                    min((at for at, _, _ in rings), default=None),
                 )
-
-
-@settings(max_examples=100)
-@given(steps)
-def test_every_key_meets_what_its_oracle_does_however_its_range_is_cut(history: Steps) -> None:
-    play(history)

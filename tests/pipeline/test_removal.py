@@ -13,8 +13,9 @@ from lowwater_pipeline.command import main
 from lowwater_pipeline.computation.remains import Remains
 from lowwater_pipeline.graph import Pipeline, removal
 from lowwater_pipeline.graph.removal import Refused, check_unread, drain, mark_running, remove
+from lowwater_spark.track.segments import Segment
 from lowwater_spark.track.state import RangeEntry, StateStore, Version
-from tests.kit.times import mark
+from tests.kit.times import MAX, mark
 from tests.pipeline.test_graph import SOURCE, module, named, reads
 from tests.process.serving import Serving
 from tests.spark.support import Upstream, place
@@ -201,3 +202,35 @@ def test_another_root_or_another_authority_removes_nothing(root: Path, lw: lowwa
         with pytest.raises(Refused, match="is no name of a computation"):
             remove(root, name, lw, discard=True)
     assert (root / "checkpoints/a/begun").exists()
+
+
+def test_what_would_be_lost_is_lost_only_when_that_is_said(root: Path, lw: lowwater.Client) -> None:
+    stood(lw)
+    with pytest.raises(
+        Refused, match=r"a is not finished, its low watermark is 2013-01-09T09:00:00Z: rows that it has"
+    ):
+        remove(root, "a", lw, discard=False)
+    assert lw.get("a")["a"].registered
+    aside = root / "removed/a.1"
+    assert remove(root, "a", lw, discard=True) == f"a is removed, its checkpoint is {aside} now. Its outputs stay"
+    assert lw.get("a")["a"].dropped
+    assert [each.name for each in aside.iterdir()] == ["begun"]
+    with pytest.raises(Refused, match=r"there is no a in .*: .*/checkpoints/a is not there. Is --root that of"):
+        remove(root, "a", lw, discard=True)
+
+
+def test_what_is_left_is_told_by_the_newest_version(tmp_path: Path) -> None:
+
+    def entry(*segments: Segment) -> RangeEntry:
+        return RangeEntry(segments=segments, facts=(1,))
+
+    idle = Segment("x", 0, 5, 1, 1, (0, 5, MAX, MAX, MAX, 1, 9))
+    ranges = [
+        RangeEntry(),
+        entry(idle),
+        entry(idle, Segment("x", 1, 2, 1, 1, (0, 2, 70, MAX, 60, 1, 9))),
+        entry(Segment("x", 0, 2, 1, 1, (0, 2, 50, 90, 40, 1, 9)), Segment("x", 1, 4, 1, 1, (1, 30, 20, 0))),
+    ]
+    assert Remains.of_ranges(ranges) == Remains(2, 50, 90, 4)
+    assert not Remains.of_ranges(ranges[:2])
+    assert not Remains.of(tmp_path), "before the first batch"

@@ -267,3 +267,21 @@ def test_what_means_nothing_is_refused(wrong: dict[str, Any], said: str) -> None
         Sieve("id", "t", **wrong)
     with pytest.raises(ValueError, match="window is one of watermark, size, both: 'time'"):
         Window.of("time")
+
+
+def test_what_is_forgotten_decides_nothing_while_it_is_still_there() -> None:
+    rows = table([(f"id{number}", number) for number in range(8)])
+    by_size = sieve("size", most=5)
+    seen, _, _ = sieve().sift(Seen(), rows, MIN)
+    seen, _, _ = by_size.sift(seen, table([]), MIN)
+    assert ([each.rows for each in seen.pieces], seen.since) == ([8], 3)
+    _, out, counts = by_size.sift(seen, rows, MIN)
+    assert out["id"].to_pylist() == ["id0", "id1", "id2"]
+    assert counts.remembered == 5
+    _, out, _ = by_size.sift(replace(seen, since=0), rows, MIN)
+    assert out.num_rows == 0, "it would be called a copy"
+    seen, _, counts = sieve().sift(sieve().sift(Seen(), rows, MIN)[0], table([]), 4)
+    assert ([each.rows for each in seen.pieces], counts.remembered) == ([8], 4)
+    anew = table([("id0", 5), ("id5", 5)])
+    assert sieve().sift(seen, anew, 4)[1]["id"].to_pylist() == ["id0"]
+    assert sieve().sift(replace(seen, floor=MIN), anew, MIN)[1].num_rows == 0

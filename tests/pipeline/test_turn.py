@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lowwater_pipeline.computation.codec import Codec
 from lowwater_pipeline.computation.computation import END, Computation, Input, Output, Record, Timer, floor
-from lowwater_pipeline.computation.turn import Context, Kept, Turns
+from lowwater_pipeline.computation.turn import Context, Kept, TimerId, Turns
 from tests.kit.times import MAX, MIN
 
 LOG = Codec[list[str]](list[str])
@@ -424,3 +424,27 @@ def test_a_state_as_it_began_and_no_timer_leave_nothing() -> None:
             ctx.state = []
 
     assert not Turns(Forgets(), OUTPUTS, MIN).take("k", Kept(b'["a"]'), [record(1, 1)])
+
+
+def test_an_equal_timer_keeps_the_lower_hold() -> None:
+
+    def sets(ctx: Context) -> None:
+        ctx.set_timer("t", 200, hold=26)
+        ctx.set_timer("t", 200)
+
+    turns = Turns(Once(sets), {"out": frozenset("ab")}, 100)
+    assert turns.take("k", Kept(), [Record(25)]).timers == {(200, "t"): 26}
+
+
+def test_a_timer_produces_nothing_below_its_hold_unless_another_one_holds_that() -> None:
+    def produces(ctx: Context) -> None:
+        ctx.produce("out", ROW, timestamp=50)
+
+    timer: TimerId = (60, "t")
+    once(Once(produces, produces), kept=Kept(timers={timer: 50}))
+    with pytest.raises(
+        ValueError, match="which the low watermark may have passed: set the timer with the lowest timestamp"
+    ):
+        once(Once(produces, produces), kept=Kept(timers={timer: 51}))
+    turns = once(Once(produces, produces), kept=Kept(timers={timer: 51}, wall_timers={(9, "w"): 50}))
+    assert [stamp for _, _, stamp in turns.productions] == [50]
