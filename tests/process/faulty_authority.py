@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 
-class Fault:
+class Fault(NamedTuple):
     """One fault. ``changes`` has a function for each kind of message: it changes the message."""
 
-    def __init__(self, changes: dict[str, Callable[[Any], object]], mute: bool = False) -> None:
-        self.changes, self.mute = changes, mute
+    changes: dict[str, Callable[[Any], object]]
+    mute: bool = False
 
 
 class FaultyChannel:
@@ -74,14 +74,9 @@ def no_fencing() -> Fault:
     )
 
 
-def of_claims(**fields: Any) -> Callable[[], Fault]:
-    """A fault that overlooks fields of a claim."""
-
-    def overlook(message: Any) -> None:
-        for name, value in fields.items():
-            setattr(message, name, value)
-
-    return lambda: Fault({"ClaimRequest": overlook})
+def without(kind: str, *fields: str) -> Callable[[], Fault]:
+    """A fault that overlooks fields of a kind of message."""
+    return lambda: Fault({kind: lambda message: [message.ClearField(field) for field in fields]})
 
 
 def of_groups(change: Callable[[Any], object]) -> Callable[[], Fault]:
@@ -130,18 +125,12 @@ def leads(view: Any) -> None:
         share.micros = max(other.micros for other in view.heuristics)
 
 
-def counts_refused(message: Any) -> None:
-    """What was refused is left out of the answer."""
-    if message.HasField("ack"):
-        message.ack.ClearField("refused")
-
-
 FAULTS: Final[dict[str, Callable[[], Fault]]] = {
     "gap": takes_gaps,
     "repeated-claim": lambda: Fault({"ClaimRequest": forgets_ids}),
     "another-deployment": lambda: Fault({"*": any_deployment}),
-    "order": of_claims(generation=0, ordinal=0),
-    "identity": of_claims(identity=""),
+    "order": without("ClaimRequest", "generation", "ordinal"),
+    "identity": without("ClaimRequest", "identity"),
     "cut": no_fencing,
     "streams": lambda: Fault({"ReportRequest": old_streams}),
     "in-part": of_groups(lambda group: setattr(group, "finish", True)),
@@ -150,7 +139,9 @@ FAULTS: Final[dict[str, Callable[[], Fault]]] = {
     "unknown-holds": of_views(knows_early),
     "watch": lambda: Fault({}, mute=True),
     "heuristic": of_views(leads),
-    "release": lambda: Fault({"ReportResponse": counts_refused}),
+    "release": lambda: Fault(
+        {"ReportResponse": lambda message: message.HasField("ack") and message.ack.ClearField("refused")}
+    ),
     "complete": lambda: Fault({"CheckCompleteResponse": lambda message: setattr(message, "complete", True)}),
 }
 """By the check that has to fail of each."""

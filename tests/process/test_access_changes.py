@@ -25,6 +25,7 @@ from lowwater import errors
 from lowwater._core.attempts import error_of_call
 from lowwater._pb.lowwater.v1 import watermarks_pb2, workers_pb2
 from lowwater._server.tokens import digest
+from lowwater_authority.access.file import AccessFile
 from tests.contract.redis_server import DURABLE, RedisServer
 from tests.kit.eventually import eventually
 from tests.process.accessing import CALLS, PATIENCE, SOON, Rules, Tokens, Wire, bearer, messages, rules_of, write
@@ -197,6 +198,21 @@ def test_a_bad_file_at_the_start_is_refused(tmp_path: Path, refused_start: Refus
     assert f"--access {path} cannot be read: No such file or directory; name a file" in said
 
 
+def test_a_process_that_follows_its_file_no_more_ends(
+    tmp_path: Path, refused_start: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else whoever is removed would stay for as long as it runs."""
+
+    async def die(file: AccessFile) -> None:
+        raise RuntimeError(f"{file.path.name} is followed by nobody")
+
+    monkeypatch.setattr(AccessFile, "watch", die)
+    path = tmp_path / "access.toml"
+    write(path, rules_of("etl", "x", FLIGHTS))
+    said = refused_start("--access", str(path), "--data", str(tmp_path / "data"))
+    assert "the access file is not followed any more: access.toml is followed by nobody" in said
+
+
 def test_shards_need_a_token_for_each_other(
     tmp_path: Path, refused_start: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,13 +265,16 @@ def overloaded(refused: errors.LowwaterError | None, bound: str) -> errors.Lowwa
 
 def test_what_one_principal_may_take_is_limited(tmp_path: Path) -> None:
     changing = Changing(tmp_path)
-    changing.allow("[limits]\nstreams = 2\nranges = 4\n", admin=EVERYTHING, other=EVERYTHING)
+    changing.allow("[limits]\nstreams = 2\nranges = 4\nmessage_bytes = 100000\n", admin=EVERYTHING, other=EVERYTHING)
     with changing.server, changing.server.channel() as channel:
         wire, metadata = Wire(channel, changing.server.address), bearer(changing.tokens["admin"])
         assert wire.attempt("Register", metadata, "n/a") is None
         four = [b"", b"1", b"2", b"3", b""]
         assert wire.attempt("Claim", metadata, "n/a", bounds=four) is None
         overloaded(wire.attempt("Claim", metadata, "n/a", bounds=[b"", b"1", b"2", b"3", b"4", b""]), "ranges")
+        large = wire.attempt("Claim", metadata, "n/a", worker="x" * 200_000)
+        assert large is not None
+        assert "larger than max" in large.message
         request = watermarks_pb2.WatchRequest()
         watches = [wire.stubs.watermarks.Watch(request, metadata=metadata) for _ in range(2)]
         for each in watches:

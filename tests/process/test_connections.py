@@ -8,14 +8,22 @@ import json
 import socket
 import sys
 import urllib.parse
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import lowwater
+from lowwater._server import connections
 from lowwater._server.connections import IDLE_SECONDS, OF_FILES
+from lowwater._server.http import HttpServer, listen
+from lowwater_authority.engine.writes import StoreState
+from lowwater_authority.ops.endpoint import Exposition
+from lowwater_page.board import Board
+from lowwater_page.follower import Follower
+from lowwater_page.page import Page
 from tests.kit.eventually import eventually
-from tests.process.browsing import ask
+from tests.process.browsing import Viewer, ask
 from tests.process.scrape import Scrape
 from tests.process.serving import Serving
 
@@ -36,6 +44,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+LARGE = 8 << 20
 
 
 def connected(page: str, sent: bytes = b"", buffer: int = 1 << 16) -> socket.socket:
@@ -139,3 +148,56 @@ def answers(server: Serving) -> bool:
     with contextlib.suppress(OSError):
         return ask(server.endpoint, "healthz").status == 200
     return False
+
+
+@contextlib.contextmanager
+def large_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A page in this process, whose metrics are large, and which waits a second only."""
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 1.0)
+    monkeypatch.setattr(connections, "SWEEP_SECONDS", 0.1)
+    board = Board()
+    with Serving(tmp_path / "data") as server:
+        follower = Follower(lambda _: lowwater.connect(server.address), board, clock=lambda: 1, sharded=False)
+        listening = listen("127.0.0.1", 0)
+        page = Page(board, follower, version="0", clock=lambda: 1)
+        http = HttpServer(
+            listening, [page, Exposition(lambda _: (b"#" * LARGE, "text/plain"), lambda: StoreState.TAKES)]
+        )
+        follower.start()
+        http.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        follower.close()
+        http.close()
+
+
+def test_who_asks_or_reads_nothing_is_cut_off_and_who_reads_or_watches_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream of events is quiet for longer than an idle connection may be."""
+    idle = [
+        b"",
+        b"GET /api/why?computation=",
+        REQUEST.replace(b"metrics", b"healthz"),
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n",
+    ]
+    with large_page(tmp_path, monkeypatch) as page, contextlib.ExitStack() as stack:
+        viewer = stack.enter_context(Viewer(page))
+        deaf = stack.enter_context(connected(page, 3 * REQUEST, 4096))
+        for connection in [stack.enter_context(connected(page, sent)) for sent in idle]:
+            assert is_cut_off(connection)
+        # It has got what the system's buffers hold, and what is left for it is dropped.
+        eventually(lambda: not open_to(page, deaf), seconds=IDLE_SECONDS)
+        assert len(ask(page, "metrics").body) == LARGE
+        viewer.until(lambda seen: sum(event.kind == "beat" for event in seen.events))
+        assert viewer.ends == 0
+
+
+def open_to(page: str, connection: socket.socket) -> bool:
+    """Whether the server's end of a connection, in this very process, is open."""
+    ours = f"{connection.getsockname()[1]:04X}"
+    port = f"{urllib.parse.urlsplit(page).port or 0:04X}"
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    established = "01"
+    return any(
+        each[1].endswith(f":{port}") and each[2].endswith(f":{ours}") and each[3] == established for each in lines
+    )

@@ -18,7 +18,7 @@ import lowwater
 from lowwater import errors
 from lowwater._server.http import HttpServer, listen
 from lowwater._server.tls import Certificates, Files
-from lowwater._server.visitors import TRIES
+from lowwater._server.visitors import TRIES, WrongTokens
 from lowwater_authority.access.policy import Access
 from lowwater_authority.engine.writes import StoreState
 from lowwater_authority.ops.endpoint import Exposition, RulesHere
@@ -323,6 +323,25 @@ def test_the_names_of_a_page(host: str, taken: bool) -> None:
 def test_a_sign_in_that_makes_no_sense_is_refused(guarded: Guarded, body: bytes) -> None:
     json_type = {"Content-Type": "application/json"}
     assert refused(ask(guarded.page, "session", "POST", json_type, body=body), 400)
+
+
+def test_a_token_of_any_length_costs_little(guarded: Guarded) -> None:
+    assert refused(guarded.sign_in("x" * 10_000), 413)
+    nested = ask(guarded.page, "session", "POST", {"Content-Type": "application/json"}, body=b"[" * 100_000)
+    assert refused(nested, 413)
+
+
+def test_addresses_are_told_apart_as_far_as_memory_goes() -> None:
+    wrong = WrongTokens()
+    for _ in range(TRIES):
+        wrong.count("10.0.0.1", 0.0)
+    assert wrong.wait("10.0.0.1", 0.0) == pytest.approx(1.0)
+    assert wrong.wait("10.0.0.2", 0.0) == 0.0
+    for number in range(3000):
+        wrong.count(f"host-{number}", 0.0)
+    assert wrong.wait("one more", 0.0) > 0.0, "those beyond it share a bound"
+    assert wrong.wait("10.0.0.1", 0.0) == pytest.approx(1.0)
+    assert wrong.wait("one more", 5000.0) == 0.0
 
 
 def test_wrong_tokens_are_limited_by_address(guarded: Guarded) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lowwater_authority.journal import JournalCorrupt, JournalFailed, JournalUnknown, JournalVersion
+from lowwater_authority.journal import JournalCorrupt, JournalFailed, JournalPosition, JournalUnknown, JournalVersion
 from lowwater_authority.journal.redis import RedisJournal
 from lowwater_authority.journal.redis_link import RedisSettings
 from tests.contract.journal_stores import RedisStore, entry
@@ -160,6 +160,30 @@ async def test_a_missing_right_leaves_nothing_half_written(store: RedisStore) ->
     store.server.execute("ACL", "SETUSER", "default", "+xadd")
     await journal.append([entry("b", 1), entry("a", 2)])
     assert (await journal.load("a")).last == 2
+    assert (await journal.load("b")).last == 1
+
+
+@pytest.mark.parametrize("right", ["del", "sadd"])
+async def test_a_missing_right_leaves_what_was_to_be_healed(store: RedisStore, right: str) -> None:
+    journal = await store.open()
+    await journal.append([entry("a", n) for n in range(1, 4)])
+    store.forget("a", 2)
+    store.server.execute("ACL", "SETUSER", "default", f"-{right}")
+    with pytest.raises(JournalFailed):
+        await journal.restore("a", 4, b"three")
+    store.server.execute("ACL", "SETUSER", "default", f"+{right}")
+    assert sorted(store.records("a")) == [1, 2]
+    await journal.restore("a", 4, b"three")
+
+
+async def test_a_record_behind_the_end_is_refused(store: RedisStore) -> None:
+    journal = await store.open()
+    await journal.append([entry("a", 1), entry("b", 1)])
+    store.server.execute("XADD", f"{store.TAG}:records:a", "3-0", "f", "x")
+    with pytest.raises(JournalPosition, match="a record is behind its end"):
+        await journal.append([entry("b", 2), entry("a", 2)])
+    with pytest.raises(JournalCorrupt, match="log 'a' at position 3 is damaged"):
+        await journal.load("a")
     assert (await journal.load("b")).last == 1
 
 

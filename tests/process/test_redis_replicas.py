@@ -249,6 +249,32 @@ async def test_an_advance_may_be_lost_by_a_fail_over_and_is_healed(pair: Pair) -
     await journal.close()
 
 
+@pytest.mark.slow
+async def test_an_owner_that_a_fail_over_forgets_is_known_to_itself(pair: Pair) -> None:
+    """C7b of the attacks: the take was of unknown outcome, its replica has never heard of it, and others may take it."""
+    journal = RedisJournal(pair.watch(), timeout=0.6)
+    await journal.open()
+    await journal.take("a")
+    await journal.append([entry("a", 1)])
+    pair.replica.pause()
+    with pytest.raises(JournalUnknown, match="has it, but WAIT for 1 was answered by 0"):
+        await journal.take("a")
+    with pytest.raises(JournalFenced):
+        await journal.confirm(["a"])
+    await fail_over(pair, journal)
+    # What was in the socket of the stopped replica has reached it; or not.
+    outcome = await answered(journal)
+    assert outcome == 0 or isinstance(outcome, JournalFenced)
+    other = RedisJournal(pair.replica.url)
+    await other.open()
+    await other.take("a")
+    with pytest.raises(JournalFenced):
+        await journal.append([entry("a", 2)])
+    await other.append([entry("a", 2)])
+    await other.close()
+    await journal.close()
+
+
 async def test_taking_and_healing_wait_for_the_replica(pair: Pair) -> None:
     journal = RedisJournal(pair.master.url, timeout=0.6)
     await journal.open()
@@ -279,9 +305,35 @@ async def test_taking_and_healing_wait_for_the_replica(pair: Pair) -> None:
     await journal.close()
 
 
-def waits(server: RedisServer) -> int:
-    """How often somebody has waited for replicas."""
-    return int(server.execute("INFO", "commandstats").get("cmdstat_wait", {}).get("calls", 0))
+async def test_nobody_waits_for_a_take_that_waits(pair: Pair) -> None:
+    journal = RedisJournal(pair.master.url, timeout=60.0)
+    await journal.open()
+    await journal.take("a")
+    pair.replica.pause()
+    taking = [asyncio.create_task(journal.take(name)) for name in ("b", "c")]
+    await eventually_async(lambda: pair.master.execute("HGET", f"{RedisStore.TAG}:meta:b", "epoch"))
+    await journal.append([entry("a", 1, strong=False)])
+    assert [position for position, _ in (await journal.load("a")).records] == [1]
+    assert not any(take.done() for take in taking)
+    pair.replica.resume()
+    for name, take in zip(("b", "c"), taking, strict=True):
+        owner = await take
+        assert journal.ownership(name) == owner
+    await journal.close()
+
+
+async def test_one_whose_state_is_damaged_keeps_nobody_from_the_others(tmp_path: Path) -> None:
+    """It is asked for with them, as the logs of dropped computations are, which nobody has read before."""
+    with RedisServer(tmp_path) as server:
+        server.start()
+        journal = RedisJournal(server.url)
+        await journal.open()
+        server.execute("HSET", f"{RedisStore.TAG}:meta:b", "epoch", "no number")
+        first = asyncio.create_task(journal.take("first"))
+        outcomes = await asyncio.gather(*(journal.take(name) for name in "abc"), return_exceptions=True)
+        assert [isinstance(outcome, Ownership) for outcome in outcomes] == [True, False, True]
+        assert await first
+        await journal.close()
 
 
 async def test_a_claim_waits_for_the_sync_where_the_server_can(tmp_path: Path) -> None:

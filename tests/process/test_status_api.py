@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import signal
 import socket
 import threading
 import time
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 import lowwater
+from lowwater import errors
 from lowwater_page.assets import FOLDER
 from lowwater_page.board import Board
 from lowwater_page.follower import Follower
@@ -295,6 +297,27 @@ def test_every_change_is_followed_only_while_somebody_looks(tmp_path: Path, monk
             eventually(lambda: subscribers(server) == 0)  # the worker repeats itself, so there is news to find it by
             lease.advance(None, oldest=None, frontier=NOON + 3)
             eventually(lambda: shows(NOON + 3))
+
+
+def test_rule11_a_follower_that_was_not_answered_says_how_old_its_values_are(
+    server: Serving, lw: lowwater.Client
+) -> None:
+    lw.register("followed")
+    board = Board()
+    with following(Flaky(server.address, failures=0), board) as follower:
+        assert follower.stale_for is None
+        eventually(lambda: board.view("followed") is not None)
+        follower.look()
+        eventually(lambda: (follower.stale_for or 9) < 3)
+        server.signal(signal.SIGSTOP)
+        try:
+            eventually(lambda: (follower.stale_for or 0) > 4)
+        finally:
+            server.signal(signal.SIGCONT)
+        follower.look()
+        eventually(lambda: (follower.stale_for or 9) < 3)
+    with pytest.raises(errors.Closed):
+        follower.client()
 
 
 def subscribers(server: Serving) -> float:

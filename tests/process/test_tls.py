@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import socket
@@ -9,6 +10,7 @@ import ssl
 import stat
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -24,6 +26,8 @@ from lowwater._server.tls import BadCertificate, Certificates, Files
 from lowwater.cli import main as command
 from lowwater.cli.arguments import parser as arguments
 from lowwater.cli.commands import open_client
+from lowwater_authority.commands.serve_arguments import parser
+from lowwater_authority.serve import CannotServe, serve
 from tests.kit.eventually import eventually
 from tests.process.browsing import Answer, ask
 from tests.process.serving import Serving, serving
@@ -185,6 +189,15 @@ def test_only_who_trusts_the_server_and_finds_its_name_talks_to_it(tmp_path: Pat
         assert told == ["3000-01-01T00:00:00Z"] * 2, "the authority, and the page beside it"
 
 
+def test_a_connection_that_never_shakes_hands_keeps_nobody_waiting(tmp_path: Path) -> None:
+    with serving(tmp_path, *written(tmp_path, OURS.pair("localhost"))) as server:
+        port = int(server.endpoint.rstrip("/").rpartition(":")[2])
+        with ExitStack() as open_connections:
+            for _ in range(20):
+                open_connections.enter_context(socket.create_connection(("127.0.0.1", port), 30))
+            assert page(server, "healthz").status == 200
+
+
 def test_mutual_tls_takes_those_only_that_show_a_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     private = tmp_path / "private"
     private.mkdir()
@@ -263,6 +276,14 @@ def files(folder: Path, pair: tuple[bytes, bytes], **more: bytes) -> Files:
     return replace(found, **{name: put(folder / f"{name}.pem", content) for name, content in more.items()})
 
 
+def encrypted_key() -> bytes:
+    from cryptography.hazmat.primitives import serialization
+
+    key = serialization.load_pem_private_key(OURS.pair("localhost")[1], None)
+    scheme = serialization.BestAvailableEncryption(b"a passphrase")
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, scheme)
+
+
 YESTERDAY = datetime.now(UTC) - timedelta(days=1)
 GOOD = OURS.pair("localhost")
 
@@ -273,6 +294,7 @@ GOOD = OURS.pair("localhost")
         ((GOOD[0], OURS.pair("localhost")[1]), {}, "do not belong together"),
         (OURS.pair("localhost", until=YESTERDAY), {}, f"--tls-cert has expired at {YESTERDAY:%Y-%m-%dT%H:%M:%S}Z"),
         ((GOOD[0], GOOD[0]), {}, "--tls-key: the file has no private key in PEM"),
+        ((GOOD[0], encrypted_key()), {}, "--tls-key is encrypted"),
         (GOOD, {"client_ca": b"nothing"}, "--tls-client-ca: the file has no certificates"),
         (GOOD, {"peer_ca": b""}, "--peer-ca: the file has no certificates"),
     ],
@@ -284,6 +306,27 @@ def test_what_cannot_be_used_is_refused_at_the_start(
         Certificates(files(tmp_path, pair, **more))
     assert said in str(refusal.value)
     assert "BEGIN" not in str(refusal.value).replace("(-----BEGIN", "")
+
+
+def test_a_certificate_of_a_clock_that_is_ahead_is_taken_when_it_counts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [datetime.now(UTC).timestamp() + 60]
+    certificates = Certificates(files(tmp_path, GOOD), clock=lambda: now[0])
+    before = certificates.current()
+    files(tmp_path, OURS.pair("localhost", since=datetime.fromtimestamp(now[0] + 30, UTC)))
+    for _ in range(3):
+        assert certificates.current() is before
+    assert caplog.text.count("counts only from") == 1
+    now[0] += 31
+    assert certificates.current() is not before
+
+
+def test_flags_that_encrypt_nothing_are_refused() -> None:
+    for flag, needed in (("cert", "key"), ("key", "cert"), ("client-ca", "cert")):
+        flags = [f"--tls-{flag}", "a.pem", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+        with ExitStack() as leaving, pytest.raises(CannotServe, match=f"--tls-{flag} needs --tls-{needed}"):
+            asyncio.run(serve(parser().parse_args(flags), leaving))
 
 
 def test_a_file_that_changes_twice_within_its_time_of_change_is_read_again(tmp_path: Path) -> None:

@@ -174,6 +174,17 @@ def snapshots_have_no_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "snapshot", forgetful)
 
 
+def replay_has_no_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another function than the live one, on the path of recovery."""
+    replay = Computation.replay
+
+    def forgetful(self: Computation, op: pb.Op, now: int) -> None:
+        if op.WhichOneof("kind") != "layout":
+            replay(self, op, now)
+
+    monkeypatch.setattr(Computation, "replay", forgetful)
+
+
 # -- rule 8 ------------------------------------------------------------------------------------------------
 
 

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from lowwater_authority.core import columns
+from lowwater_authority.core.computation import Computation
 from tests.property import switches
+from tests.property.core_driver import Driver
 from tests.property.core_machine import CoreMachine, LaidOut
 from tests.property.search import walk
-from tests.property.switches import off
+from tests.property.switches import off, planted
 
 EXAMPLES = 200
 
@@ -94,6 +96,7 @@ LAID_OUT = (
     (4, switches.PlacesNotChecked),
     ("layouts", switches.AnyLayoutVersion),
     ("layouts", switches.snapshots_have_no_layout),
+    ("layouts", switches.replay_has_no_layout),
 )
 BROKEN: list[tuple[Any, Any, Any]] = [(rule, CoreMachine, broken) for rule, broken in (*CLASSES, *PATCHES)]
 BROKEN += [(rule, LaidOut, broken) for rule, broken in LAID_OUT]
@@ -110,3 +113,18 @@ def test_the_oracle_notices_what_is_broken(
         broken(monkeypatch)
     # What is drawn depends on the modules that are loaded, so it may be found late. The search ends when it is found.
     walk(type("Broken", (machine,), made), examples=4 * EXAMPLES, kinds=("never",))
+
+
+@planted(8, switches.TurnsIgnored)
+def test_rule8_turns_order_a_claims_reports_over_all_streams(made: type[Computation]) -> None:
+    old = {("OLD_STREAM", None)}
+    d = Driver(made=made)
+    owner = d.claim(b"", b"").sequencer
+    d.report(owner, 14, sender=b"first", number=(7, 1), turn=1)
+    d.report(owner, 12, sender=b"second", number=(1, 1), turn=2)
+    assert d.report(owner, 15, sender=b"first", number=(7, 2), turn=1) == old
+    d.crash()
+    assert d.report(owner, 15, sender=b"first", number=(7, 2), turn=1) == old
+    assert d.values() == [(b"", 12)]
+    assert d.report(owner, 16, sender=b"first", number=(7, 3), turn=3) == set(), "and back again"
+    assert d.values() == [(b"", 16)]

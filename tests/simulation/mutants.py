@@ -93,6 +93,18 @@ def forget_an_interval_on_recovery(planted: Planted) -> None:
     planted.setattr(recovery, "recover", forgetful)
 
 
+def forget_the_budget_on_recovery(planted: Planted) -> None:
+    """What a budget had published is found again by what has come, and not by the record that says so (rule 3)."""
+    replay = Computation.replay_budgets
+
+    def forgetful(self: Computation, record: journal_pb2.Record) -> None:
+        replay(self, record)
+        for budget in self.budgets.values():
+            budget.value = self.low
+
+    planted.setattr(Computation, "replay_budgets", forgetful)
+
+
 def judge_by_what_was_not_shown(planted: Planted) -> None:
     """Records are judged by where a budget would stand without its ratchet, which no reader sees (rule 2)."""
     take = Computation._take_lateness
@@ -385,8 +397,14 @@ MUTANTS: Final[dict[str, Mutant]] = {
         lose_a_change_by_compaction,
         answer_what_was_staged_meanwhile,
     ),
-    **_mutants(judge_by_what_was_not_shown, where=(is_budgeted, is_strong)),
-    **_mutants(skip_the_epoch_check, answer_what_has_left_a_round, apply_over_the_wrong_whole, where=(is_sharded,)),
+    **_mutants(forget_the_budget_on_recovery, judge_by_what_was_not_shown, where=(is_budgeted, is_strong)),
+    **_mutants(
+        skip_the_epoch_check,
+        answer_what_has_left_a_round,
+        apply_over_the_wrong_whole,
+        let_the_older_process_have_the_address,
+        where=(is_sharded,),
+    ),
     **_mutants(restart_counters_after_a_lost_epoch, follow_a_redirect_to_a_lower_epoch, where=(is_sharded, is_weak)),
     **_mutants(leave_a_damaged_graph, where=(is_rotten,), unsafe=True),
     **_mutants(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
+import numpy as np
 import pytest
 
-from lowwater_pipeline.computation.keys import Keys
+from lowwater_pipeline.computation.keys import Keys, Piece
 from lowwater_spark.track import part as parts
-from lowwater_spark.track import update
+from lowwater_spark.track import segments, update
 from lowwater_spark.track.batch_log import BatchEntry, BatchLog
 from lowwater_spark.track.hook import Hook
 from lowwater_spark.track.part import Part
@@ -34,15 +38,26 @@ def change_the_state_in_place(planted: Planted) -> None:
     planted.setattr(StateStore, "before", in_place)
 
 
-def replay_by_the_clock(planted: Planted) -> None:
-    """A batch that runs again goes by the clock as it is by then, and not by what was logged."""
+def _replay(planted: Planted, field: str) -> None:
+    """A batch that runs again goes by what is known now, and not by what was logged."""
     begin = BatchLog.begin
 
     def anew(self: BatchLog, entry: BatchEntry) -> tuple[BatchEntry, bool]:
         kept, replayed = begin(self, entry)
-        return replace(kept, now=entry.now), replayed
+        now = {field: getattr(entry, field)}
+        return replace(kept, **now), replayed
 
     planted.setattr(BatchLog, "begin", anew)
+
+
+def replay_by_the_clock(planted: Planted) -> None:
+    """A replay runs by the clock as it is by then."""
+    _replay(planted, "now")
+
+
+def replay_by_the_new_bounds(planted: Planted) -> None:
+    """A replay cuts the key space as the stage does by then."""
+    _replay(planted, "layouts")
 
 
 def let_the_clock_go_back(planted: Planted) -> None:
@@ -60,6 +75,38 @@ def cut_in_mid_batch(planted: Planted) -> None:
 
     planted.setattr(Part, "follow_logged", follow_both)
     planted.setattr(Part, "follow_wanted", lambda *_: None)
+
+
+def drop_idle_keys_in_a_split(planted: Planted) -> None:
+    """A part of a range has the keys that were changed last: the timers of idle ones are gone."""
+    within = Keys.within
+    planted.setattr(Keys, "within", lambda self, *span: within(replace(self, pieces=self.pieces[-1:]), *span))
+
+
+def fire_what_is_shadowed(planted: Planted) -> None:
+    """A row counts though a newer piece has its key: what has fired since, or was cleared, fires again."""
+    planted.setattr(Keys, "_live", lambda self, number, rows: np.ones(len(rows), np.bool_))
+
+
+def take_one_place_for_one_key(planted: Planted) -> None:
+    """Of keys with one hash the first that is found is taken for the other."""
+
+    def find(self: Piece, places: Any, keys: Any) -> Any:
+        del keys
+        held = self.column("place")
+        at = np.searchsorted(held, places)
+        there = at < len(held)
+        there[there] = held[at[there]] == places[there]
+        return np.where(there, at, -1)
+
+    planted.setattr(Piece, "find", find)
+
+
+def name_segments_of_older_versions(planted: Planted) -> None:
+    """A version names a segment where it was made, and not by a link of its own: who deletes that version deletes it."""
+    named = SimpleNamespace(**{name: getattr(os, name) for name in ("path", "fspath")})
+    named.link = lambda made, here: Path(here).symlink_to(os.path.realpath(made))
+    planted.setattr(segments, "os", named)
 
 
 def hide_holds(planted: Planted) -> None:
@@ -89,12 +136,24 @@ def count_a_watermark_at_once(planted: Planted) -> None:
     planted.setattr(Progress, "observe", credulous)
 
 
+def forget_when_keys_are_due(planted: Planted) -> None:
+    """A key range tells of no timer of the clock when it is due: nobody asks for a batch, and the last ones never fire."""
+    least = Keys.least
+    planted.setattr(Keys, "least", lambda self, name: None if name == "wall" else least(self, name))
+
+
 TIMING: Final = (
     change_the_state_in_place,
     replay_by_the_clock,
+    replay_by_the_new_bounds,
     let_the_clock_go_back,
     cut_in_mid_batch,
+    drop_idle_keys_in_a_split,
+    fire_what_is_shadowed,
+    take_one_place_for_one_key,
+    name_segments_of_older_versions,
     hide_holds,
     merge_to_the_greatest,
     count_a_watermark_at_once,
+    forget_when_keys_are_due,
 )

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -32,8 +33,10 @@ from lowwater_spark.track.receipt import Destination
 from lowwater_spark.track.rows import Rows
 from lowwater_spark.track.state import StateStore
 from lowwater_spark.track.status import KeyRange
+from tests.kit.eventually import eventually
 from tests.kit.times import at, mark
 from tests.spark.flow import HOUR, Flow
+from tests.spark.proxy import Proxy
 from tests.spark.support import Upstream, as_before, low, place, row
 from tests.spark.updates import HOURLY, hourly
 
@@ -361,3 +364,118 @@ def test_late_rows_are_counted_with_the_oldest_and_its_range(
     assert low(lw, "stage") == mark(11), "what was promised stays promised"
     if state:
         flow.eventually(lambda: ("08:00", "b", 1) in flow.closed(), "a late row is processed all the same")
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_rows_that_were_emitted_and_not_written_are_told(
+    written: bool, flow: Flow, lw: lowwater.Client, upstream: Upstream, caplog: pytest.LogCaptureFixture
+) -> None:
+    def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
+        emitted = batch.stateful(rows, hourly, HOURLY)
+        batch.write(emitted if written else rows, flow.folder / "out")
+
+    flow.feed.put([row("a", 9), row("a", 10)])
+    upstream.at(9)
+    flow.start(write_batch, stamp=HOUR)
+    for hour in (10, 11):
+        upstream.at(hour)
+        flow.eventually(lambda: low(lw, "stage") >= mark(hour), "the next window is closed")  # noqa: B023
+    told = [record.getMessage() for record in caplog.records if "no action has read" in record.getMessage()]
+    assert [" of stage has emitted rows" in message for message in told] == ([] if written else [True])
+
+
+def test_s4_a_task_that_dies_after_it_has_staged(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream, tmp_path: Path
+) -> None:
+    def forgets_once(handle: int, state: pa.Table | None, rows: pa.Table, low: lowwater.Watermark) -> Any:
+        kept, emitted, oldest, pending = hourly(handle, state, rows, low)
+        if rows.num_rows and not (tmp_path / "worker").exists():
+            (tmp_path / ".worker").write_text(str(os.getpid()))
+            (tmp_path / ".worker").rename(tmp_path / "worker")
+            return kept, emitted, None, []
+        return kept, emitted, oldest, pending
+
+    def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
+        flow.out += [(batch.id, "", r.key, r.n) for r in batch.stateful(rows, forgets_once, HOURLY).collect()]
+
+    died: list[int] = []
+
+    def die(request: Any) -> None:
+        # The part with the row is the one of the task whose worker has said who it is.
+        if not died and (tmp_path / "worker").exists() and stuck in request.handles:
+            died.append(request.task.attempt)
+            os.kill(int((tmp_path / "worker").read_text()), signal.SIGKILL)
+
+    flow.feed.put([row("stuck", 9, 30)])
+    stuck = range_of(flow, "stuck").handle
+    upstream.at(11, 30)
+    with Proxy(flow.address, lambda _: False, arrived=die) as proxy:
+        flow.address = proxy.address
+        query = flow.start(write_batch, stamp=HOUR)
+        flow.eventually(lambda: low(lw, "stage") != lowwater.Watermark(MIN), "batch 0")
+        assert low(lw, "stage") == mark(9), "held by the row"
+        assert len(died) == 1
+        assert (query.stage_status().batch, query.stage_status().holding) == (0, "")
+        query.stop()
+
+
+def test_rule6_a_state_whose_key_depends_on_the_time_zone_is_kept_for_that(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    def start() -> lws.TrackedQuery:
+        stage = lws.stage(
+            flow.spark,
+            "stage",
+            inputs=["source"],
+            key=sf.date_format("t", "HH"),
+            event_time="t",
+            ranges=4,
+            stamp=HOUR,
+            address=flow.address,
+        )
+        flow.queries.append(stage.foreach_batch(flow.read(), flow.windows, checkpoint=flow.folder / "ck"))
+        return flow.queries[-1]
+
+    flow.feed.put([row("a", 9)])
+    upstream.at(9, 30)
+    query = start()
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "the window of nine is held")
+    query.stop()
+    upstream.at(11)
+    zone = "spark.sql.session.timeZone"
+    flow.spark.conf.set(zone, "Asia/Tokyo")
+    try:
+        query = start()
+        eventually(lambda: not query.query.isActive or low(lw, "stage") == mark(11), "ended, or promised")
+        assert (low(lw, "stage"), flow.closed()) == (mark(9), [])
+        eventually(lambda: query.stage_status().holding != "", "why it has ended")
+        assert "with the time zone UTC, and the stage has the time zone Asia/Tokyo" in query.stage_status().holding
+    finally:
+        flow.spark.conf.set(zone, "UTC")
+    start()
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "the window is written")
+
+
+def test_a_replay_says_again_which_row_was_late(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
+    fails = [True]
+
+    def windows(rows: DataFrame, batch: lws.Batch) -> None:
+        batch.stateful(rows, hourly, HOURLY)
+        if batch.id == 1 and fails:
+            fails.clear()
+            msg = "after the version was made"
+            raise RuntimeError(msg)
+
+    flow.feed.put([row("a", 9)])
+    upstream.at(11)
+    query = flow.start(windows, stamp=HOUR)
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "all is read")
+    flow.feed.put([row("b", 8, 30)])
+    with pytest.raises(RuntimeError, match="after the version"):
+        query.await_termination(60)
+    assert query.stage_status().late_rows == 0
+    told = lw.ranges("stage").ranges[0].remarks
+    assert (told.ended, told.failure) == (True, "after the version was made"), "a failed query is told from a hang"
+    query = flow.start(windows, stamp=HOUR)
+    flow.eventually(lambda: query.stage_status().batch == 1, "run again")
+    assert (query.stage_status().late_rows, query.stage_status().late_range) == (1, range_of(flow, "b"))

@@ -266,3 +266,62 @@ def test_a_branch_and_a_table_that_publishes_late_are_refused(log: Log) -> None:
     log.found = log.found._replace(properties={"write.wap.enabled": "true"})
     with pytest.raises(Unsupported, match=r"write\.wap\.enabled"):
         IcebergSource("t", {}, log).waiting_for(INPUTS).check_writers()
+
+
+@pytest.mark.parametrize("operation", ["delete", "overwrite", "", "heard of tomorrow"])
+def test_what_takes_rows_away_is_never_reached_and_is_named(
+    operation: str, log: Log, query: Callable[..., Query]
+) -> None:
+    first = log.put()
+    made = query()
+    wall = log.put(operation, 0)
+    assert not made.reached(line(first))
+    head = made.source.head(NONE)
+    [said] = made.source.missing(head, 5)
+    assert f"snapshot {wall} " in said
+    assert "a stream of Iceberg ends there" in said
+
+
+def test_a_table_that_was_replaced_holds_for_good(log: Log, query: Callable[..., Query]) -> None:
+    log.put()
+    made = query()
+    log.set(log.make(parent=None))
+    made.holds("was rolled back or replaced")
+
+
+def test_i2_a_query_that_has_begun_elsewhere_than_it_was_seen_to_holds_for_good(
+    log: Log, query: Callable[..., Query]
+) -> None:
+    _, second = log.put(), log.put()
+    made = query()
+    made.begin(line(second, 0))
+    made.commit(line(second))
+    made.holds("it may have begun beyond rows that it never reads")
+
+
+def test_i2_an_empty_table_whose_first_snapshots_expire_before_anybody_looks_holds_for_good(
+    log: Log, query: Callable[..., Query]
+) -> None:
+    made = query()
+    first, _ = log.put(), log.put()
+    log.expire(first)
+    made.holds("have expired before they were read")
+
+
+def test_what_expires_before_anybody_looks_holds(log: Log, query: Callable[..., Query]) -> None:
+    first = log.put()
+    made = query()
+    made.commit(line(first))
+    log.expire(first, log.put())
+    last = log.put()
+    log.expire(*(each for each in log.found.snapshots if each != last))
+    made.holds("have expired before anybody looked at them", for_good=False)
+
+
+def test_an_offset_that_goes_back_is_refused(log: Log, query: Callable[..., Query]) -> None:
+    first, second = log.put(), log.put(added=2)
+    made = query()
+    made.commit(line(second, 2))
+    for back in (line(second, 1), line(first), line(-1, -1)):
+        with pytest.raises(CheckpointMismatch, match="has gone back"):
+            made.source.read_to(back)

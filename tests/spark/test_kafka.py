@@ -34,11 +34,13 @@ from lowwater_spark.sources.kafka import (
     Partition,
     Told,
     agreed,
+    below,
     unread,
 )
 from lowwater_spark.sources.kafka_admin import KafkaAdmin
 from lowwater_spark.sources.kafka_marks import marks_topic
 from lowwater_spark.track.plan import check_plan
+from tests.kit.clock import Clock
 from tests.kit.kafka import ANSWERS_WITHIN, Kafka, Row
 from tests.kit.times import at, mark
 from tests.spark.drive_support import HOUR, Driven, counts, driven, millis, record, say
@@ -450,3 +452,91 @@ def test_kafka_is_asked_once_a_commit(tmp_path: Path) -> None:
     answers.ids_of = {"t": "2"}
     with pytest.raises(CheckpointMismatch, match="another one"):
         opened.confirm('{"t":{"0":4}}')
+
+
+@given(vectors, vectors)
+def test_what_went_back_is_found_in_whatever_partition(now: dict[Partition, int], before: dict[Partition, int]) -> None:
+    back = [place for place in now if place in before and now[place] < before[place]]
+    assert bool(below(now, before)) == bool(back)
+    assert not back or str(min(back)) in below(now, before)
+
+
+@pytest.mark.parametrize("how", ["closed", "later"])
+def test_3c_how_far_partitions_were_seen_to_go_is_known_to_the_next_run(how: str, tmp_path: Path) -> None:
+    manifest, now = Manifest(tmp_path), Clock(100.0)
+    manifest.begin(1)
+    answers = Answers(end=10, epoch=3)
+    opened = OpenKafka(over(answers), manifest, 0, now)
+    opened.head('{"t":{"0":3}}')
+    answers.end = 12
+    now.now += 5 if how == "later" else 0
+    opened.head('{"t":{"0":3}}')
+    if how == "closed":
+        opened.close()
+    answers.end, answers.epoch, answers.common = 20, 4, 11
+    with pytest.raises(OSError, match="cut off: partition 0 of t from 12 to 11"):
+        OpenKafka(over(answers), manifest, 0, now).head('{"t":{"0":3}}')
+
+
+def test_nobody_waits_for_the_lock_while_kafka_does_not_answer(
+    topic: Topic, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, asked = threading.Event(), threading.Event()
+    answers.set()
+    ask = KafkaAdmin.told
+
+    def late(self: KafkaAdmin, topics: tuple[str, ...], enough: int) -> list[Told]:
+        if not answers.is_set():
+            asked.set()
+            answers.wait(ANSWERS_WITHIN)
+        return ask(self, topics, enough)
+
+    def write(rows: DataFrame, batch: lws.Batch) -> None:
+        topic.flow.plain(rows, batch)
+        if batch.id:
+            answers.clear()
+
+    topic.put(("a", 9))
+    upstream.at(9)
+    query = topic.track(write)
+    topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row is committed")
+    monkeypatch.setattr(KafkaAdmin, "told", late)
+    topic.put(("b", 10))
+    assert asked.wait(ANSWERS_WITHIN), "whether the second batch has read the same topic"
+    told = threading.Thread(target=query.stage_status)
+    told.start()
+    told.join(ANSWERS_WITHIN / 2)
+    waited = told.is_alive()
+    answers.set()
+    assert not waited
+    upstream.at(10)
+    topic.flow.eventually(lambda: low(lw, "stage") == mark(10), "it answers")
+
+
+def test_the_options_of_a_secured_cluster_reach_whoever_asks_it(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream, tmp_path: Path
+) -> None:
+    login = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+    plain = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}
+    brokers = {
+        "listener.security.protocol.map": "BROKER:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "sasl.mechanism.inter.broker.protocol": "PLAIN",
+        "listener.name.broker.plain.sasl.jaas.config": f'{login} username="me" password="secret" user_me="secret";',
+    }
+    with Kafka(
+        tmp_path / "kafka", settings=brokers, clients={**plain, "sasl.username": "me", "sasl.password": "secret"}
+    ) as kafka:
+        topic = Topic(kafka, flow, "secured")
+        topic.put(("a", 9))
+        upstream.at(9)
+
+        def source(password: str) -> dict[str, str]:
+            told = {**plain, "sasl.jaas.config": f'{login} username="me" password="{password}";'}
+            return {f"kafka.{name}": value for name, value in told.items()}
+
+        with pytest.raises(OSError, match="SaslAuthenticationException"):
+            topic.track(source=source("wrong"))
+        query = topic.track(source=source("secret"))
+        flow.eventually(lambda: low(lw, "stage") == mark(9), "the row is committed")
+        query.stop()

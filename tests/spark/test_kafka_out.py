@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import shutil
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from pyspark import SparkConf
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -24,11 +25,11 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sources.kafka_marks import Begun, marks_topic, parse
-from lowwater_spark.track import kafka_out
+from lowwater_spark.sources.kafka_marks import Begun, Slot, marks_topic, parse
+from lowwater_spark.track import kafka_out, kafka_slot
 from lowwater_spark.track.handover import publish_directory
 from lowwater_spark.track.kafka_out import _columns
-from lowwater_spark.track.kafka_slot import Published
+from lowwater_spark.track.kafka_slot import Published, SlotWriter
 from tests.kit.eventually import eventually
 from tests.kit.kafka import ANSWERS_WITHIN, Kafka
 from tests.kit.times import mark
@@ -387,3 +388,81 @@ def hidden(slots: Slots) -> tuple[Future[Published], Producer]:
     second = executor.submit(slots.writer().publish, batch)
     executor.shutdown(wait=False)
     return second, stranger
+
+
+def test_two_stages_of_a_query_write_each_for_itself(out: Out) -> None:
+    declared: dict[str, Any] = {"key": "key", "event_time": "t", "ranges": 2, "address": out.flow.address}
+    second = lws.stage(out.flow.spark, "second", inputs=["source"], **declared)
+    refused: list[str] = []
+
+    def write(rows: DataFrame, batch: lws.Batch) -> None:
+        out.write(rows, batch)
+        other = batch.of("second")
+        if batch.id == 1:
+            with contextlib.suppress(CheckpointMismatch):
+                other.write_kafka(rows.selectExpr("key AS value"), out.name, options=out.options, slots=1)
+            refused.append(str(batch._failures.pop()))
+        else:
+            other.write_kafka(rows.selectExpr("key AS value"), out.name, options=out.options, slots=3)
+
+    out.start(write, also=[second])
+    out.ends.plan("marked", 0, 2)
+    for _ in range(2):
+        out.feed()
+        out.done()
+    assert re.search(r"written by 3 slots, and 1 are asked for", refused[0])
+    by_key = Counter(each.key is None for each in out.kafka.rows(out.name))
+    assert by_key == {False: 80, True: 40}
+    assert out.returned == [(0, True), (1, True)]
+
+
+def test_once_breaks_when_a_slot_reads_only_what_is_stable(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stable(consumer: Consumer, _end: int, deadline: float) -> Iterator[Message]:
+        while True:
+            message = consumer.poll(1.0)
+            if message is not None and message.error() is not None:
+                return
+            if message is not None:
+                yield message
+
+    monkeypatch.setattr(kafka_slot, "until", stable)
+    done, stranger = hidden(slots)
+    assert done.result(ANSWERS_WITHIN).wrote
+    stranger.abort_transaction(ANSWERS_WITHIN)
+    assert slots.values() == ["a", "a", "b", "b"]
+
+
+def test_one_slots_trouble_leaves_the_others_alone(slots: Slots) -> None:
+    other = Slots(slots.kafka, f"{slots.slot.topic}-other", slots.folder)
+    open_one = slots.writer()
+
+    def meanwhile(step: str, _batch: int, _slot: int) -> None:
+        if step == "written":
+            assert other.writer().publish(other.batch(0, "other")).wrote
+            assert slots.writer(1).publish(slots.batch(5, "x")).refused
+            raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError):
+        open_one.publish(slots.batch(0, "a", probe=meanwhile))
+    assert slots.writer(1).publish(slots.batch(0, "b")).wrote
+    assert slots.values() == ["b"]
+    assert other.values() == ["other"]
+
+
+def test_one_that_writes_for_long_does_not_hold_up_another_whose_marks_are_beside_its(slots: Slots) -> None:
+    names = map(str, itertools.count())
+    beside = next(
+        each
+        for each in (Slot(name, ".", slots.slot.topic, 0) for name in names)
+        if each.partition(2) == slots.slot.partition(2)
+    )
+    batch = slots.batch(0, "other", slot=beside)
+    found: list[bool] = []
+
+    def meanwhile(step: str, _batch: int, _slot: int) -> None:
+        if step == "written":
+            found.extend(SlotWriter(slots.settings, beside, 2).publish(batch).wrote for _ in range(2))
+
+    assert slots.writer().publish(slots.batch(0, "a", probe=meanwhile)).wrote
+    assert found == [True, False], "it is published, and whoever comes next finds its mark"
+    assert slots.values() == ["a", "other"]

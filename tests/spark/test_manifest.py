@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lowwater_spark.checkpoint import manifest as manifest_module
+from lowwater_spark.checkpoint.durable import write_over
 from lowwater_spark.checkpoint.manifest import SECTIONS, Manifest
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.track.state import Place
@@ -257,3 +261,81 @@ def test_a_take_over_that_is_killed_leaves_one_truth_whole(tmp_path: Path) -> No
         again = Manifest(checkpoint)
         assert content(again) == CONTENT
         assert left(checkpoint) == KEPT
+
+
+def test_what_could_not_be_made_durable_was_not_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = begun(tmp_path)
+    with monkeypatch.context() as away:
+        away.setattr(manifest_module, "write_once", lambda path, _data: path.unlink())  # there is no such version
+        with pytest.raises(OSError, match=r"\w"):
+            manifest.keep("stages", ["a"])
+    assert manifest["stages"] is None
+    manifest.keep("stages", ["a"])
+    assert Manifest(tmp_path)["stages"] == ["a"]
+
+
+@pytest.mark.xfail(
+    strict=True, raises=(AssertionError, pytest.fail.Exception), reason="breaks when a manifest is replaced"
+)
+def test_rule6_breaks_when_the_manifest_is_replaced_and_not_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replaced(path: Path, data: bytes) -> bool:
+        write_over(path, data)
+        return True
+
+    monkeypatch.setattr(manifest_module, "write_once", replaced)
+    keeps_what_the_newer_run_has_noted(tmp_path)
+
+
+def test_a_newer_run_keeps_what_an_older_one_has_noted_last(tmp_path: Path) -> None:
+    newer = begun(tmp_path, 8)
+    older = Manifest(tmp_path)
+    older.run = 7
+    older.change("roots", CONTENT["roots"])
+    older.change("sink", {"batch": 1, "boot": ""})
+    older.save()
+    newer.change("sink", CONTENT["sink"])
+    newer.save()
+    assert (newer["roots"], newer["sink"]) == (CONTENT["roots"], CONTENT["sink"])
+    assert content(Manifest(tmp_path)) == content(newer)
+
+
+def test_a_run_that_looks_again_sees_what_was_noted_before_its_claim(tmp_path: Path) -> None:
+    older, newer = begun(tmp_path, 7), begun(tmp_path, 8)
+    older.keep("sink", CONTENT["sink"])
+    newer.look()
+    assert newer["sink"] == CONTENT["sink"]
+
+
+def test_what_an_older_release_has_written_after_a_take_over_that_was_not_decided_counts(tmp_path: Path) -> None:
+    write_old(tmp_path)
+    killed_at(tmp_path, 1)
+    newer = {**OLD["reading.json"], "batch": 18}
+    (tmp_path / "lowwater/reading.json").write_text(json.dumps(newer))
+    manifest = begun(tmp_path)
+    assert manifest["reading"]["batch"] == 18
+    assert Manifest(tmp_path)["reading"]["batch"] == 18
+    assert versions(tmp_path)[-1] == 2
+
+
+def test_what_an_older_release_writes_after_the_decision_nobody_reads(tmp_path: Path) -> None:
+    write_old(tmp_path)
+    killed_at(tmp_path, 2)
+    (tmp_path / "lowwater/reading.json").write_text(json.dumps({**OLD["reading.json"], "batch": 18}))
+    assert begun(tmp_path)["reading"] == CONTENT["reading"]
+
+
+def test_entries_that_threads_note_at_the_same_time_all_stay(tmp_path: Path) -> None:
+    manifest = Manifest(tmp_path)
+    manifest.take_over()
+    together = threading.Barrier(8)
+
+    def note(number: int) -> None:
+        together.wait()
+        for turn in range(5):
+            manifest.keep_entry("delta", str(number), turn)
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(note, range(8)))
+    assert Manifest(tmp_path)["delta"] == {str(number): 4 for number in range(8)}

@@ -13,9 +13,11 @@ from pyspark.sql import SparkSession
 
 import lowwater
 from lowwater_spark.checkpoint.manifest import Manifest
+from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.files import FileSource, list_head
 from lowwater_spark.sources.sink_log import list_sink
 from lowwater_spark.sources.source_log import File
+from lowwater_spark.track.plan import check_plan
 from tests.kit.times import mark
 from tests.spark.flow import PlainFlow
 from tests.spark.support import Upstream, low, row
@@ -123,3 +125,18 @@ def test_two_stages_through_sparks_own_file_sink(flow: PlainFlow, lw: lowwater.C
     flow.start(stage=flow.stage("first"), checkpoint="ck1", **writing)
     for hour in range(5, 8):
         step(hour)
+
+
+@pytest.mark.spark
+def test_the_log_of_a_sink_must_be_what_spark_reads(flow: PlainFlow) -> None:
+    (flow.folder / "in/_spark_metadata").mkdir()
+    name = "spark.sql.streaming.fileStreamSink.ignoreMetadata"
+    [source] = check_plan(flow.spark, flow.read()).sources
+    assert isinstance(source, FileSource)
+    assert source.sink_log
+    flow.spark.conf.set(name, "true")
+    try:
+        with pytest.raises(Unsupported, match="ignoreMetadata"):
+            check_plan(flow.spark, flow.read())
+    finally:
+        flow.spark.conf.unset(name)

@@ -399,3 +399,59 @@ def test_what_spark_holds_is_bounded_by_the_watermark_of_the_committed_batch() -
     assert ends == [MAX, MAX], "the second one stood for MAX in checkpoints of earlier versions"
     assert [driven.spark_bound(each) for each in (None, plan(5_000))] == [MIN, 3_000_000]
     assert holds.spark_bound(plan(END)) < MAX, "rows may be dated so; only a control says that nothing comes any more"
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when rule 6 is switched off")
+def test_rule6_breaks_when_the_output_is_not_synced(
+    checkpoint: Checkpoint, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "out/b" in order_of_syncs(checkpoint, upstream, monkeypatch, sink=False)[0]
+
+
+def test_rule6_a_batch_that_was_written_before_the_run_is_compared_when_it_is_committed(
+    checkpoint: Checkpoint, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    three_batches_and_a_power_cut(checkpoint, lw, upstream)
+
+
+@pytest.mark.xfail(strict=True, raises=pytest.fail.Exception, reason="breaks when rule 6 is switched off")
+def test_rule6_breaks_when_a_power_cut_is_taken_for_none(
+    checkpoint: Checkpoint, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    three_batches_and_a_power_cut(checkpoint, lw, upstream, boot=checkpoint.boot)
+
+
+def three_batches_and_a_power_cut(
+    checkpoint: Checkpoint, lw: lowwater.Client, upstream: Upstream, boot: str = "second"
+) -> None:
+    upstream.at(13)
+    run = checkpoint.start(sink=True)
+    for batch, name in enumerate(("a", "bb", "ccc")):
+        checkpoint.write(batch, name)
+        checkpoint.plan(batch, [])
+        if batch == 0:
+            checkpoint.commit(batch)
+            eventually(ticks(run, lambda: low(lw, "out").micros == micros(13)), "the first batch")
+    run.close()
+    checkpoint.commit(1)
+    checkpoint.boot = boot
+    written = checkpoint.folder / "out/ccc"
+    written.write_text("")
+    upstream.at(14)
+    run = checkpoint.start(sink=True)
+    eventually(ticks(run, lambda: run.status().batch == 1), "the second batch is whole")
+    checkpoint.commit(2)
+    with pytest.raises(
+        CheckpointMismatch, match=r"up to batch 2 is not whole: .*/ccc has 0 bytes, and the sink's log says 3"
+    ):
+        run.tick()
+    run.close()
+    # What this run has seen Spark write may be gone before the clock looks: somebody cleans up.
+    written.write_text("ccc")
+    run = checkpoint.start(sink=True)
+    checkpoint.write(3, "d")
+    checkpoint.plan(3, [])
+    checkpoint.commit(3)
+    (checkpoint.folder / "out/d").unlink()
+    upstream.at(15)
+    eventually(ticks(run, lambda: low(lw, "out").micros == micros(15)), "it goes on")

@@ -14,7 +14,7 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
-from lowwater_pipeline.guard import Fenced, StagingLost, Unclaimed, Unfit
+from lowwater_pipeline.guard import Fenced, Rewound, StagingLost, Unclaimed, Unfit
 from lowwater_pipeline.guard.postgres import PostgresGuard
 from lowwater_pipeline.guard.postgres_out import PostgresOutput
 from tests.kit.postgres import Postgres
@@ -107,8 +107,15 @@ def fail() -> None:
     raise ConnectionResetError("the driver ends here")
 
 
-def test_each_row_lands_once_wherever_the_driver_ends(out: Out) -> None:
-    out.at = {("staged", 1): fail, ("written", 2): fail}
+def test_each_row_lands_once_wherever_the_driver_ends_and_a_lost_output_is_refused(out: Out) -> None:
+    def stray() -> None:
+        [[table]] = out.postgres.execute(
+            "SELECT relname FROM pg_class WHERE relname LIKE 'lowwater_staged_%' AND relkind = 'r'"
+        )
+        others = "lowwater_guard, lowwater_batch, lowwater_partition, 'another attempt', key, t, luck"
+        out.postgres.execute(f"INSERT INTO {table} SELECT {others} FROM {table}")
+
+    out.at = {("staged", 0): stray, ("staged", 1): fail, ("written", 2): fail}
     out.start()
     for batch in range(4):
         out.feed()
@@ -120,6 +127,13 @@ def test_each_row_lands_once_wherever_the_driver_ends(out: Out) -> None:
     assert out.times() == {1: len(out.put)}
     assert out.returned == [(0, True), (1, True), (2, False), (3, True)]
     assert out.staged() == 0
+    out.flow.stop()
+    out.output.close()
+    out.anew()
+    out.postgres.execute("DROP TABLE lowwater_guard")
+    out.start()
+    out.feed()
+    out.ends(Rewound, "lost its tail")
 
 
 def test_figure_12_a_run_that_was_taken_over_ends_and_what_it_has_staged_never_lands(out: Out) -> None:

@@ -28,6 +28,7 @@ from lowwater_spark.sidecar.command import describe, main
 from lowwater_spark.sidecar.declaration import PROMISES, Declaration, source_of
 from lowwater_spark.sidecar.watch import _Beginning
 from lowwater_spark.track.inputs import Reading
+from lowwater_spark.track.plain import Plain
 from lowwater_spark.track.progress import Committed, Progress
 from tests.kit.eventually import eventually
 from tests.kit.kafka import Kafka, Row
@@ -537,3 +538,72 @@ def test_topics_are_followed_and_only_those_that_are_declared(
         job.stop()
         if sidecar is not None:
             sidecar.stop()
+
+
+def test_rule1_what_was_read_while_the_checkpoint_was_exchanged_is_not_reported(
+    flow: Elsewhere, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = Plain._sync
+
+    def exchanging(self: Plain, last: int) -> None:
+        sync(self, last)
+        if last == 1:
+            (flow.folder / "ck" / "metadata").write_text('{"id": "another"}')
+
+    monkeypatch.setattr(Plain, "_sync", exchanging)
+    upstream.at(10)
+    flow.feed.put([row("a", 9)])
+    job = flow.job()
+    flow.committed(0)
+    job.stop()
+    sidecar = flow.follow("history")
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "it follows")
+    flow.feed.put([row("b", 10)])
+    upstream.at(11)
+    flow.eventually(lambda: sidecar.status().waiting_for != (), "the file is listed, and its batch is awaited")
+    flow.job()
+    assert "is of another query by now" in str(ended_by(sidecar))
+    assert low(lw, "stage") == mark(10)
+
+
+def test_a_lost_state_directory_is_no_older_claim(flow: Elsewhere, lw: lowwater.Client, upstream: Upstream) -> None:
+    upstream.at(10)
+    flow.feed.put([row("a", 9)])
+    flow.job()
+    flow.committed(0)
+    for _ in range(3):
+        flow.follow("history").stop()
+    shutil.rmtree(flow.folder / "state")
+    flow.follow("history")
+    upstream.at(11)
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "it goes on")
+
+
+def test_a_claim_that_is_made_late_says_what_is_committed_then(
+    flow: Elsewhere, lw: lowwater.Client, upstream: Upstream, authority: Serving
+) -> None:
+    upstream.at(10)
+    flow.feed.put([row("a", 9)])
+    flow.job()
+    flow.committed(0)
+    flow.follow("history", state="before").stop()
+    authority.kill()
+    late = flow.follow("history")
+    assert late.status().holding != ""
+    flow.feed.put([row("b", 9)])
+    flow.committed(1)
+    authority.start()
+    upstream.at(11)
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "it claims behind batch 1")
+
+
+def test_rule1_nothing_counts_before_the_first_commit(flow: Elsewhere, lw: lowwater.Client, upstream: Upstream) -> None:
+    upstream.at(10, 30)
+    flow.job(hours(flow.read()))
+    flow.begun()
+    sidecar = flow.follow()
+    flow.eventually(lambda: sidecar.status().low == mark(10, 30), "the inputs are read, and nothing is there")
+    assert "before it nobody knows" in " ".join(sidecar.status().waiting_for)
+    flow.feed.put([row("a", 10, 35)])
+    assert "how far below its watermark" in str(ended_by(sidecar))
+    assert low(lw, "stage").unknown

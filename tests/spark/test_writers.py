@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from lowwater_spark.checkpoint.durable import write_over
 from lowwater_spark.errors import Unsupported
+from lowwater_spark.sources import writers
+from lowwater_spark.sources.control import ControlSource
 from lowwater_spark.sources.files import FileSource, Intruder, hidden, intruders, list_head
 from lowwater_spark.sources.sink_log import refuse_sink
 from lowwater_spark.sources.writers import MARKS, mark_sink, mark_writer, strangers
+from lowwater_spark.track.plan import Checked
 
 
 def reading(folder: Path, *inputs: str, recursive: bool = True, sink_log: bool = False) -> FileSource:
@@ -143,3 +147,24 @@ def found_by_links(folder: Path, what: str) -> list[Intruder]:
     link.symlink_to(folder / leads_to)
     (folder / "in/nowhere").symlink_to(folder / "sink/year=2013/missing")
     return intruders(reading(folder / "in" if name else link, "x"))
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when a mark is left and not taken")
+def test_a_mark_breaks_when_it_is_left_and_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def left(path: Path, data: bytes) -> bool:
+        write_over(path.with_name(f"{hash(data)}.json"), data)
+        return True
+
+    monkeypatch.setattr(writers, "write_once", left)
+    monkeypatch.setattr(writers, "check_alone", lambda *_: None)
+    assert len(winners(tmp_path)) == 1
+
+
+def test_a_driven_frame_waits_for_its_own_inputs() -> None:
+    def waited_for(found: Checked) -> list[set[str]]:
+        return [set(each.inputs or ()) for each in found.sources if isinstance(each, FileSource)]
+
+    a, b, c = (FileSource(root, recursive=False) for root in ("/a", "/b", "/c"))
+    driven = Checked([ControlSource("/one"), a, b, ControlSource("/two"), c])
+    assert waited_for(driven.waiting_for(["x", "y"], {0: ["x"], 3: ["y"]})) == [{"x"}, {"x"}, {"y"}]
+    assert waited_for(Checked([a, b]).waiting_for(["x", "y"], {})) == [{"x", "y"}] * 2

@@ -22,7 +22,7 @@ from lowwater_authority.engine.shard import TOGETHER_SECONDS
 from lowwater_authority.journal import GRAPH, JournalFailed
 from tests.kit.clock import Clock
 from tests.kit.faults import FaultPlan, Outcome
-from tests.kit.memory_journal import MemoryDisk, MemoryJournal
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal, StoredLog
 from tests.kit.shards import DEAD_AFTER, NAMES, Deployment, One, held, reached, turns, two
 from tests.kit.times import HOUR
 from tests.simulation.kernel import Simulation
@@ -171,6 +171,26 @@ async def test_a_refused_adopt_changes_nothing(deployment: Deployment) -> None:
         await one.shard.claim("a", bad, adopt=True)
     assert {one.shard.topology.get(name).incarnation for name in ("a", "reader")} == {1}
     assert one.low("a") == 14
+
+
+async def test_c7b_a_heal_yields_to_whom_a_newer_view_has_chosen(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    name = min(held(one))
+    first = deployment.disk.owners[name]
+    await one.shard.rise(name, 2)
+    await one.report(name, await one.claim(name), 11)
+    deployment.disk.owners[name], deployment.disk.logs[name] = first, StoredLog()  # a fail-over
+    await other.cluster.change(lambda view: view.pinned(name, "other:1"))
+    await other.beat()
+    if not other.shard.serves(name):
+        assert await other.shard.serve(name)
+    grant = await other.claim(name)
+    await other.report(name, grant, 15)
+    await one.hear()
+    await one.shard.confirm()
+    await other.shard.confirm()
+    assert deployment.owner(name) is other
+    assert await other.report(name, grant, 16) == []
 
 
 async def test_a_store_that_went_on_without_this_owner_is_let_go(deployment: Deployment) -> None:

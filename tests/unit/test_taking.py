@@ -22,11 +22,11 @@ from lowwater_authority.engine.admission import Gate
 from lowwater_authority.engine.holding import epoch_base
 from lowwater_authority.engine.holdings import _resumed
 from lowwater_authority.engine.task_master import TaskMaster
-from lowwater_authority.journal import GRAPH, Ownership, frames
+from lowwater_authority.journal import Ownership
 from lowwater_authority.journal.frames import decode, encode
 from tests.kit.memory_journal import StoredLog, flipped
 from tests.kit.releases import newer_release
-from tests.kit.shards import DEAD_AFTER, Deployment, One, held, two
+from tests.kit.shards import Deployment, One, held, two
 from tests.kit.times import HOUR, SECOND
 
 
@@ -188,30 +188,6 @@ async def test_a_shard_that_ends_writes_again_what_it_alone_has_whole(
     assert other.low(name) == 11
     if claim is not None:
         assert await other.report(name, claim, 12) == []
-
-
-async def test_rule1_nothing_is_taken_whose_inputs_the_graph_has_lost(deployment: Deployment) -> None:
-    """Its log says that they were changed, the graph does not know to what: it would go on without one that it has to wait for."""
-    one, other, name = await moving(deployment)
-    new = min(held(other))
-    assert await other.report(new, await other.claim(new), 12) == []
-    await one.cluster.look()
-    await one.shard.set_inputs(name, [new])
-    stored = deployment.disk.logs[GRAPH]
-    del stored.records[stored.last]
-    stored.last -= 1
-    stored.tail = frames.checksum(stored.records[stored.last])
-    await one.stop()
-    await deployment.settle(other, seconds=DEAD_AFTER + 1.2)
-    with pytest.raises(
-        errors.Unavailable, match="it has version 2 of its inputs, but the graph knows only 1: reset it"
-    ):
-        await other.shard.serve(name)
-    assert name not in held(other)
-    assert len(held(other)) == 11, "its neighbours"
-    await other.shard.reset(name)
-    await deployment.settle(other, seconds=6)
-    assert name in held(other)
 
 
 def pinned(name: str, view: View) -> View:
