@@ -502,3 +502,35 @@ def test_rule5_breaks_when_a_look_is_older_than_the_reading(tmp_path: Path) -> N
 
 
 # -- one look while another is confirmed -----------------------------------------------------------------------------------
+
+
+def test_what_is_settled_may_be_left_out_and_what_is_only_planned_may_not(kind: Kind) -> None:
+    kind.put("a")
+    source = kind.open()
+    first = kind.plan("a")
+    kind.put("b")
+    second = kind.plan("b")
+    source.read_to(second)
+    head = source.wait(source.head(first), None)
+    source.look(head)
+    assert [source.reached(head, line) for line in (first, second)] == [False, True]
+
+
+def test_a_commit_between_two_looks_is_no_rollback(tmp_path: Path) -> None:
+    """An answer of a table that is older than what was looked at meanwhile lacks the newest snapshots, as after a rollback."""
+    kind = Iceberg(tmp_path)
+    kind.put("a")
+    line = kind.plan("a")
+    source = kind.open()
+    source.read_to(line)
+    source.knock(line)
+    kind.put("b")
+    head = source.head(line)
+    source.confirm(line)
+    source.confirm(line)
+    assert not source.reached(head, line)
+    after = kind.plan("b")
+    source.read_to(after)
+    source.confirm(after)
+    assert source.reached(source.head(after), after)
+    kind.open()

@@ -224,3 +224,20 @@ def test_without_an_address_an_authority_comes_along(
         eventually(lambda: lw.get("spark.hourly")["spark.hourly"].low == mark(9, 50), "published")
     seen.stop()
     assert seen.embedded.ended
+
+
+def test_the_kill_switch(spark: SparkSession, windows: Windows, authority: Serving, attached: Attach) -> None:
+    spark.conf.set("spark.lowwater.enabled", "false")
+    spark.conf.set("spark.lowwater.address", authority.address)
+    try:
+        off = attached()
+        assert (off.status().enabled, off.address) == (False, "")
+        on = attached(enabled=True)
+        assert (on.status().enabled, on.address) == (True, authority.address)
+    finally:
+        spark.conf.unset("spark.lowwater.enabled")
+        spark.conf.unset("spark.lowwater.address")
+    on.stop()
+    windows.feed.put([row("a", 9)])
+    windows.start(availableNow=True).awaitTermination(100)
+    assert (on.status().enabled, on.status().queries) == (False, ())

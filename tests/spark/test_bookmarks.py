@@ -457,3 +457,19 @@ def test_removal_counts_what_it_removes_and_how_far_readers_hold_it_back(tmp_pat
     live(world, [step("read"), step("look"), step("look")])
     assert removal.remove(hour, 1, LATER) == [1]
     assert (removal.batches, removal.size, removal.held_back(LATER)) == (2, 4, 0.0)
+
+
+def test_removal_a_directory_that_lowwater_has_not_made_stays(tmp_path: Path) -> None:
+    world = WriterAndReaders(tmp_path)
+    foreign = world.writer.folder / "batch=0"
+    foreign.mkdir()
+    (foreign / "rows.json").write_text("{}")
+    world.writer.last = 0
+    world.writer.write()
+    [reader, _] = world.readers
+    reader.start()
+    reader.log.take(foreign / "rows.json", 0)
+    reader.read()
+    assert reader.look()
+    assert world.writer.remove() == []
+    assert left(world) == ["batch=0", "batch=1"]

@@ -19,6 +19,7 @@ from pyspark.sql import functions as sf
 import lowwater_spark as lws
 from lowwater_spark.drive import frame as frame_module
 from lowwater_spark.sources.control import END, Control, Offset, Told
+from lowwater_spark.sources.nulls import nulls_of
 from tests.kit.times import at
 from tests.spark.drive_support import millis
 from tests.spark.support import Feed
@@ -73,8 +74,13 @@ def window_join(left: DataFrame, right: DataFrame) -> DataFrame:
 
 
 OPERATORS: dict[str, Operator] = {
+    "inner": joined("inner"),
+    "left": joined("leftOuter"),
+    "right": joined("rightOuter"),
     "full": joined("fullOuter"),
     "semi": joined("leftSemi"),
+    "equal times": joined("inner", "key = other AND t = u"),
+    "windows over a join": lambda left, right: counted(joined("inner")(left, right)),
     "windows over a left join": lambda left, right: counted(joined("leftOuter")(left, right)),
     "join of windows": window_join,
     "windows over a union": lambda left, right: counted(left.select("key", "t").union(right.select("other", "u"))),
@@ -166,3 +172,15 @@ def test_a_batch_of_one_side_keeps_every_row(name: str, sides: Sides) -> None:
     expected = [tuple(row) for row in operator(*sides.batch()).collect()]
     assert expected
     assert in_order(sides.out) == in_order(expected)
+
+
+def test_nulls_have_the_types_of_all_columns(spark: SparkSession) -> None:
+    """Of a type that cannot be made null, no frame could be driven."""
+    schema = (
+        "a string, b binary, c decimal(20, 3), d date, e timestamp, f timestamp_ntz, g array<int>, h map<string, struct<x: double>>, "
+        "i struct<x: int, y: array<string>>, j interval day to second, k interval year to month, l variant, m boolean, n tinyint"
+    )
+    fields = spark.createDataFrame([], schema).schema.fields
+    frame = spark.range(2).select(*nulls_of(fields))
+    assert [each.dataType for each in frame.schema.fields] == [each.dataType for each in fields]
+    assert frame.where(" AND ".join(f"{each.name} IS NULL" for each in fields)).count() == 2

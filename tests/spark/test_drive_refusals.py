@@ -73,6 +73,10 @@ REFUSED: dict[str, tuple[Callable[[Driven], DataFrame], str]] = {
         "below lws.drive",
     ),
     "other_column": (by_another_column, "aggregation that is not grouped by the event time .*Group by window"),
+    "no_window": (
+        lambda driven: driven.drive().groupBy("key").agg(sf.max("t").alias("t")),
+        "aggregation that is not grouped by the event time .*Group by window",
+    ),
     "session_of_unknown_length": (
         by_session,
         "A driven aggregation .*how far below the low watermark.* declare with retention=",

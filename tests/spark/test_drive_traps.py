@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
 import lowwater
@@ -15,6 +15,7 @@ from lowwater import errors
 from lowwater_spark.drive import frame as frame_module
 from lowwater_spark.drive import watermark as watermark_module
 from lowwater_spark.drive.watermark import Driving
+from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.control import Offset, Told
 from tests.kit.times import at
 from tests.spark.drive_support import CARE, HOUR, Driven, counts, driven, millis, record, say
@@ -180,3 +181,15 @@ def test_rows_that_no_watermark_serves_end_the_query(driven: Driven) -> None:
     query = driven.start(driven.hourly(driven.drive(rows)), stamp=HOUR)
     with pytest.raises(Exception, match="at or before 1970-01-01"):
         query.await_termination(90)
+
+
+def pushed_down(_: str) -> Column:
+    """Take the control row out by a filter that Spark can push wherever it likes."""
+    return ~sf.col(frame_module._MARK)
+
+
+def test_a_filter_below_the_watermark_is_refused(driven: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame_module, "_data_rows", pushed_down)
+    with pytest.raises(Unsupported, match="would be filtered out below the watermark"):
+        driven.start(driven.hourly(driven.drive()), stamp=HOUR)
+    assert not (driven.folder / "ck").exists()

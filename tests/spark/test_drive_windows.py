@@ -165,3 +165,34 @@ def test_timers_ring_at_the_millisecond(driven: Driven, upstream: Upstream) -> N
     finally:
         driven.stop()
         driven.spark.conf.unset(PROVIDER)
+
+
+def test_a_join_of_two_streams_waits_for_the_slower_one(driven: Driven, lw: lowwater.Client) -> None:
+    """A match comes whenever its other side does; a row without one comes when both sides are beyond its hour."""
+    left, right = Upstream(lw, "left"), Upstream(lw, "right")
+    flights = driven.drive(driven.read("left"), inputs=["left"])
+    weather = driven.drive(driven.read("right"), inputs=["right"])
+    weather = weather.select(sf.col("key").alias("station"), sf.col("t").alias("seen"))
+    near = sf.expr("key = station AND seen >= t - INTERVAL 1 HOUR AND seen <= t + INTERVAL 1 HOUR")
+    joined = flights.join(weather, near, "leftOuter")
+    driven.feed("left").put([record("a", at(9)), record("b", at(9)), record("c", at(12)), OPEN_END])
+    driven.feed("right").put([record("a", at(9, 30))])
+    driven.start(joined, inputs=["left", "right"], retention=HOUR)
+    driven.await_read(1, "left")
+    say(left, at(14))
+    say(right, at(9, 45))
+    driven.await_watermark(millis(at(9, 45)) - 1)
+    # The slow side's row, hours behind the fast one's promise, still finds its match: its own side has promised nothing beyond it.
+    driven.feed("right").put([record("b", at(9, 45))])
+    driven.await_read(2, "right", source=3)
+    say(right, at(10, 1))
+    driven.await_watermark(millis(at(10, 1)) - 1)
+    matched = {("a", "a"), ("b", "b")}
+    assert {(row[0], row[2]) for row in driven.rows} == matched
+    left.lease.finish()
+    right.lease.finish()
+    driven.await_watermark(END)
+    alone = {("c", None), ("open", None)}
+    assert {(row[0], row[2]) for row in driven.rows} == matched | alone
+    assert len(driven.rows) == len(matched | alone)
+    driven.eventually(lambda: low(lw, "stage").finished, "nothing will come")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,9 @@ import pytest
 import lowwater
 from lowwater import errors
 from lowwater_spark.checkpoint.identity import identity, new_ordinal
+from lowwater_spark.drive.plan import check_ending
 from lowwater_spark.drive.watermark import Driving
-from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import NONE, Line, Source
 from lowwater_spark.sources.control import Control, ControlSource, Drive, Offset
 from lowwater_spark.sources.files import FileSource
@@ -187,3 +189,42 @@ def test_the_directory_of_a_control_is_there_only_while_it_is_driven(
             query.controls[0].reserve()
         query.close()
     assert not (tmp_path / "stage0").exists()
+
+
+def test_only_an_approximate_frame_follows_a_guess(
+    lw: lowwater.Client, tmp_path: Path, queries: list[Query], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A query of both kinds may read an estimated input, and its exact frame holds all the same, and says so."""
+    for name in ("guess", "other"):
+        lw.register(name, heuristics=(), estimated=True)
+        lease = lw.worker(name).claim()
+        lease.advance(None, oldest=None, frontier=at(13))
+        lease.flush(20)
+    query = Query(tmp_path, lw, "guess", "other", share=0.9)
+    queries.append(query)
+    exact = dataclasses.replace(query.driving.drives[0], share=None)
+    query.driving.drives = {**query.driving.drives, 0: exact}
+    query.start()
+    eventually(lambda: query.moves(1), "the approximate frame follows")
+    assert query.given(0) == 0
+    assert "nobody promises the watermark of guess" in caplog.text
+
+
+def test_a_refusal_is_the_stages_own(lw: lowwater.Client, tmp_path: Path) -> None:
+    """Of several stages of a query, the one that is refused holds; the others go on."""
+    registration = Query(tmp_path, lw, "source").authority.registration
+    one, other = (Authority(lw, dataclasses.replace(registration, name=name, inputs=())) for name in ("one", "other"))
+    one.register()
+    one.claim([0])
+    with pytest.raises(errors.UnknownComputation):
+        other.claim([0])
+    assert "UNKNOWN_COMPUTATION" in other.problem
+    assert not one.problem
+    one.close()
+    other.close()
+
+
+def test_a_query_of_one_batch_is_refused() -> None:
+    with pytest.raises(Unsupported, match="availableNow"):
+        check_ending({"once": True})
+    check_ending({"availableNow": True})

@@ -246,3 +246,11 @@ def test_what_only_spark_knows_is_refused_before_anything_starts(
     assert "first" not in lw.get()
     with pytest.raises(ValueError, match="root is not absolute"):
         made.start(spark, "root", address=authority.address)
+
+
+def test_times_in_topics_may_have_any_fraction_of_a_second_or_none(spark: SparkSession) -> None:
+    told = ["09:00:00Z", "09:00:00.5Z", "09:00:00.123Z", "09:00:00.123457Z", "10:00:00+01:00", "10:00:00.5+01:00"]
+    messages = spark.createDataFrame([(f'{{"t": "2013-01-09T{each}"}}'.encode(),) for each in told], "value binary")
+    rows = Topic.rows(messages, "t timestamp").selectExpr("unix_micros(t)").collect()
+    nine = lowwater.Watermark.of(at(9)).micros
+    assert [row[0] for row in rows] == [nine + each for each in (0, 500_000, 123_000, 123_457, 0, 500_000)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
-from lowwater_spark.checkpoint.log import CheckpointLog
+from lowwater_spark.checkpoint.log import CheckpointLog, Plan
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.track.bounds import Stamp, Truncated, Window, lowest_stamp
 from lowwater_spark.track.operators import stamps_of
@@ -383,3 +383,59 @@ def test_a_join_that_spark_bounds_by_another_column_is_refused(flow: PlainFlow) 
         check_plan(flow.spark, named.join(stamped.right, sf.expr(condition)), retention=HOUR, event_time="t")
     longer = named.join(stamped.right, sf.expr(condition + " AND u <= t + INTERVAL 2 HOURS"))
     assert check_plan(flow.spark, longer, retention=2 * HOUR, event_time="t").retention == 2 * HOUR, "as long as t says"
+
+
+def test_every_stage_of_a_query_is_stamped_as_the_plan_says(flow: PlainFlow) -> None:
+    """The stages of a query have one bound: the least of all. A stamp that a function makes must be declared, as that of a query's first stage."""
+    hours = Stamped(flow).hours
+    start, end = sf.col("window.start"), sf.col("window.end")
+    checked = check_plan(flow.spark, hours, event_time=end, also=[start])
+    assert [stamp.kind for stamp in checked.stamps] == ["end", "start"]
+    week = start - sf.expr("INTERVAL 7 DAYS")
+    for also in (week, "made_by_a_function"):
+        with pytest.raises(
+            Unsupported, match=r"The stamp .* of one of the query's stages .* in all stages of the query"
+        ):
+            check_plan(flow.spark, hours, event_time=end, also=[also])
+        checked = check_plan(flow.spark, hours, retention=8 * 24 * HOUR, event_time=end, also=[also])
+        assert checked.spark_bound(Plan(0, (), "", watermark=10**12)) == 10**15 - 8 * 24 * HOUR // timedelta(
+            microseconds=1
+        )
+    right = Stamped(flow).left.withColumnRenamed("key", "other")
+    left = Stamped(flow).left
+    within = (left["key"] == right["other"]) & right["t"].between(left["t"], left["t"] + sf.expr("INTERVAL 1 HOUR"))
+    for event_time, also in ((left["t"], right["t"]), (right["t"], left["t"])):  # both print as t
+        checked = check_plan(flow.spark, left.join(right, within), event_time=event_time, also=[also])
+        assert {stamp.lag for stamp in checked.stamps} == {HOUR + timedelta(milliseconds=1), timedelta(milliseconds=1)}
+    stage, other = flow.stage(stamp=end), flow.stage("other", stamp=week)
+    windows = stage.drive(flow.read()).groupBy(sf.window("t", "1 hour"), "key").count()
+    with pytest.raises(Unsupported, match="of one of the query's stages"):
+        stage.foreach_batch(windows, lambda _rows, _batch: None, checkpoint=flow.folder / "ck", also=[other])
+
+
+def test_an_outer_join_keeps_rows_a_millisecond_longer_than_declared(flow: PlainFlow) -> None:
+    """Of ``u <= t + 1 hour`` Spark lets go an hour and a millisecond below its watermark."""
+    joined = Stamped(flow).joined("key = other AND u >= t AND u <= t + INTERVAL 1 HOUR", "leftOuter")
+    plan = Plan(0, (), "", watermark=36_000_000)
+    for stamp, retention in ((sf.coalesce("t", "u"), HOUR), ("t", None)):
+        checked = check_plan(flow.spark, joined, retention=retention, event_time=stamp)
+        assert checked.spark_bound(plan) == (36_000_000 - 3_600_001) * 1_000
+
+
+def test_how_windows_are_cut_is_found(flow: PlainFlow) -> None:
+    stream = flow.read().withWatermark("t", DELAY)
+    window: Callable[..., Any] = sf.window
+    for cut, expected in {
+        ("1 hour", "1 hour"): (60, 60, 0),
+        ("1 hour", "20 minutes"): (60, 20, 0),
+        ("1 hour", "20 minutes", "5 minutes"): (60, 20, 5),
+        ("1 hour", "1 hour", "5 minutes"): (60, 60, 5),
+        ("90 minutes", "1 hour"): (90, 60, 0),
+    }.items():
+        [operator] = check_plan(flow.spark, stream.groupBy("key", window("t", *cut)).count(), retention=HOUR).operators
+        assert operator.window is not None
+        found = (operator.window.length, operator.window.slide, operator.window.start)
+        assert found == tuple(timedelta(minutes=minutes) for minutes in expected), cut
+    sessions = stream.groupBy(sf.session_window("t", "30 minutes")).count()
+    [operator] = check_plan(flow.spark, sessions, retention=HOUR).operators
+    assert (operator.window, operator.columns) == (None, ("session_window",))

@@ -159,3 +159,23 @@ def test_an_old_file_is_read_or_named(
         assert waiting.missing() == [f"{old} (older than the newest file by more than maxFileAge)"]
     else:
         assert (reached, run.keys[1], waiting.missing()) == ("W", ["newer", "old"], [])
+
+
+def test_without_recursive_lookup_a_later_sub_directory_holds(
+    spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path
+) -> None:
+    source = feed("in")
+    source.put([{"key": "a", "t": 1}])
+    run = Batches(spark.readStream.schema(SCHEMA).json(str(source.folder)), tmp_path / "ck")
+    run.query.processAllAvailable()
+    source.put([{"key": "b", "t": 1}], "sub/b.json")
+    source.put([{"key": "c", "t": 1}])
+    run.query.processAllAvailable()
+    run.query.stop()
+    assert run.keys == {0: ["a"], 1: ["c"]}, "Spark passes over the sub-directory, silently"
+    log = SourceLog(tmp_path / "ck/sources/0")
+    log.read_to(1)
+    waiting = Candidates[str]([log])
+    waiting.add("W", [list_head(FileSource(str(source.folder), recursive=False))])
+    assert waiting.newest_reached([1], forget=True) is None
+    assert waiting.missing() == [f"{source.folder}/sub/"]

@@ -271,3 +271,16 @@ def test_c1b_targets_fixed_at_the_start_leave_rows_behind(flow: Flow, lw: lowwat
     query = flow.start(flow.plain, trigger=AVAILABLE_NOW)
     assert query.await_termination(60)
     assert low(lw, "stage") == mark(14)
+
+
+def test_a_restart_with_other_key_ranges(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
+    """Claims cross the borders of the old ones."""
+    flow.feed.put([row("a", 9)])
+    upstream.at(9)
+    query = flow.start(flow.plain)
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "four ranges")
+    query.stop()
+    flow.start(flow.plain, ranges=3)
+    upstream.at(10)
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "three ranges")
+    assert lw.ranges("stage").total == 3

@@ -173,3 +173,22 @@ def test_windows_that_begin_below_the_declared_ones_are_refused(flow: PlainFlow,
     flow.feed.put([row("a", 10, 15)])
     with pytest.raises(Unsupported, match="shifted by 0:20:00"):
         query.await_termination(120)
+
+
+def test_a_later_stage_that_reads_an_earlier_one_has_that_ones_times(
+    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    """Its rows come from the earlier stage, and not from the frame, whose column of that name is a day."""
+    frame = flow.read().withColumn("day", sf.date_trunc("day", "t"))
+    later = flow.stage("later", "stage", event_time="day")
+    query = flow.stage().foreach_batch(
+        frame, lambda _rows, _batch: None, checkpoint=flow.folder / "ck", also=[later], name="both"
+    )
+    flow.queries.append(query)
+    with pytest.raises(Unsupported, match="which date_trunc"):
+        flow.stage("other").foreach_batch(
+            frame,
+            lambda _rows, _batch: None,
+            checkpoint=flow.folder / "other",
+            also=[flow.stage("late", "other", event_time="t", stamp=sf.col("day"))],
+        )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.types import StructType
 
 import lowwater
 from lowwater import Layout, RangeLoad
@@ -26,6 +27,7 @@ from lowwater_spark.track.part import Part
 from lowwater_spark.track.progress import Committed
 from lowwater_spark.track.ranges import KEY_HASH
 from lowwater_spark.track.state import Place, RangeEntry, StateStore, Version
+from lowwater_spark.track.update import build_version
 from tests.kit.times import MAX
 from tests.process.serving import Serving
 
@@ -169,3 +171,29 @@ def test_a_state_of_another_layout_than_was_logged_starts_nothing(tmp_path: Path
     part, _ = stage(tmp_path, "one", kept)
     with pytest.raises(CheckpointMismatch, match="Restore the checkpoint as a whole"):
         part.durable(Plan(4, [], "aa", 0), entry(logged), MAX, ())
+
+
+def built(store: StateStore, cut: Cut, logged: dict[int, Layout], batch: int = 5) -> Any:
+    """Build a version where nothing may be run."""
+    asked: Any = dict.fromkeys(("frame", "update", "key", "event_time", "window", "destination"))
+    asked["destination"] = type("To", (), {"batch": batch})
+    numbers: Any = {"low": 0, "promised": 0, "reference": 0, "budgeted": False, "injector": False, "digest": "aa"}
+    return build_version(
+        store,
+        asked.pop("frame"),
+        asked.pop("update"),
+        StructType(),
+        **asked,
+        **numbers,
+        cut=cut,
+        logged=logged.get,
+    )
+
+
+@pytest.mark.parametrize("logged", [None, EQUAL, Layout(5, (0, 8)), Layout(4, (0, 9))])
+def test_a_state_is_not_cut_that_the_log_has_otherwise(tmp_path: Path, logged: Layout | None) -> None:
+    _, store = stage(tmp_path, "one", Layout(5, (0, 9)))
+    with pytest.raises(
+        CheckpointMismatch, match=r"version 4 of the state in .* has version 5 of a layout, with 2 key ranges"
+    ):
+        built(store, Cut(2, Layout(6, (0, 7))), {} if logged is None else {4: logged})

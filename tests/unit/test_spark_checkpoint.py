@@ -6,21 +6,29 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from lowwater.watermark import MIN
 from lowwater_spark.checkpoint import durable
 from lowwater_spark.checkpoint.durable import write_once
+from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, StateLost
+from lowwater_spark.sources.head import Candidates
+from lowwater_spark.sources.source_log import File, SourceLog, Taken
 from lowwater_spark.track import handover
 from lowwater_spark.track.batch_log import BatchEntry, BatchLog
+from lowwater_spark.track.cut import EQUAL
 from lowwater_spark.track.handover import publish_directory, sweep
 from lowwater_spark.track.hook import Hook
-from lowwater_spark.track.inputs import Reading
+from lowwater_spark.track.inputs import UNREAD, Reading
+from lowwater_spark.track.progress import Committed, Progress
 from lowwater_spark.track.segments import Due, Segment
 from lowwater_spark.track.state import Place, RangeEntry, StateStore, Version
 from tests.kit.times import SECOND
@@ -235,3 +243,78 @@ def test_the_schema_of_what_is_emitted_is_compared_by_name(tmp_path: Path) -> No
     with pytest.raises(CheckpointMismatch, match="with the schema struct<m:int,t:timestamp,n:bigint>, and"):
         opened(1).match(made, schema, 1)
     opened(2).match(made, {**more, "z": "int"}, 2)
+
+
+def lows_of(log: BatchLog, number: int, reading: Reading, spark_bound: int, before: int) -> tuple[int, int]:
+    """Begin a batch in a run of its own; return its low and its promised. ``before``: Spark's bound after the batch before."""
+    progress = Progress(1, None, [], Committed(reading=reading, spark_bound=before))
+    part: Any = SimpleNamespace(
+        entries=log,
+        name="stage",
+        keyed=SimpleNamespace(layout=EQUAL),
+        authority=SimpleNamespace(wanted=None),
+        follow_logged=lambda *_: None,
+        progress=progress,
+    )
+    hook = Hook(lambda *_: None, lambda *_: None)
+    hook.run = cast(
+        "Any",
+        SimpleNamespace(
+            lock=nullcontext(),
+            reader=part,
+            heads=SimpleNamespace(counted=lambda *_: []),
+            lines=[],
+            checked=SimpleNamespace(spark_bound=lambda _: spark_bound),
+            parts=[part],
+        ),
+    )
+    entry = hook._choose(Plan(number, [], "aa", 0)).entry
+    return entry.reading.low, entry.promised
+
+
+def test_a_batch_is_not_behind_the_one_before_when_the_retention_is_larger(tmp_path: Path) -> None:
+    """Spark's bounds go back by the difference. What the last batch has closed would be opened, and written twice."""
+    log, inputs = BatchLog(tmp_path), Reading(25)
+    assert lows_of(log, 0, inputs, spark_bound=10, before=MIN) == (10, MIN)
+    assert lows_of(log, 1, inputs, spark_bound=14, before=10) == (14, 10)
+    assert lows_of(log, 2, inputs, spark_bound=6, before=4) == (14, 10), "a retention that is larger by ten"
+    assert lows_of(log, 3, inputs, spark_bound=30, before=6) == (25, 10)
+    assert lows_of(log, 4, UNREAD, spark_bound=30, before=30) == (MIN, MIN), "of other inputs nothing is known"
+
+
+def source_log(folder: Path, name: str, entries: dict[str, int]) -> None:
+    folder.mkdir(exist_ok=True)
+    lines = [json.dumps({"path": f"file://{path}", "timestamp": 1, "batchId": n}) for path, n in entries.items()]
+    (folder / name).write_text("\n".join(["v1", *lines]), encoding="utf-8")
+
+
+def test_a_compacted_entry_beyond_the_offset_stands_in_for_all_before_it(tmp_path: Path) -> None:
+    source_log(tmp_path / "log", "2.compact", {"/in/a": 0, "/in/b": 1, "/in/c": 2})
+    log = SourceLog(tmp_path / "log")
+    waiting = Candidates[str]([log])
+    a, b, c = (File(f"/in/{name}", 1) for name in "abc")
+    waiting.add("first", [{a, b}])
+    waiting.add("second", [{a, b, c}])
+    log.read_to(1)
+    assert (dict(log.taken), log.read) == ({"/in/a": Taken(0, 1), "/in/b": Taken(1, 1), "/in/c": Taken(2, 1)}, 2)
+    assert waiting.newest_reached([1], forget=False) == "first", "what is named beyond the offset is not in the batch"
+    assert waiting.newest_reached([2], forget=False) == "second"
+    source_log(tmp_path / "log", "3", {"/in/d": 3})
+    log.read_to(3)
+    assert (log.taken["/in/d"], log.read) == (Taken(3, 1), 3)
+
+
+def test_a_time_zone_that_a_key_depends_on_is_kept_with_the_state(tmp_path: Path) -> None:
+    """A state that was made before it was asked for is taken to be of the one that the stage has."""
+    made, schema = {"key": "hour(t) INT", "stamp": "event"}, {"n": "bigint"}
+
+    def match(**more: str) -> None:
+        StateStore.opened(place(tmp_path / "ck"), tmp_path / "state", 1, 0, ordinal=1).match(
+            {**made, **more}, schema, 0
+        )
+
+    match()
+    match(**{"time zone": "UTC"})
+    with pytest.raises(CheckpointMismatch, match="with the time zone UTC, and the stage has the time zone Asia/Tokyo"):
+        match(**{"time zone": "Asia/Tokyo"})
+    match(**{"time zone": "UTC"})

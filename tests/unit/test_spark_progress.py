@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.sources.head import KEPT, Candidates
 from lowwater_spark.sources.source_log import File, Head
-from lowwater_spark.track.inputs import UNREAD, Reading, floor_stamp
-from lowwater_spark.track.progress import RELIST, Committed, Progress
+from lowwater_spark.track.inputs import UNREAD, Origin, Reading, floor_stamp
+from lowwater_spark.track.progress import RELIST, Committed, Progress, bound_of, stamped
 from lowwater_spark.track.segments import Due
 from lowwater_spark.track.update import lowest_stamp
+from tests.spark.retained import HOUR
 from tests.spark.support import Log
 
 WINDOW = timedelta(microseconds=4)
@@ -455,3 +456,43 @@ def test_rule6_a_report_counts_committed_batches_only() -> None:
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when rule 6 is switched off")
 def test_rule6_breaks_when_switched_off() -> None:
     claims_no_more_than_a_restart(CountsPlans(1, None, [Log()], Committed()))
+
+
+def test_what_spark_holds_is_stamped_as_what_comes_is() -> None:
+    """Of windows of an hour that are stamped by their day, the bound of Spark's state stands within the day, and its rows at its beginning."""
+    day, micros = timedelta(days=1), timedelta(microseconds=1)
+    held = Committed(0, (), spark_bound=22 * HOUR // micros + day // micros)
+    reading = Reading(2 * day // micros, {990_000: 2 * day // micros})
+    assert bound_of(held, reading, day) == day // micros
+    assert stamped(held, reading, day).heuristics == {990_000: day // micros}
+
+
+def test_a_replay_that_was_planned_before_w_was_read_does_not_count_it() -> None:
+    log = Log()
+    log.take(named("/in/0"), 0)
+    progress = Progress(1, None, [log], Committed())
+    progress.observe(Reading(14), [{named("/in/0"), named("/in/1")}], 0.0, [0])
+    assert progress.choose([0]) == UNREAD
+    log.take(named("/in/1"), 1)
+    assert progress.choose([1]).low == 14
+
+
+def test_a_reading_found_in_another_stage_never_goes_back() -> None:
+    progress = Progress(1, None, [Log()], Committed(0, [0], Reading(10)))
+    for found, stands in ((Reading(12), 12), (Reading(11), 12), (UNREAD, 12), (Reading(13), 13)):
+        progress.advance(found)
+        assert progress.reading.low == stands
+
+
+def test_a_replay_does_not_bring_back_the_w_of_inputs_that_were_changed() -> None:
+    """The batch itself ran with it; but nothing was read of the inputs that are registered now."""
+    old = Reading(10, {}, 1, (1,))
+    progress = Progress(1, None, [Log()], Committed())
+    progress.inputs = Origin(2, (1, 1))
+    progress.settle(Committed(0, [0], old), "")
+    assert (progress.reading, progress.committed.reading, progress.renew()) == (UNREAD,) * 3
+    progress.settle(Committed(1, [0], Reading(11, {}, 2, (1, 9))), "")
+    assert progress.reading == UNREAD, "another incarnation of an input"
+    for batch, reading in enumerate((Reading(12, {}, 2, (1, 1)), Reading(13, {}, 3, (1, 1, 1))), start=2):
+        progress.settle(Committed(batch, [0], reading), "")
+        assert progress.reading == reading
