@@ -1,20 +1,34 @@
-"""A damaged log that no process has in memory, over each store: its computation is dropped by force, and lives again."""
+"""A shard over each store, whose log of one computation is damaged there, and whose next append is refused: memory is the only copy."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from lowwater import errors
+from lowwater_authority.core import recovery
 from lowwater_authority.core.requests import ClaimRequest, GroupReport, Refused
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.shard import Shard
-from lowwater_authority.journal import GRAPH, Journal, JournalCorrupt
+from lowwater_authority.journal import GRAPH, Entry, Journal, JournalCorrupt, JournalFailed
 from lowwater_authority.ops.observer import Observer
 from tests.contract.journal_stores import Store
+
+
+def refuse_once(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next append is surely not written: the disk is full."""
+    append = journal.append
+
+    async def full(entries: Sequence[Entry], **_: object) -> None:
+        del entries
+        monkeypatch.setattr(journal, "append", append)
+        raise JournalFailed("the disk is full")
+
+    monkeypatch.setattr(journal, "append", full)
 
 
 def sharded(journal: Journal) -> Shard:
@@ -38,6 +52,60 @@ async def claimed(shard: Shard, *names: str) -> Say:
         return shard.report([(name, report)], sender=name.encode() * 16, number=(1, value))
 
     return say
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+async def test_what_the_store_has_damaged_is_written_again_from_memory(
+    store: Store, snapshot: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = store.make()
+    shard = sharded(journal)
+    await shard.start()
+    run = asyncio.create_task(shard.run())
+    say = await claimed(shard, "x", "y")
+    for name in ("x", "y"):
+        assert await say(name, 10) == []
+        assert await say(name, 11) == []
+    if snapshot:
+        await journal.snapshot("x", 2, b"anything")
+        store.damage_snapshot("x")
+    else:
+        store.damage("x", 2)
+    assert await say("x", 12) == [], "nobody reads it, and all goes well"
+
+    refuse_once(journal, monkeypatch)
+    x, y = await asyncio.gather(say("x", 13), say("y", 13), return_exceptions=True)
+    assert isinstance(x, errors.Unavailable), "what is in memory counts, and is about to be written"
+    assert isinstance(y, errors.JournalFailed), "the log of y is whole, and nothing was changed"
+    view = shard.view("x")
+    assert view is not None
+    assert view.low in {12, 13}
+    assert await say("y", 14) == []
+    await asyncio.gather(*shard.held.mending())
+    assert await say("x", 14) == []
+    assert not run.done()
+    await journal.load("x")
+    shard.stop()
+    await run
+    await shard.close()
+
+    again = sharded(store.make())
+    await again.start()
+    assert {name: view.low for name in again.names() if (view := again.view(name))} == {"x": 14, "y": 14}
+    await again.close()
+
+
+# -- a damaged log whose computation is dropped ------------------------------------------------------------------
+
+
+def refuse_whole_logs(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store takes no snapshot and no restore."""
+
+    async def full(*_: Any, **__: Any) -> None:
+        raise JournalFailed("the disk is full")
+
+    for name in ("snapshot", "restore"):
+        monkeypatch.setattr(journal, name, full)
 
 
 async def started(store: Store) -> tuple[Journal, Shard, asyncio.Task[None]]:
@@ -80,6 +148,35 @@ async def lives_again(store: Store, shard: Shard, run: asyncio.Task[None], seque
     await again.close()
 
 
+@pytest.mark.parametrize("damaged", [True, False])
+async def test_a_log_that_was_not_shortened_is_by_the_next_process(
+    store: Store, damaged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, shard, run = await started(store)
+    await at_ten(shard, "x", "y")
+    sequencer = shard.held.served["x"].computation.last_sequencer
+    if damaged:
+        store.damage("x", 2)
+    refuse_whole_logs(journal, monkeypatch)
+    await shard.drop("x", force=True)
+    await killed(journal, shard, run)
+
+    journal, shard, run = await started(store)
+    assert shard.names() == ["y"]
+    shard.end_dropped()
+    await shard.held.ended("x")
+    loaded = await journal.load("x")
+    assert loaded.records == []
+    kept = recovery.recover(Spec("x", incarnation=2), loaded.snapshot, [], epoch_base=0)
+    assert kept.last_sequencer >= sequencer
+    assert bool(kept.granted) == (not damaged), "what could be read is kept"
+    before = journal.statistics().snapshots
+    shard.end_dropped()
+    await shard.held.ended("x")
+    assert journal.statistics().snapshots == before, "once is enough"
+    await lives_again(store, shard, run, sequencer)
+
+
 @pytest.mark.parametrize("snapshot", [False, True])
 async def test_a_damaged_log_that_nobody_has_in_memory_is_dropped_by_force(store: Store, snapshot: bool) -> None:
     journal, shard, run = await started(store)
@@ -109,7 +206,45 @@ async def test_a_damaged_log_that_nobody_has_in_memory_is_dropped_by_force(store
     await lives_again(store, shard, run, sequencer)
 
 
+# -- a damaged log of the graph ----------------------------------------------------------------------------------
+
+
+async def stopped(shard: Shard, run: asyncio.Task[None]) -> None:
+    shard.stop()
+    await run
+    await shard.close()
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+async def test_a_process_that_ends_leaves_a_graph_that_the_next_one_can_read(store: Store, snapshot: bool) -> None:
+    """It has the only good copy, in memory, and nothing has made it look at the store's."""
+    journal, shard, run = await started(store)
+    say = await at_ten(shard, "x", "y")
+    await shard.reset("y")
+    if snapshot:
+        await shard.held.logs.snapshot(shard.held.graph, lambda: [shard.topology.encode()], shard.now)
+        await shard.held.logs.settle()
+        assert (await journal.load(GRAPH)).records == []
+        store.damage_snapshot(GRAPH)
+    else:
+        store.damage(GRAPH, 2)
+    with pytest.raises(JournalCorrupt, match="the log of the graph at position"):
+        await journal.load(GRAPH)
+    assert await say("x", 11) == []
+    await stopped(shard, run)
+
+    journal, again, run = await started(store)
+    views = {name: again.view(name) for name in again.names()}
+    assert {name: view.incarnation for name, view in views.items() if view} == {"x": 1, "y": 2}
+    x = views["x"]
+    assert x is not None
+    assert x.low == 11
+    await again.register(Spec("z", ("x",)))
+    await stopped(again, run)
+
+
 async def test_a_damaged_graph_that_nobody_has_in_memory_is_left_as_it_is(store: Store) -> None:
+    """The tests above show nothing unless the damage is one that the store notices. Who cannot start puts nothing in its place."""
     journal, shard, run = await started(store)
     await at_ten(shard, "x", "y")
     store.damage(GRAPH, 2)

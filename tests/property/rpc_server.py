@@ -44,7 +44,7 @@ METHODS: Final = {
     for method in service.methods
     if service.name != "ClusterService" or method.name == "Identify"
 }
-"""The methods of the protocol but for those that need many shards: tests/process/test_shards.py."""
+"""The methods of the protocol but for those that need many shards: tests/process/test_shards_store.py."""
 
 Result = TypeVar("Result")
 
