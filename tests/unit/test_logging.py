@@ -108,7 +108,8 @@ def test_no_password_of_a_url_is_logged(chosen: str) -> None:
             "rediss://h?ssl_password=***&db=1 and redis://h?Password=***",
         ),
         ("http://127.0.0.1:7421/metrics of a@b", "http://127.0.0.1:7421/metrics of a@b"),
-        ("hdfs://host:8020/v@2 and redis://a:1,b:2/x@y", "hdfs://host:8020/v@2 and redis://a:1,b:2/x@y"),
+        ("hdfs://host:8020/v@2 and webhdfs://a:1/x@y", "hdfs://host:8020/v@2 and webhdfs://a:1/x@y"),
+        ("postgres://u:9?p@a:1/x and hdfs://u:9@a", "postgres://u:***@a:1/x and hdfs://u:***@a"),
         ("redis://:12/3@a redis://u:12@a", "redis://:***@a redis://u:***@a"),
     ],
 )

@@ -26,11 +26,11 @@ _DAY = 86_400_000_000
 
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
-_NO_PORT: Final = r"(?!(?<=[^/]:)\d{1,5}[/?#,])"
-"""Behind the colon of a URL: not a port, which a host stands before and the rest of the URL behind."""
+_HDFS: Final = r"""(?<=hdfs:)//[^\s:/?#"'@]+:\d{1,5}[/?#,]"""
+"""Host and port of HDFS, whose URLs have no password. Of any other URL such a port may be the beginning of one."""
 
 _PASSWORD: Final = re.compile(
-    rf"(?P<scheme>\b[a-z][a-z0-9+.-]*://)(?P<user>[^\s:/@]*):{_NO_PORT}[^\s\"']+@", re.IGNORECASE
+    rf"(?P<scheme>\b[a-z][a-z0-9+.-]*:(?!{_HDFS})//)(?P<user>[^\s:/@]*):[^\s\"']+@", re.IGNORECASE
 )
 """User and password of a URL, the password up to the last @: some are written without the escapes that they need."""
 
@@ -41,7 +41,7 @@ _MOST_CHARACTERS: Final = 2000
 """Number of characters of an error's first line that are looked at. A plan in one line may have
 millions."""
 
-_USER: Final = re.compile(rf"""//(?:[^\s:/?#"'@]*:{_NO_PORT}[^\s"']+|[^\s/?#"']+)@""")
+_USER: Final = re.compile(rf"""(?!{_HDFS})//(?:[^\s:/?#"'@]*:[^\s"']+|[^\s/?#"']+)@""")
 """User and password of a URL, up to the last @: some passwords lack the escapes that they need."""
 
 _SECRET: Final = re.compile(
@@ -68,6 +68,8 @@ def without_passwords(text: str) -> str:
 
     >>> without_passwords("rediss://lowwater:pa:ss@redis:6379/0 does not answer")
     'rediss://lowwater:***@redis:6379/0 does not answer'
+    >>> without_passwords("rediss://lowwater:12345/w@redis:6379/0, rediss://lowwater:7/Kx9@redis:6379/0")
+    'rediss://lowwater:***@redis:6379/0, rediss://lowwater:***@redis:6379/0'
     """
     return _PASSWORD_OPTION.sub(r"\g<name>***", _PASSWORD.sub(r"\g<scheme>\g<user>:***@", text))
 
@@ -79,6 +81,8 @@ def without_secrets(line: str) -> str:
 
     >>> without_secrets("no answer from postgres://etl:p@ss/w@db:5432/x?sslkey=k&a=1")
     'no answer from postgres://***@db:5432/x?sslkey=***&a=1'
+    >>> without_secrets("postgres://etl:9?x@db:5432/x hdfs://host:8020/v@2")
+    'postgres://***@db:5432/x hdfs://host:8020/v@2'
     >>> without_secrets("fs.s3a.secret.key=a/b+c refused; Password: 'a b', {'api_token': 'Bearer x'} of file:///in")
     "fs.s3a.secret.key=*** refused; Password: ***, {'api_token': ***} of file:///in"
     >>> without_secrets("{'api_token': ***, 'rows': 5}")  # Spark has done it already
