@@ -127,7 +127,7 @@ async def test_with_a_token_nobody_else_is_answered() -> None:
             await status_of(place, {**JSON, "Authorization": f"Bearer {TOKEN}", "Origin": "https://evil.example"})
             == 403
         )
-        for batch, right in enumerate((TOKEN, "o" * 32)):
+        for batch, right in enumerate((f"{TOKEN}\n", f"{'o' * 32},\n{TOKEN}")):
             await asyncio.to_thread(say, Token(HOURLY, place, token=right), batch)
         assert [batch for _, batch in agent.told] == [0, 1]
         assert await status_of(place, {**JSON, "Authorization": f"Bearer {TOKEN}", "Host": "region.svc"}) == 200
@@ -141,7 +141,7 @@ async def test_the_token_of_agent_and_pipeline_stands_in_a_file(
     monkeypatch.setenv(f"{region.TOKENS}_FILE", str(file))
     with pytest.raises(FileNotFoundError):
         Token(HOURLY)
-    file.write_text(f"{TOKEN},{'o' * 32}\n")
+    file.write_text(f"{TOKEN},\n{'o' * 32}\n")
     door = region._open(SimpleNamespace(listen="127.0.0.1:0", tls_cert=None, tls_key=None))  # type: ignore[arg-type]
     door.listening.close()
     assert door.tokens == (TOKEN, "o" * 32)

@@ -88,7 +88,8 @@ class Token:
             127.0.0.1:7440.
         timeout: Seconds for an answer.
         token: What the agent wants to be presented; by default the first of the file that LOWWATER_REGION_TOKEN_FILE names, which is
-            read for every call, or of LOWWATER_REGION_TOKEN. Raises OSError for a file that cannot be read here.
+            read for every call, or of LOWWATER_REGION_TOKEN. Raises OSError for a file that cannot be read here, InvalidArgument for one without a
+            usable token.
         ca: File of certificates to trust the agent by; by default LOWWATER_REGION_CA, else those of the system.
     """
 
@@ -105,9 +106,8 @@ class Token:
         self.agent: str = agent or os.environ.get("LOWWATER_REGION") or DEFAULT_AGENT
         self.timeout = timeout
         file = "" if token else os.environ.get("LOWWATER_REGION_TOKEN_FILE", "")
-        self._settings = FileSettings(
-            "localhost", token=token or os.environ.get("LOWWATER_REGION_TOKEN"), token_file=file
-        ).read()
+        given = token or os.environ.get("LOWWATER_REGION_TOKEN", "")
+        self._settings = _FirstToken("localhost", token=given.partition(",")[0].strip(), token_file=file).read()
         self._ca = ca or os.environ.get("LOWWATER_REGION_CA") or None
 
     def read(self, *, fresh: bool = False) -> Adoption:
@@ -170,7 +170,7 @@ class Token:
         data = json.dumps({"reference": self.reference, **body}).encode() if body else None
         headers = {"Content-Type": "application/json"} if body else {}
         for _, token in self._settings.metadata:
-            headers["Authorization"] = token.partition(",")[0].strip()
+            headers["Authorization"] = token
         try:
             # Not by a proxy: it is on this machine, or in this region.
             with contextlib.closing(self._connection()) as connection:
@@ -194,6 +194,15 @@ class Token:
         return http.client.HTTPConnection(url.netloc, timeout=self.timeout)
 
 
+class _FirstToken(FileSettings):
+    """Settings whose file may have several tokens, with commas between them: the first counts."""
+
+    def content(self, name: str, named: str) -> bytes | None:
+        """See FileSettings."""
+        content = super().content(name, named)
+        return content and content.partition(b",")[0]
+
+
 class _UnixConnection(http.client.HTTPConnection):
     """A connection to an agent that listens at a path of this machine."""
 
@@ -213,7 +222,11 @@ def _refusal(status: int, told: Any) -> errors.LowwaterError:
     try:
         if "error" in told:
             kind = {401: errors.Unauthenticated, 403: errors.PermissionDenied}.get(status, errors.Unavailable)
-            fix = "; pipelines take the token from LOWWATER_REGION_TOKEN" if status == 401 else ""
+            fix = (
+                "; pipelines take the token from the file that LOWWATER_REGION_TOKEN_FILE names, or from LOWWATER_REGION_TOKEN"
+                if status == 401
+                else ""
+            )
             return kind(f"the agent of the region refuses to answer: {told['error']}{fix}")
         return errors.BY_REASON.get(told["reason"], errors.LowwaterError)(told["message"], metadata=told["metadata"])
     except (KeyError, TypeError):

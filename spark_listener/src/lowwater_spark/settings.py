@@ -7,9 +7,9 @@ copy, so that no private key passes through Spark's blocks and logs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any, Final
+from typing import Final
 
 import lowwater
 from lowwater import errors
@@ -25,7 +25,7 @@ _FILES: Final = ("ca", "key", "certificate", "tokenFile")
 
 @dataclass(frozen=True, slots=True)
 class SparkSettings(FileSettings):
-    """Settings whose certificates, and maybe token, are files that every machine of the application has. Pickled, it loses what stands in them.
+    """Settings whose certificates, and maybe token, are files that every machine of the application has.
 
     A file is named by its absolute path, the same everywhere (a mounted secret), or by the bare name under which ``spark.files``
     ships it.
@@ -43,17 +43,17 @@ class SparkSettings(FileSettings):
             raise errors.InvalidArgument(msg, metadata={"setting": _CONF + name, "file": named}) from failure
 
     def locate(self, named: str) -> Path:
-        """Return where a file is on this machine."""
+        """Return where a file is on this machine. Raises OSError for a bare name without a running Spark."""
         if PurePath(named).is_absolute():
             return Path(named)
+        from py4j.protocol import Py4JError
         from pyspark import SparkFiles
 
-        return Path(SparkFiles.get(named))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        token = None if self.token_file else self.token
-        bare = replace(self, token=token, root_certificates=None, private_key=None, certificate_chain=None)
-        return SparkSettings, tuple(getattr(bare, field.name) for field in fields(bare) if field.init)
+        try:
+            return Path(SparkFiles.get(named))
+        except (AssertionError, Py4JError):
+            msg = "no Spark application runs here"
+            raise OSError(msg) from None
 
 
 def connection(conf: Callable[[str], str | None], address: str | None = None) -> SparkSettings:

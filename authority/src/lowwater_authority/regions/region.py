@@ -143,7 +143,8 @@ def _open(args: argparse.Namespace) -> _Door:
     tokens = tuple(each for each in map(str.strip, secret(TOKENS, os.environ).split(",")) if each)
     if any(len(each) < LEAST_TOKEN for each in tokens):
         msg = (
-            f"{TOKENS} has a token of less than {LEAST_TOKEN} characters: take one that `lowwater access token` prints"
+            f"{TOKENS}, or the file that {TOKENS}_FILE names, has a token of less than {LEAST_TOKEN} characters: "
+            "take one that `lowwater access token` prints"
         )
         raise BadConfig(msg)
     files = Files.of(args.tls_cert, args.tls_key, None, None)
@@ -160,8 +161,8 @@ def _open(args: argparse.Namespace) -> _Door:
     if not tokens and not is_loopback(host):
         msg = (
             f"other machines can reach --listen {args.listen}, and the agent would believe the "
-            f"commits that they report: set {TOKENS} to what `lowwater access token` prints, here "
-            "and for pipelines, or listen on 127.0.0.1 or unix:PATH"
+            f"commits that they report: set {TOKENS} to what `lowwater access token` prints, or {TOKENS}_FILE to a file "
+            "with it, here and for pipelines, or listen on 127.0.0.1 or unix:PATH"
         )
         raise BadConfig(msg)
     if certificates is None and not is_loopback(host):

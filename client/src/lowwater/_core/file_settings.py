@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lowwater import errors
 from lowwater._core.settings import Settings
@@ -20,7 +20,10 @@ __all__ = ["FileSettings"]
 
 @dataclass(frozen=True, slots=True)
 class FileSettings(Settings):
-    """Settings whose certificates are read from files for every new channel, and channels are made anew when these change."""
+    """Settings whose certificates are read from files for every new channel, and channels are made anew when these change.
+
+    Pickled, they lose what stands in the files.
+    """
 
     ca: str = ""
     """PEM of the authorities to trust; with any of the three, the channel uses TLS."""
@@ -74,7 +77,14 @@ class FileSettings(Settings):
 
     def _token(self) -> str | None:
         content = self.content("tokenFile", self.token_file)
-        return self.token if content is None else content.decode("ascii").strip()
+        if content is None:
+            return self.token
+        token = content.decode("ascii", "replace").strip()
+        if not (token.isascii() and token.isprintable()):
+            fix = "write one token into it, of printable ASCII"
+            msg = f"{self.token_file} has no usable token: {fix}"
+            raise errors.InvalidArgument(msg, metadata={"file": self.token_file, "fix": fix})
+        return token
 
     def content(self, name: str, named: str) -> bytes | None:
         """Return what stands in the file that the setting ``name`` names; None when it names none. Raises OSError, InvalidArgument."""
@@ -89,6 +99,11 @@ class FileSettings(Settings):
     def locate(self, named: str) -> Path:
         """Return where a file is on this machine."""
         return Path(named)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        token = None if self.token_file else self.token
+        bare = replace(self, token=token, root_certificates=None, private_key=None, certificate_chain=None)
+        return type(self), tuple(getattr(bare, field.name) for field in fields(bare) if field.init)
 
     def _stamp(self, named: str) -> tuple[int, ...]:
         """Return what tells a file from the one that replaces it; nothing while it is away."""

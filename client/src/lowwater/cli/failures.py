@@ -35,7 +35,7 @@ _OPTIONS: Final = {
     "namespace": "--namespace",
     "server_token": "--server-token",
     "timeout": "--answer-within",
-    "token": "LOWWATER_TOKEN",
+    "token": "LOWWATER_TOKEN or LOWWATER_TOKEN_FILE",
 }
 """What a field of the client is on the command line, where the two differ."""
 
@@ -50,7 +50,7 @@ _FIXES: Final = {
     "STALE_EPOCH": "ask again later, or another shard",
     "STILL_READ": "drop first what reads it, or give that other inputs with `lowwater set-inputs`",
     "TIMEOUT": "ask again later; --answer-within gives an answer more time",
-    "UNAUTHENTICATED": "pass a token in LOWWATER_TOKEN, or a certificate with --cert and --key",
+    "UNAUTHENTICATED": "pass a token in LOWWATER_TOKEN or LOWWATER_TOKEN_FILE, or a certificate with --cert and --key",
     "UNAVAILABLE": "start `lowwater serve`, or name where it listens with --address or LOWWATER_ADDRESS",
     "UNKNOWN_COMPUTATION": "check the spelling and the namespace; `lowwater status` lists what there is",
 }
@@ -60,7 +60,7 @@ _SPOKEN: Final = (
     (re.compile(r"Ask why\('([^']*)'\)\."), r"`lowwater why \1` says more."),
     (re.compile(r"with set_inputs"), "with `lowwater set-inputs`"),
     (re.compile(r"as shards\(\) has it, or None to take the pin back"), "as `lowwater shards` has it, or --off"),
-    (re.compile(r"\(LOWWATER_TOKEN, or connect\(token=\.\.\.\)\)"), "in LOWWATER_TOKEN"),
+    (re.compile(r"\(LOWWATER_TOKEN, or connect\(token=\.\.\.\)\)"), "in LOWWATER_TOKEN or LOWWATER_TOKEN_FILE"),
 )
 """What is said to programs, and how it is said to who types commands."""
 
