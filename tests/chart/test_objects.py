@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -142,8 +146,16 @@ def test_the_sidecar_is_a_command_with_declarations_that_are_taken(tmp_path: Pat
     claim = found[f"PersistentVolumeClaim/{mounts[place]['persistentVolumeClaim']['claimName']}"]
     assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
     assert args.address == f"lw-lowwater.{NAMESPACE}.svc:7420"
-    [_, _, alive] = made["livenessProbe"]["exec"]["command"]
-    assert f"find {args.heartbeat} " in alive
+    [_, *alive] = made["livenessProbe"]["exec"]["command"]
+    alive[-1] = alive[-1].replace(str(args.heartbeat), str(tmp_path / "heartbeat"))
+    for minutes, exits in ((29, 0), (31, 1)):
+        (tmp_path / "heartbeat").touch()
+        os.utime(tmp_path / "heartbeat", (0, time.time() - 60 * minutes))
+        assert subprocess.run([sys.executable, *alive], check=False).returncode == exits
+    off = by_key(parsed(rendered("--values", SETS["sidecar"], "--set", "sidecar.heartbeatMinutes=0")))
+    [bare] = off["Deployment/lw-lowwater-sidecar"]["spec"]["template"]["spec"]["containers"]
+    assert "livenessProbe" not in bare
+    assert not [each for each in bare["args"] if each.startswith("--heartbeat")]
     assert args.conf == [
         "spark.hadoop.fs.s3a.endpoint.region=eu-central-1",
         "spark.jars.packages=org.apache.hadoop:hadoop-aws:3.5.0",

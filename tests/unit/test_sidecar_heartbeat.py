@@ -1,12 +1,15 @@
-"""A sidecar that hangs is told by the age of a file."""
+"""What a sidecar tells and does while it is not well."""
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lowwater_spark.sidecar.command import Heartbeat
+from lowwater import errors
+from lowwater_spark.sidecar.command import Heartbeat, _may_pass, _Watch
 
 
 def test_a_heartbeat_waits_for_each_query_that_is_still_tracked(tmp_path: Path) -> None:
@@ -27,3 +30,28 @@ def test_a_heartbeat_waits_for_each_query_that_is_still_tracked(tmp_path: Path) 
     with pytest.raises(FileNotFoundError):
         Heartbeat(tmp_path / "no folder" / "heartbeat")
     Heartbeat(None).look({"a": (0, 1)})
+
+
+class OneAttempt(threading.Event):
+    """Set as soon as somebody waits for it."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.set()
+        return True
+
+
+def test_a_query_is_tried_again_while_its_token_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LOWWATER_TOKEN_FILE", str(tmp_path / "token"))
+    query: dict[str, Any] = {
+        "name": "a",
+        "checkpoint": str(tmp_path),
+        "inputs": ["b"],
+        "sources": [f"files:{tmp_path}"],
+    }
+    watch = _Watch({**query, "promises": ["sink-visible-before-commit", "nothing-skipped"]}, str(tmp_path), None, None)
+    watch.run(OneAttempt())
+    assert not watch.refused
+    assert watch.turn == (2, 0), "the checkpoint is one step, and the attempt another"
+    assert _may_pass(errors.Unauthenticated("unknown token"))
+    assert not _may_pass(errors.PermissionDenied("of another principal"))
+    assert not _may_pass(errors.InvalidArgument("name", metadata={"field": "name"}))

@@ -16,7 +16,7 @@ from lowwater import errors
 from lowwater_spark.checkpoint.location import spark_path
 from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.settings import SparkSettings, connection
-from lowwater_spark.sidecar.watch import from_environment
+from lowwater_spark.sidecar.watch import settings_here
 from lowwater_spark.sources.kafka import PACE
 from lowwater_spark.sources.kafka_admin import KafkaAdmin
 from lowwater_spark.sources.kafka_client import client_settings
@@ -137,7 +137,10 @@ def test_a_token_file_is_read_where_the_call_is_made(monkeypatch: pytest.MonkeyP
         assert settings.metadata == (("authorization", f"Bearer {token}"),)
     monkeypatch.setenv("LOWWATER_TOKEN", "start")
     monkeypatch.setenv("LOWWATER_TOKEN_FILE", str(file))
-    assert connection(from_environment).token == "second"
+    assert settings_here().token == "second"
+    file.unlink()
+    with pytest.raises(errors.InvalidArgument, match=rf"^LOWWATER_TOKEN_FILE is '{file}', which cannot be read \("):
+        settings_here()
 
 
 def test_a_file_that_an_executor_does_not_have_is_a_refusal_and_no_channel_without_tls(tmp_path: Path) -> None:
@@ -159,6 +162,7 @@ def test_a_file_that_an_executor_does_not_have_is_a_refusal_and_no_channel_witho
         ({"key": "/etc/tls.key"}, "belong together"),
         ({"ca": "/nowhere/ca.pem"}, "cannot be read here"),
         ({"tokenFile": "/nowhere/token"}, "cannot be read here"),
+        ({"tokenFile": "token"}, "cannot be read here"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused_at_the_start(settings: dict[str, str], reason: str) -> None:

@@ -35,7 +35,7 @@ __all__ = ["Heartbeat", "declared", "main", "parser"]
 logger = logging.getLogger("lowwater.spark")
 
 AGAIN_SECONDS: Final = 5.0
-"""How long until a query is tried again whose checkpoint or authority is not there yet."""
+"""How long until a query is tried again whose checkpoint, token or authority is not there yet."""
 
 FAILED: Final = 2
 """Exit code of what was refused."""
@@ -98,7 +98,7 @@ def parser() -> CommandParser:
         "--heartbeat",
         metavar="FILE",
         type=Path,
-        help="touch this file each time that all tracked queries have ended a look, or an attempt to begin; its age tells a process that hangs",
+        help="touch this file each time that all tracked queries have ended a look, or a step of their beginning; its age tells a process that hangs",
     )
     follow.add_argument(
         "--conf",
@@ -253,7 +253,7 @@ def declared(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 class Heartbeat:
-    """A file whose age tells a process that hangs: it is touched when each query has ended a look, or an attempt to begin, since the last time.
+    """A file whose age tells a process that hangs: it is touched when each query has ended a look, or a step of its beginning, since the last time.
 
     Without a file nothing is done. Raises OSError at the start for a file that cannot be written.
     """
@@ -280,7 +280,7 @@ class _Watch:
         self.name: str = query["name"]
         self.refused = False
         self.turn = (0, 0)
-        """Number of failed attempts to begin, and of looks since the last one: it stands still when the query hangs."""
+        """Number of steps of its beginnings, and of looks since the last one: it stands still when the query hangs."""
         self._query = query
         self._state = state
         self._address = address
@@ -292,25 +292,27 @@ class _Watch:
         while not stopping.is_set():
             try:
                 self._follow(stopping)
-            except (errors.Unavailable, OSError) as failure:  # Timeout is an OSError
-                self.turn = (self.turn[0] + 1, 0)
+            except (errors.LowwaterError, CheckpointMismatch, Unsupported, ValueError, OSError) as failure:
+                if not _may_pass(failure):
+                    logger.error("%s is not tracked any more: %s", self.name, failure)
+                    self.refused = True
+                    return
+                self._step()
                 if str(failure) != said:
                     said = str(failure)
                     logger.warning(
                         "%s is not tracked yet, and is tried again every %g s: %s", self.name, AGAIN_SECONDS, failure
                     )
                 stopping.wait(AGAIN_SECONDS)
-            except (errors.LowwaterError, CheckpointMismatch, Unsupported, ValueError) as failure:
-                logger.error("%s is not tracked any more: %s", self.name, failure)
-                self.refused = True
-                return
             except Exception:
                 logger.exception("%s is not tracked any more", self.name)
                 self.refused = True
                 return
 
     def _follow(self, stopping: threading.Event) -> None:
-        sidecar: Sidecar = track(**self._query, state=self._state, address=self._address, spark=self._session)
+        sidecar: Sidecar = track(
+            **self._query, state=self._state, address=self._address, spark=self._session, step=self._step
+        )
         logger.info("%s is tracked by %s", self.name, self._query["checkpoint"])
         try:
             while not stopping.is_set():
@@ -319,6 +321,16 @@ class _Watch:
                 self.turn = (self.turn[0], sidecar.looks)
         finally:
             sidecar.stop()
+
+    def _step(self) -> None:
+        self.turn = (self.turn[0] + 1, 0)
+
+
+def _may_pass(failure: Exception) -> bool:
+    """Return whether it helps to try again: what is needed is away, or a token or a certificate is just being replaced."""
+    in_file = isinstance(failure, errors.InvalidArgument) and "file" in failure.metadata
+    # Timeout is an OSError.
+    return in_file or isinstance(failure, errors.Unavailable | errors.Unauthenticated | OSError)
 
 
 if __name__ == "__main__":

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 import lowwater
+from lowwater import errors
 from lowwater._core.calls import full_name
 from lowwater_spark.checkpoint.location import Location, checkpoint_of
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.settings import connection
+from lowwater_spark.settings import SparkSettings, connection
 from lowwater_spark.sidecar.declaration import FILES, HISTORY, SINGLE_DRIVER, SINK, Declaration, SourceDeclared
 from lowwater_spark.sidecar.evidence import Evidence, query_id
 from lowwater_spark.sources.delta import DELTA, DeltaSource
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
     from lowwater_spark.sources.base import Source
 
-__all__ = ["Sidecar", "from_environment", "track"]
+__all__ = ["Sidecar", "settings_here", "track"]
 
 _ENVIRONMENT: Final[Mapping[str, str]] = {
     "spark.lowwater.token": "LOWWATER_TOKEN",
@@ -90,6 +91,7 @@ def track(
     address: str | None = None,
     client: lowwater.Client | None = None,
     interval: float = INTERVAL,
+    step: Callable[[], None] = lambda: None,
     **declared: Any,
 ) -> Sidecar:
     """Track a query that runs elsewhere, by its checkpoint, and return what looks at it. The query is not changed, and nothing is written into its checkpoint.
@@ -108,6 +110,7 @@ def track(
             ``LOWWATER_TOKEN_FILE``, ``LOWWATER_CA``, ``LOWWATER_CERT`` and ``LOWWATER_KEY``.
         client: Instead of an address: a client of your own.
         interval: Seconds between two looks at most.
+        step: Called after each step of the beginning: some list a source, which may take minutes.
         declared: ``retention``, ``stamp``, ``windows``, ``windows_start``, ``output_mode``, ``output``, ``heuristics`` and ``adopt``, as :class:`~lowwater_spark.sidecar.declaration.Declaration` has them.
 
     Raises ValueError, and Unsupported for what is not declared or cannot be tracked exactly; CheckpointMismatch, OSError (FileNotFoundError before the query's first
@@ -115,9 +118,8 @@ def track(
     """
     said = {"name": name, "checkpoint": checkpoint, "inputs": inputs, "sources": list(sources), "promises": promises}
     declaration = Declaration.parse({**said, **declared})
-    return _Beginning(declaration, Path(state) / quote(name, safe="").replace(".", "%2E"), spark).begin(
-        address, client, interval
-    )
+    home = Path(state) / quote(name, safe="").replace(".", "%2E")
+    return _Beginning(declaration, home, spark, step).begin(address, client, interval)
 
 
 @dataclass(slots=True)
@@ -125,23 +127,27 @@ class _Beginning:
     declared: Declaration
     home: Path
     spark: Callable[[], SparkSession] | None
+    step: Callable[[], None] = lambda: None
 
     def begin(self, address: str | None, client: lowwater.Client | None, interval: float) -> Sidecar:
         """Check what is declared against what is there, claim, and begin to look."""
         checkpoint = self._checkpoint()
-        used = lowwater.Client(connection(from_environment, address)) if client is None else client
+        self.step()
+        used = lowwater.Client(settings_here(address)) if client is None else client
         authority: Authority | None = None
         try:
             waited_for = frozenset(full_name(used.settings.namespace, name) for name in self.declared.inputs)
             sources = [self._source(each).waiting_for(waited_for) for each in self.declared.sources]
             for source in sources:
                 source.check_writers()
+                self.step()
             manifest = Manifest(checkpoint, home=self.home)
             asked = self._registration(checkpoint, manifest.last_run + 1)
             manifest.begin(asked.ordinal)
             evidence = Evidence(checkpoint, manifest, self.declared, sources)
             evidence.begin()
             self._recognize(checkpoint, manifest, sources)
+            self.step()
             _pin(manifest, sources, self.declared)
             authority = Authority(used, asked, as_of_now=lambda asked: _as_committed(asked, CheckpointLog(checkpoint)))
             keyed = Keyed(
@@ -231,6 +237,7 @@ class _Beginning:
                 f"{logs[0]} is the log of a file sink, and Spark goes by it only when it reads that very directory",
                 "Declare the directory of the sink as a source of its own.",
             )
+        self.step()
         return source
 
     def _recognize(self, checkpoint: Location, manifest: Manifest, sources: list[Source]) -> None:
@@ -273,9 +280,20 @@ class _Beginning:
         return _as_committed(asked, CheckpointLog(checkpoint))
 
 
-def from_environment(setting: str) -> str | None:
-    """Return how the authority is reached, where the command ``lowwater`` has it as well: a token is no argument, which lists of processes show."""
-    return os.environ.get(_ENVIRONMENT.get(setting, ""))
+def settings_here(address: str | None = None) -> SparkSettings:
+    """Return how the authority is reached, where the command ``lowwater`` has it as well: a token is no argument, which lists of processes show.
+
+    Raises InvalidArgument when a file cannot be read.
+    """
+    try:
+        return connection(lambda setting: os.environ.get(_ENVIRONMENT.get(setting, "")), address)
+    except errors.InvalidArgument as failure:
+        variable = _ENVIRONMENT.get(failure.metadata.get("setting", ""))
+        if variable is None:
+            raise
+        fix = "give the absolute path of a file that this user may read"
+        msg = f"{variable} is {failure.metadata['file']!r}, which cannot be read ({failure.__cause__}): {fix}"
+        raise errors.InvalidArgument(msg, metadata={**failure.metadata, "fix": fix}) from failure
 
 
 def _as_committed(asked: Registration, log: CheckpointLog) -> Registration:
