@@ -101,7 +101,7 @@ _clients: dict[Settings, lowwater.Client] = {}
 
 
 def _client(settings: Settings) -> lowwater.Client:
-    """Return this process's client, made at its first use; it minds forks by itself. Raises InvalidArgument for a missing certificate."""
+    """Return this process's client, made at its first use; it minds forks by itself. Raises InvalidArgument for an unusable file."""
     client = _clients.get(settings)
     if client is None:
         here = settings.read() if isinstance(settings, SparkSettings) else settings
