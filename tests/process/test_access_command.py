@@ -54,6 +54,13 @@ def test_what_is_no_token_is_not_hashed(access: Command, given: str) -> None:
     assert not given.strip() or given.strip() not in told
 
 
+def test_a_token_that_could_be_guessed_is_not_hashed(access: Command) -> None:
+    assert access("hash", given="a" * 32)[0] == 0
+    code, said, told = access("hash", given="a" * 31)
+    assert (code, said) == (2, "")
+    assert "less than 32 characters" in told
+
+
 @pytest.mark.parametrize(
     ("asked", "code"),
     [

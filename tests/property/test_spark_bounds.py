@@ -161,6 +161,18 @@ def test_a_join_gives_nothing_below_what_it_keeps(run: Run, span: int, outer: bo
     check(run, join.batch, Stamp("time", lag=micros(join.lag)))
 
 
+@given(cuts(), runs(), st.integers(0, 20), st.booleans())
+def test_windows_above_a_join_wait_for_both(cut: tuple[int, int, int], run: Run, span: int, outer: bool) -> None:
+    """Spark gives the windows the join's own watermark: the windows wait for the sum."""
+    join, windows = Join(span * MILLI, outer), Windows(*cut)
+
+    def batch(lefts: Sequence[int], rights: Sequence[int], late: int, watermark: int) -> list[int]:
+        joined = join.batch(lefts, rights, late, watermark)
+        return [begin for begin, _ in windows.batch(joined, late - join.lag, watermark - join.lag)]
+
+    check(run, batch, Stamp("start", Window(*map(micros, cut)), lag=micros(join.lag)))
+
+
 @dataclass
 class Clocks:
     """A zone whose clocks are ``before`` ahead of UTC, and ``after`` from a transition on. Hours."""

@@ -17,6 +17,7 @@ from lowwater_spark.drive import watermark as watermark_module
 from lowwater_spark.drive.watermark import Driving
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.control import Offset, Told
+from lowwater_spark.track.plan import check_plan
 from tests.kit.times import at
 from tests.spark.drive_support import CARE, HOUR, Driven, counts, driven, millis, record, say
 from tests.spark.support import Upstream
@@ -181,6 +182,15 @@ def test_rows_that_no_watermark_serves_end_the_query(driven: Driven) -> None:
     query = driven.start(driven.hourly(driven.drive(rows)), stamp=HOUR)
     with pytest.raises(Exception, match="at or before 1970-01-01"):
         query.await_termination(90)
+
+
+def test_a_session_in_which_timestamps_have_no_zone_is_driven(driven: Driven) -> None:
+    driven.spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    try:
+        frame = driven.hourly(driven.drive(driven.read(schema="key string, t timestamp_ltz")))
+        check_plan(driven.spark, frame, event_time="t")
+    finally:
+        driven.spark.conf.unset("spark.sql.timestampType")
 
 
 def pushed_down(_: str) -> Column:

@@ -422,6 +422,14 @@ def test_an_outer_join_keeps_rows_a_millisecond_longer_than_declared(flow: Plain
         assert checked.spark_bound(plan) == (36_000_000 - 3_600_001) * 1_000
 
 
+def test_queries_may_have_names_for_parts(flow: PlainFlow) -> None:
+    flow.read().createOrReplaceTempView("rows_of_a_stream")
+    query = "WITH some AS (SELECT * FROM rows_of_a_stream WHERE key <> 'z') SELECT * FROM some"
+    assert len(check_plan(flow.spark, flow.spark.sql(query)).sources) == 1
+    with pytest.raises(Unsupported, match="used twice"):
+        check_plan(flow.spark, flow.spark.sql(f"{query} UNION ALL SELECT * FROM some"))
+
+
 def test_how_windows_are_cut_is_found(flow: PlainFlow) -> None:
     stream = flow.read().withWatermark("t", DELAY)
     window: Callable[..., Any] = sf.window

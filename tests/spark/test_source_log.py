@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from lowwater_spark.sources.base import NONE
 from lowwater_spark.sources.files import FileSource, list_head
 from lowwater_spark.sources.head import Candidates
 from lowwater_spark.sources.source_log import File, SourceLog, log_offset
+from lowwater_spark.sources.ticks import Ticks, with_ticks
 from lowwater_spark.track.plan import check_plan
+from tests.kit.eventually import eventually
 from tests.spark.support import Feed, begun, lines
 
 pytestmark = pytest.mark.spark
@@ -179,3 +182,27 @@ def test_without_recursive_lookup_a_later_sub_directory_holds(
     waiting.add("W", [list_head(FileSource(str(source.folder), recursive=False))])
     assert waiting.newest_reached([1], forget=True) is None
     assert waiting.missing() == [f"{source.folder}/sub/"]
+
+
+def test_spark_goes_on_with_a_log_that_has_forgotten_old_ticks(spark: SparkSession, tmp_path: Path) -> None:
+    """The driver takes old lines out of a compacted entry while the query runs. Spark compacts the rest, and starts again with it."""
+    checkpoint = tmp_path / "ck"
+    (tmp_path / "in").mkdir()
+    frame = with_ticks(spark, spark.readStream.schema(SCHEMA).json(str(tmp_path / "in")), checkpoint)
+    batch = 0
+    for _ in range(2):
+        run = Batches(frame, checkpoint)
+        for _ in range(8):
+            ticks = Ticks(checkpoint, 1, batch + 1)  # a new one looks at the log at once
+            if batch:
+                ticks.read_to(*lines(batch - 1))
+            assert ticks.force(*lines(batch - 1))
+            eventually(partial(run.log.committed, batch), "a batch of the tick")
+            ticks.read_to(*lines(batch))
+            ticks.clean(*lines(batch))
+            assert ticks.remembered == 1
+            batch += 1
+        run.query.stop()
+        assert sorted(run.keys) == list(range(batch - 8, batch)), "a batch for each tick, and no other"
+    newest = max((checkpoint / "sources/1").glob("*.compact"), key=lambda path: int(path.stem))
+    assert newest.read_text(encoding="utf-8").count("\n") <= 1, "it has the newest tick at most"

@@ -35,6 +35,10 @@ class Store(FaultPlan):
         """Whether another server took over before it was replicated."""
         self.refused = 0
         """How many appends the store still refuses."""
+        self.stops = False
+        """Whether no append behind a heal ever returns."""
+        self.healed = False
+        self.stopped = asyncio.Event()
 
     def _is_change(self, operation: Operation) -> bool:
         return self.lags and operation.name == "append" and any(log == GRAPH for log, _ in operation.places)
@@ -44,6 +48,10 @@ class Store(FaultPlan):
         if self.refused and operation.name == "append":
             self.refused -= 1
             return Outcome.FAILED
+        if self.stops and self.healed and operation.name == "append":
+            self.stopped.set()
+            await asyncio.Event().wait()
+        self.healed = self.healed or operation.name == "restore"
         return Outcome.CACHED if self._is_change(operation) else Outcome.DONE
 
     async def after(self, operation: Operation) -> None:
@@ -218,3 +226,47 @@ async def test_rule1_a_log_ahead_of_its_graph_is_not_served_until_its_reset(
     assert await world.serving.shard.serve("a")
     await world.serving.claim("a")
     await world.serving.stop()
+
+
+async def test_of_two_changes_of_one_age_the_one_in_the_store_stays(world: World) -> None:
+    """The stored change was acknowledged behind the loss of the other one. Reports that fold the lost inputs do not count."""
+    await world.begin()
+    await world.serving.shard.set_inputs("a", ["x", "y"])
+    await world.other.shard.refresh()
+    world.disk.lose(1)
+    await world.serving.stop()
+    world.serving = await world.process("owner:2", lambda name: name == "a")
+    assert (await world.serving.shard.set_inputs("a", ["x", "z"])).input_version == 2
+    for one in (world.other, world.serving):
+        await one.shard.confirm()
+        await one.shard.refresh()
+    for one in (world.other, world.serving):
+        spec = one.shard.topology.get("a")
+        assert (spec.inputs, spec.input_version) == (("x", "z"), 3)
+    await world.stop()
+
+
+@pytest.mark.parametrize("dies", [True, False])
+async def test_a_heal_within_a_change_of_inputs_puts_back_no_half_of_it(
+    world: World, caplog: pytest.LogCaptureFixture, *, dies: bool
+) -> None:
+    """The owner heals its log. If the process dies before it appends the change, the next owner serves on without the change."""
+    await world.begin()
+    world.store.stops = dies
+    world.disk.lose(1)  # the advance to 90
+    changing = asyncio.create_task(world.serving.shard.set_inputs("a", ["x", "y"]))
+    if dies:
+        await world.store.stopped.wait()
+        changing.cancel()
+        world.store.stops = False
+        await world.serving.stop()
+        world.serving = await world.process("owner:2", lambda name: name == "a")
+    else:
+        await changing
+    assert world.serving.shard.topology.get("a").inputs == (("x",) if dies else ("x", "y"))
+    assert world.ranges() == [50, 50]
+    grant = await world.serving.claim("a")
+    assert await world.serving.report("a", grant, 95) == []
+    assert world.low("a") == 95
+    assert "version 1 of its inputs" not in caplog.text
+    await world.stop()

@@ -288,7 +288,7 @@ def test_a_restart_of_the_global_authority_makes_every_region_unconfirmed(world:
         assert not world.report("A", 1, 20).refused
 
 
-def test_a_second_agent_of_a_region_is_refused(world: World) -> None:
+def test_a_second_agent_of_a_region_is_refused_and_does_not_stop_the_store(world: World) -> None:
     mine = world.callers["A"]
     world.callers["A"] = mine._replace(agent=Agent("other", 1, "other"))
     with pytest.raises(errors.SecondAgent):
@@ -296,6 +296,10 @@ def test_a_second_agent_of_a_region_is_refused(world: World) -> None:
     world.callers["A"] = mine._replace(agent=mine.agent._replace(nonce="copy"))  # of a state file that was copied
     with pytest.raises(errors.SecondAgent):
         world.confirm("A")
+    other = world.caller("A")._replace(seen=10**12)
+    with pytest.raises(errors.SecondAgent):
+        world.do(world.core.confirm(other, {}, world.now, len(world.log)))
+    assert world.core.store.state == SERVING
     world.callers["A"] = mine
     assert not world.report("A", 1, 20).refused
     world.pass_time(SUSPECT, "B")

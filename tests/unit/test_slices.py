@@ -248,6 +248,19 @@ async def test_T6_a_retirement_whose_answer_is_lost_is_repeated(tree: Tree) -> N
     assert tree.low() == 12
 
 
+async def test_T6_a_late_retirement_does_not_take_out_what_the_same_process_has_revived(tree: Tree) -> None:
+    await tree.both(10, 12)
+    tree.way.lost["retire"] = "there"
+    await tree.below.shard.retire("a~0", b"", KEY, force=True)
+    await until(lambda: tree.way.sent("retire"))
+    sent = tree.way.sent("retire")
+    assert await tree.below.report("a~0", await tree.below.claim("a~0", bound=9), 9) == []
+    for late in sent:
+        with pytest.raises(errors.StaleSequencer):
+            await late()
+    assert (tree.state(0), tree.stands(0)) == (GroupState.OWNED, 9)
+
+
 async def test_T5_keys_of_others_are_refused(tree: Tree) -> None:
     below, top = tree.below, tree.top
     for keys in ((b"", b""), (b"\x10", b"\x81"), (KEY, b"\x90")):

@@ -125,6 +125,14 @@ def test_ticks_are_forgotten(tmp_path: Path) -> None:
     run_ticks(later, spark, folder, 20)
 
 
+def test_ticks_of_a_checkpoint_that_was_moved_are_known(tmp_path: Path) -> None:
+    Log(tmp_path / "sources/1").write("/old/ck/lowwater/ticks/1-1")
+    ticks = Ticks(tmp_path, 1, 2)
+    ticks.read_to(offset(0))
+    assert not ticks.outstanding(offset(0))
+    assert ticks.force(offset(0))
+
+
 def test_a_tick_is_never_older_than_the_newest_one(tmp_path: Path) -> None:
     """Spark passes over a file that is older than the newest one by more than an hour: after the clock was put back no tick would count."""
     (tmp_path / "sources/1").mkdir(parents=True)
