@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from datetime import timedelta
 from typing import Any
 
@@ -82,6 +83,11 @@ def test_every_way_to_lower_an_event_time_is_found(flow: PlainFlow) -> None:
     hours = rows.select("*", sf.window("t", "1 hour").alias("w"))
     sliding = rows.select(sf.window("t", "1 hour", "20 minutes").alias("w")).withColumnRenamed("w", "v")
     gap = sf.expr("make_interval(0, 0, 0, 0, length(key))")
+    york = functools.partial(sf.from_utc_timestamp, tz="America/New_York")
+    berlin = functools.partial(sf.to_utc_timestamp, tz="Europe/Berlin")
+    local = rows.select("key", "t", sf.to_timestamp("key").alias("text"), sf.from_json("key", "t timestamp").alias("e"))
+    local = local.withColumn("both", sf.struct("text", "t"))
+    parts = rows.select(sf.expr("cast(struct(t, t as u) as struct<timestamp: date, time: timestamp>)").alias("e"))
     lowered: list[tuple[DataFrame, Any]] = [
         (rows, sf.date_trunc("day", sf.to_timestamp("t"))),
         (rows, sf.date_trunc("day", sf.coalesce("t", sf.current_timestamp()))),
@@ -97,6 +103,14 @@ def test_every_way_to_lower_an_event_time_is_found(flow: PlainFlow) -> None:
         (rows, sf.from_utc_timestamp("t", "America/New_York")),
         (rows, sf.to_utc_timestamp("t", "Asia/Tokyo")),
         (rows, sf.from_utc_timestamp("t", sf.col("key"))),
+        (rows, sf.to_utc_timestamp("t", sf.lit("Nowhere/Land"))),
+        *((rows, york(time)) for time in ("struct.own", sf.array("t")[0])),
+        (rows, sf.expr("transform(array(t), x -> from_utc_timestamp(x, 'America/New_York'))[0]")),
+        (hours, york("w.end")),
+        (local, berlin("e.t")),
+        (local, berlin("both.t")),
+        (local, berlin(sf.coalesce("text", "t"))),
+        (parts, sf.col("e.timestamp").cast("timestamp")),
         (rows, sf.expr("cast(cast(array(t) as array<date>)[0] as timestamp)")),
         (rows, sf.explode(sf.expr("sequence(t, timestamp'1970-01-01', interval -1 day)"))),
         (rows, sf.expr("timestampadd(HOUR, -1, t)")),
@@ -129,6 +143,15 @@ def test_every_way_to_lower_an_event_time_is_found(flow: PlainFlow) -> None:
         (rows, sf.from_utc_timestamp("t", "Asia/Tokyo")),
         (rows, sf.to_utc_timestamp("t", "America/New_York")),
         (rows, sf.to_utc_timestamp("key", "Asia/Tokyo")),
+        *((rows, sf.from_utc_timestamp("t", city)) for city in ("Europe/London", "Europe/Madrid", "Asia/Manila")),
+        (rows, sf.to_utc_timestamp("t", "America/Anchorage")),
+        (local, berlin("text")),
+        (local, berlin("both.text")),
+        (local, sf.to_utc_timestamp("text", sf.col("key"))),
+        (parts, sf.col("e.time")),
+        (rows, sf.expr("cast(struct(t, t as timestamp, 1) as struct<ts: timestamp, second: timestamp, n: bigint>).ts")),
+        (rows, sf.expr("cast(struct(t, 1 as event_timestamp) as struct<t: timestamp, n: bigint>).t")),
+        (rows, sf.col("t").cast("timestamp_ntz").cast("timestamp")),
         (rows, sf.expr("cast(struct(t, 1) as struct<t: timestamp, n: bigint>).t")),
         (rows, sf.expr("dateadd(HOUR, 1, t)")),
         (rows, sf.get_json_object(sf.to_json(sf.struct("key")), "$.key").cast("timestamp")),
@@ -138,6 +161,12 @@ def test_every_way_to_lower_an_event_time_is_found(flow: PlainFlow) -> None:
         (rows, sf.col("made_by_a_function")),
     ):
         check_arriving(frame, stamp)
+    flow.spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:  # where clocks are put back, the second 2:30 becomes the first one
+        with pytest.raises(Unsupported, match="which date_trunc"):
+            check_arriving(rows, sf.col("t").cast("timestamp_ntz").cast("timestamp"))
+    finally:
+        flow.spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
 def test_windows_that_begin_below_the_declared_ones_are_refused(flow: PlainFlow, upstream: Upstream) -> None:
@@ -154,6 +183,25 @@ def test_windows_that_begin_below_the_declared_ones_are_refused(flow: PlainFlow,
         check_windows(windows, None)
         with contextlib.nullcontext() if fits else pytest.raises(Unsupported, match="shifted by"):
             check_windows(windows, hour)
+    batch = flow.spark.createDataFrame([], "key string, t timestamp")
+    labelled = frame.withColumn("day", sf.window("t", "1 day")["start"])
+    days = batch.groupBy("key", sf.window("t", "1 day").alias("d")).count()
+    sliding = frame.select(sf.window("t", "1 hour", "20 minutes").alias("w"))
+    for rows, fits in (
+        (labelled, False),
+        (labelled.drop("day"), True),
+        (labelled.withColumn("w", sf.window("t", "1 hour")), True),
+        (sliding.select("w.end"), True),
+        (sliding.select(sf.array("w.start")), False),
+        (frame.join(days, "key"), True),  # of rows that are there before the query
+        (days, False),
+        (days.select(sf.struct(sf.coalesce("d.start", sf.current_timestamp()))), False),
+        (days.groupBy("key").agg(sf.min("d.start")), False),
+        (days.select("key", "count"), True),
+        (days.select("d.end").union(days.select("d.start")), False),
+    ):
+        with contextlib.nullcontext() if fits else pytest.raises(Unsupported, match="shifted by"):
+            check_windows(rows, hour)
 
     def write(rows: DataFrame, batch: lws.Batch) -> None:
         shifted = sf.window("t", "1 hour", startTime="20 minutes")

@@ -106,8 +106,8 @@ def stage(
             the watermark is floored to the start of the window, since a row at 14:25 opens the one of 14:00. The windows
             must be tumbling ones that start at whole multiples of the length since 1970 in UTC, as Spark's do without
             ``startTime``: for sliding or shifted windows, sessions and days of a local time zone the floor would be too high.
-            ``batch.stateful`` raises ValueError when a range holds a stamp below it. Of what is written without state a ``window()``
-            of another kind is refused; whatever else makes an older stamp, such as ``date_trunc``, is not checked.
+            ``batch.stateful`` raises ValueError when a range holds a stamp below it. In what is written, the start of a ``window()``
+            of another kind is refused without one that fits; whatever else makes an older stamp, such as ``date_trunc``, is not checked.
         retention: For a query with Spark's own stateful operators and ``withWatermark``: how far below Spark's watermark what they
             still hold can be stamped when it comes out. Nothing has to be declared where the plan says it: ``stamp`` is the start or
             end of a window, the end of a session, the event time by which rows are grouped, an event time of a join that is bounded

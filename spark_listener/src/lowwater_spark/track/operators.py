@@ -237,20 +237,48 @@ def _cut(definition: Any) -> tuple[str, Window] | None:
 
 
 def windows_of(frame: DataFrame) -> Iterator[Window]:
-    """Yield how each ``window()`` in the plan of a frame cuts time."""
-    for node in nodes(frame._jdf.queryExecution().analyzed()):
-        name = node.getClass().getSimpleName()
-        if name == "Project":
-            made = [
-                column.child() for column in items(node.projectList()) if column.getClass().getSimpleName() == "Alias"
-            ]
-        else:
-            made = (
-                [each for projection in items(node.projections()) for each in items(projection)]
-                if name == "Expand"
-                else []
-            )
-        yield from (cut[1] for expression in made if (cut := _cut(expression)) is not None)
+    """Yield how each ``window()`` cuts time whose start, or something made of it, is in the output of a frame.
+
+    In a streaming frame a static one is not followed.
+    """
+    plan: Any = inlined(frame._jdf.queryExecution().analyzed())
+    output, fields = plan.output(), json.loads(frame.schema.json())["fields"]
+    times = [output.apply(i) for i, field in enumerate(fields) if _has_moment(field["type"])]
+    if not times:
+        return
+    jvm = _jvm_of(plan)
+    catalyst = jvm.org.apache.spark.sql.catalyst
+    # Of a wide frame under many withColumn(), asking the JVM for each column of each one would take seconds.
+    pruned = catalyst.plans.logical.Project(jvm.PythonUtils.toSeq(times), plan)
+    for rule in (catalyst.optimizer.ColumnPruning, catalyst.optimizer.CollapseProject):
+        pruned = rule.apply(pruned)
+    searched: set[tuple[int, _Path]] = set()
+    for time in items(pruned.output()):
+        yield from _starts(time, pruned, (), searched)
+
+
+def _starts(expression: Any, below: Any, path: _Path, searched: set[tuple[int, _Path]]) -> Iterator[Window]:
+    """The same of an expression over the output of the node below."""
+    name, children = expression.getClass().getSimpleName(), items(expression.children())
+    if name == "AttributeReference":
+        key = (expression.exprId().id(), path)
+        if key not in searched:
+            searched.add(key)
+            for column, node in _made_of(below, key[0], aggregates=True):
+                if node is not None and (node.isStreaming() or not below.isStreaming()):
+                    yield from _starts(column, node, path, searched)
+        return
+    path = _path_below(expression, name, children, path)
+    cut = _cut(expression)
+    if cut is not None:
+        if path[:1] in ((), (0,)):
+            yield cut[1]
+        return
+    if name == "CreateNamedStruct" and path:
+        children, path = [children[2 * path[0] + 1]], path[1:]
+    for child in children:
+        if _has_moment(_kind(child)):
+            yield from _starts(child, below, path, searched)
 
 
 def _definitions(aggregate: Any, expression_id: int) -> Iterator[Any]:
@@ -422,46 +450,101 @@ _Path = tuple[int, ...]
 
 def _is_lowered(node: Any, attribute: int, path: _Path, searched: set[tuple[int, _Path]]) -> bool:
     """The same of an attribute of a node's output. ``searched``: what other expressions have led to."""
+    made = _made_of(node, attribute)
+    return any(below is not None and _lowers(column, below, path, searched) for column, below in made)
+
+
+def _made_of(node: Any, attribute: int, *, aggregates: bool = False) -> Iterator[tuple[Any, Any | None]]:
+    """Yield the expressions that define an attribute of a node's output, each with the node that it reads.
+
+    The node is None where the search ends: at a source, at a node that makes the attribute in some other way, and at an aggregation unless ``aggregates``.
+    """
     name, children = node.getClass().getSimpleName(), items(node.children())
-    if name == "Project":
-        made = [column for column in items(node.projectList()) if column.exprId().id() == attribute]
-        return any(_defines(column, children[0], path, searched) for column in made)
-    place = _ids(node).index(attribute)
-    if name == "Expand":  # sliding windows: a projection for each
-        return any(_defines(items(each)[place], children[0], path, searched) for each in items(node.projections()))
-    if name == "Union":
-        return any(_is_lowered(child, _ids(child)[place], path, searched) for child in children)
-    sources = [child for child in children if attribute in _ids(child)]
-    if name == "Generate" and not sources:
-        return _lowers(node.generator(), children[0], (), searched)
-    return any(_is_lowered(child, attribute, path, searched) for child in sources)
-
-
-def _defines(column: Any, below: Any, path: _Path, searched: set[tuple[int, _Path]]) -> bool:
-    """The same of a column over the output of the node below."""
-    if column.getClass().getSimpleName() == "AttributeReference":
-        return _is_lowered(below, column.exprId().id(), path, searched)
-    return _lowers(column, below, path, searched)
+    if name == "Project" or (aggregates and name == "Aggregate"):
+        columns = items(node.projectList() if name == "Project" else node.aggregateExpressions())
+        made = [column for column in columns if column.exprId().id() == attribute]
+    elif not children or attribute not in _ids(node):
+        made = []
+    elif name == "Expand":  # sliding windows: a projection for each
+        place = _ids(node).index(attribute)
+        made = [items(each)[place] for each in items(node.projections())]
+    elif name == "Union":
+        place = _ids(node).index(attribute)
+        for child in children:
+            yield from _made_of(child, _ids(child)[place], aggregates=aggregates)
+        return
+    else:
+        sources = [child for child in children if attribute in _ids(child)]
+        for child in sources:
+            yield from _made_of(child, attribute, aggregates=aggregates)
+        if sources:
+            return
+        made = [node.generator()] if name == "Generate" else []
+    for column in made:
+        if column.getClass().getSimpleName() == "AttributeReference":
+            yield from _made_of(children[0], column.exprId().id(), aggregates=aggregates)
+        else:
+            yield column, children[0]
+    if not made:
+        yield node, None
 
 
 def _lowers(expression: Any, below: Any, path: _Path, searched: set[tuple[int, _Path]]) -> bool:
     """The same of an expression over the output of the node below. An attribute that stands in it many times is followed once."""
     name, children = expression.getClass().getSimpleName(), items(expression.children())
     if name == "AttributeReference":
-        attribute = expression.exprId().id()
-        if (attribute, path) in searched or attribute not in _ids(below):
+        key = (expression.exprId().id(), path)
+        if key in searched:
             return False
-        searched.add((attribute, path))
-        return _is_lowered(below, attribute, path, searched)
-    if name in ("TimeBucket", "TruncTimestamp") or _cuts_off(expression, name, children):
+        searched.add(key)
+        return _is_lowered(below, *key, searched)
+    if name in ("TimeBucket", "TruncTimestamp") or _cuts_off(expression, name, children, path):
         return True
-    if name == "GetStructField":
-        return _lowers(children[0], below, (expression.ordinal(), *path), searched)
+    if name in _ZONES and _turns_back(children[1], _ZONES[name]) and _is_moment(children[0], below, (), set()):
+        return True
+    path = _path_below(expression, name, children, path)
     if name == "CreateNamedStruct" and path:
         value = children[1 if _has_varying_gap(children) else 2 * path[0] + 1]
         return (path[0] == 0 and _is_window_start(value)) or _lowers(value, below, path[1:], searched)
     # A condition says which value is taken, and is none.
     return any(_lowers(child, below, path, searched) for child in children if _type(child) != "boolean")
+
+
+def _path_below(expression: Any, name: str, children: Sequence[Any], path: _Path) -> _Path:
+    """Return the path that is taken of an expression's children, when ``path`` is taken of the expression."""
+    if name in ("GetArrayStructFields", "GetStructField"):
+        return (expression.ordinal(), *path)
+    if name == "Inline" or (name in ("Explode", "PosExplode") and _type(children[0]) == "map"):
+        return ()  # columns that are fields, or keys and values, of what it reads
+    if name == "CreateNamedStruct" and path and 2 * path[0] + 1 >= len(children):
+        return ()  # a function between has made another struct of it
+    return path
+
+
+def _is_moment(expression: Any, below: Any, path: _Path, searched: set[tuple[int, _Path]]) -> bool:
+    """Return whether a moment is one that a source has, and not one that the plan reads from a text or a number.
+
+    Such a text can have local time, of which a time zone makes the moment.
+    """
+    name, children = expression.getClass().getSimpleName(), items(expression.children())
+    kind = _at(_kind(expression), path)
+    if not _has_moment(kind):
+        return False
+    if name == "AttributeReference":
+        key = (expression.exprId().id(), path)
+        if key in searched:
+            return False
+        searched.add(key)
+        return any(node is None or _is_moment(column, node, path, searched) for column, node in _made_of(below, key[0]))
+    if name in ("NamedLambdaVariable", "PreciseTimestampConversion"):  # an element of some array; that of a window()
+        return True
+    path = _path_below(expression, name, children, path)
+    if name == "CreateNamedStruct" and path:
+        return _is_moment(children[2 * path[0] + 1], below, path[1:], searched)
+    times = [child for child in children if _has_moment(_kind(child))]
+    if not times:  # of from_avro() and from_json() nobody knows
+        return not isinstance(_kind(expression), str) and not expression.foldable()
+    return any(_is_moment(child, below, path, searched) for child in times)
 
 
 _WHOLE: Final = frozenset({"array", "boolean", "map", "struct", "timestamp", "timestamp_ntz"})
@@ -472,19 +555,19 @@ _SHIFTS: Final = frozenset({"TimeAdd", "TimestampAdd", "TimestampAddInterval", "
 """Expressions that add an interval, or a number of units, to a moment."""
 
 
-def _cuts_off(expression: Any, name: str, children: Sequence[Any]) -> bool:
+def _cuts_off(expression: Any, name: str, children: Sequence[Any], path: _Path) -> bool:
     """Return whether an expression makes a date, a number or a text of a moment, or an earlier moment by an interval.
 
     How much of the moment comes back from a number is not searched. A date of a text is whatever the source has.
     """
-    if name in ("Cast", "StructsToCsv", "StructsToJson", "StructsToXml"):
-        before, after = (str(each.dataType().catalogString()).count("timestamp") for each in (children[0], expression))
-        return after < before  # also one of many in an array or a struct
+    if name in ("Cast", "StructsToCsv", "StructsToJson", "StructsToXml"):  # also one of many in an array or a struct
+        before, after = _kind(children[0]), _kind(expression)
+        if name != "Cast":
+            return _loses(before, after)
+        return _loses(_at(before, path), _at(after, path), expression)
     moments = [_type(child).startswith("timestamp") for child in children]
     if True not in moments or name == "PreciseTimestampConversion":  # of window(): the microseconds
         return False
-    if name in _ZONES:
-        return _turns_back(expression, children[1], _ZONES[name])
     if name == "Sequence":  # of moments: down to a constant, or up from one
         start, stop, *step = children
         return bool(start.foldable() or (stop.foldable() and not (step and _is_forward(step[0]))))
@@ -497,17 +580,69 @@ _ZONES: Final = {"FromUTCTimestamp": 1, "ToUTCTimestamp": -1}
 """Expressions that add a time zone's offset to a moment, or take it off."""
 
 
-def _turns_back(expression: Any, zone: Any, sign: int) -> bool:
-    """Return whether an offset of a zone makes an earlier moment of one that a column has. A moment of a text is whatever the source has."""
-    if not any(_type(each).startswith("timestamp") for each in items(expression.references().toSeq())):
-        return False
+def _turns_back(zone: Any, sign: int) -> bool:
+    """Return whether an offset of a zone makes an earlier moment of another one. Of a zone that is no constant, or that there is not, it may."""
+    from pyspark.errors import DateTimeException
+
     if not zone.foldable():
         return True
-    rules = _jvm_of(zone).org.apache.spark.sql.catalyst.util.DateTimeUtils.getZoneId(str(zone.eval(None))).getRules()
-    ends = [rules.getOffset(_jvm_of(zone).java.time.Instant.EPOCH)]
-    for each in (*rules.getTransitions(), *rules.getTransitionRules()):
-        ends += (each.getOffsetBefore(), each.getOffsetAfter())
-    return any(sign * int(offset.getTotalSeconds()) < 0 for offset in ends)
+    dates = _jvm_of(zone).org.apache.spark.sql.catalyst.util.DateTimeUtils
+    try:
+        clocks = dates.getZoneId(str(zone.eval(None)))
+    except DateTimeException:
+        return True
+    return any(sign * offset < 0 for offset in _offsets(clocks))
+
+
+def _offsets(clocks: Any) -> set[int]:
+    """Return the offsets from UTC that a zone has had since 1970 and will have, seconds. Before there were time zones, each city had its own."""
+    rules, epoch = clocks.getRules(), _jvm_of(clocks).java.time.Instant.EPOCH
+    since = [each for each in rules.getTransitions() if not each.getInstant().isBefore(epoch)]
+    offsets = [rules.getOffset(epoch)]
+    for each in (*since, *rules.getTransitionRules()):
+        offsets += (each.getOffsetBefore(), each.getOffsetAfter())
+    return {int(offset.getTotalSeconds()) for offset in offsets}
+
+
+def _kind(expression: Any) -> Any:
+    """Return the type of an expression as Spark writes it in JSON: a name, or a dict of one that is made of others."""
+    return json.loads(expression.dataType().json())
+
+
+def _inner(kind: dict[str, Any]) -> list[Any]:
+    """Return the types that a type is made of."""
+    if kind["type"] == "struct":
+        return [field["type"] for field in kind["fields"]]
+    return [kind[key] for key in ("elementType", "keyType", "valueType", "sqlType") if key in kind]
+
+
+def _at(kind: Any, path: _Path) -> Any:
+    """Return the type of what a path takes of a type, through the elements of arrays and the values of maps."""
+    for place in path:
+        while isinstance(kind, dict) and kind["type"] in ("array", "map"):
+            kind = _inner(kind)[-1]
+        inner = _inner(kind) if isinstance(kind, dict) else []
+        if place >= len(inner):
+            return kind
+        kind = inner[place]
+    return kind
+
+
+def _has_moment(kind: Any) -> bool:
+    """Return whether a type is one of moments, or is made of one."""
+    return kind.startswith("timestamp") if isinstance(kind, str) else any(map(_has_moment, _inner(kind)))
+
+
+def _loses(before: Any, after: Any, cast: Any = None) -> bool:
+    """Return whether a value of a type loses a part of a moment as one of another type.
+
+    The clocks' time has no offset: where clocks are put back, two moments have the same one, of which Spark takes the earlier.
+    """
+    if isinstance(before, dict) and isinstance(after, dict) and before["type"] == after["type"]:
+        return any(_loses(*pair, cast) for pair in zip(_inner(before), _inner(after), strict=False))
+    if before == "timestamp" and after == "timestamp_ntz":
+        return len(_offsets(cast.zoneId())) > 1
+    return _has_moment(before) and not _has_moment(after)
 
 
 def _is_forward(interval: Any) -> bool:

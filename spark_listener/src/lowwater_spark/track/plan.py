@@ -342,16 +342,21 @@ def check_arriving(frame: DataFrame, column: str | Column) -> None:
 
 
 def check_windows(frame: DataFrame, declared: timedelta | None) -> None:
-    """Raise Unsupported for a ``window()`` in a frame that begins below the windows of ``stamp=timedelta()``, which the watermark is floored to."""
+    """Raise Unsupported for a ``window()`` in a frame's output that begins below the windows of ``stamp=timedelta()``, which the watermark is floored to.
+
+    Where the output has the start of a declared one, that is the stamp, and others stand beside it.
+    """
     if declared is None:
         return
-    for cut in windows_of(frame):
-        if cut.slide != cut.length or declared % cut.length or cut.start % cut.length:
-            raise Unsupported(
-                f"A window of {cut.length} every {cut.slide}, shifted by {cut.start}, in a stage with stamp={in_python(declared)}",
-                "it begins below the declared one, and rows stamped by its start would come out below what is published",
-                'Group a frame of lws.drive() by it, and declare stamp=F.col("window.start"); or use tumbling windows without startTime, whose length divides the declared one.',
-            )
+    cuts = list(windows_of(frame))
+    if any(cut.slide == cut.length and not declared % cut.length and not cut.start % cut.length for cut in cuts):
+        return
+    for cut in cuts[:1]:
+        raise Unsupported(
+            f"A window of {cut.length} every {cut.slide}, shifted by {cut.start}, in a stage with stamp={in_python(declared)}",
+            "it begins below the declared one, and rows stamped by its start would come out below what is published",
+            'Group a frame of lws.drive() by it, and declare stamp=F.col("window.start"); or use tumbling windows without startTime, whose length divides the declared one.',
+        )
 
 
 def _stamps_of(frame: DataFrame, column: str | Column) -> list[Stamp] | None:
