@@ -721,6 +721,7 @@ def spark_away(sim: Simulation) -> Iterator[None]:
         stack.enter_context(mock.patch.object(hook_module, "Rows", Rows))
         stack.enter_context(mock.patch.object(batch_module, "key_text", return_value="key"))
         stack.enter_context(mock.patch.object(batch_module, "key_zone", return_value=""))
+        stack.enter_context(mock.patch.object(batch_module, "check_windows"))  # a plan of Spark's
         stack.enter_context(mock.patch.object(update_module, "_run", run_tasks))
         nothing = OUT.schema.empty_table()
         stack.enter_context(mock.patch.object(update_module, "_no_rows", lambda session, _: Frame(nothing, session)))
