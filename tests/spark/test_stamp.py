@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as sf
 
 import lowwater
@@ -197,7 +197,14 @@ def test_windows_that_begin_below_the_declared_ones_are_refused(flow: PlainFlow,
         (days, False),
         (days.select(sf.struct(sf.coalesce("d.start", sf.current_timestamp()))), False),
         (days.groupBy("key").agg(sf.min("d.start")), False),
+        (days.select(sf.to_json(sf.struct("key", "d.start"))), False),
+        (days.select(sf.unix_millis("d.start"), sf.explode(sf.array("key"))), False),
+        (days.select(sf.to_json(sf.struct("key", "d.end"))), True),
         (days.select("key", "count"), True),
+        (days.mapInArrow(lambda batches: batches, "key string, s timestamp"), False),
+        (days.withColumn("n", sf.min("d.start").over(Window.partitionBy("key"))).select("n"), False),
+        (days.withColumn("n", sf.min("d.end").over(Window.partitionBy("d.start"))).select("n"), True),
+        (days.select("key").union(days.select("key")).select(sf.posexplode(sf.array("key"))), True),
         (days.select("d.end").union(days.select("d.start")), False),
     ):
         with contextlib.nullcontext() if fits else pytest.raises(Unsupported, match="shifted by"):

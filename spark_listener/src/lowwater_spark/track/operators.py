@@ -242,32 +242,56 @@ def windows_of(frame: DataFrame) -> Iterator[Window]:
     In a streaming frame a static one is not followed.
     """
     plan: Any = inlined(frame._jdf.queryExecution().analyzed())
-    output, fields = plan.output(), json.loads(frame.schema.json())["fields"]
-    times = [output.apply(i) for i, field in enumerate(fields) if _has_moment(field["type"])]
-    if not times:
+    optimizer = _jvm_of(plan).org.apache.spark.sql.catalyst.optimizer
+    for rule in (optimizer.ColumnPruning, optimizer.CollapseProject):  # fewer columns to ask the JVM for
+        plan = rule.apply(plan)
+    yield from _windows(plan, {(attribute, ()) for attribute in _ids(plan)})
+
+
+def _windows(node: Any, wanted: set[tuple[int, _Path]]) -> Iterator[Window]:
+    """The same of attributes of a node's output, and of the fields that are taken of them."""
+    name, children = node.getClass().getSimpleName(), items(node.children())
+    if not wanted or not children:
         return
-    jvm = _jvm_of(plan)
-    catalyst = jvm.org.apache.spark.sql.catalyst
-    # Of a wide frame under many withColumn(), asking the JVM for each column of each one would take seconds.
-    pruned = catalyst.plans.logical.Project(jvm.PythonUtils.toSeq(times), plan)
-    for rule in (catalyst.optimizer.ColumnPruning, catalyst.optimizer.CollapseProject):
-        pruned = rule.apply(pruned)
-    searched: set[tuple[int, _Path]] = set()
-    for time in items(pruned.output()):
-        yield from _starts(time, pruned, (), searched)
+    if name == "Union":
+        places = {attribute: place for place, attribute in enumerate(_ids(node))}
+        for child in children:
+            ids = _ids(child)
+            yield from _windows(child, {(ids[places[one]], path) for one, path in wanted if one in places})
+        return
+    made = _made_by(node, name)
+    if not made and name not in _PASSING:
+        given = {attribute for child in children for attribute in _ids(child)}
+        if any(attribute not in given for attribute, _ in wanted):  # a function of Python, of all that it reads
+            wanted = wanted | {(attribute.exprId().id(), ()) for attribute in items(node.references().toSeq())}
+    below: set[tuple[int, _Path]] = set() if name in ("Aggregate", "Expand", "Project") else set(wanted)
+    for attribute, expression in made:
+        for path in [path for each, path in wanted if each == attribute]:
+            yield from _windows_in(expression, path, below)
+    for child in children:
+        if child.isStreaming() or not node.isStreaming():
+            found = set(_ids(child)) if len(children) > 1 else None
+            yield from _windows(child, below if found is None else {one for one in below if one[0] in found})
 
 
-def _starts(expression: Any, below: Any, path: _Path, searched: set[tuple[int, _Path]]) -> Iterator[Window]:
-    """The same of an expression over the output of the node below."""
-    name, children = expression.getClass().getSimpleName(), items(expression.children())
+def _made_by(node: Any, name: str) -> list[tuple[int, Any]]:
+    """Return the attributes that a node makes, each with an expression that defines it."""
+    if name == "Expand":  # sliding windows: a projection for each
+        return [pair for each in items(node.projections()) for pair in zip(_ids(node), items(each), strict=True)]
+    if name == "Generate":
+        return [(attribute.exprId().id(), node.generator()) for attribute in items(node.generatorOutput())]
+    columns = {"Aggregate": "aggregateExpressions", "Project": "projectList", "Window": "windowExpressions"}.get(name)
+    named = [] if columns is None else items(getattr(node, columns)())
+    return [(column.exprId().id(), column) for column in named]
+
+
+def _windows_in(expression: Any, path: _Path, below: set[tuple[int, _Path]]) -> Iterator[Window]:
+    """The same of an expression. Adds to ``below`` what it takes of the node below."""
+    name = expression.getClass().getSimpleName()
     if name == "AttributeReference":
-        key = (expression.exprId().id(), path)
-        if key not in searched:
-            searched.add(key)
-            for column, node in _made_of(below, key[0], aggregates=True):
-                if node is not None and (node.isStreaming() or not below.isStreaming()):
-                    yield from _starts(column, node, path, searched)
+        below.add((expression.exprId().id(), path))
         return
+    children = items(expression.children())
     path = _path_below(expression, name, children, path)
     cut = _cut(expression)
     if cut is not None:
@@ -276,9 +300,9 @@ def _starts(expression: Any, below: Any, path: _Path, searched: set[tuple[int, _
         return
     if name == "CreateNamedStruct" and path:
         children, path = [children[2 * path[0] + 1]], path[1:]
-    for child in children:
-        if _has_moment(_kind(child)):
-            yield from _starts(child, below, path, searched)
+    for child in children[: 1 if name == "WindowExpression" else None]:  # not that which it is partitioned by
+        if _type(child) != "boolean":
+            yield from _windows_in(child, path, below)
 
 
 def _definitions(aggregate: Any, expression_id: int) -> Iterator[Any]:
@@ -454,15 +478,14 @@ def _is_lowered(node: Any, attribute: int, path: _Path, searched: set[tuple[int,
     return any(below is not None and _lowers(column, below, path, searched) for column, below in made)
 
 
-def _made_of(node: Any, attribute: int, *, aggregates: bool = False) -> Iterator[tuple[Any, Any | None]]:
+def _made_of(node: Any, attribute: int) -> Iterator[tuple[Any, Any | None]]:
     """Yield the expressions that define an attribute of a node's output, each with the node that it reads.
 
-    The node is None where the search ends: at a source, at a node that makes the attribute in some other way, and at an aggregation unless ``aggregates``.
+    The node is None where the search ends: at a source, at a node that makes the attribute in some other way, such as an aggregation.
     """
     name, children = node.getClass().getSimpleName(), items(node.children())
-    if name == "Project" or (aggregates and name == "Aggregate"):
-        columns = items(node.projectList() if name == "Project" else node.aggregateExpressions())
-        made = [column for column in columns if column.exprId().id() == attribute]
+    if name == "Project":
+        made = [column for column in items(node.projectList()) if column.exprId().id() == attribute]
     elif not children or attribute not in _ids(node):
         made = []
     elif name == "Expand":  # sliding windows: a projection for each
@@ -471,18 +494,18 @@ def _made_of(node: Any, attribute: int, *, aggregates: bool = False) -> Iterator
     elif name == "Union":
         place = _ids(node).index(attribute)
         for child in children:
-            yield from _made_of(child, _ids(child)[place], aggregates=aggregates)
+            yield from _made_of(child, _ids(child)[place])
         return
     else:
         sources = [child for child in children if attribute in _ids(child)]
         for child in sources:
-            yield from _made_of(child, attribute, aggregates=aggregates)
+            yield from _made_of(child, attribute)
         if sources:
             return
         made = [node.generator()] if name == "Generate" else []
     for column in made:
         if column.getClass().getSimpleName() == "AttributeReference":
-            yield from _made_of(children[0], column.exprId().id(), aggregates=aggregates)
+            yield from _made_of(children[0], column.exprId().id())
         else:
             yield column, children[0]
     if not made:
