@@ -106,8 +106,8 @@ class Token:
         self.agent: str = agent or os.environ.get("LOWWATER_REGION") or DEFAULT_AGENT
         self.timeout = timeout
         file = "" if token else os.environ.get("LOWWATER_REGION_TOKEN_FILE", "")
-        given = token or os.environ.get("LOWWATER_REGION_TOKEN", "")
-        self._settings = _FirstToken("localhost", token=given.partition(",")[0].strip(), token_file=file).read()
+        tokens = token or os.environ.get("LOWWATER_REGION_TOKEN", "")
+        self._settings = _FirstToken("localhost", token=tokens.partition(",")[0].strip(), token_file=file).read()
         self._ca = ca or os.environ.get("LOWWATER_REGION_CA") or None
 
     def read(self, *, fresh: bool = False) -> Adoption:

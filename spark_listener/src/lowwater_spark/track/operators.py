@@ -249,7 +249,7 @@ def windows_of(frame: DataFrame) -> Iterator[Window]:
 
 
 def _windows(node: Any, wanted: set[tuple[int, _Path]]) -> Iterator[Window]:
-    """The same of attributes of a node's output, and of the fields that are taken of them."""
+    """Yield the windows that the wanted attributes of a node's output are made of. An attribute comes with the path to the field that is taken of it."""
     name, children = node.getClass().getSimpleName(), items(node.children())
     if not wanted or not children:
         return
@@ -259,19 +259,20 @@ def _windows(node: Any, wanted: set[tuple[int, _Path]]) -> Iterator[Window]:
             ids = _ids(child)
             yield from _windows(child, {(ids[places[one]], path) for one, path in wanted if one in places})
         return
-    made = _made_by(node, name)
-    if not made and name not in _PASSING:
-        given = {attribute for child in children for attribute in _ids(child)}
-        if any(attribute not in given for attribute, _ in wanted):  # a function of Python, of all that it reads
+    definitions = _made_by(node, name)
+    if not definitions and name not in _PASSING:
+        inputs = {attribute for child in children for attribute in _ids(child)}
+        # A Python function makes its output of all columns that it reads.
+        if any(attribute not in inputs for attribute, _ in wanted):
             wanted = wanted | {(attribute.exprId().id(), ()) for attribute in items(node.references().toSeq())}
     below: set[tuple[int, _Path]] = set() if name in ("Aggregate", "Expand", "Project") else set(wanted)
-    for attribute, expression in made:
+    for attribute, expression in definitions:
         for path in [path for each, path in wanted if each == attribute]:
             yield from _windows_in(expression, path, below)
     for child in children:
         if child.isStreaming() or not node.isStreaming():
-            found = set(_ids(child)) if len(children) > 1 else None
-            yield from _windows(child, below if found is None else {one for one in below if one[0] in found})
+            columns = set(_ids(child)) if len(children) > 1 else None
+            yield from _windows(child, below if columns is None else {one for one in below if one[0] in columns})
 
 
 def _made_by(node: Any, name: str) -> list[tuple[int, Any]]:
@@ -286,7 +287,7 @@ def _made_by(node: Any, name: str) -> list[tuple[int, Any]]:
 
 
 def _windows_in(expression: Any, path: _Path, below: set[tuple[int, _Path]]) -> Iterator[Window]:
-    """The same of an expression. Adds to ``below`` what it takes of the node below."""
+    """Yield the windows that an expression is made of. Adds to ``below`` the attributes that the expression reads of the node below."""
     name = expression.getClass().getSimpleName()
     if name == "AttributeReference":
         below.add((expression.exprId().id(), path))
