@@ -15,7 +15,7 @@ from typing import Any, Final
 import grpc
 import numpy as np
 
-from lowwater._pb.lowwater.v1 import workers_pb2 as pb
+from lowwater.v1 import workers_pb2 as pb
 from lowwater_authority.serve import OPTIONS
 
 SERVICE: Final = "benchmarks.Bare"

@@ -18,7 +18,7 @@ from benchmarks import child, wire
 from benchmarks.bare import SERVICE
 from benchmarks.owner import COMPUTATION, Owner, channel, check
 from benchmarks.result import Result, Spread
-from lowwater._pb.lowwater.v1 import watermarks_pb2, watermarks_pb2_grpc
+from lowwater.v1 import watermarks_pb2, watermarks_pb2_grpc
 
 
 @dataclass(frozen=True, slots=True)

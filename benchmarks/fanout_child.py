@@ -16,7 +16,7 @@ import grpc
 import numpy as np
 
 from benchmarks.owner import OPTIONS
-from lowwater._pb.lowwater.v1 import watermarks_pb2 as pb
+from lowwater.v1 import watermarks_pb2 as pb
 
 PER_CONNECTION: Final = 100
 """Streams of one connection."""

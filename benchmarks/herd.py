@@ -28,7 +28,7 @@ from benchmarks.herd_admission import NO_ADMISSION, gate, program
 from benchmarks.herd_workers import ALONE, BACK_SOON, BEAT, RANGES, Herd
 from benchmarks.owner import COMPUTATION
 from benchmarks.result import Result, Spread
-from lowwater._pb.lowwater.v1 import watermarks_pb2, watermarks_pb2_grpc
+from lowwater.v1 import watermarks_pb2, watermarks_pb2_grpc
 
 SLOT: Final = 0.1
 """Seconds: how fine the load of the beats is looked at."""

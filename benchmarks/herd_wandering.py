@@ -13,8 +13,8 @@ import grpc
 from benchmarks.herd_workers import Call, Herd, asked
 from benchmarks.owner import COMPUTATION, check
 from lowwater import errors
-from lowwater._pb.lowwater.v1 import cluster_pb2, cluster_pb2_grpc, types_pb2
-from lowwater._pb.lowwater.v1 import workers_pb2 as pb
+from lowwater.v1 import cluster_pb2, cluster_pb2_grpc, types_pb2
+from lowwater.v1 import workers_pb2 as pb
 
 PATIENCE: Final = 1.0
 """Seconds to which the upper bound of the delay between two questions grows."""

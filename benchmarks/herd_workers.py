@@ -18,8 +18,8 @@ import numpy as np
 from benchmarks import wire
 from benchmarks.owner import COMPUTATION, OPTIONS, PATIENCE, check
 from benchmarks.workload import Int64s, bounds, keys
-from lowwater._pb.lowwater.v1 import errors_pb2, topology_pb2, topology_pb2_grpc, workers_pb2_grpc
-from lowwater._pb.lowwater.v1 import workers_pb2 as pb
+from lowwater.v1 import errors_pb2, topology_pb2, topology_pb2_grpc, workers_pb2_grpc
+from lowwater.v1 import workers_pb2 as pb
 
 RANGES: Final = 4
 """Of each worker's claim."""

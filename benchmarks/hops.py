@@ -18,8 +18,8 @@ from benchmarks import wire
 from benchmarks.bare import SERVICE
 from benchmarks.owner import COMPUTATION, PATIENCE, Owner, channel, check
 from benchmarks.workload import Move, Treadmill
-from lowwater._pb.lowwater.v1 import watermarks_pb2, watermarks_pb2_grpc
-from lowwater._pb.lowwater.v1 import workers_pb2 as pb
+from lowwater.v1 import watermarks_pb2, watermarks_pb2_grpc
+from lowwater.v1 import workers_pb2 as pb
 
 PAGE: Final = bytes(4096)
 

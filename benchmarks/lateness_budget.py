@@ -25,7 +25,7 @@ import numpy.typing as npt
 from benchmarks.result import Result, Spread
 from examples.flights import data
 from examples.flights.data import DAY, HOUR, MINUTE
-from lowwater._core.lateness import EDGES
+from lowwater.core.lateness import EDGES
 from lowwater_authority.core.budget import STRETCH, Budget, Pending, reached
 from lowwater_authority.core.groups import Mass, RecentSlots
 from lowwater_authority.core.heuristics import PPM

@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks import child, wire, workload
 from benchmarks.owner import COMPUTATION, OPTIONS, Owner, check
 from benchmarks.result import Result, Spread
-from lowwater._pb.lowwater.v1 import workers_pb2 as pb
+from lowwater.v1 import workers_pb2 as pb
 
 CONNECTIONS: Final = 10
 METHOD: Final = "/lowwater.v1.WorkerService/Report"

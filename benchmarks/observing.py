@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import grpc
 
 import lowwater
-from lowwater._pb.lowwater.v1 import types_pb2, watermarks_pb2, watermarks_pb2_grpc
+from lowwater.v1 import types_pb2, watermarks_pb2, watermarks_pb2_grpc
 from lowwater_authority.core.times import MIN
 from tests.kit.truth import Truth
 

@@ -13,14 +13,14 @@ import numpy as np
 from benchmarks import wire
 from benchmarks.bare import SERVICE
 from benchmarks.workload import Int64s, Update, bounds
-from lowwater._pb.lowwater.v1 import (
+from lowwater.v1 import (
     topology_pb2,
     topology_pb2_grpc,
     watermarks_pb2,
     watermarks_pb2_grpc,
     workers_pb2_grpc,
 )
-from lowwater._pb.lowwater.v1 import workers_pb2 as pb
+from lowwater.v1 import workers_pb2 as pb
 
 COMPUTATION: Final = "benchmark"
 

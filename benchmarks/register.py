@@ -19,7 +19,7 @@ from benchmarks import child, wire, workload
 from benchmarks.child import UNLIMITED
 from benchmarks.owner import COMPUTATION, PATIENCE, Owner, channel, check
 from benchmarks.result import Result, Spread
-from lowwater._pb.lowwater.v1 import topology_pb2, topology_pb2_grpc
+from lowwater.v1 import topology_pb2, topology_pb2_grpc
 from tests.process.sharding import Sharded
 
 

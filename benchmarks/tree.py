@@ -27,8 +27,8 @@ from benchmarks.messages import BACK, METHOD
 from benchmarks.observing import LIBRARY, RAW, Board, LibraryWatcher, RawWatcher, Sight, Stopping
 from benchmarks.owner import OPTIONS, PATIENCE, channel, check
 from benchmarks.result import Result, Spread
-from lowwater._pb.lowwater.v1 import workers_pb2 as pb
-from lowwater._pb.lowwater.v1 import workers_pb2_grpc
+from lowwater.v1 import workers_pb2 as pb
+from lowwater.v1 import workers_pb2_grpc
 from tests.kit.eventually import eventually
 from tests.process.sharding import DEAD_AFTER, Shard, Sharded, move, served
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from lowwater._pb.lowwater.v1 import workers_pb2 as pb
+from lowwater.v1 import workers_pb2 as pb
 
 Int64s = npt.NDArray[np.int64]
 

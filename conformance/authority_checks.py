@@ -12,7 +12,7 @@ from typing import Any, Final
 import grpc
 
 from conformance.program import Broken
-from lowwater._pb.lowwater.v1 import (
+from lowwater.v1 import (
     errors_pb2,
     topology_pb2,
     topology_pb2_grpc,

@@ -12,7 +12,7 @@ import grpc
 
 from conformance.program import Broken, Pending, Program
 from conformance.scripted import Claim, Deployment, Refusal
-from lowwater._pb.lowwater.v1 import types_pb2, workers_pb2
+from lowwater.v1 import types_pb2, workers_pb2
 
 HOUR: Final = 3_600_000_000
 AWAY: Final = grpc.StatusCode.UNAVAILABLE

@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn
 import grpc
 
 from conformance.program import PATIENCE, Broken
-from lowwater._pb.lowwater.v1 import (
+from lowwater.v1 import (
     cluster_pb2,
     cluster_pb2_grpc,
     errors_pb2,

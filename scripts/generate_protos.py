@@ -5,16 +5,16 @@
 #     "mypy-protobuf==3.7.0",
 # ]
 # ///
-"""Generates the two `_pb` trees from proto/. Run it as `make gen`; with `--check` it only compares (`make lint` does).
+"""Generates the Python modules of both proto packages. Run it as `make gen`; with `--check` it only compares (`make lint` does).
 
 The pins above are the one place that names the generator. It is an old one on purpose: generated code refuses to run
 under a gRPC or protobuf older than its generator, and runs under every newer one. Its own protobuf conflicts with the
 project's, so `uv run --script` gives it an environment of its own.
 
-protoc emits `from lowwater.v1 import types_pb2`, but the modules live below a distribution's `_pb`, so a distribution's
-import name is put in front of every such name.
+The messages of the wire live where protoc expects them, in `lowwater.v1`. Those of the journal belong to another
+distribution, so the import name of their folder replaces the one that protoc writes.
 
-Each tree's `__init__.py` keeps a digest of everything the tree depends on. `--check` compares that first, then generates
+Each folder's `__init__.py` keeps a digest of everything the folder depends on. `--check` compares that first, then generates
 again and compares every file; where the generator has no wheel (Python 3.14 and later) the digest alone decides.
 """
 
@@ -45,8 +45,8 @@ class Tree(NamedTuple):
 
 
 TREES = (
-    Tree(Path("client/src/lowwater/_pb"), "lowwater._pb", "lowwater/v1"),
-    Tree(Path("authority/src/lowwater_authority/_pb"), "lowwater_authority._pb", "lowwater/journal/v1"),
+    Tree(Path("client/src/lowwater/v1"), "lowwater.v1", "lowwater/v1"),
+    Tree(Path("authority/src/lowwater_authority/records"), "lowwater_authority.records", "lowwater/journal/v1"),
 )
 
 INIT = '''"""Generated from proto/{package} by scripts/generate_protos.py: do not edit, run `make gen`.
@@ -74,30 +74,28 @@ def generate(tree: Tree, target: Path) -> None:
     """Writes the modules of the tree to the new folder `target`; exits when protoc refuses a source."""
     import grpc_tools.protoc
 
-    target.mkdir()
+    output = target.with_name(f"{target.name}.protoc")
+    output.mkdir()
     sources = sorted((PROTO / tree.package).glob("*.proto"))
     arguments = [f"-I{PROTO}", f"-I{Path(grpc_tools.__file__).parent / '_proto'}"]
-    plugins = [f"--python_out={target}", f"--mypy_out=quiet:{target}"]
+    plugins = [f"--python_out={output}", f"--mypy_out=quiet:{output}"]
     if grpc_tools.protoc.main(["protoc", *arguments, *plugins, *map(str, sources)]) != 0:
         sys.exit(f"protoc refused proto/{tree.package}: its message stands above")
     # A file without a service would get an empty module.
     services = [source for source in sources if re.search(r"^service ", source.read_text(), re.MULTILINE)]
-    plugins = [f"--grpc_python_out={target}", f"--mypy_grpc_out=quiet:{target}"]
+    plugins = [f"--grpc_python_out={output}", f"--mypy_grpc_out=quiet:{output}"]
     if services and grpc_tools.protoc.main(["protoc", *arguments, *plugins, *map(str, services)]) != 0:
         sys.exit(f"the gRPC plugin refused proto/{tree.package}: its message stands above")
 
+    shutil.move(output / tree.package, target)
     package = tree.package.replace("/", ".")
     module_import = re.compile(rf"^from {re.escape(package)} import", re.MULTILINE)
     stub_name = re.compile(rf"\b{re.escape(package)}\.(?=\w+_pb2\b)")
     for path in target.rglob("*.py"):
-        path.write_text(module_import.sub(f"from {tree.import_name}.{package} import", path.read_text()))
+        path.write_text(module_import.sub(f"from {tree.import_name} import", path.read_text()))
     for path in target.rglob("*.pyi"):
-        path.write_text(stub_name.sub(f"{tree.import_name}.{package}.", path.read_text()))
+        path.write_text(stub_name.sub(f"{tree.import_name}.", path.read_text()))
 
-    folder = target / tree.package
-    while folder != target:
-        (folder / "__init__.py").touch()
-        folder = folder.parent
     (target / "__init__.py").write_text(init_text(tree))
 
 
@@ -142,7 +140,7 @@ def write(scratch: Path) -> None:
 
 def main() -> None:
     """Generates, or compares with `--check`."""
-    parser = argparse.ArgumentParser(description="Generates the _pb trees from proto/.")
+    parser = argparse.ArgumentParser(description="Generates the Python modules of both proto packages.")
     parser.add_argument("--check", action="store_true", help="only compare: exit 1 when the committed code differs")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:

@@ -22,8 +22,8 @@ from examples.regions.processes import LOWWATER, SERVING, Part, Region, together
 from examples.regions.setup import CLICKS, HOURLY, MIRROR, REFERENCE, REGIONS, WINDOWS, Setup
 from examples.regions.sink import TABLE, Fenced, Sink
 from lowwater import errors
-from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater.regions import Adoption, Token
+from lowwater.v1 import regions_pb2 as pb
 from lowwater.watermark import MAX
 from lowwater_authority.regions.references import decode
 from tests.kit.eventually import eventually

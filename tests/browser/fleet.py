@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import lowwater
-from lowwater._core.settings import Settings
-from lowwater._core.surroundings import REAL
 from lowwater._sync.client import Client
+from lowwater.core.settings import Settings
+from lowwater.core.surroundings import REAL
 
 TICK_SECONDS: Final = 0.25
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import grpc
 
-from lowwater._pb.lowwater.v1 import watermarks_pb2, watermarks_pb2_grpc
+from lowwater.v1 import watermarks_pb2, watermarks_pb2_grpc
 from lowwater.watermark import MIN
 from tests.cluster.oracle import Seen
 

@@ -20,7 +20,7 @@ import grpc
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
-from lowwater._pb.lowwater.v1 import (
+from lowwater.v1 import (
     topology_pb2,
     topology_pb2_grpc,
     types_pb2,

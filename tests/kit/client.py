@@ -6,12 +6,12 @@ from contextlib import nullcontext
 from typing import Any
 
 from lowwater import Settings
-from lowwater._core.calls import Calls
-from lowwater._core.exchange import Exchange, exchange_of
-from lowwater._core.reports import Reporting
-from lowwater._core.router import Router
-from lowwater._core.surroundings import Surroundings
-from lowwater._core.watches import WatchState
+from lowwater.core.calls import Calls
+from lowwater.core.exchange import Exchange, exchange_of
+from lowwater.core.reports import Reporting
+from lowwater.core.router import Router
+from lowwater.core.surroundings import Surroundings
+from lowwater.core.watches import WatchState
 from tests.kit.clock import Clock
 
 

@@ -10,7 +10,7 @@ from itertools import count
 
 import numpy as np
 
-from lowwater._pb.lowwater.v1 import cluster_pb2_grpc, watermarks_pb2_grpc
+from lowwater.v1 import cluster_pb2_grpc, watermarks_pb2_grpc
 from lowwater_authority.cluster.cluster import Cluster
 from lowwater_authority.cluster.membership import Member
 from lowwater_authority.core import recovery

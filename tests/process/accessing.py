@@ -12,11 +12,11 @@ import grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from lowwater import errors
-from lowwater._core.attempts import error_of_call
-from lowwater._core.call import Stubs
-from lowwater._core.wire import error_of
-from lowwater._pb.lowwater.v1 import cluster_pb2, tasks_pb2, topology_pb2, watermarks_pb2, workers_pb2
 from lowwater._server.tokens import digest
+from lowwater.core.attempts import error_of_call
+from lowwater.core.call import Stubs
+from lowwater.core.wire import error_of
+from lowwater.v1 import cluster_pb2, tasks_pb2, topology_pb2, watermarks_pb2, workers_pb2
 
 PATIENCE: Final = 60.0
 

@@ -27,7 +27,7 @@ import grpc
 from google.protobuf import text_format
 from google.protobuf.message import Message
 
-from lowwater._pb.lowwater.v1 import cluster_pb2, errors_pb2, topology_pb2, watermarks_pb2, workers_pb2
+from lowwater.v1 import cluster_pb2, errors_pb2, topology_pb2, watermarks_pb2, workers_pb2
 from tests.process.peer import reason
 
 PAGE: Final = Path(__file__).parents[2] / "docs/protocol.md"

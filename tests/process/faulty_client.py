@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from conformance import python_client
 from lowwater import errors
-from lowwater._core import attempts, backoff, claims, exchange, ratchet, reports, router
-from lowwater._core.calls import Calls
-from lowwater._core.lease import LeaseState
+from lowwater.core import attempts, backoff, claims, exchange, ratchet, reports, router
+from lowwater.core.calls import Calls
+from lowwater.core.lease import LeaseState
 
 
 def same_stream() -> None:

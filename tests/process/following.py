@@ -13,8 +13,8 @@ from typing import Self
 import grpc
 
 import lowwater
-from lowwater._core.settings import OPTIONS
-from lowwater._pb.lowwater.v1 import watermarks_pb2, watermarks_pb2_grpc
+from lowwater.core.settings import OPTIONS
+from lowwater.v1 import watermarks_pb2, watermarks_pb2_grpc
 from lowwater_authority.core.times import MIN
 
 AGAIN_SECONDS = 0.02

@@ -9,7 +9,7 @@ from typing import cast
 
 import grpc
 
-from lowwater._pb.lowwater.v1 import (
+from lowwater.v1 import (
     errors_pb2,
     topology_pb2,
     topology_pb2_grpc,

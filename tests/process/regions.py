@@ -13,10 +13,10 @@ import grpc
 
 import lowwater
 from lowwater import errors
-from lowwater._core.attempts import error_of_call
-from lowwater._pb.lowwater.v1 import regions_pb2 as pb
-from lowwater._pb.lowwater.v1 import regions_pb2_grpc
+from lowwater.core.attempts import error_of_call
 from lowwater.regions import Adoption, Token
+from lowwater.v1 import regions_pb2 as pb
+from lowwater.v1 import regions_pb2_grpc
 from tests.kit.eventually import eventually
 from tests.kit.ports import free_port
 from tests.process.nursery import Nursling, nursery

@@ -14,7 +14,7 @@ import pytest
 
 import lowwater
 from lowwater import errors
-from lowwater._pb.lowwater.v1 import topology_pb2, watermarks_pb2
+from lowwater.v1 import topology_pb2, watermarks_pb2
 from lowwater_authority.access.methods import METHODS
 from tests.process.accessing import CALLS, PATIENCE, Rules, Tokens, Wire, bearer, rules_of
 from tests.process.serving import Serving

@@ -22,9 +22,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import lowwater
 from lowwater import errors
-from lowwater._core.attempts import error_of_call
-from lowwater._pb.lowwater.v1 import watermarks_pb2, workers_pb2
 from lowwater._server.tokens import digest
+from lowwater.core.attempts import error_of_call
+from lowwater.v1 import watermarks_pb2, workers_pb2
 from lowwater_authority.access.file import AccessFile
 from tests.contract.redis_server import DURABLE, RedisServer
 from tests.kit.eventually import eventually

@@ -14,7 +14,7 @@ import pytest
 
 import lowwater
 from lowwater import errors
-from lowwater._pb.lowwater.v1 import cluster_pb2
+from lowwater.v1 import cluster_pb2
 from tests.contract.redis_server import DURABLE, RedisServer
 from tests.kit.eventually import eventually
 from tests.process.accessing import PATIENCE, SOON, Rules, Tokens, Wire, bearer, rules_of, write

@@ -14,7 +14,7 @@ import pytest
 
 import lowwater
 from lowwater import Watermark
-from lowwater._pb.lowwater.v1 import (
+from lowwater.v1 import (
     topology_pb2,
     topology_pb2_grpc,
     workers_pb2,

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 
 import lowwater
-from lowwater._pb.lowwater.v1 import workers_pb2
 from lowwater.cli import main
+from lowwater.v1 import workers_pb2
 from lowwater_authority.journal import GRAPH
 from tests.contract.redis_server import DURABLE, RedisServer
 from tests.kit.times import HOUR

@@ -13,8 +13,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from lowwater import Watermark, errors
-from lowwater._pb.lowwater.v1 import topology_pb2, watermarks_pb2
 from lowwater.prometheus import register
+from lowwater.v1 import topology_pb2, watermarks_pb2
 from lowwater_authority.ops.metrics import FIGURES
 from tests.kit.eventually import eventually
 from tests.kit.times import HOUR

@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 from lowwater import errors
-from lowwater._core.attempts import AGAIN
-from lowwater._core.router import MOST_NAMES
+from lowwater.core.attempts import AGAIN
+from lowwater.core.router import MOST_NAMES
 from lowwater_authority.core import batches, groups
 from lowwater_authority.core import topology as graph
 from lowwater_authority.core.computation import SENDERS_KEPT

@@ -15,8 +15,8 @@ import pytest
 
 import lowwater
 from lowwater import errors
-from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater.cli import main
+from lowwater.v1 import regions_pb2 as pb
 from tests.kit.eventually import eventually
 from tests.kit.ports import free_port
 from tests.process.regions import HOURLY, Operator, Process, Sink, Site

@@ -15,7 +15,7 @@ import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from lowwater._pb.lowwater.v1 import watermarks_pb2
+from lowwater.v1 import watermarks_pb2
 from tests.process.conftest import Refused
 from tests.process.peer import Peer
 from tests.process.serving import Serving, serving

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 import lowwater
-from lowwater._pb.lowwater.v1 import watermarks_pb2
+from lowwater.v1 import watermarks_pb2
 from lowwater_authority.engine.shard import WAIT_SECONDS
 from tests.kit.eventually import eventually
 from tests.kit.times import HOUR

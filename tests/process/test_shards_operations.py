@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 import lowwater
-from lowwater._pb.lowwater.v1 import cluster_pb2, cluster_pb2_grpc
 from lowwater.cli import main
+from lowwater.v1 import cluster_pb2, cluster_pb2_grpc
 from tests.contract.redis_server import RedisServer
 from tests.kit.eventually import eventually
 from tests.process.sharding import Shard, Sharded, balanced, served, spread

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 import lowwater
-from lowwater._pb.lowwater.v1 import types_pb2, watermarks_pb2, workers_pb2
+from lowwater.v1 import types_pb2, watermarks_pb2, workers_pb2
 from tests.kit.eventually import eventually
 from tests.kit.times import HOUR
 from tests.process.peer import Peer, reason

@@ -19,10 +19,10 @@ from typing import Any
 import grpc
 import pytest
 
-from lowwater._core.ages import LATE
-from lowwater._core.settings import OPTIONS
-from lowwater._pb.lowwater.v1 import topology_pb2, topology_pb2_grpc, watermarks_pb2, workers_pb2_grpc
-from lowwater._pb.lowwater.v1 import workers_pb2 as pb
+from lowwater.core.ages import LATE
+from lowwater.core.settings import OPTIONS
+from lowwater.v1 import topology_pb2, topology_pb2_grpc, watermarks_pb2, workers_pb2_grpc
+from lowwater.v1 import workers_pb2 as pb
 from tests.process.scrape import Scrape
 from tests.process.serving import Serving
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from lowwater._pb.lowwater.v1 import tasks_pb2, types_pb2, workers_pb2
+from lowwater.v1 import tasks_pb2, types_pb2, workers_pb2
 from lowwater_authority.core.batches import MAX_PARTS
 from lowwater_authority.core.computation import MOST_FRONTIERS
 from lowwater_authority.core.topology import slicing

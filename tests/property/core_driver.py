@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import recovery
 from lowwater_authority.core.budget import Lateness
 from lowwater_authority.core.computation import Computation
@@ -25,6 +24,7 @@ from lowwater_authority.core.requests import (
     TaskPart,
 )
 from lowwater_authority.core.topology import Spec
+from lowwater_authority.records import journal_pb2 as pb
 
 MIN = -(2**63)
 MAX = 2**63 - 1

@@ -9,7 +9,7 @@ from typing import Any, Final
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
-from lowwater._pb.lowwater.v1 import workers_pb2
+from lowwater.v1 import workers_pb2
 from tests.kit.times import HOUR
 from tests.property.rpc_server import FIRST_SEQUENCER, METHODS, NOW, Pipeline
 

@@ -12,7 +12,7 @@ from typing import Any, Final, Self, TypeVar
 import grpc
 from google.protobuf.message_factory import GetMessageClass
 
-from lowwater._pb.lowwater.v1 import (
+from lowwater.v1 import (
     cluster_pb2,
     errors_pb2,
     tasks_pb2,

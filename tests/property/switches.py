@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import heuristics, history, interval_map, recovery
 from lowwater_authority.core.computation import SENDERS_KEPT, Computation, View
 from lowwater_authority.core.groups import Group
@@ -18,6 +17,7 @@ from lowwater_authority.core.interval_map import Taken
 from lowwater_authority.core.requests import ClaimRequest, GroupReport, Prepare, Refused, TaskAttempt
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec
+from lowwater_authority.records import journal_pb2 as pb
 
 
 def off(rule: int | str) -> pytest.MarkDecorator:

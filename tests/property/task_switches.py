@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from lowwater import errors
-from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import recovery, tasks
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.tasks import NewTask, Task, TaskGroup, TaskLease, Tasks
 from lowwater_authority.core.times import MAX
 from lowwater_authority.core.topology import Spec
+from lowwater_authority.records import journal_pb2 as pb
 
 
 def versions_count_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

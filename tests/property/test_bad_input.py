@@ -21,13 +21,13 @@ import lowwater.aio
 from lowwater import MAX, MIN, Histogram, Remarks, TaskAttempt, Watermark, Watermarks
 from lowwater._async.lease import Lease as AioLease
 from lowwater._async.runtime import Runtime as AioRuntime
-from lowwater._core import wire
-from lowwater._core.claims import Grant
-from lowwater._core.columns import Column
-from lowwater._core.fold import Reading
-from lowwater._core.lease import LeaseState, Report
-from lowwater._core.watches import MOST_NAMES
 from lowwater._sync.runtime import Runtime
+from lowwater.core import wire
+from lowwater.core.claims import Grant
+from lowwater.core.columns import Column
+from lowwater.core.fold import Reading
+from lowwater.core.lease import LeaseState, Report
+from lowwater.core.watches import MOST_NAMES
 from lowwater.histogram import MOST_RECORDS
 from lowwater_authority.core import groups
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from lowwater._pb.lowwater.v1 import watermarks_pb2, workers_pb2
+from lowwater.v1 import watermarks_pb2, workers_pb2
 from tests.kit.times import HOUR
 from tests.property.bad_rpc_cases import BESIDE, CASES, IN_PART, STREAMS
 from tests.property.rpc_messages import call

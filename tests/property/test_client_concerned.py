@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowwater._core.watches import FoldChanges, Folding, Subscription, WatchState, WatchStream
-from lowwater._pb.lowwater.v1 import watermarks_pb2
+from lowwater.core.watches import FoldChanges, Folding, Subscription, WatchState, WatchStream
+from lowwater.v1 import watermarks_pb2
 from tests.kit.client import OfflineClient
 
 NAMES: tuple[str, ...] = ("a", "b", "c")

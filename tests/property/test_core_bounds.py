@@ -9,9 +9,9 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import codec
 from lowwater_authority.core.bounds import Bounds, head
+from lowwater_authority.records import journal_pb2 as pb
 
 keys = st.lists(st.binary(max_size=6) | st.binary(min_size=120, max_size=140), max_size=12)
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowwater._core import lateness
-from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
+from lowwater.core import lateness
 from lowwater_authority.core import codec
 from lowwater_authority.core.budget import RECENT, STRETCH, Budget, reached, seen_from
 from lowwater_authority.core.times import MAX, MIN
+from lowwater_authority.records import journal_pb2 as pb
 from tests.kit.times import HOUR, MINUTE
 
 PPM = 1_000_000

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowwater import errors
-from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.requests import NO_FOLD
 from lowwater_authority.core.topology import Spec as Registered
 from lowwater_authority.core.topology import Topology
+from lowwater_authority.records import journal_pb2 as pb
 from tests.property.core_driver import MAX, MIN, NOW, Driver, durable, request
 
 KEYS = 8

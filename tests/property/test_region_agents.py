@@ -17,7 +17,7 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from lowwater import Watermark, WatermarkView, errors
-from lowwater._pb.lowwater.v1 import regions_pb2 as pb
+from lowwater.v1 import regions_pb2 as pb
 from lowwater_authority.core.times import MIN
 from lowwater_authority.regions import agent as agents
 from lowwater_authority.regions.agent import PipelineReport, RegionAgent

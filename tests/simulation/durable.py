@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2
 from lowwater_authority.core.codec import int64s
 from lowwater_authority.core.groups import GroupState
 from lowwater_authority.journal import GRAPH
 from lowwater_authority.journal.frames import Kind, decode
+from lowwater_authority.records import journal_pb2
 from tests.kit.faults import Operation
 from tests.simulation.ledger import Ledger, sequencers
 from tests.simulation.reported import Reported

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2
 from lowwater_authority.journal import GRAPH
 from lowwater_authority.journal.frames import Kind, checksum, decode
+from lowwater_authority.records import journal_pb2
 from tests.kit.faults import Operation
 from tests.kit.memory_journal import MemoryDisk
 

@@ -16,14 +16,13 @@ import pytest
 
 from lowwater import Inputs
 from lowwater._async.worker import Worker
-from lowwater._core import lateness
-from lowwater._core.fold import Fold
-from lowwater._core.lease import LeaseState
-from lowwater._core.ratchet import Ratchet
-from lowwater._core.reports import ReporterState
-from lowwater._core.router import Router
 from lowwater.aio import Lease
-from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2
+from lowwater.core import lateness
+from lowwater.core.fold import Fold
+from lowwater.core.lease import LeaseState
+from lowwater.core.ratchet import Ratchet
+from lowwater.core.reports import ReporterState
+from lowwater.core.router import Router
 from lowwater_authority.cluster.cluster import Cluster
 from lowwater_authority.cluster.membership import Beats, View
 from lowwater_authority.core import recovery, topology
@@ -41,6 +40,7 @@ from lowwater_authority.engine.rounds import Round
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.engine.slices import Slice
 from lowwater_authority.journal import GRAPH, End, JournalCorrupt, JournalFailed, Ownership, contract, frames
+from lowwater_authority.records import journal_pb2
 from tests.kit import memory_journal as memory
 from tests.kit.memory_journal import MemoryJournal
 from tests.property import slice_switches

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from lowwater import Completeness, History, Inputs, WatermarkView
-from lowwater._pb.lowwater.v1 import topology_pb2, types_pb2, watermarks_pb2, workers_pb2
+from lowwater.v1 import topology_pb2, types_pb2, watermarks_pb2, workers_pb2
 from lowwater_authority.journal import GRAPH
 from tests.simulation.durable import Claim, Durable
 from tests.simulation.timers import TIMED

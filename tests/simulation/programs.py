@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import lowwater
 from lowwater import Inputs, Watermark, errors
 from lowwater._async.client import Client
-from lowwater._core.surroundings import Surroundings
+from lowwater.core.surroundings import Surroundings
 from tests.simulation.storage import Fenced, Storage
 from tests.simulation.truth import MAX, MIN, Node, Pipeline, Record
 

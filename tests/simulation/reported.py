@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lowwater._pb.lowwater.v1 import workers_pb2
+from lowwater.v1 import workers_pb2
 from lowwater_authority.core.groups import GroupState
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from lowwater import Layout, errors
 from lowwater._async.batches import Batches
 from lowwater._async.lease import Lease
 from lowwater._async.worker import Worker
-from lowwater._pb.lowwater.v1 import workers_pb2
+from lowwater.v1 import workers_pb2
 from lowwater_pipeline.computation.codec import Codec
 from lowwater_pipeline.computation.computation import Computation, Input, Output, Record, Timer, floor
 from lowwater_pipeline.computation.productions import OUTPUT, Outputs

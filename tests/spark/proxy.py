@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import grpc
 
-from lowwater._pb.lowwater.v1 import workers_pb2
+from lowwater.v1 import workers_pb2
 
 Cut = Callable[[workers_pb2.StageTaskRequest], bool]
 

@@ -14,7 +14,7 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
-from lowwater._core.lateness import EDGES, bucket_of
+from lowwater.core.lateness import EDGES, bucket_of
 from lowwater.watermark import MIN, to_micros
 from lowwater_spark.track.batch import Keyed
 from lowwater_spark.track.rows import Actions, Rows, bucket, lateness_of

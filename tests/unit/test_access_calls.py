@@ -14,11 +14,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from lowwater import errors
-from lowwater._core.attempts import error_of_call
-from lowwater._core.events import ATTRIBUTE
-from lowwater._pb.lowwater.v1 import cluster_pb2, topology_pb2, watermarks_pb2
 from lowwater._server.audit import Actor, Audit
 from lowwater._server.tokens import digest
+from lowwater.core.attempts import error_of_call
+from lowwater.core.events import ATTRIBUTE
+from lowwater.v1 import cluster_pb2, topology_pb2, watermarks_pb2
 from lowwater_authority.access import guard as guarding
 from lowwater_authority.access.caller import Caller
 from lowwater_authority.access.guard import Guard

@@ -16,10 +16,10 @@ import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from lowwater import errors
-from lowwater._core.attempts import error_of_call
-from lowwater._core.events import ATTRIBUTE
 from lowwater._server.audit import Actor, Audit
 from lowwater._server.tokens import digest
+from lowwater.core.attempts import error_of_call
+from lowwater.core.events import ATTRIBUTE
 from lowwater_authority.access.caller import CALLER, Caller, permit, room, room_for_slice, visible
 from lowwater_authority.access.door import PEER_TOKEN, Door
 from lowwater_authority.access.file import SOON_SECONDS, AccessFile

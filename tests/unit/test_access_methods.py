@@ -9,8 +9,8 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from lowwater import errors
-from lowwater._pb.lowwater.v1 import cluster_pb2, regions_pb2, tasks_pb2, topology_pb2, watermarks_pb2, workers_pb2
 from lowwater._server.audit import Audit
+from lowwater.v1 import cluster_pb2, regions_pb2, tasks_pb2, topology_pb2, watermarks_pb2, workers_pb2
 from lowwater_authority.access.caller import CALLER, Caller, room_for_ranges
 from lowwater_authority.access.guard import insider
 from lowwater_authority.access.methods import METHODS, OPEN, REGION_METHODS, Method

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 
 import lowwater
-from lowwater._core.claims import Grant
-from lowwater._core.columns import Column
-from lowwater._core.fold import Reading, fold_inputs
-from lowwater._core.lease import LeaseState
-from lowwater._core.settings import Settings
-from lowwater._core.surroundings import Surroundings
 from lowwater._sync.lease import Lease
 from lowwater._sync.runtime import Runtime
+from lowwater.core.claims import Grant
+from lowwater.core.columns import Column
+from lowwater.core.fold import Reading, fold_inputs
+from lowwater.core.lease import LeaseState
+from lowwater.core.settings import Settings
+from lowwater.core.surroundings import Surroundings
 from tests.kit.eventually import eventually
 
 NAMES = """

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 import lowwater
 from lowwater import MIN, Watermark
-from lowwater._core import checks, lateness, wire
-from lowwater._core.columns import Column
-from lowwater._core.fold import Fold
-from lowwater._core.lateness import Arrivals, Arrived
-from lowwater._core.lease import LeaseState
-from lowwater._core.ratchet import Ratchet
-from lowwater._core.reports import ReporterState
-from lowwater._pb.lowwater.v1 import topology_pb2, types_pb2
+from lowwater.core import checks, lateness, wire
+from lowwater.core.columns import Column
+from lowwater.core.fold import Fold
+from lowwater.core.lateness import Arrivals, Arrived
+from lowwater.core.lease import LeaseState
+from lowwater.core.ratchet import Ratchet
+from lowwater.core.reports import ReporterState
+from lowwater.v1 import topology_pb2, types_pb2
 from lowwater.views import LatenessBudget, WatermarkView
 from lowwater_authority.core import budget as authority
 from lowwater_authority.core.topology import Spec

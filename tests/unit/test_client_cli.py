@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from lowwater import Client, Completeness, Promise, Ranges, RangeState, RangeView, Watermark, WatermarkView, errors
-from lowwater._core.text import describe_holder, describe_key, duration
-from lowwater._core.why import explain, find_culprits
 from lowwater.cli import main, render
 from lowwater.cli.arguments import parse_duration, parse_key, parse_time
 from lowwater.cli.commands import COMMANDS
 from lowwater.cli.history import history_record, history_table, why_empty
 from lowwater.cli.live import State, draw, seen
 from lowwater.cli.shards import shards_table
+from lowwater.core.text import describe_holder, describe_key, duration
+from lowwater.core.why import explain, find_culprits
 from lowwater.views import Completion, History, Shards, ShardView
 from tests import blame
 from tests.kit.times import HOUR

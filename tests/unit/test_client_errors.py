@@ -13,10 +13,10 @@ import pytest
 
 import lowwater
 from lowwater import errors
-from lowwater._core import wire
-from lowwater._core.attempts import AGAIN, error_of_call
-from lowwater._core.raising import own_copy
-from lowwater._pb.lowwater.v1 import errors_pb2
+from lowwater.core import wire
+from lowwater.core.attempts import AGAIN, error_of_call
+from lowwater.core.raising import own_copy
+from lowwater.v1 import errors_pb2
 
 INFO = "type.googleapis.com/google.rpc.ErrorInfo"
 

@@ -15,18 +15,18 @@ import lowwater
 from lowwater import aio
 from lowwater._async.runtime import Runtime as AioRuntime
 from lowwater._async.worker import Worker as AioWorker
-from lowwater._core.claims import Claimant, Grant
-from lowwater._core.columns import Column
-from lowwater._core.cover import Cover
-from lowwater._core.fold import Reading
-from lowwater._core.lease import LeaseState
-from lowwater._core.surroundings import REAL
 from lowwater._drive.tasks.runtimes import Runtimes as AioRuntimes
 from lowwater._drive.threads.runtimes import Runtimes
 from lowwater._sync.lease import Lease
 from lowwater._sync.reporter import Reporter
 from lowwater._sync.runtime import Runtime
 from lowwater._sync.worker import Worker as SyncWorker
+from lowwater.core.claims import Claimant, Grant
+from lowwater.core.columns import Column
+from lowwater.core.cover import Cover
+from lowwater.core.fold import Reading
+from lowwater.core.lease import LeaseState
+from lowwater.core.surroundings import REAL
 
 KEYS = [bytes([number]) for number in range(12)]
 

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowwater import MAX, MIN, Histogram, Refusal
-from lowwater._core import wire
-from lowwater._core.columns import Column
-from lowwater._core.fold import Fold
-from lowwater._core.lease import GroupState, LeaseState, RecentSlots, Report
-from lowwater._core.reports import ReporterState
+from lowwater.core import wire
+from lowwater.core.columns import Column
+from lowwater.core.fold import Fold
+from lowwater.core.lease import GroupState, LeaseState, RecentSlots, Report
+from lowwater.core.reports import ReporterState
 
 
 def lease_of(count: int, watermarks: int | list[int] = MIN) -> LeaseState:

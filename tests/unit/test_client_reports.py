@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from lowwater import MAX, Refusal, errors
-from lowwater._core.attempts import error_of_call
-from lowwater._core.call import Call
-from lowwater._core.columns import Column
-from lowwater._core.exchange import Exchange
-from lowwater._core.fold import Fold
-from lowwater._core.lease import GroupState, LeaseState, Report
-from lowwater._core.reports import BEAT, LOUD, SAVED, Due, ReporterState, Reporting
-from lowwater._pb.lowwater.v1 import workers_pb2
+from lowwater.core.attempts import error_of_call
+from lowwater.core.call import Call
+from lowwater.core.columns import Column
+from lowwater.core.exchange import Exchange
+from lowwater.core.fold import Fold
+from lowwater.core.lease import GroupState, LeaseState, Report
+from lowwater.core.reports import BEAT, LOUD, SAVED, Due, ReporterState, Reporting
+from lowwater.v1 import workers_pb2
 from tests.kit.client import OfflineClient
 from tests.kit.clock import Clock
 from tests.unit.test_client_routing import Failed

@@ -11,19 +11,19 @@ import grpc
 import pytest
 
 from lowwater import Settings, errors
-from lowwater._core.backoff import CAP, FIRST, PATIENCE
-from lowwater._core.channels import Channels
-from lowwater._core.columns import Column
-from lowwater._core.exchange import Exchange
-from lowwater._core.fold import Fold
-from lowwater._core.lease import LeaseState
-from lowwater._core.reports import ReporterState, ReporterStatistics
-from lowwater._core.router import HOME, MOST_LEARNT, Router
-from lowwater._core.search import Search, Sought
-from lowwater._core.watches import Changes, Subscription, WatchStream
 from lowwater._drive.threads.connection import Connection
-from lowwater._pb.lowwater.v1 import cluster_pb2, errors_pb2, types_pb2, watermarks_pb2, workers_pb2
 from lowwater._sync.watcher import Watcher
+from lowwater.core.backoff import CAP, FIRST, PATIENCE
+from lowwater.core.channels import Channels
+from lowwater.core.columns import Column
+from lowwater.core.exchange import Exchange
+from lowwater.core.fold import Fold
+from lowwater.core.lease import LeaseState
+from lowwater.core.reports import ReporterState, ReporterStatistics
+from lowwater.core.router import HOME, MOST_LEARNT, Router
+from lowwater.core.search import Search, Sought
+from lowwater.core.watches import Changes, Subscription, WatchStream
+from lowwater.v1 import cluster_pb2, errors_pb2, types_pb2, watermarks_pb2, workers_pb2
 from lowwater.views import WatermarkView
 from tests.kit.client import OfflineClient
 
@@ -348,7 +348,7 @@ def test_what_nobody_serves_does_not_keep_the_others_from_being_shown(followed: 
 
 
 def test_more_names_than_a_request_takes_are_followed_without_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowwater._core.watches.MOST_NAMES", 2)
+    monkeypatch.setattr("lowwater.core.watches.MOST_NAMES", 2)
     client = OfflineClient()
     watching(client)
     names = ["b", "c", "d"]
@@ -454,7 +454,7 @@ def test_rule8_a_lease_moves_with_its_full_state() -> None:
 
 def durable_after_coming_back(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
     """What a lease takes for durable when the answer to a message comes that carried it before it left and came back."""
-    monkeypatch.setattr("lowwater._core.reports.MESSAGE_WORDS", 2)
+    monkeypatch.setattr("lowwater.core.reports.MESSAGE_WORDS", 2)
     client = OfflineClient()
     state, other = lease(), lease("d")
     client.reporting.add(state)

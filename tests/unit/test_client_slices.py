@@ -9,15 +9,15 @@ import pytest
 
 import lowwater
 from lowwater import Slice, errors
-from lowwater._core import checks
-from lowwater._core.claims import Claimant
-from lowwater._core.exchange import Attempt, Exchange
-from lowwater._core.fold import Reading
-from lowwater._core.slices import cut, parts_of, slice_keys, slices_of
-from lowwater._core.surroundings import REAL
-from lowwater._core.watches import Waiting
-from lowwater._core.wire import computation
-from lowwater._pb.lowwater.v1 import topology_pb2, workers_pb2
+from lowwater.core import checks
+from lowwater.core.claims import Claimant
+from lowwater.core.exchange import Attempt, Exchange
+from lowwater.core.fold import Reading
+from lowwater.core.slices import cut, parts_of, slice_keys, slices_of
+from lowwater.core.surroundings import REAL
+from lowwater.core.watches import Waiting
+from lowwater.core.wire import computation
+from lowwater.v1 import topology_pb2, workers_pb2
 from lowwater.views import slice_of
 from tests.kit.client import OfflineClient
 from tests.unit.test_client_routing import Failed, moved

@@ -25,9 +25,9 @@ from lowwater import (
     Watermarks,
     WatermarkView,
 )
-from lowwater._core.columns import Column
-from lowwater._core.fold import Reading, fold_inputs, fold_of, injector_fold
-from lowwater._core.ratchet import Ratchet
+from lowwater.core.columns import Column
+from lowwater.core.fold import Reading, fold_inputs, fold_of, injector_fold
+from lowwater.core.ratchet import Ratchet
 from lowwater.histogram import bucket_start
 from lowwater.watermark import all_to_micros, to_micros
 

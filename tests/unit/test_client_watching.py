@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from lowwater import Inputs, errors
-from lowwater._core import ages, denials
-from lowwater._core.backoff import CAP
-from lowwater._core.router import MOST_NAMES
-from lowwater._core.watches import BEAT, SLEW, Changes, FoldChanges, Folding, Subscription, Waiting, WatchState
-from lowwater._pb.lowwater.v1 import types_pb2, watermarks_pb2
+from lowwater.core import ages, denials
+from lowwater.core.backoff import CAP
+from lowwater.core.router import MOST_NAMES
+from lowwater.core.watches import BEAT, SLEW, Changes, FoldChanges, Folding, Subscription, Waiting, WatchState
+from lowwater.v1 import types_pb2, watermarks_pb2
 from tests.kit.client import OfflineClient
 from tests.unit.test_client_routing import Failed
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from lowwater import Promise, Ranges, RangeState, RangeView, Timeout, Unavailable, Watermark, WatermarkView, Why
-from lowwater._core.causes import Cause, cause_of
-from lowwater._core.why import explain, find_culprits, find_guilty, find_way
+from lowwater.core.causes import Cause, cause_of
+from lowwater.core.why import explain, find_culprits, find_guilty, find_way
 from tests import blame
 from tests.kit.times import HOUR, MINUTE
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from lowwater import errors
-from lowwater._core.call import Stubs
-from lowwater._pb.lowwater.v1 import watermarks_pb2
+from lowwater.core.call import Stubs
+from lowwater.v1 import watermarks_pb2
 from lowwater_authority.cluster.cluster import Replaced
 from lowwater_authority.core.requests import ClaimRequest, GroupReport, Refused
 from lowwater_authority.core.topology import Spec

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from lowwater import errors
-from lowwater._core import lateness
-from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
+from lowwater.core import lateness
 from lowwater_authority.core import recovery
 from lowwater_authority.core.budget import Budget, Lateness
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.groups import Mass
 from lowwater_authority.core.topology import Spec, Topology
+from lowwater_authority.records import journal_pb2 as pb
 from tests.kit.times import HOUR, MINUTE
 from tests.property.core_driver import MIN, NOW, Driver
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowwater import errors
-from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import recovery
 from lowwater_authority.core.history import HOUR, KEPT, LARGEST_STEP, LEAST_STEP, SECOND, Completion, History, boundary
 from lowwater_authority.core.times import DAY, MAX, MIN
 from lowwater_authority.core.topology import Spec, Topology
+from lowwater_authority.records import journal_pb2 as pb
 from tests.kit.memory_journal import MemoryDisk
 from tests.property.core_driver import Driver
 from tests.property.second_opinion import completed

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from lowwater import errors
-from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import GRANTS_KEPT, LONGEST_STEP, SENDERS_KEPT, Computation
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Fold, GroupReport, Prepare, Refused
 from lowwater_authority.core.topology import Spec
+from lowwater_authority.records import journal_pb2 as pb
 from tests.property import switches
 from tests.property.core_driver import MAX, MIN, SECOND, Driver, column, mass, request
 from tests.property.switches import planted

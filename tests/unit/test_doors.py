@@ -57,7 +57,7 @@ def test_no_door_but_the_listed_ones_is_used_and_no_listed_one_is_gone() -> None
 
 def test_each_kind_of_door_is_found() -> None:
     text = """
-from lowwater._core import views
+from lowwater._sync import views
 from lowwater.layout import _starts
 from lowwater import Layout
 from os import _exit

@@ -7,8 +7,8 @@ from itertools import count
 import pytest
 
 from lowwater import errors
-from lowwater._core.why import explain
 from lowwater.cli.render import line, status_table, view_record
+from lowwater.core.why import explain
 from lowwater.views import Ranges, WatermarkView
 from lowwater.watermark import Watermark
 from lowwater_authority.core.requests import Fold

@@ -11,8 +11,8 @@ import grpc
 import pytest
 
 from lowwater import errors
-from lowwater._core.attempts import error_of_call
-from lowwater._pb.lowwater.v1 import topology_pb2, types_pb2, watermarks_pb2, watermarks_pb2_grpc
+from lowwater.core.attempts import error_of_call
+from lowwater.v1 import topology_pb2, types_pb2, watermarks_pb2, watermarks_pb2_grpc
 from lowwater_authority.core.computation import Computation, View
 from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine.hub import Hub, Subscription

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lowwater import errors
-from lowwater._core.file_settings import FileSettings
+from lowwater.core.file_settings import FileSettings
 
 
 def test_a_token_counts_as_soon_as_its_file_has_it(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tests.compatibility.environments import ROOT, UV
 
 SHELLS = "client/src/lowwater"
 
-TREES = ("client/src/lowwater/_pb", "authority/src/lowwater_authority/_pb")
+TREES = ("client/src/lowwater/v1", "authority/src/lowwater_authority/records")
 
 
 def modules() -> list[str]:

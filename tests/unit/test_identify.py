@@ -13,10 +13,10 @@ import grpc
 import pytest
 
 from lowwater import Identity, errors
-from lowwater._core.settings import Settings
 from lowwater._server.audit import Audit
 from lowwater._server.tokens import digest
 from lowwater.aio import Client
+from lowwater.core.settings import Settings
 from lowwater_authority.access.guard import Guard, insider
 from lowwater_authority.access.policy import Access, Principal
 from lowwater_authority.authority import Authority
@@ -113,7 +113,7 @@ async def test_what_may_be_the_token_itself_is_repeated_by_nobody(given: Any) ->
 async def test_nor_by_the_authority(
     given: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("lowwater._core.calls._DIGEST", re.compile(".*"))
+    monkeypatch.setattr("lowwater.core.calls._DIGEST", re.compile(".*"))
     async with serving(Rules(RULES)) as address:
         with pytest.raises(errors.InvalidArgument, match="never the token itself") as refused:
             await identity(address, given)

@@ -38,12 +38,12 @@ PIPELINE: Mapping[str, set[str]] = {
 
 ALLOWED: Mapping[str, Mapping[str, set[str]]] = {
     "spark_listener/src/lowwater_spark": SPARK,
-    "authority/src/lowwater_authority": {"core": {"_pb"}, "journal": set()},
+    "authority/src/lowwater_authority": {"core": {"records"}, "journal": set()},
     "pipeline/src/lowwater_pipeline": PIPELINE,
     "client/src/lowwater": {
-        "_core": {"_pb", "errors", "histogram", "layout", "views", "watermark"},
-        "_drive": {"_core", "errors"},
-        "_server": {"_core", "errors", "views"},
+        "core": {"v1", "errors", "histogram", "layout", "views", "watermark"},
+        "_drive": {"core", "errors"},
+        "_server": {"core", "errors", "views"},
         "histogram": {"watermark"},
         "layout": {"errors"},
         "views": {"watermark"},

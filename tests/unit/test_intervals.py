@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowwater import Completion, EstimatedInput, History, IncarnationChanged, InvalidArgument, Watermark, WatermarkView
-from lowwater._core.intervals import Closings, Interval, upstream_below
 from lowwater.cli.publish import Marker, event_of, target_of
+from lowwater.core.intervals import Closings, Interval, upstream_below
 from lowwater_authority.core.history import History as AuthorityHistory
 from tests.kit.times import MIN, at, mark
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from lowwater._core.private import make_private_folder
+from lowwater.core.private import make_private_folder
 from lowwater_authority.journal import (
     GRAPH,
     JournalCorrupt,

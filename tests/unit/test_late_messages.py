@@ -14,9 +14,9 @@ import pytest
 import lowwater.aio
 from lowwater import errors
 from lowwater._async.tasks import Tasks
-from lowwater._core.call import Gather
-from lowwater._pb.lowwater.v1 import cluster_pb2 as pb
-from lowwater._pb.lowwater.v1 import cluster_pb2_grpc, types_pb2, watermarks_pb2
+from lowwater.core.call import Gather
+from lowwater.v1 import cluster_pb2 as pb
+from lowwater.v1 import cluster_pb2_grpc, types_pb2, watermarks_pb2
 from lowwater_authority.core.requests import ClaimRequest, Grant
 from lowwater_authority.core.tasks import NewTask, TaskGroup, TaskKey
 from lowwater_authority.core.topology import Spec

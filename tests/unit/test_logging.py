@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from lowwater._core.events import Limited, event
-from lowwater._core.text import without_passwords, without_secrets
 from lowwater._server.logging import set_up
+from lowwater.core.events import Limited, event
+from lowwater.core.text import without_passwords, without_secrets
 from lowwater_authority.ops.log_events import ALERTED, MOST_SERIES, OTHER
 from lowwater_authority.ops.metrics import Metrics
 

@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 import pytest
 
-from lowwater._core.events import ATTRIBUTE
-from lowwater._pb.lowwater.v1 import topology_pb2, topology_pb2_grpc, types_pb2, watermarks_pb2, watermarks_pb2_grpc
+from lowwater.core.events import ATTRIBUTE
+from lowwater.v1 import topology_pb2, topology_pb2_grpc, types_pb2, watermarks_pb2, watermarks_pb2_grpc
 from lowwater_authority.authority import Authority
 from lowwater_authority.files.followed import LOOK_SECONDS, SETTLED_SECONDS
 from lowwater_authority.files.table import BadFile

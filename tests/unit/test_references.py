@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lowwater import errors
-from lowwater._pb.lowwater.v1 import regions_pb2 as pb
+from lowwater.v1 import regions_pb2 as pb
 from lowwater_authority.commands.references import _adopt_and_write_off
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.regions import references

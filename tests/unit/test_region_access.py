@@ -15,12 +15,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from lowwater import errors
-from lowwater._core.attempts import error_of_call
-from lowwater._core.events import ATTRIBUTE
-from lowwater._pb.lowwater.v1 import regions_pb2 as pb
-from lowwater._pb.lowwater.v1 import regions_pb2_grpc
 from lowwater._server.audit import Audit
 from lowwater._server.tokens import digest
+from lowwater.core.attempts import error_of_call
+from lowwater.core.events import ATTRIBUTE
+from lowwater.v1 import regions_pb2 as pb
+from lowwater.v1 import regions_pb2_grpc
 from lowwater_authority.access.guard import Guard
 from lowwater_authority.access.policy import Access, Action, Allowance, Principal
 from lowwater_authority.ops.observer import Observer

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lowwater import Watermark, WatermarkView, errors
-from lowwater._pb.lowwater.v1 import regions_pb2 as pb
+from lowwater.v1 import regions_pb2 as pb
 from lowwater_authority.regions import questions
 from lowwater_authority.regions.agent import PipelineReport, RegionAgent, _goes_on
 from lowwater_authority.regions.config import BadConfig, Kept, StateFolder, read_config

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from lowwater import errors
-from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater._server.http import HttpServer, listen, listen_at
 from lowwater.regions import Token
+from lowwater.v1 import regions_pb2 as pb
 from lowwater_authority.regions import region
 from lowwater_authority.regions.agent import RegionAgent
 from lowwater_authority.regions.config import BadConfig

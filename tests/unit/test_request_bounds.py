@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowwater import errors
-from lowwater._core.attempts import error_of_call
-from lowwater._pb.lowwater.v1 import topology_pb2, watermarks_pb2, workers_pb2
 from lowwater._server.audit import Audit
 from lowwater._server.tokens import digest
+from lowwater.core.attempts import error_of_call
+from lowwater.v1 import topology_pb2, watermarks_pb2, workers_pb2
 from lowwater_authority.access.guard import Guard
 from lowwater_authority.access.policy import Access, Action, Allowance, Principal
 from lowwater_authority.core.topology import MAX_INPUTS, MAX_SLICE_KEY, MAX_SLICES

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lowwater._core.events import ATTRIBUTE
+from lowwater.core.events import ATTRIBUTE
 from lowwater_authority.ops.resources import FILES, MEMORY, Resource, Watch, memory_limit
 
 

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from lowwater import errors
-from lowwater._core import wire
-from lowwater._core.attempts import error_of_call
-from lowwater._core.columns import Column
-from lowwater._core.fold import Fold
-from lowwater._core.lease import LeaseState
-from lowwater._core.reports import ReporterState
-from lowwater._pb.lowwater.v1 import (
+from lowwater.core import wire
+from lowwater.core.attempts import error_of_call
+from lowwater.core.columns import Column
+from lowwater.core.fold import Fold
+from lowwater.core.lease import LeaseState
+from lowwater.core.reports import ReporterState
+from lowwater.v1 import (
     topology_pb2,
     topology_pb2_grpc,
     watermarks_pb2,
@@ -27,8 +27,8 @@ from lowwater._pb.lowwater.v1 import (
     workers_pb2,
     workers_pb2_grpc,
 )
-from lowwater._pb.lowwater.v1 import workers_pb2 as pb
-from lowwater._pb.lowwater.v1.types_pb2 import Redirect
+from lowwater.v1 import workers_pb2 as pb
+from lowwater.v1.types_pb2 import Redirect
 from lowwater_authority.authority import Authority
 from lowwater_authority.core.requests import Refused
 from lowwater_authority.engine.admission import Gate as Admitting

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from lowwater import errors
-from lowwater._core.columns import Column
-from lowwater._core.fold import Fold
-from lowwater._core.lease import LeaseState
+from lowwater.core.columns import Column
+from lowwater.core.fold import Fold
+from lowwater.core.lease import LeaseState
 from lowwater_authority.cluster.peers import _told_lateness
 from lowwater_authority.core.computation import CLAIMS_OF_ONE, CUTS_OF_ONE, LARGEST_EPOCH, Computation
 from lowwater_authority.core.groups import GroupState

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from lowwater._core import checks, wire
-from lowwater._core.columns import Column
-from lowwater._core.fold import Fold
-from lowwater._core.lease import LeaseState, Report
-from lowwater._pb.lowwater.v1 import workers_pb2
+from lowwater.core import checks, wire
+from lowwater.core.columns import Column
+from lowwater.core.fold import Fold
+from lowwater.core.lease import LeaseState, Report
+from lowwater.v1 import workers_pb2
 from lowwater.views import NO_REMARKS, Remarks
 from lowwater.watermark import MAX
 from lowwater_authority.core.requests import NO_FOLD, GroupReport

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lowwater import errors
-from lowwater._pb.lowwater.v1 import workers_pb2 as pb
+from lowwater.v1 import workers_pb2 as pb
 from lowwater_authority.core import requests
 from lowwater_authority.core.requests import ClaimRequest, finished
 from lowwater_authority.core.times import MAX, MIN

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from lowwater._pb.lowwater.v1 import (
+from lowwater.v1 import (
     cluster_pb2_grpc,
     tasks_pb2_grpc,
     topology_pb2_grpc,

@@ -9,8 +9,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from lowwater._core.events import event
 from lowwater._server.http import url_of
+from lowwater.core.events import event
 
 if TYPE_CHECKING:
     import argparse

@@ -13,10 +13,10 @@ from fnmatch import translate
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, urlsplit
 
-from lowwater._core.events import event
-from lowwater._core.text import counted
-from lowwater._pb.lowwater.v1 import types_pb2
 from lowwater.cli.arguments import parse_duration
+from lowwater.core.events import event
+from lowwater.core.text import counted
+from lowwater.v1 import types_pb2
 from lowwater_authority.files.followed import FollowedFile
 from lowwater_authority.files.table import BadFile, Table, bytes_of, parsed, shown
 

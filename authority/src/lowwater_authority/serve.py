@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 
-from lowwater._core.events import event
-from lowwater._core.private import make_private_folder
-from lowwater._core.settings import is_loopback
-from lowwater._core.text import counted
 from lowwater._server.http import listen
 from lowwater._server.logging import set_up
 from lowwater._server.tls import BadCertificate, Certificates, Files
 from lowwater.aio import Client
+from lowwater.core.events import event
+from lowwater.core.private import make_private_folder
+from lowwater.core.settings import is_loopback
+from lowwater.core.text import counted
 from lowwater_authority.access.door import Door, open_door
 from lowwater_authority.access.guard import paced_by_host
 from lowwater_authority.access.policy import DEFAULT_LIMITS

@@ -11,11 +11,6 @@
 Importing it starts nothing. Everything public is named here.
 """
 
-from lowwater._core.intervals import Gap, Interval, IntervalView
-from lowwater._core.lateness import Arrived
-from lowwater._core.settings import Settings
-from lowwater._core.statistics import ClientStatistics
-from lowwater._core.why import Hop, Why
 from lowwater._sync.batches import Batches
 from lowwater._sync.client import Client
 from lowwater._sync.connect import connect
@@ -23,6 +18,11 @@ from lowwater._sync.inputs import InputReader
 from lowwater._sync.lease import Lease
 from lowwater._sync.tasks import TaskLease, Tasks
 from lowwater._sync.worker import Worker
+from lowwater.core.intervals import Gap, Interval, IntervalView
+from lowwater.core.lateness import Arrived
+from lowwater.core.settings import Settings
+from lowwater.core.statistics import ClientStatistics
+from lowwater.core.why import Hop, Why
 from lowwater.errors import (
     BelowMark,
     Closed,

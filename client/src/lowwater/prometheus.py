@@ -22,8 +22,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector as BaseCollector
 
 from lowwater import errors
-from lowwater._core.statistics import ClientStatistics
 from lowwater._sync.client import Client
+from lowwater.core.statistics import ClientStatistics
 
 __all__ = ["FIGURES", "Collector", "Figure", "register"]
 

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lowwater import errors
-from lowwater._core.file_settings import FileSettings
+from lowwater.core.file_settings import FileSettings
 
 __all__ = ["Adoption", "Position", "Token"]
 

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from lowwater import WatermarkView
-from lowwater._core.lag import lag_seconds, root_lows, upstream_first
+from lowwater.core.lag import lag_seconds, root_lows, upstream_first
 from lowwater.watermark import MIN
 from lowwater_page.samples import Samples
 

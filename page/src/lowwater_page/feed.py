@@ -8,7 +8,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-from lowwater._core.events import event
+from lowwater.core.events import event
 from lowwater_page import records
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from lowwater import errors
-from lowwater._core.events import event
+from lowwater.core.events import event
 from lowwater_page.samples import STEP_SECONDS
 
 if TYPE_CHECKING:

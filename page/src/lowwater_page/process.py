@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Final
 
 import lowwater
 from lowwater import errors
-from lowwater._core.file_settings import FileSettings
-from lowwater._core.settings import address_of
 from lowwater._server.http import HttpServer, listen, url_of
 from lowwater._server.logging import FORMATS, set_up
 from lowwater._server.tls import BadCertificate, Certificates, Files
 from lowwater.cli.arguments import CommandParser
 from lowwater.cli.streams import open_streams
+from lowwater.core.file_settings import FileSettings
+from lowwater.core.settings import address_of
 from lowwater_page.board import Board
 from lowwater_page.follower import Follower
 from lowwater_page.hosts import Hosts

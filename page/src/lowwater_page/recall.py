@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from lowwater import errors
-from lowwater._core.events import event
+from lowwater.core.events import event
 from lowwater.views import slice_of
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lowwater._core.text import describe_range
+from lowwater.core.text import describe_range
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

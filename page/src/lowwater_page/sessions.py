@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 from aiohttp import hdrs, web
 
 from lowwater import errors
-from lowwater._core.events import Limited, event, shortened
 from lowwater._server.tokens import is_token
 from lowwater._server.visitors import HEALTH, Denied, KnownVisitors, actor, lacks
+from lowwater.core.events import Limited, event, shortened
 from lowwater_page.hosts import Hosts
 
 if TYPE_CHECKING:

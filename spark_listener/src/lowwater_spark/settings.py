@@ -13,7 +13,7 @@ from typing import Final
 
 import lowwater
 from lowwater import errors
-from lowwater._core.file_settings import FileSettings
+from lowwater.core.file_settings import FileSettings
 
 __all__ = ["SparkSettings", "connection"]
 

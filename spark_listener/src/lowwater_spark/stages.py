@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import lowwater
-from lowwater._core.calls import full_name
+from lowwater.core.calls import full_name
 from lowwater_spark.checkpoint.identity import check_names, home_of, identity, new_ordinal
 from lowwater_spark.checkpoint.location import Location, glance, real
 from lowwater_spark.checkpoint.log import CheckpointLog

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from lowwater import errors
-from lowwater._core.events import shortened
 from lowwater._server.audit import Actor
+from lowwater.core.events import shortened
 from lowwater_authority.access.limits import limit_reached, overloaded
 from lowwater_authority.access.policy import BUILT_IN, Action
 from lowwater_authority.core.topology import NAME, name_parts, namespace_of, whole

@@ -7,10 +7,10 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Final
 
-from lowwater._core.events import event
-from lowwater._core.settings import is_loopback
 from lowwater._server.audit import Audit
 from lowwater._server.tokens import LEAST_TOKEN
+from lowwater.core.events import event
+from lowwater.core.settings import is_loopback
 from lowwater_authority.access.file import AccessFile
 from lowwater_authority.access.guard import Guard, insider
 from lowwater_authority.access.policy import PEER, SELF

@@ -6,8 +6,8 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-from lowwater._core.events import event
-from lowwater._core.text import counted
+from lowwater.core.events import event
+from lowwater.core.text import counted
 from lowwater_authority.access.policy import Access, Limits
 from lowwater_authority.files.followed import FollowedFile
 from lowwater_authority.files.table import BadFile, date_text

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from lowwater._pb.lowwater.v1 import regions_pb2
+from lowwater.v1 import regions_pb2
 from lowwater_authority.access.policy import Action
 from lowwater_authority.core.topology import MAX_INPUTS, is_slicing
 from lowwater_authority.rpc.codec import MAX_NAMES

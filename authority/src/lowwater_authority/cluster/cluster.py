@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lowwater import errors
-from lowwater._core.events import Limited, event
+from lowwater.core.events import Limited, event
 from lowwater_authority.cluster.membership import Member, Patience, View, proposal
 from lowwater_authority.cluster.untaken import LOOK_SECONDS, Untaken
 from lowwater_authority.journal import JournalCorrupt, JournalError, JournalFailed, JournalUnknown

@@ -9,9 +9,9 @@ import grpc
 
 import lowwater
 from lowwater import errors
-from lowwater._core import lease
-from lowwater._core.fold import Fold
-from lowwater._core.lateness import Lateness
+from lowwater.core import lease
+from lowwater.core.fold import Fold
+from lowwater.core.lateness import Lateness
 from lowwater.watermark import MAX, MIN, Watermark
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from lowwater._core.checks import is_name
-from lowwater._core.text import counted
 from lowwater._server.tokens import LEAST_TOKEN, digest, fingerprint, is_token
 from lowwater.cli.arguments import CommandParser, add_command
 from lowwater.cli.render import table
+from lowwater.core.checks import is_name
+from lowwater.core.text import counted
 from lowwater_authority.access.policy import DEFAULT_LIMITS, Access, Action, Principal
 from lowwater_authority.core.topology import name_parts
 from lowwater_authority.files.table import BadFile, date_text

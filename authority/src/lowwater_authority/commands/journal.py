@@ -25,11 +25,11 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from lowwater import errors
-from lowwater._core.private import make_private_folder
-from lowwater._core.text import counted
 from lowwater.cli.arguments import CommandParser, add_command
 from lowwater.cli.failures import fail
 from lowwater.cli.render import table
+from lowwater.core.private import make_private_folder
+from lowwater.core.text import counted
 from lowwater_authority.cluster.membership import View
 from lowwater_authority.commands.serve_arguments import refuse_password
 from lowwater_authority.engine.holdings import needs_newest, whole

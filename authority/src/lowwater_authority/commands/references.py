@@ -13,15 +13,15 @@ from typing import Any, Final
 import grpc
 
 from lowwater import Watermark, errors
-from lowwater._core.attempts import error_of_call
-from lowwater._core.file_settings import FileSettings
-from lowwater._core.settings import options_of
-from lowwater._core.text import duration
-from lowwater._pb.lowwater.v1 import regions_pb2 as pb
-from lowwater._pb.lowwater.v1 import regions_pb2_grpc
 from lowwater.cli.arguments import CommandParser, add_command, parse_duration
 from lowwater.cli.failures import fail
 from lowwater.cli.render import table, times, to_json
+from lowwater.core.attempts import error_of_call
+from lowwater.core.file_settings import FileSettings
+from lowwater.core.settings import options_of
+from lowwater.core.text import duration
+from lowwater.v1 import regions_pb2 as pb
+from lowwater.v1 import regions_pb2_grpc
 from lowwater_authority.files.secret import GLOBAL_TOKEN, token_settings
 from lowwater_authority.regions.config import BadConfig, read_config, registration
 

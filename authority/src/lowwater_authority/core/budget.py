@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from lowwater._core import lateness
-from lowwater._core.lateness import EDGES
+from lowwater.core import lateness
+from lowwater.core.lateness import EDGES
 from lowwater_authority.core.groups import NO_RECORDS, RecentSlots
 from lowwater_authority.core.heuristics import PPM
 from lowwater_authority.core.times import MAX, MIN
@@ -258,7 +258,7 @@ class Budget:
         """Take over what came since the last tick, and move C. O(buckets log buckets).
 
         Args:
-            counts: Records by bucket of lateness behind ``reference`` (:mod:`lowwater._core.lateness`).
+            counts: Records by bucket of lateness behind ``reference`` (:mod:`lowwater.core.lateness`).
             behind: How many of them came behind the value that was published when they were committed: ratchet and all, or the debt would
                 not see what the ratchet does.
             reference: R now. One that has gone back, or is unknown or MAX, moves nothing.

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core.bounds import SHORT, Bounds
 from lowwater_authority.core.budget import MEMORIES, Arrivals, Budget, Memory
 from lowwater_authority.core.groups import NO_RECORDS, Group, GroupState, Mass, RecentSlots
@@ -15,6 +14,7 @@ from lowwater_authority.core.heuristics import PPM
 from lowwater_authority.core.history import Completion
 from lowwater_authority.core.layout import Layout
 from lowwater_authority.core.times import MAX
+from lowwater_authority.records import journal_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from lowwater import errors
-from lowwater._core import lateness
-from lowwater._core.text import duration
+from lowwater.core import lateness
+from lowwater.core.text import duration
 from lowwater.watermark import Watermark
-from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import codec
 from lowwater_authority.core.batches import ALL_PART_BYTES, MAX_PART_BYTES, BatchStage
 from lowwater_authority.core.bounds import Bounds
@@ -36,6 +35,7 @@ from lowwater_authority.core.requests import Fenced, Grant, Granted, Refused, fi
 from lowwater_authority.core.tasks import Tasks
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import CUT, carried, is_slicing, slicing, whole
+from lowwater_authority.records import journal_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final, cast
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core import codec
 from lowwater_authority.core.bounds import Bounds, head
 from lowwater_authority.core.computation import Computation
@@ -25,6 +24,7 @@ from lowwater_authority.core.requests import Granted
 from lowwater_authority.core.tasks import Tasks, restored, restored_task
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import WHOLE
+from lowwater_authority.records import journal_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator

@@ -31,8 +31,8 @@ from sortedcontainers import SortedDict, SortedSet
 
 from lowwater import errors
 from lowwater.watermark import Watermark
-from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
 from lowwater_authority.core.times import DAY, MAX, MIN
+from lowwater_authority.records import journal_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

@@ -15,13 +15,13 @@ from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from lowwater import errors
-from lowwater._core.text import counted
-from lowwater_authority._pb.lowwater.journal.v1 import journal_pb2 as pb
+from lowwater.core.text import counted
 from lowwater_authority.core.budget import LEAST, MOST
 from lowwater_authority.core.heuristics import PPM
 from lowwater_authority.core.history import HOUR, LARGEST_STEP, LEAST_STEP
 from lowwater_authority.core.requests import NO_FOLD, Fold
 from lowwater_authority.core.times import ANY_SKEW, DAY
+from lowwater_authority.records import journal_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -18,7 +18,7 @@ import logging
 from typing import Final, Generic, TypeVar
 
 from lowwater import errors
-from lowwater._core.events import Limited, event
+from lowwater.core.events import Limited, event
 
 Ticket = TypeVar("Ticket")
 

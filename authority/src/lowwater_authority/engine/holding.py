@@ -43,7 +43,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lowwater import errors
-from lowwater._core.events import event
+from lowwater.core.events import event
 from lowwater_authority.core import recovery
 from lowwater_authority.engine.backoff import Backoff
 from lowwater_authority.engine.writes import RETRY_SECONDS

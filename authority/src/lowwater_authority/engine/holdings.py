@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lowwater import errors
-from lowwater._core.events import event
+from lowwater.core.events import event
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.topology import Topology, WrongGraph

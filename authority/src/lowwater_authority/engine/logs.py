@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from lowwater._core.events import event
+from lowwater.core.events import event
 from lowwater_authority.engine.rounds import InDoubt
 from lowwater_authority.engine.writes import Writes
 from lowwater_authority.journal import (

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from lowwater import errors
-from lowwater._core.events import event
-from lowwater._core.raising import own_copy
+from lowwater.core.events import event
+from lowwater.core.raising import own_copy
 from lowwater_authority.engine.admission import Gate
 from lowwater_authority.journal import GRAPH, JournalError, JournalFailed, JournalFenced, JournalPosition
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 
 from lowwater import errors
-from lowwater._core.events import event
-from lowwater._core.text import counted
+from lowwater.core.events import event
+from lowwater.core.text import counted
 from lowwater_authority.access.caller import anything
 from lowwater_authority.core import recovery
 from lowwater_authority.core.batches import ALL_PART_BYTES, part_bytes
@@ -49,7 +49,6 @@ from lowwater_authority.journal import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
-    from lowwater_authority._pb.lowwater.journal.v1.journal_pb2 import Snapshot
     from lowwater_authority.core.computation import Computation, View
     from lowwater_authority.core.history import Completion
     from lowwater_authority.core.interval_map import IntervalMap, Range
@@ -63,6 +62,7 @@ if TYPE_CHECKING:
     from lowwater_authority.engine.writes import Writes
     from lowwater_authority.journal import Journal
     from lowwater_authority.ops.observer import Observer
+    from lowwater_authority.records.journal_pb2 import Snapshot
 
     Permit = Callable[[Iterable[str]], None]
     """Raises PermissionDenied unless new incarnations of these computations may begin."""

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from lowwater import errors
-from lowwater._core.events import event
+from lowwater.core.events import event
 from lowwater_authority.core.budget import Lateness
 from lowwater_authority.core.computation import CLAIMS_OF_ONE, CUTS_OF_ONE
 from lowwater_authority.core.requests import ClaimRequest, Fold, GroupReport

@@ -15,8 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from lowwater import errors
-from lowwater._core.events import event
-from lowwater._core.text import counted
+from lowwater.core.events import event
+from lowwater.core.text import counted
 from lowwater_authority.engine.holding import Damage, Rest
 from lowwater_authority.journal import JournalCorrupt, JournalError, JournalOutvoted, JournalVersion
 

@@ -7,7 +7,7 @@ import logging
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from lowwater._core.events import Limited, event
+from lowwater.core.events import Limited, event
 from lowwater_authority.engine.backoff import Backoff
 from lowwater_authority.journal.contract import JournalFailed, JournalUnknown
 

@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from lowwater._core.events import Limited
+from lowwater.core.events import Limited
 from lowwater_authority.files.table import BadFile
 
 if TYPE_CHECKING:

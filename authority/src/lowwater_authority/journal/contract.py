@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from lowwater._core.events import event
+from lowwater.core.events import event
 
 log = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 from zlib import crc32
 
-from lowwater._core.events import event
+from lowwater.core.events import event
 from lowwater_authority.journal.contract import (
     GRAPH,
     End,

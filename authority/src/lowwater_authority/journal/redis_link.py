@@ -37,7 +37,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from lowwater._core.events import event
+from lowwater.core.events import event
 from lowwater_authority.journal.contract import JournalError, JournalFailed, JournalUnknown
 from lowwater_authority.journal.redis_scripts import Script
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeVar, TypeVarTuple
 from zlib import crc32
 
-from lowwater._core.events import event
-from lowwater._core.private import PRIVATE_FILE, make_private_file
+from lowwater.core.events import event
+from lowwater.core.private import PRIVATE_FILE, make_private_file
 from lowwater_authority.journal import wal
 from lowwater_authority.journal.contract import (
     GRAPH,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from lowwater._core.lag import lag_seconds, root_lows, upstream_first
-from lowwater._core.text import describe_range
+from lowwater.core.lag import lag_seconds, root_lows, upstream_first
+from lowwater.core.text import describe_range
 from lowwater.prometheus import Figure
 from lowwater_authority.core.heuristics import PPM
 from lowwater_authority.core.times import MAX, MIN

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from lowwater._core.events import ATTRIBUTE
+from lowwater.core.events import ATTRIBUTE
 
 if TYPE_CHECKING:
     from prometheus_client import Counter

@@ -13,7 +13,7 @@ import time
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from lowwater._core.events import event
+from lowwater.core.events import event
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

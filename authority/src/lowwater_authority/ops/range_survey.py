@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lowwater import errors
-from lowwater._core.events import event
+from lowwater.core.events import event
 from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.times import MAX
 

@@ -11,7 +11,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from lowwater._core.events import event
+from lowwater.core.events import event
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -27,11 +27,11 @@ from typing import Any, Final
 import grpc
 
 from lowwater import WatermarkView, errors
-from lowwater._core.attempts import error_of_call
-from lowwater._core.events import event
-from lowwater._core.text import duration
-from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater.aio import Client, Lease
+from lowwater.core.attempts import error_of_call
+from lowwater.core.events import event
+from lowwater.core.text import duration
+from lowwater.v1 import regions_pb2 as pb
 from lowwater_authority.core.times import ANY_SKEW, MAX, MIN
 from lowwater_authority.regions.config import Kept, StateFolder, registration
 from lowwater_authority.regions.references import MOST_NUMBER, relayed_name

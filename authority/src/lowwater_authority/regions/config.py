@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from lowwater._core.checks import is_name
-from lowwater._core.private import make_private_folder, open_private
-from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater.cli.arguments import parse_duration
+from lowwater.core.checks import is_name
+from lowwater.core.private import make_private_folder, open_private
+from lowwater.v1 import regions_pb2 as pb
 from lowwater_authority.regions.references import REPLICATED, Sink, name_of
 
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import hdrs, web
 
 from lowwater import Identity, errors
-from lowwater._core.settings import is_loopback
-from lowwater._pb.lowwater.v1 import regions_pb2 as pb
 from lowwater._server.http import answer
 from lowwater._server.tokens import digest
 from lowwater._server.visitors import Denied, KnownVisitors
+from lowwater.core.settings import is_loopback
+from lowwater.v1 import regions_pb2 as pb
 from lowwater_authority.regions.agent import PipelineReport
 from lowwater_authority.regions.references import MOST_POSITIONS, MOST_TEXT
 

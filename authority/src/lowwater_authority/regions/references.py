@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 from lowwater import errors
-from lowwater._core.checks import is_name
+from lowwater.core.checks import is_name
 from lowwater_authority.core.times import MAX, MIN
 
 FORMAT: Final = 1

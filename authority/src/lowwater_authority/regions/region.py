@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from lowwater import errors
-from lowwater._core.events import event
-from lowwater._core.file_settings import FileSettings
-from lowwater._core.settings import is_loopback
 from lowwater._drive.tasks.connection import real_channel
-from lowwater._pb.lowwater.v1 import regions_pb2_grpc
 from lowwater._server.http import HttpServer, listen, listen_at
 from lowwater._server.logging import FORMATS, set_up
 from lowwater._server.tls import BadCertificate, Certificates, Files
 from lowwater._server.tokens import LEAST_TOKEN
 from lowwater.aio import Client
 from lowwater.cli.arguments import CommandParser
+from lowwater.core.events import event
+from lowwater.core.file_settings import FileSettings
+from lowwater.core.settings import is_loopback
+from lowwater.v1 import regions_pb2_grpc
 from lowwater_authority.files.secret import GLOBAL_TOKEN, OWN_TOKEN, secret, token_settings
 from lowwater_authority.files.table import BadFile
 from lowwater_authority.regions.agent import FATAL, RegionAgent

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from lowwater import errors
-from lowwater._core.events import event
+from lowwater.core.events import event
 from lowwater_authority.engine.writes import Writes
 from lowwater_authority.journal.contract import (
     Entry,

@@ -19,10 +19,10 @@ from typing import Any, Final
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 
-from lowwater._core.events import event
-from lowwater._pb.lowwater.v1 import regions_pb2_grpc
 from lowwater._server.logging import FORMATS, set_up
 from lowwater.cli.arguments import CommandParser, parse_duration
+from lowwater.core.events import event
+from lowwater.v1 import regions_pb2_grpc
 from lowwater_authority import serve as local
 from lowwater_authority.commands.serve_arguments import add_expect_deployment, add_limit, add_listen, limits_given
 from lowwater_authority.engine.writes import StoreState

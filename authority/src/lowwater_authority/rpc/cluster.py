@@ -7,9 +7,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from lowwater import errors
-from lowwater._core.events import event
-from lowwater._pb.lowwater.v1 import cluster_pb2 as pb
-from lowwater._pb.lowwater.v1 import cluster_pb2_grpc, types_pb2
+from lowwater.core.events import event
+from lowwater.v1 import cluster_pb2 as pb
+from lowwater.v1 import cluster_pb2_grpc, types_pb2
 from lowwater_authority.access.caller import calling
 from lowwater_authority.access.policy import SHA256, Action
 from lowwater_authority.core.computation import LARGEST_EPOCH

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from lowwater._core import wire
-from lowwater._core.events import NAME_BYTES, shortened
-from lowwater._core.lateness import MOST_BUCKETS
-from lowwater._core.text import without_passwords, without_secrets
-from lowwater._pb.lowwater.v1 import topology_pb2, types_pb2, watermarks_pb2, workers_pb2
+from lowwater.core import wire
+from lowwater.core.events import NAME_BYTES, shortened
+from lowwater.core.lateness import MOST_BUCKETS
+from lowwater.core.text import without_passwords, without_secrets
 from lowwater.layout import SLOTS, wrong
+from lowwater.v1 import topology_pb2, types_pb2, watermarks_pb2, workers_pb2
 from lowwater_authority.core.batches import MAX_PARTS
 from lowwater_authority.core.budget import BUCKETS, Kept, Lateness
 from lowwater_authority.core.codec import int64_bytes

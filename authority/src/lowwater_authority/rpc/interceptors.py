@@ -15,7 +15,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from lowwater import errors
-from lowwater._core.events import Limited, event
+from lowwater.core.events import Limited, event
 from lowwater_authority.rpc.refusals import refuse
 from lowwater_authority.rpc.request_bounds import bound_of, shape_of
 

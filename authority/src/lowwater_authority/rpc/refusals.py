@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 import grpc
 
 from lowwater import errors
-from lowwater._core.events import event, shortened
-from lowwater._pb.lowwater.v1 import errors_pb2
+from lowwater.core.events import event, shortened
+from lowwater.v1 import errors_pb2
 from lowwater_authority.access.caller import calling
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from lowwater import Watermark, errors
-from lowwater._core.events import event
-from lowwater._pb.lowwater.v1 import regions_pb2 as pb
-from lowwater._pb.lowwater.v1 import regions_pb2_grpc
+from lowwater.core.events import event
+from lowwater.v1 import regions_pb2 as pb
+from lowwater.v1 import regions_pb2_grpc
 from lowwater_authority.access.caller import calling
 from lowwater_authority.access.methods import decision_name
 from lowwater_authority.regions.references import (

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import grpc.aio
 
 from lowwater import errors
-from lowwater._core.events import Limited
-from lowwater._pb.lowwater.v1 import types_pb2
+from lowwater.core.events import Limited
+from lowwater.v1 import types_pb2
 from lowwater_authority.access.policy import Limits
 from lowwater_authority.engine.placement import moved
 from lowwater_authority.promises import Promises

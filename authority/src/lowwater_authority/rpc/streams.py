@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from lowwater import errors
-from lowwater._core.events import shortened
-from lowwater._pb.lowwater.v1 import workers_pb2 as pb
+from lowwater.core.events import shortened
+from lowwater.v1 import workers_pb2 as pb
 from lowwater_authority.core.requests import Refused
 from lowwater_authority.core.topology import NAME, whole
 from lowwater_authority.engine.admission import MOST_DELAY, Admission
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from lowwater._pb.lowwater.v1.types_pb2 import Redirect
+    from lowwater.v1.types_pb2 import Redirect
     from lowwater_authority.core.requests import Fenced
     from lowwater_authority.engine.admission import Gate
 

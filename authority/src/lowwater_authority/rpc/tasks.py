@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from lowwater._pb.lowwater.v1 import tasks_pb2 as pb
-from lowwater._pb.lowwater.v1 import tasks_pb2_grpc
+from lowwater.v1 import tasks_pb2 as pb
+from lowwater.v1 import tasks_pb2_grpc
 from lowwater_authority.access.caller import holder
 from lowwater_authority.core.tasks import (
     DEFAULT_LEASE,

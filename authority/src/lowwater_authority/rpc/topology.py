@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from lowwater import errors
-from lowwater._pb.lowwater.v1 import topology_pb2, topology_pb2_grpc
+from lowwater.v1 import topology_pb2, topology_pb2_grpc
 from lowwater_authority.access.caller import calling, permit, room, room_for_slice, visible
 from lowwater_authority.journal import JournalError
 from lowwater_authority.rpc import codec

@@ -6,8 +6,8 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater import errors
-from lowwater._pb.lowwater.v1 import watermarks_pb2 as pb
-from lowwater._pb.lowwater.v1 import watermarks_pb2_grpc
+from lowwater.v1 import watermarks_pb2 as pb
+from lowwater.v1 import watermarks_pb2_grpc
 from lowwater_authority.access.caller import calling, demand_some_read, holder, visible
 from lowwater_authority.engine.placement import moved
 from lowwater_authority.promises import NOTHING
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import grpc
 
-    from lowwater._pb.lowwater.v1 import types_pb2
+    from lowwater.v1 import types_pb2
     from lowwater_authority.core.computation import View
     from lowwater_authority.core.topology import Topology
     from lowwater_authority.engine.hub import Subscription

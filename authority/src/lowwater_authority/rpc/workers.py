@@ -8,9 +8,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from lowwater import errors
-from lowwater._core.events import NAME_BYTES, event, shortened
-from lowwater._pb.lowwater.v1 import workers_pb2 as pb
-from lowwater._pb.lowwater.v1 import workers_pb2_grpc
+from lowwater.core.events import NAME_BYTES, event, shortened
+from lowwater.v1 import workers_pb2 as pb
+from lowwater.v1 import workers_pb2_grpc
 from lowwater_authority.access.caller import calling, holder, permit, room_for_ranges
 from lowwater_authority.core.computation import LARGEST_STREAM
 from lowwater_authority.core.requests import Refused
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import grpc
 
-    from lowwater._pb.lowwater.v1.types_pb2 import Redirect
+    from lowwater.v1.types_pb2 import Redirect
     from lowwater_authority.core.requests import GroupReport, Made, Pieces
     from lowwater_authority.rpc.services import Services
 

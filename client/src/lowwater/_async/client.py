@@ -15,19 +15,19 @@ from lowwater._async.inputs import InputReader
 from lowwater._async.runtime import Runtime
 from lowwater._async.tasks import Tasks
 from lowwater._async.worker import Worker
-from lowwater._core.call import Call
-from lowwater._core.calls import Published, decided_on, full_name
-from lowwater._core.checks import known_name
-from lowwater._core.claims import CLOSE_TIMEOUT, Claimant
-from lowwater._core.intervals import Closings, Gap, Interval, IntervalView, bounds_of, gap_of, upstream_below
-from lowwater._core.settings import Settings
-from lowwater._core.slices import parts_of
-from lowwater._core.statistics import ClientStatistics
-from lowwater._core.surroundings import REAL, Surroundings
-from lowwater._core.watches import Changes, Waiting, check_followed
-from lowwater._core.why import ASK_SECONDS, UNTOLD, Why, explain, find_absent, find_guilty
 from lowwater._drive.tasks.connection import MakeChannel
 from lowwater._drive.tasks.runtimes import Runtimes
+from lowwater.core.call import Call
+from lowwater.core.calls import Published, decided_on, full_name
+from lowwater.core.checks import known_name
+from lowwater.core.claims import CLOSE_TIMEOUT, Claimant
+from lowwater.core.intervals import Closings, Gap, Interval, IntervalView, bounds_of, gap_of, upstream_below
+from lowwater.core.settings import Settings
+from lowwater.core.slices import parts_of
+from lowwater.core.statistics import ClientStatistics
+from lowwater.core.surroundings import REAL, Surroundings
+from lowwater.core.watches import Changes, Waiting, check_followed
+from lowwater.core.why import ASK_SECONDS, UNTOLD, Why, explain, find_absent, find_guilty
 from lowwater.layout import Layout, LayoutView
 from lowwater.views import (
     Completeness,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lowwater._async.client import Client
-from lowwater._core.settings import Settings, address_of
+from lowwater.core.settings import Settings, address_of
 
 __all__ = ["connect"]
 

@@ -9,9 +9,9 @@ from typing import Self
 
 from lowwater import errors
 from lowwater._async.runtime import Runtime
-from lowwater._core.fold import Reading
-from lowwater._core.watches import FoldChanges, Folding, Subscription, WatchState, closed_reader
 from lowwater._drive.tasks.runtimes import Runtimes
+from lowwater.core.fold import Reading
+from lowwater.core.watches import FoldChanges, Folding, Subscription, WatchState, closed_reader
 from lowwater.views import Inputs
 
 __all__ = ["InputReader"]

@@ -7,14 +7,14 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from lowwater._async.watcher import Watcher
-from lowwater._core.call import Stubs
-from lowwater._core.lease import LeaseState
-from lowwater._core.reports import Due, ReporterStatistics, Reporting, ReportStream, token_of
-from lowwater._core.streams import Streamed
 from lowwater._drive.tasks.connection import Connection
 from lowwater._drive.tasks.signal import Signal
 from lowwater._drive.tasks.streams import Streams
-from lowwater._pb.lowwater.v1 import workers_pb2
+from lowwater.core.call import Stubs
+from lowwater.core.lease import LeaseState
+from lowwater.core.reports import Due, ReporterStatistics, Reporting, ReportStream, token_of
+from lowwater.core.streams import Streamed
+from lowwater.v1 import workers_pb2
 
 __all__ = ["Reporter"]
 

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 from lowwater._async.reporter import Reporter
 from lowwater._async.watcher import Watcher
-from lowwater._core.call import Call, Gather
-from lowwater._core.calls import Calls
-from lowwater._core.exchange import Exchange, exchange_of
-from lowwater._core.settings import Settings
-from lowwater._core.surroundings import REAL, Surroundings
 from lowwater._drive.tasks.connection import Connection, MakeChannel
+from lowwater.core.call import Call, Gather
+from lowwater.core.calls import Calls
+from lowwater.core.exchange import Exchange, exchange_of
+from lowwater.core.settings import Settings
+from lowwater.core.surroundings import REAL, Surroundings
 
 __all__ = ["Runtime"]
 

@@ -8,9 +8,9 @@ from datetime import timedelta
 
 from lowwater import errors
 from lowwater._async.runtime import Runtime
-from lowwater._core import checks, tasks
-from lowwater._core.surroundings import Surroundings
 from lowwater._drive.tasks.runtimes import Runtimes
+from lowwater.core import checks, tasks
+from lowwater.core.surroundings import Surroundings
 from lowwater.views import NewTask, TaskGroup, TaskList, TaskState, TaskView
 from lowwater.watermark import EventTime
 

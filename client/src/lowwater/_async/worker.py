@@ -10,13 +10,13 @@ from typing import Self
 from lowwater._async.inputs import InputReader
 from lowwater._async.lease import Lease
 from lowwater._async.runtime import Runtime
-from lowwater._core import checks
-from lowwater._core.calls import decided_on
-from lowwater._core.claims import CLOSE_TIMEOUT, Claimant, closed_worker, no_inputs
-from lowwater._core.cover import Cover
-from lowwater._core.fold import Reading
-from lowwater._core.surroundings import Surroundings
 from lowwater._drive.tasks.runtimes import Runtimes
+from lowwater.core import checks
+from lowwater.core.calls import decided_on
+from lowwater.core.claims import CLOSE_TIMEOUT, Claimant, closed_worker, no_inputs
+from lowwater.core.cover import Cover
+from lowwater.core.fold import Reading
+from lowwater.core.surroundings import Surroundings
 from lowwater.views import Inputs
 from lowwater.watermark import EventTime
 

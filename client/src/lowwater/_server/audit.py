@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from lowwater._core.events import Limited, event, shortened
+from lowwater.core.events import Limited, event, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestPayloadError
 
-from lowwater._core.events import Limited, event, shortened
+from lowwater.core.events import Limited, event, shortened
 
 if TYPE_CHECKING:
     import socket

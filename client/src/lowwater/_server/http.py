@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from aiohttp import hdrs, web
 
 from lowwater import errors
-from lowwater._core.events import event
 from lowwater._server.connections import Connections, NotHttp
 from lowwater._server.visitors import EVERYBODY, Denied
+from lowwater.core.events import event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import structlog
 
-from lowwater._core.events import ATTRIBUTE
-from lowwater._core.text import on_one_line, without_passwords
+from lowwater.core.events import ATTRIBUTE
+from lowwater.core.text import on_one_line, without_passwords
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from lowwater._core.events import event
+from lowwater.core.events import event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,17 +11,6 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from lowwater import errors
-from lowwater._core.call import Call
-from lowwater._core.calls import Published, decided_on, full_name
-from lowwater._core.checks import known_name
-from lowwater._core.claims import CLOSE_TIMEOUT, Claimant
-from lowwater._core.intervals import Closings, Gap, Interval, IntervalView, bounds_of, gap_of, upstream_below
-from lowwater._core.settings import Settings
-from lowwater._core.slices import parts_of
-from lowwater._core.statistics import ClientStatistics
-from lowwater._core.surroundings import REAL, Surroundings
-from lowwater._core.watches import Changes, Waiting, check_followed
-from lowwater._core.why import ASK_SECONDS, UNTOLD, Why, explain, find_absent, find_guilty
 from lowwater._drive.threads.connection import MakeChannel
 from lowwater._drive.threads.runtimes import Runtimes
 from lowwater._sync.batches import Batches
@@ -29,6 +18,17 @@ from lowwater._sync.inputs import InputReader
 from lowwater._sync.runtime import Runtime
 from lowwater._sync.tasks import Tasks
 from lowwater._sync.worker import Worker
+from lowwater.core.call import Call
+from lowwater.core.calls import Published, decided_on, full_name
+from lowwater.core.checks import known_name
+from lowwater.core.claims import CLOSE_TIMEOUT, Claimant
+from lowwater.core.intervals import Closings, Gap, Interval, IntervalView, bounds_of, gap_of, upstream_below
+from lowwater.core.settings import Settings
+from lowwater.core.slices import parts_of
+from lowwater.core.statistics import ClientStatistics
+from lowwater.core.surroundings import REAL, Surroundings
+from lowwater.core.watches import Changes, Waiting, check_followed
+from lowwater.core.why import ASK_SECONDS, UNTOLD, Why, explain, find_absent, find_guilty
 from lowwater.layout import Layout, LayoutView
 from lowwater.views import (
     Completeness,

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from lowwater._core.settings import Settings, address_of
 from lowwater._sync.client import Client
+from lowwater.core.settings import Settings, address_of
 
 __all__ = ["connect"]
 

@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import Self
 
 from lowwater import errors
-from lowwater._core.fold import Reading
-from lowwater._core.watches import FoldChanges, Folding, Subscription, WatchState, closed_reader
 from lowwater._drive.threads.runtimes import Runtimes
 from lowwater._sync.runtime import Runtime
+from lowwater.core.fold import Reading
+from lowwater.core.watches import FoldChanges, Folding, Subscription, WatchState, closed_reader
 from lowwater.views import Inputs
 
 __all__ = ["InputReader"]

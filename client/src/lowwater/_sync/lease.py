@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, SupportsIndex, cast
 
 from lowwater import errors
-from lowwater._core import checks
-from lowwater._core.claims import CLOSE_TIMEOUT, Grant
-from lowwater._core.columns import Column, is_one
-from lowwater._core.fold import Fold, fold_of, injector_fold
-from lowwater._core.lateness import Arrived
-from lowwater._core.reports import stale
 from lowwater._sync.runtime import Runtime
+from lowwater.core import checks
+from lowwater.core.claims import CLOSE_TIMEOUT, Grant
+from lowwater.core.columns import Column, is_one
+from lowwater.core.fold import Fold, fold_of, injector_fold
+from lowwater.core.lateness import Arrived
+from lowwater.core.reports import stale
 from lowwater.histogram import Histogram
 from lowwater.views import NO_REMARKS, Inputs, Refusal, Remarks
 from lowwater.watermark import MAX, EventTime, Watermarks, all_to_micros, to_micros

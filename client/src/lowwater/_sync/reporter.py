@@ -7,15 +7,15 @@ from collections import deque
 from contextlib import AbstractContextManager
 from typing import Any
 
-from lowwater._core.call import Stubs
-from lowwater._core.lease import LeaseState
-from lowwater._core.reports import Due, ReporterStatistics, Reporting, ReportStream, token_of
-from lowwater._core.streams import Streamed
 from lowwater._drive.threads.connection import Connection
 from lowwater._drive.threads.signal import Signal
 from lowwater._drive.threads.streams import Streams
-from lowwater._pb.lowwater.v1 import workers_pb2
 from lowwater._sync.watcher import Watcher
+from lowwater.core.call import Stubs
+from lowwater.core.lease import LeaseState
+from lowwater.core.reports import Due, ReporterStatistics, Reporting, ReportStream, token_of
+from lowwater.core.streams import Streamed
+from lowwater.v1 import workers_pb2
 
 __all__ = ["Reporter"]
 

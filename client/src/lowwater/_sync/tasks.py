@@ -8,10 +8,10 @@ from contextlib import suppress
 from datetime import timedelta
 
 from lowwater import errors
-from lowwater._core import checks, tasks
-from lowwater._core.surroundings import Surroundings
 from lowwater._drive.threads.runtimes import Runtimes
 from lowwater._sync.runtime import Runtime
+from lowwater.core import checks, tasks
+from lowwater.core.surroundings import Surroundings
 from lowwater.views import NewTask, TaskGroup, TaskList, TaskState, TaskView
 from lowwater.watermark import EventTime
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from lowwater._core.call import Stubs
-from lowwater._core.denials import Denials
-from lowwater._core.watches import Subscription, WatchState, WatchStream
 from lowwater._drive.threads.connection import Connection
 from lowwater._drive.threads.streams import Streams
+from lowwater.core.call import Stubs
+from lowwater.core.denials import Denials
+from lowwater.core.watches import Subscription, WatchState, WatchStream
 
 __all__ = ["Watcher"]
 

@@ -15,13 +15,6 @@ from pathlib import Path
 from typing import Final
 
 from lowwater import errors
-from lowwater._core.causes import Cause
-from lowwater._core.checks import is_name
-from lowwater._core.file_settings import FileSettings
-from lowwater._core.settings import address_of, with_port
-from lowwater._core.slices import slices_of
-from lowwater._core.text import counted, duration, on_one_line
-from lowwater._core.why import find_culprits, find_slices
 from lowwater._sync.client import Client
 from lowwater.cli import render
 from lowwater.cli.failures import AWAY, fail, say, unknown
@@ -31,6 +24,13 @@ from lowwater.cli.layouts import heat, hot, merge, move, split
 from lowwater.cli.render import to_json
 from lowwater.cli.shards import drain_record, handing_over, shards_record, shards_table, taken_by_others
 from lowwater.cli.tasks import tasks
+from lowwater.core.causes import Cause
+from lowwater.core.checks import is_name
+from lowwater.core.file_settings import FileSettings
+from lowwater.core.settings import address_of, with_port
+from lowwater.core.slices import slices_of
+from lowwater.core.text import counted, duration, on_one_line
+from lowwater.core.why import find_culprits, find_slices
 from lowwater.views import Promise, Shards, WatermarkView
 from lowwater.watermark import Watermark
 

@@ -9,8 +9,8 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from lowwater import errors
-from lowwater._core.text import on_one_line
 from lowwater.cli.render import to_json
+from lowwater.core.text import on_one_line
 
 __all__ = ["AWAY", "error_record", "exit_code", "fail", "near", "say", "unknown"]
 

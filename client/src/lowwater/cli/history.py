@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Final
 
-from lowwater._core.text import duration
 from lowwater.cli.render import moment, table, times
+from lowwater.core.text import duration
 from lowwater.views import Completion, History, WatermarkView
 from lowwater.watermark import Watermark
 

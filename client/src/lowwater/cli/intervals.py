@@ -7,12 +7,12 @@ import time
 from typing import Any
 
 from lowwater import errors
-from lowwater._core.causes import Cause
-from lowwater._core.intervals import Gap, IntervalView
-from lowwater._core.text import counted, on_one_line
-from lowwater._core.why import HIDDEN, held_words
 from lowwater._sync.client import Client
 from lowwater.cli.render import range_record, times, to_json, view_record
+from lowwater.core.causes import Cause
+from lowwater.core.intervals import Gap, IntervalView
+from lowwater.core.text import counted, on_one_line
+from lowwater.core.why import HIDDEN, held_words
 from lowwater.views import WatermarkView
 
 __all__ = ["gaps_text", "interval", "interval_record"]

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from lowwater import errors
-from lowwater._core.text import counted
 from lowwater._sync.client import Client
 from lowwater.cli import render
+from lowwater.core.text import counted
 from lowwater.layout import SLOTS, Layout, LayoutView, RangeLoad, slot_text
 
 __all__ = ["heat", "hot", "merge", "move", "split"]

@@ -13,9 +13,9 @@ from textwrap import wrap
 from types import MappingProxyType
 from typing import Final
 
-from lowwater._core.causes import Cause, cause_of, seconds_since
-from lowwater._core.slices import slices_of
-from lowwater._core.text import clock_time, counted, describe_range, duration, lag, on_one_line
+from lowwater.core.causes import Cause, cause_of, seconds_since
+from lowwater.core.slices import slices_of
+from lowwater.core.text import clock_time, counted, describe_range, duration, lag, on_one_line
 from lowwater.views import RangeState, WatermarkView
 from lowwater.watermark import MIN
 

@@ -27,12 +27,12 @@ from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 from lowwater import errors
-from lowwater._core.intervals import Closings, Interval, first_start
-from lowwater._core.settings import is_loopback
-from lowwater._core.text import duration
 from lowwater._sync.client import Client
 from lowwater.cli.failures import fail, say
 from lowwater.cli.render import times, to_json
+from lowwater.core.intervals import Closings, Interval, first_start
+from lowwater.core.settings import is_loopback
+from lowwater.core.text import duration
 from lowwater.watermark import Watermark
 
 __all__ = ["Cursor", "Marker", "Target", "Webhook", "event_of", "publish", "target_of"]

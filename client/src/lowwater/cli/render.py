@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Final
 
-from lowwater._core.causes import cause_of
-from lowwater._core.lag import late_by
-from lowwater._core.text import counted, describe_key, describe_owner, describe_range, duration, lag, on_one_line
-from lowwater._core.why import Why
 from lowwater.cli.live import Style, style_of
+from lowwater.core.causes import cause_of
+from lowwater.core.lag import late_by
+from lowwater.core.text import counted, describe_key, describe_owner, describe_range, duration, lag, on_one_line
+from lowwater.core.why import Why
 from lowwater.views import PPM, Completeness, LatenessBudget, Promise, Ranges, RangeState, RangeView, WatermarkView
 from lowwater.watermark import Watermark
 

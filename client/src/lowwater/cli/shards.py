@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from lowwater._core.text import duration
 from lowwater.cli.render import table
+from lowwater.core.text import duration
 from lowwater.views import Shards, ShardView
 
 __all__ = ["drain_record", "handing_over", "shards_record", "shards_table", "taken_by_others"]

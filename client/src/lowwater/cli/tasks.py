@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from lowwater import errors
-from lowwater._core.tasks import granted_of
-from lowwater._core.text import duration
 from lowwater._sync.client import Client
 from lowwater._sync.tasks import TaskLease
 from lowwater.cli.failures import fail
 from lowwater.cli.render import table, times, to_json
+from lowwater.core.tasks import granted_of
+from lowwater.core.text import duration
 from lowwater.views import NewTask, TaskGroup, TaskState, TaskView
 
 __all__ = ["tasks"]

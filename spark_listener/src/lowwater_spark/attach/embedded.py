@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from lowwater._core.private import make_private_folder, open_private
+from lowwater.core.private import make_private_folder, open_private
 
 __all__ = ["Embedded", "acquire"]
 

@@ -17,7 +17,7 @@ from typing import Final
 
 import lowwater
 from lowwater import RangeState, errors
-from lowwater._core.calls import full_name
+from lowwater.core.calls import full_name
 from lowwater.watermark import MIN
 from lowwater_spark.attach.book import Book, Saying
 from lowwater_spark.errors import AWAY

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import lowwater
 from lowwater import errors
-from lowwater._core.calls import full_name
+from lowwater.core.calls import full_name
 from lowwater_spark.checkpoint.location import Location, checkpoint_of
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest

@@ -18,7 +18,7 @@ from typing import Final
 
 import lowwater
 from lowwater import errors
-from lowwater._core.calls import full_name
+from lowwater.core.calls import full_name
 from lowwater.views import NO_REMARKS
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.errors import AWAY

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 
 from lowwater import Arrived
-from lowwater._core.lateness import EDGES
+from lowwater.core.lateness import EDGES
 from lowwater.watermark import MIN
 from lowwater_spark.columns import column_of, columns_of
 
@@ -87,7 +87,7 @@ def lateness_of(micros: Column, reference: int) -> Column:
 
 
 def bucket(lateness: Column) -> Column:
-    """Return the bucket of a lateness in microseconds, as :func:`lowwater._core.lateness.bucket_of` does, exactly; null for null."""
+    """Return the bucket of a lateness in microseconds, as :func:`lowwater.core.lateness.bucket_of` does, exactly; null for null."""
     from pyspark.sql import functions as sf
 
     edges = sf.expr(_EDGES)

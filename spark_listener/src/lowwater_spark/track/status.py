@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 import lowwater
-from lowwater._core.text import on_one_line, without_secrets
+from lowwater.core.text import on_one_line, without_secrets
 from lowwater_spark.track.cut import Cut
 
 __all__ = ["KeyRange", "Status", "first_line", "in_short"]

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 import lowwater
 from lowwater import Arrived
-from lowwater._core.lateness import EDGES
+from lowwater.core.lateness import EDGES
 from lowwater.layout import Layout
 from lowwater.watermark import MAX, MIN, all_to_micros
 from lowwater_spark.checkpoint.spark_path import SparkPath
@@ -474,7 +474,7 @@ _EDGES: Final = np.array(EDGES[:-1], dtype=np.int64)
 
 
 def _by_lateness(job: _Job, times: pa.ChunkedArray | None) -> NDArray[np.int64]:
-    """Return how many of some times are in each bucket of lateness, as :func:`lowwater._core.lateness.buckets` counts. O(times log buckets)."""
+    """Return how many of some times are in each bucket of lateness, as :func:`lowwater.core.lateness.buckets` counts. O(times log buckets)."""
     if times is None:
         return np.zeros(len(EDGES), dtype=np.int64)
     # The difference of two times may not fit into 64 bits.

@@ -13,15 +13,15 @@ import grpc
 import grpc.aio
 
 from lowwater import errors
-from lowwater._core.attempts import cancelled_call, closed_client
-from lowwater._core.call import Stubs
-from lowwater._core.channels import Channels
-from lowwater._core.exchange import Exchange
-from lowwater._core.router import Router
-from lowwater._core.settings import Settings, options_of
-from lowwater._core.surroundings import REAL, Surroundings
 from lowwater._drive import fork
 from lowwater._drive.tasks.signal import Signal, being_cancelled
+from lowwater.core.attempts import cancelled_call, closed_client
+from lowwater.core.call import Stubs
+from lowwater.core.channels import Channels
+from lowwater.core.exchange import Exchange
+from lowwater.core.router import Router
+from lowwater.core.settings import Settings, options_of
+from lowwater.core.surroundings import REAL, Surroundings
 
 __all__ = ["Connection", "MakeChannel", "real_channel"]
 

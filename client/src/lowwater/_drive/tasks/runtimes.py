@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from lowwater._core.attempts import closed_client
 from lowwater._drive.tasks.connection import Connection
+from lowwater.core.attempts import closed_client
 
 __all__ = ["Runtimes"]
 

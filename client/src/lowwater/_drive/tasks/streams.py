@@ -7,12 +7,12 @@ from collections.abc import Set
 from typing import Any
 
 from lowwater import errors
-from lowwater._core.attempts import cancelled_call
-from lowwater._core.call import Stubs
-from lowwater._core.search import TIMEOUT, Search, is_search
-from lowwater._core.streams import Many, Streamed
 from lowwater._drive.tasks.connection import Connection
 from lowwater._drive.tasks.signal import Signal, being_cancelled
+from lowwater.core.attempts import cancelled_call
+from lowwater.core.call import Stubs
+from lowwater.core.search import TIMEOUT, Search, is_search
+from lowwater.core.streams import Many, Streamed
 
 __all__ = ["Streams"]
 

@@ -10,15 +10,15 @@ from typing import Any, Final, TypeVar
 
 import grpc
 
-from lowwater._core.attempts import closed_client
-from lowwater._core.call import Stubs
-from lowwater._core.channels import Channels, Used
-from lowwater._core.exchange import Exchange
-from lowwater._core.router import Router
-from lowwater._core.settings import Settings, options_of
-from lowwater._core.surroundings import REAL, Surroundings
 from lowwater._drive import fork
 from lowwater._drive.threads.signal import Signal
+from lowwater.core.attempts import closed_client
+from lowwater.core.call import Stubs
+from lowwater.core.channels import Channels, Used
+from lowwater.core.exchange import Exchange
+from lowwater.core.router import Router
+from lowwater.core.settings import Settings, options_of
+from lowwater.core.surroundings import REAL, Surroundings
 
 __all__ = ["Connection", "MakeChannel", "real_channel"]
 

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from lowwater._core.attempts import closed_client
 from lowwater._drive import fork
 from lowwater._drive.threads.connection import Connection
+from lowwater.core.attempts import closed_client
 
 __all__ = ["Runtimes"]
 

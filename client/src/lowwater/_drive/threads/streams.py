@@ -10,11 +10,11 @@ from typing import Any, Final
 import grpc
 
 from lowwater import errors
-from lowwater._core.call import Stubs
-from lowwater._core.search import TIMEOUT, Search, is_search
-from lowwater._core.streams import Many, Streamed
 from lowwater._drive.threads.connection import Connection
 from lowwater._drive.threads.signal import Signal
+from lowwater.core.call import Stubs
+from lowwater.core.search import TIMEOUT, Search, is_search
+from lowwater.core.streams import Many, Streamed
 
 __all__ = ["Streams"]
 

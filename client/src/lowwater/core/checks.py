@@ -1,0 +1,229 @@
+"""What callers pass, checked before anything is done with it: gRPC and protobuf would say neither the field nor the fix."""
+
+from __future__ import annotations
+
+import numbers
+import operator
+import re
+from typing import Any, Final
+
+from lowwater import errors
+from lowwater.core.lateness import EDGES, Arrived
+from lowwater.histogram import MOST_RECORDS, Histogram
+from lowwater.views import Remarks, slice_of
+from lowwater.watermark import MAX, MIN, to_micros
+
+__all__ = [
+    "arrived",
+    "count",
+    "counts",
+    "flag",
+    "followed_name",
+    "is_name",
+    "is_number",
+    "key",
+    "known_name",
+    "listed",
+    "name_part",
+    "operation",
+    "records",
+    "refused",
+    "remarks",
+    "seconds",
+    "text",
+    "whole",
+    "words",
+]
+
+_PART: Final = r"[A-Za-z0-9_.-]{1,128}"
+_NAME_PART: Final = re.compile(_PART)
+_NAME: Final = re.compile(f"(?:{_PART}/)?{_PART}")
+_PART_FIX: Final = "1 to 128 of A-Z a-z 0-9 _ . -"
+
+_MOST_SECONDS: Final = 1e9
+"""Longest timeout, 31 years: gRPC and threads take no more."""
+
+_YEAR_10000: Final = 253_402_300_800_000_000
+
+_MOST_WORDS: Final = 200
+"""Bytes of UTF-8 that the authority takes of what a worker tells in words."""
+
+_MOST_COUNTED: Final = 2**63 - 1
+
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+_SHOWN: Final = 80
+"""Most characters of a value in a message."""
+
+
+def refused(field: str, value: object, fix: str) -> errors.InvalidArgument:
+    """Return the error of a field."""
+    shown = repr(value)
+    shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
+    return errors.InvalidArgument(f"{field}={shown} is refused: pass {fix}", metadata={"field": field, "fix": fix})
+
+
+def text(field: str, value: object) -> str:
+    """Return a string that can be sent."""
+    if not isinstance(value, str):
+        raise refused(field, value, "a str")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise refused(field, value, "text without lone surrogates") from None
+    return value
+
+
+def is_name(value: str) -> bool:
+    """Return whether a text is a computation's full name."""
+    return _NAME.fullmatch(value) is not None
+
+
+def followed_name(field: str, value: object) -> str:
+    """Return a full name of a computation, or of a slice of one."""
+    return str(value) if is_name(slice_of(text(field, value))) else known_name(field, value)
+
+
+def known_name(field: str, value: object) -> str:
+    """Return a computation's full name; what nobody can register is refused."""
+    if not is_name(text(field, value)):
+        root = slice_of(str(value))
+        if root:
+            raise refused(
+                field, value, f"{root}, of which it is a slice: what is complete in one slice may be missing in another"
+            )
+        raise refused(field, value, f"[namespace/]name, each part {_PART_FIX}")
+    return str(value)
+
+
+def name_part(field: str, value: object) -> str:
+    """Return a namespace."""
+    if _NAME_PART.fullmatch(text(field, value)) is None:
+        raise refused(field, value, _PART_FIX)
+    return str(value)
+
+
+def key(field: str, value: object) -> bytes:
+    """Return a key, or something else that is bytes."""
+    if not isinstance(value, bytes):
+        raise refused(field, value, "bytes")
+    return value
+
+
+def flag(field: str, value: object) -> bool:
+    """Return a truth value."""
+    if not isinstance(value, bool):
+        raise refused(field, value, "True or False")
+    return value
+
+
+def listed(field: str, values: Any) -> list[Any]:
+    """Return several values; text and bytes are one each."""
+    fix = "a list or another iterable"
+    if isinstance(values, str | bytes):
+        raise refused(field, values, fix)
+    try:
+        each = iter(values)
+    except TypeError:
+        raise refused(field, values, fix) from None
+    return list(each)
+
+
+def whole(field: str, value: object, least: int, most: int, fix: str = "") -> int:
+    """Return a whole number of any kind, numpy's included, within limits."""
+    fix = fix or f"an integer of {least} to {most}"
+    given: Any = value
+    try:
+        number = operator.index(given)
+    except TypeError:
+        raise refused(field, value, fix) from None
+    if not least <= number <= most:
+        raise refused(field, value, fix)
+    return int(number)
+
+
+def count(field: str, value: object, bits: int, *, least: int = 0) -> int:
+    """Return a whole number that fits into so many bits, without a sign."""
+    return whole(field, value, least, 2**bits - 1, f"an integer of {least} to 2^{bits} - 1")
+
+
+def counts(field: str, values: object, bits: int) -> list[int]:
+    """Return several whole numbers, each as :func:`count`."""
+    found = listed(field, values)
+    if set(map(type, found)) == {int} and 0 <= min(found) <= max(found) < 2**bits:
+        return found
+    return [count(f"{field}[{i}]", each, bits) for i, each in enumerate(found)]
+
+
+def records(finished: object, pending: object) -> int:
+    """Return how many records were finished; with those pending, if told, at most as many as the authority takes of a claim."""
+    number = whole("finished", finished, 0, MOST_RECORDS)
+    if pending is None:
+        return number
+    if not isinstance(pending, Histogram):
+        raise refused("pending", pending, "a Histogram")
+    if pending.total > MOST_RECORDS:
+        raise refused("pending", pending, f"at most {MOST_RECORDS} records")
+    return number
+
+
+def arrived(value: object) -> Arrived | None:
+    """Return how late records were, if it is that, with at most as many records as the authority takes of a claim."""
+    if value is None:
+        return None
+    fix = f"what Arrived.of(times, reference) returns, with at most {MOST_RECORDS} records"
+    if not isinstance(value, Arrived):
+        raise refused("arrived", value, fix)
+    given: Any = value
+    if not isinstance(given.reference, int) or not MIN < given.reference < MAX:
+        raise refused("arrived.reference", given.reference, "the time in microseconds that lateness counts from")
+    ints = all(isinstance(each, int) for pair in given.counts.items() for each in pair)
+    if not ints or not all(0 <= bucket < len(EDGES) and count > 0 for bucket, count in value.counts.items()):
+        raise refused("arrived.counts", value.counts, f"{fix}, by buckets from 0 to {len(EDGES) - 1}")
+    if sum(value.counts.values()) > MOST_RECORDS:
+        raise refused("arrived.counts", value.counts, fix)
+    return value
+
+
+def operation(started: Any) -> int:
+    """Return when the oldest operation started, 0 for none, in microseconds. Raises as :func:`~lowwater.watermark.to_micros`."""
+    if started is None:
+        return 0
+    fix = "a time by the wall clock: an aware datetime, or microseconds since 1970"
+    return whole("oldest_operation", to_micros(started), 0, _YEAR_10000 - 1, fix)
+
+
+def words(field: str, value: object) -> str:
+    """Return what a worker tells in words, as the authority takes it."""
+    said = text(field, value)
+    if len(said.encode()) > _MOST_WORDS:
+        raise refused(field, said, f"at most {_MOST_WORDS} bytes of UTF-8")
+    if _CONTROL.search(said):
+        raise refused(field, said, "text without control characters")
+    return said
+
+
+def remarks(value: object) -> Remarks:
+    """Return what a worker tells of itself, as the authority takes it."""
+    if not isinstance(value, Remarks):
+        raise refused("remarks", value, "a lowwater.Remarks")
+    holdback, ended, failure, untimed = value
+    return Remarks(
+        whole("remarks.holdback_micros", holdback, 0, _MOST_COUNTED),
+        bool(ended),
+        words("remarks.failure", failure),
+        whole("remarks.untimed_rows", untimed, 0, _MOST_COUNTED),
+    )
+
+
+def seconds(field: str, value: object, *, positive: bool = False) -> float:
+    """Return a length of time, 0 or more."""
+    given: Any = value
+    if not is_number(value) or not 0 <= given <= _MOST_SECONDS or (positive and not given):
+        raise refused(field, value, f"a number of seconds {'above 0' if positive else 'from 0'} to {_MOST_SECONDS:.0f}")
+    return float(given)
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a real number of any kind, numpy's included."""
+    return not isinstance(value, bool) and isinstance(value, numbers.Real)

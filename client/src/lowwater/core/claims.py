@@ -1,0 +1,162 @@
+"""Claims: what a worker asks for, and what it is granted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, cast
+
+from lowwater import errors
+from lowwater.core import checks, wire
+from lowwater.core.call import Call
+from lowwater.core.calls import Calls
+from lowwater.core.columns import Column, is_one
+from lowwater.core.fold import Reading
+from lowwater.core.lease import LeaseState
+from lowwater.core.surroundings import Surroundings
+from lowwater.v1 import workers_pb2
+from lowwater.views import slice_of
+from lowwater.watermark import EventTime, Watermarks, to_micros
+
+__all__ = ["CLOSE_TIMEOUT", "Claimant", "Grant", "closed_worker", "no_inputs"]
+
+CLOSE_TIMEOUT: Final = 5.0
+"""Seconds that leaving a worker waits at most for its last states to be durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What the authority answered to a claim."""
+
+    state: LeaseState
+    bounds: tuple[bytes, ...]
+    watermarks: Watermarks
+    reading: Reading
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """Who claims."""
+
+    computation: str
+    name: str
+    host: str
+    identity: str
+    generation: int
+    ordinal: int
+
+    @classmethod
+    def here(
+        cls,
+        surroundings: Surroundings,
+        computation: str,
+        name: str | None,
+        identity: str,
+        generation: int,
+        ordinal: int,
+    ) -> Claimant:
+        """Return a claimant in this process, by default named after it. Raises InvalidArgument."""
+        host = surroundings.host()
+        return cls(
+            computation,
+            checks.text("name", name) if name is not None else f"{host}-{surroundings.pid()}",
+            host,
+            checks.text("identity", identity),
+            checks.count("generation", generation, 64),
+            checks.count("ordinal", ordinal, 64),
+        )
+
+    def claim(
+        self,
+        calls: Calls,
+        request_id: bytes,
+        start: bytes,
+        end: bytes,
+        bounds: Sequence[bytes] | None,
+        bound: EventTime | Sequence[EventTime] | None,
+        batch_digest: bytes,
+        *,
+        adopt: bool,
+        instead_of: int = 0,
+        generation: int | None = None,
+    ) -> Call[Grant]:
+        """Claim ``[start, end)`` or the ranges between ``bounds``. Raises InvalidArgument.
+
+        Of a computation that is cut into slices, the keys are claimed of the slice that they all lie in, which the authority names; such a
+        claim folds what the computation does, and reports to the slice.
+        """
+        keys = _bounds(start, end, bounds)
+        request = workers_pb2.ClaimRequest(
+            computation=self.computation,
+            bounds=keys,
+            worker=self.name,
+            host=self.host,
+            identity=self.identity,
+            generation=self.generation if generation is None else checks.count("generation", generation, 64),
+            ordinal=self.ordinal,
+            request_id=request_id,
+            bound_micros=_starting_bounds(bound, len(keys) - 1),
+            batch_digest=checks.key("batch_digest", batch_digest),
+            adopt=checks.flag("adopt", adopt),
+            instead_of=checks.count("instead_of", instead_of, 64),
+        )
+
+        def grant(answer: workers_pb2.ClaimResponse) -> Grant:
+            reading = wire.reading_of_claim(slice_of(self.computation) or self.computation, answer)
+            watermarks = Watermarks(answer.watermarks_micros)
+            state = LeaseState(
+                request.computation,
+                answer.sequencer,
+                Column.of(watermarks.micros),
+                incarnation=answer.incarnation,
+                epoch=answer.epoch,
+                input_version=reading.input_version,
+                input_incarnations=reading.incarnations,
+                reference=answer.reference_micros,
+                budgets=wire.budget_marks(answer.budgets),
+            )
+            return Grant(state, tuple(keys), watermarks, reading)
+
+        def in_slice(name: str) -> Call[Grant]:
+            request.computation = name
+            return calls.claim(request, grant)
+
+        return replace(calls.claim(request, grant), in_slice=in_slice)
+
+
+def no_inputs(computation: str) -> errors.InvalidArgument:
+    """Return the error of asking an injector for its inputs."""
+    msg = f"{computation} is an injector: it has no inputs. Call lease.advance(None, frontier=...) instead."
+    return errors.InvalidArgument(msg, metadata={"computation": computation, "field": "inputs"})
+
+
+def closed_worker() -> errors.Closed:
+    """Return the error of using a worker after its end."""
+    return errors.Closed("the worker is closed; lw.worker(...) makes a new one")
+
+
+def _bounds(start: bytes, end: bytes, bounds: Sequence[bytes] | None) -> list[bytes]:
+    if bounds is not None and (start or end):
+        msg = "pass either start and end, or bounds"
+        raise errors.InvalidArgument(msg, metadata={"field": "bounds", "fix": "leave start and end out"})
+    if bounds is None:
+        keys = [checks.key("start", start), checks.key("end", end)]
+    else:
+        keys = [checks.key(f"bounds[{i}]", bound) for i, bound in enumerate(checks.listed("bounds", bounds))]
+    inner = keys[:-1] if keys and not keys[-1] else keys
+    if len(keys) < 2 or any(inner[i] >= inner[i + 1] for i in range(len(inner) - 1)):
+        msg = "bounds are at least two keys, strictly ascending; only the last may be empty, for no upper bound"
+        raise errors.InvalidArgument(msg, metadata={"field": "bounds", "fix": "sort them, without duplicates"})
+    return keys
+
+
+def _starting_bounds(bound: EventTime | Sequence[EventTime] | None, ranges: int) -> list[int]:
+    if bound is None:
+        return []
+    if is_one(bound):
+        return [to_micros(bound)]
+    values = list(Column.of(cast(Sequence[EventTime], bound)).values())
+    if len(values) != ranges:
+        msg = f"bound has {len(values)} values for {ranges} ranges; pass one for all, or one a range"
+        raise errors.InvalidArgument(msg, metadata={"field": "bound", "fix": f"{ranges} values"})
+    return values

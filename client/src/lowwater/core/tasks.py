@@ -1,0 +1,338 @@
+"""Leases and tasks, sans-IO: what is asked of the authority, and what its answers become."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+from lowwater import errors
+from lowwater.core import checks
+from lowwater.core.call import Call
+from lowwater.core.calls import Calls
+from lowwater.core.intervals import first_start
+from lowwater.v1 import tasks_pb2 as pb
+from lowwater.views import NewTask, TaskGroup, TaskList, TaskState, TaskView
+from lowwater.watermark import EventTime, Watermark, to_micros
+
+__all__ = ["Granted", "TaskCalls", "WAIT_SHARE", "granted_of", "output_name", "token_of"]
+
+WAIT_SHARE: Final = 0.25
+"""How much of a call's time the authority may let it wait: the rest is for the way, and for another shard."""
+
+_MOST_WAIT_MILLIS: Final = 30_000
+"""What the authority takes."""
+
+_MICROSECOND: Final = timedelta(microseconds=1)
+_LENGTHS: Final = (timedelta(seconds=1), timedelta(days=366))
+_LEASES: Final = (timedelta(seconds=1), timedelta(days=7))
+_STATES: Final = {
+    TaskState.READY: pb.TASK_STATE_READY,
+    TaskState.LEASED: pb.TASK_STATE_LEASED,
+    TaskState.DONE: pb.TASK_STATE_DONE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A lease as the authority has granted it."""
+
+    server_token: str
+    computation: str
+    lease: pb.TaskLease
+    task: TaskView
+    configuration: bytes
+    lasts: timedelta
+
+
+class TaskCalls:
+    """Describes calls about the tasks of one computation."""
+
+    def __init__(self, calls: Calls, computation: str) -> None:
+        self._calls = calls
+        self._known = calls.known
+        self._computation = computation
+
+    def create_group(
+        self, group: str, every: timedelta | None, start: EventTime | None, lease: timedelta, configuration: bytes
+    ) -> Call[TaskGroup]:
+        """Create a group."""
+        if (every is None) != (start is None):
+            raise checks.refused(
+                "start", start, "the event time at which the first interval begins, with every and only with it"
+            )
+        request = pb.CreateGroupRequest(
+            server_token=self._known.server_token,
+            computation=self._computation,
+            group=checks.text("group", group),
+            every_micros=0 if every is None else _micros("every", every, *_LENGTHS),
+            start_micros=0 if start is None or every is None else to_micros(first_start(start, every)),
+            lease_micros=_micros("lease", lease, *_LEASES),
+            configuration=checks.key("configuration", configuration),
+        )
+
+        def take(answer: pb.CreateGroupResponse) -> TaskGroup:
+            self._known.admit(answer.server_token)
+            return _group(self._computation, answer.group)
+
+        return Call(lambda stubs: stubs.tasks.CreateGroup, request, take, self._computation)
+
+    def configure(self, group: str, configuration: bytes, version: int, incarnation: int) -> Call[TaskGroup]:
+        """Change the configuration of a group."""
+        request = pb.ConfigureGroupRequest(
+            server_token=self._known.server_token,
+            computation=self._computation,
+            group=checks.text("group", group),
+            configuration=checks.key("configuration", configuration),
+            configuration_version=checks.count("version", version, 64),
+            incarnation=checks.count("incarnation", incarnation, 64),
+        )
+        return Call(
+            lambda stubs: stubs.tasks.ConfigureGroup,
+            request,
+            lambda answer: _group(self._computation, answer.group),
+            self._computation,
+        )
+
+    def create(self, group: str, tasks: Iterable[NewTask], incarnation: int) -> Call[None]:
+        """Create tasks."""
+        request = pb.CreateTasksRequest(
+            server_token=self._known.server_token,
+            computation=self._computation,
+            group=checks.text("group", group),
+            tasks=_new_tasks("tasks", tasks),
+            incarnation=checks.count("incarnation", incarnation, 64),
+        )
+
+        def take(answer: pb.CreateTasksResponse) -> None:
+            self._known.admit(answer.server_token)
+
+        return Call(lambda stubs: stubs.tasks.CreateTasks, request, take, self._computation)
+
+    def take(self, group: str, worker: str, nonce: bytes, wait: float) -> Call[Granted | None]:
+        """Take a task, waiting at the authority for so many seconds. The nonce names the request: a repetition gets the same lease."""
+        request = pb.TakeTaskRequest(
+            server_token=self._known.server_token,
+            computation=self._computation,
+            group=checks.text("group", group),
+            worker=checks.text("worker", worker),
+            nonce=nonce,
+            wait_millis=min(int(wait * 1000), _MOST_WAIT_MILLIS),
+        )
+
+        def take(answer: pb.TakeTaskResponse) -> Granted | None:
+            self._known.admit(answer.server_token)
+            if not answer.HasField("lease"):
+                return None
+            return Granted(
+                answer.server_token,
+                self._computation,
+                answer.lease,
+                _task(answer.task),
+                answer.configuration,
+                timedelta(microseconds=answer.lease_micros),
+            )
+
+        return Call(lambda stubs: stubs.tasks.TakeTask, request, take, self._computation)
+
+    def list(self, group: str, state: TaskState | None, limit: int) -> Call[TaskList]:
+        """List the tasks of a group."""
+        given: Any = state
+        if state is not None and given not in _STATES:
+            raise checks.refused("state", given, "a TaskState, or None for all")
+        request = pb.ListTasksRequest(
+            server_token=self._known.server_token,
+            computation=self._computation,
+            group=checks.text("group", group),
+            state=pb.TASK_STATE_UNSPECIFIED if state is None else _STATES[state],
+            page_size=checks.count("limit", limit, 32, least=1),
+        )
+        if not group:
+            raise checks.refused("group", group, "the name of a group")
+
+        def take(answer: pb.ListTasksResponse) -> TaskList:
+            self._known.admit(answer.server_token)
+            [found] = answer.groups
+            return TaskList(_group(self._computation, found), tuple(map(_task, answer.tasks)), answer.total)
+
+        return Call(lambda stubs: stubs.tasks.ListTasks, request, take, self._computation)
+
+    def groups(self) -> Call[tuple[TaskGroup, ...]]:
+        """List the groups."""
+        request = pb.ListTasksRequest(server_token=self._known.server_token, computation=self._computation)
+
+        def take(answer: pb.ListTasksResponse) -> tuple[TaskGroup, ...]:
+            self._known.admit(answer.server_token)
+            return tuple(_group(self._computation, each) for each in answer.groups)
+
+        return Call(lambda stubs: stubs.tasks.ListTasks, request, take, self._computation)
+
+
+# -- leases -----------------------------------------------------------------------------------------------------------
+
+
+def renew(granted: Granted) -> Call[timedelta]:
+    """Keep a lease."""
+    request = pb.RenewTaskRequest(
+        server_token=granted.server_token, computation=granted.computation, lease=granted.lease
+    )
+    return Call(
+        lambda stubs: stubs.tasks.RenewTask,
+        request,
+        lambda answer: timedelta(microseconds=answer.lease_micros),
+        granted.computation,
+    )
+
+
+def release(granted: Granted) -> Call[None]:
+    """Give a lease back."""
+    request = pb.ReleaseTaskRequest(
+        server_token=granted.server_token, computation=granted.computation, lease=granted.lease
+    )
+    return Call(lambda stubs: stubs.tasks.ReleaseTask, request, lambda _: None, granted.computation)
+
+
+def commit(granted: Granted, outputs: Iterable[str], digest: bytes, successors: Iterable[NewTask]) -> Call[None]:
+    """End a task."""
+    request = pb.CommitTaskRequest(
+        server_token=granted.server_token,
+        computation=granted.computation,
+        lease=granted.lease,
+        outputs=[checks.text(f"outputs[{i}]", each) for i, each in enumerate(checks.listed("outputs", outputs))],
+        digest=checks.key("digest", digest),
+        successors=_new_tasks("successors", successors),
+    )
+    return Call(lambda stubs: stubs.tasks.CommitTask, request, lambda _: None, granted.computation)
+
+
+def output_name(granted: Granted, part: str) -> str:
+    """Return a name for an output that no other lease has: the group, the task, and the version with the nonce."""
+    task, lease = granted.task, granted.lease
+    name = task.name or str(task.at).replace(":", "")
+    return "/".join([task.group, name, f"{lease.version}-{lease.nonce.hex()}", checks.text("part", part)])
+
+
+def token_of(granted: Granted) -> str:
+    """Return a lease as one line of JSON, with which another process goes on."""
+    lease, task = granted.lease, granted.task
+    return json.dumps(
+        {
+            "server_token": granted.server_token,
+            "computation": granted.computation,
+            "incarnation": lease.key.incarnation,
+            "group": lease.key.group,
+            "name": lease.key.name,
+            "at_micros": lease.key.at_micros,
+            "until_micros": task.until.micros,
+            "version": lease.version,
+            "configuration_version": lease.configuration_version,
+            "epoch": lease.epoch,
+            "nonce": lease.nonce.hex(),
+            "worker": task.worker,
+            "payload": task.payload.hex(),
+            "configuration": granted.configuration.hex(),
+            "lease_micros": granted.lasts // _MICROSECOND,
+        }
+    )
+
+
+def granted_of(token: str) -> Granted:
+    """Return the lease of a token. Raises InvalidArgument for what is none."""
+    try:
+        said = json.loads(checks.text("token", token))
+        key = pb.TaskKey(
+            incarnation=said["incarnation"], group=said["group"], at_micros=said["at_micros"], name=said["name"]
+        )
+        lease = pb.TaskLease(
+            key=key,
+            version=said["version"],
+            configuration_version=said["configuration_version"],
+            epoch=said["epoch"],
+            nonce=bytes.fromhex(said["nonce"]),
+        )
+        task = TaskView(
+            key.group,
+            key.name,
+            Watermark(key.at_micros),
+            Watermark(said["until_micros"]),
+            bytes.fromhex(said["payload"]),
+            lease.version,
+            TaskState.LEASED,
+            said["worker"],
+            (),
+            b"",
+            offered=False,
+        )
+        lasts = timedelta(microseconds=said["lease_micros"])
+        return Granted(
+            said["server_token"], said["computation"], lease, task, bytes.fromhex(said["configuration"]), lasts
+        )
+    except (ValueError, TypeError, KeyError) as error:
+        if isinstance(error, errors.InvalidArgument):
+            raise
+        raise checks.refused("token", token, "what lease.token, or `lowwater tasks take`, has given") from error
+
+
+# -- from the wire ----------------------------------------------------------------------------------------------------
+
+
+def _group(computation: str, message: pb.TaskGroup) -> TaskGroup:
+    return TaskGroup(
+        computation,
+        message.name,
+        message.incarnation,
+        timedelta(microseconds=message.every_micros) if message.every_micros else None,
+        Watermark(message.start_micros) if message.every_micros else None,
+        timedelta(microseconds=message.lease_micros),
+        message.configuration,
+        message.configuration_version,
+        Watermark(message.mark_micros),
+        Watermark(message.closed_micros),
+        message.ready,
+        message.leased,
+        message.done,
+    )
+
+
+def _task(message: pb.Task) -> TaskView:
+    states = {number: state for state, number in _STATES.items()}
+    return TaskView(
+        message.key.group,
+        message.key.name,
+        Watermark(message.key.at_micros),
+        Watermark(message.until_micros),
+        message.payload,
+        message.version,
+        states.get(message.state, TaskState.READY),
+        message.worker,
+        tuple(message.outputs),
+        message.digest,
+        message.offered,
+    )
+
+
+# -- to the wire ------------------------------------------------------------------------------------------------------
+
+
+def _new_tasks(field: str, tasks: Iterable[NewTask]) -> list[pb.NewTask]:
+    return [_new_task(f"{field}[{i}]", each) for i, each in enumerate(checks.listed(field, tasks))]
+
+
+def _new_task(field: str, task: Any) -> pb.NewTask:
+    if not isinstance(task, NewTask):
+        raise checks.refused(field, task, "a NewTask")
+    return pb.NewTask(
+        group=checks.text(f"{field}.group", task.group),
+        at_micros=to_micros(task.at),
+        name=checks.text(f"{field}.name", task.name),
+        payload=checks.key(f"{field}.payload", task.payload),
+    )
+
+
+def _micros(field: str, length: timedelta, least: timedelta, most: timedelta) -> int:
+    given: Any = length
+    if not isinstance(given, timedelta) or not least <= given <= most:
+        raise checks.refused(field, given, f"a timedelta of {least} to {most}")
+    return length // _MICROSECOND
