@@ -90,6 +90,8 @@ class Deployment:
         self.clock = clock or Clock(1000.0)
         self.disk = MemoryDisk()
         self.members = MemoryMembers(self.clock.micros, dead_after=int(DEAD_AFTER * SECOND))
+        self.journal = MemoryJournal
+        """The kind of journal that shards which start from now on have."""
         self.shards: list[One] = []
         self.looks_dead: set[str] = set()
         """The addresses of those whose processes seem to have died."""
@@ -147,7 +149,6 @@ class One:
         deployment: Deployment,
         address: str,
         *,
-        journal: type[MemoryJournal] = MemoryJournal,
         faults: FaultPlan | None = None,
     ) -> None:
         self.deployment = deployment
@@ -164,7 +165,7 @@ class One:
         )
         self.faults = Faults()
         """Those of its way to the journal."""
-        self.journal = journal(deployment.disk, shared=True, faults=self.faults)
+        self.journal = deployment.journal(deployment.disk, shared=True, faults=self.faults)
         self.shard = Shard(self.journal, clock=deployment.clock.micros, observer=Observer(), placement=self.cluster)
 
     async def start(self) -> None:
@@ -175,15 +176,15 @@ class One:
     async def beat(self) -> None:
         """One turn of Cluster.run, which here waits for what it takes."""
         await self.hear()
-        if await self.cluster._confirm():
-            self.cluster._take()
+        if await self.cluster.confirm():
+            self.cluster.take()
             if self.cluster.taking:
                 await asyncio.wait(self.cluster.taking)
-        self.cluster._judge()
+        self.cluster.judge()
 
     async def hear(self) -> None:
         """Beat, and hear of the members, without taking or letting go of anything."""
-        await self.cluster._beat()
+        await self.cluster.beat()
 
     async def stop(self) -> None:
         self.ended = True

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowwater import errors
-from lowwater_authority.core import batches, recovery
+from lowwater_authority.core import recovery
+from lowwater_authority.core.batches import PART_BYTES
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.requests import Fold, TaskAttempt
 from lowwater_authority.core.topology import Spec
@@ -225,20 +226,20 @@ def test_rule10_classes() -> None:
     assert d.settle() is None
 
 
-def test_rule7_the_bytes_of_parts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "MAX_PART_BYTES", 3 * batches.PART_BYTES)
+def test_rule7_the_bytes_of_parts_are_bounded() -> None:
+    most = 3 * PART_BYTES
     d = Driver()
     run = d.claim(b"", b"").sequencer
     small, large = part({0: 5}), part({0: 5}, pending=range(100))
     for index in (0, 1, 1):
-        d.core.stage_task(run, 1, TaskAttempt(0, index, 0), small)
+        d.core.stage_task(run, 1, TaskAttempt(0, index, 0), small, most=most)
     before = d.core.batches.bytes
     with pytest.raises(errors.Overloaded, match="fewer partitions"):
-        d.core.stage_task(run, 1, TaskAttempt(0, 1, 0), large)
+        d.core.stage_task(run, 1, TaskAttempt(0, 1, 0), large, most=most)
     assert (len(d.core.batches), d.core.batches.bytes) == (2, before)
     neighbour = Driver()
     other = neighbour.claim(b"", b"").sequencer
-    neighbour.core.stage_task(other, 1, TaskAttempt(0, 1, 0), large)
+    neighbour.core.stage_task(other, 1, TaskAttempt(0, 1, 0), large, most=most)
 
 
 def test_rule7_nothing_of_a_batch_is_kept_after_its_commit() -> None:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from itertools import count
 from typing import Any
 
 import pytest
@@ -64,11 +63,13 @@ async def test_what_dies_with_its_shard_is_kept_as_far_as_the_store_can_be_read(
     await serve_on(one, *held(one))
 
 
-async def nothing_behind(self: MemoryJournal, log: str, position: int) -> LoadedLog:
+class NothingBehind(MemoryJournal):
     """Whoever asks is told that it has all of it."""
-    del position
-    last, tail = self._disk.logs[log].end
-    return LoadedLog(last, None, [], tails={last: tail})
+
+    async def load_behind(self, log: str, position: int) -> LoadedLog:
+        """See Journal."""
+        last, tail = self._disk.logs[log].end
+        return LoadedLog(last, None, [], tails={last: tail})
 
 
 CHANGES: dict[str, Callable[[Shard, str, str], Awaitable[object]]] = {
@@ -143,9 +144,9 @@ async def test_rule1_no_shard_acts_on_a_graph_that_lacks_what_was_acknowledged(
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when a shard writes again what it has never read")
 async def test_rule1_breaks_when_a_graph_is_written_again_by_who_has_not_read_it(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+    deployment: Deployment,
 ) -> None:
-    monkeypatch.setattr(MemoryJournal, "load_behind", nothing_behind)
+    deployment.journal = NothingBehind
     await test_rule1_no_shard_acts_on_a_graph_that_lacks_what_was_acknowledged(deployment, "reset", dies=False)
 
 
@@ -213,16 +214,17 @@ async def test_rule10_a_heal_spares_what_was_acknowledged_behind_a_loss(deployme
     assert await stored_graph(one) == {*NAMES, "a", "b"}
 
 
+class RestoresAnyway(MemoryJournal):
+    """A heal is written over whatever is there."""
+
+    async def restore(self, log: str, position: int, payload: bytes, **more: Any) -> Ownership:
+        """See Journal."""
+        return await super().restore(log, position, payload, **{**more, "over": None})
+
+
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when a heal does not look where the log ends")
-async def test_rule10_breaks_when_a_heal_writes_over_whatever_is_there(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    restore = MemoryJournal.restore
-
-    async def anyway(self: MemoryJournal, log: str, position: int, payload: bytes, **more: Any) -> Ownership:
-        return await restore(self, log, position, payload, **{**more, "over": None})
-
-    monkeypatch.setattr(MemoryJournal, "restore", anyway)
+async def test_rule10_breaks_when_a_heal_writes_over_whatever_is_there(deployment: Deployment) -> None:
+    deployment.journal = RestoresAnyway
     await test_rule10_a_heal_spares_what_was_acknowledged_behind_a_loss(deployment)
 
 
@@ -323,24 +325,24 @@ async def test_a_shard_that_ends_saves_its_computations_whatever_the_graph_is(
     assert (await journal.load("x")).snapshot is not None
 
 
-def coming(deployment: Deployment, monkeypatch: pytest.MonkeyPatch, *others: One) -> One:
-    """A shard that is about to start: while it waits, time passes, and others beat."""
-    third = One(deployment, "third:1")
-
-    pauses = count(1)
-
-    async def pause(until: float) -> None:
-        assert next(pauses) <= 2 * BEATS, "nobody hears it"
-        deployment.clock.now = max(deployment.clock.now, until)
+async def while_time_passes(starting: Coroutine[Any, Any, None], third: One, *others: One) -> None:
+    """A shard starts: while it waits, time passes, and others beat."""
+    task = asyncio.create_task(starting)
+    for _ in range(2 * BEATS):
+        await turns()
+        if task.done():
+            break
+        third.deployment.clock.now += DEAD_AFTER / BEATS
         for one in others:
             await one.beat()
-
-    monkeypatch.setattr(third.cluster, "_pause", pause)
-    return third
+        third.cluster.hurry()
+    await turns()
+    assert task.done(), "nobody hears it"
+    await task
 
 
 async def test_a_process_that_starts_waits_until_a_shard_has_written_the_graph_again(
-    deployment: Deployment, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    deployment: Deployment, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No shard has a reason to read again what it has in memory, but that somebody waits who cannot."""
     caplog.set_level(logging.INFO)
@@ -348,8 +350,8 @@ async def test_a_process_that_starts_waits_until_a_shard_has_written_the_graph_a
     await serve_on(one, *held(one))
     await deployment.settle(one, other)
     rot(deployment, back=2)
-    third = coming(deployment, monkeypatch, one, other)
-    await third.start()
+    third = One(deployment, "third:1")
+    await while_time_passes(third.start(), third, one, other)
     deployment.shards.append(third)
     assert third.shard.topology.computations.keys() == set(NAMES)
     await deployment.settle(one, other, third, seconds=1.5)
@@ -360,9 +362,7 @@ async def test_a_process_that_starts_waits_until_a_shard_has_written_the_graph_a
 
 
 @pytest.mark.parametrize("late", [False, True])
-async def test_a_process_that_starts_alone_with_a_damaged_graph_is_refused(
-    deployment: Deployment, late: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_process_that_starts_alone_with_a_damaged_graph_is_refused(deployment: Deployment, late: bool) -> None:
     """The members of the last view are dead, which is only known when they have been silent for long enough."""
     one, other = await two(deployment)
     place = rot(deployment)
@@ -370,11 +370,11 @@ async def test_a_process_that_starts_alone_with_a_damaged_graph_is_refused(
     for each in (one, other):
         await each.stop()
     deployment.clock.now += 10 * DEAD_AFTER if late else 0
-    third = coming(deployment, monkeypatch)
+    third = One(deployment, "third:1")
     with pytest.raises(
         JournalCorrupt, match=r"and no process that lives has it in memory.* start from a restored copy"
     ):
-        await third.shard.start()
+        await while_time_passes(third.shard.start(), third)
     await third.shard.close()
     assert deployment.disk.logs[GRAPH].records[place] == frame, "it has nothing to put in its place"
 

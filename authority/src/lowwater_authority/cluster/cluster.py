@@ -106,7 +106,7 @@ class Cluster:
         """Whether it has been a member."""
         self._rival = "", 0
         """Another process that has this one's address in a newer view, and when it had been heard of by then."""
-        self._next = dead_after / BEATS
+        self.next_beat = dead_after / BEATS
         """Seconds from the last beat to the next one."""
         self._in_touch = monotonic()
         self._heard, self._resumed = monotonic(), float("-inf")
@@ -146,17 +146,17 @@ class Cluster:
         shard.held.address = self.me.address
         while not self._leaving and self.view.member(self.me.id) is None:
             again = self._monotonic() + self._dead_after / BEATS
-            if not await self._answered(self._open()) or not await self._answered(self._beat()):
+            if not await self._answered(self._open()) or not await self._answered(self.beat()):
                 await self._pause(again)
 
     async def run(self) -> None:
         """Beat until :meth:`leave`. Raises Replaced, and JournalReplaced and its like: this process must not go on."""
         while not self._leaving:
             began = self._monotonic()
-            await self._answered(self._beat())
-            again = began + self._next  # however long the store takes to answer
-            await self._look_after_what_is_held()
-            self._judge()
+            await self._answered(self.beat())
+            again = began + self.next_beat  # however long the store takes to answer
+            await self.look_after()
+            self.judge()
             await self._pause(again)
 
     async def _open(self) -> None:
@@ -191,9 +191,10 @@ class Cluster:
             member.address,
             extra=event("member_gone", address=member.address),
         )
-        self._hurry()
+        self.hurry()
 
-    def _hurry(self) -> None:
+    def hurry(self) -> None:
+        """End the pause before the next beat."""
         self._woken.set()
 
     async def leave(self) -> None:
@@ -214,7 +215,7 @@ class Cluster:
     def stop(self) -> None:
         """Let :meth:`run` end."""
         self._leaving = True
-        self._hurry()
+        self.hurry()
 
     async def close(self) -> None:
         """Let go of the directory, and of the other shards."""
@@ -253,7 +254,8 @@ class Cluster:
         self._look(view)
         return self.view, beats
 
-    async def _beat(self) -> None:
+    async def beat(self) -> None:
+        """Beat once, and take over what the store answers. Raises TimeoutError, and what the directory raises."""
         async with asyncio.timeout(self._dead_after):
             await self._beat_once()
 
@@ -282,9 +284,9 @@ class Cluster:
                 if await self._directory.propose(proposed, over=view.version):
                     view = proposed
                 else:
-                    self._hurry()  # to hear what another one has proposed
+                    self.hurry()  # to hear what another one has proposed
         self._look(view)
-        self._next = self._until_next(beats)
+        self.next_beat = self._until_next(beats)
         self._beaten.set()
         self._beaten = asyncio.Event()
 
@@ -352,10 +354,10 @@ class Cluster:
         self._shard.held.view = view.version
         self._lifelines.follow(view.members)
 
-    async def _look_after_what_is_held(self) -> None:
+    async def look_after(self) -> None:
         """Confirm, for as long as a beat lasts, and go on taking in the background: a large computation takes longer than a beat."""
         if self._confirming is None:
-            self._confirming = asyncio.create_task(self._confirm())
+            self._confirming = asyncio.create_task(self.confirm())
         # A process that was stopped for a while has to hear of its store before it can be judged.
         await asyncio.wait([self._confirming], timeout=self._dead_after / BEATS)
         if self._leaving:
@@ -363,7 +365,7 @@ class Cluster:
         if self._confirming.done():
             confirmed, self._confirming = self._confirming.result(), None
             if confirmed:
-                self._take()
+                self.take()
 
     def _unreadable(self, reason: str) -> None:
         if count := self._quiet.count("membership", self._monotonic()):
@@ -373,7 +375,8 @@ class Cluster:
                 extra=event("membership_unreadable", reason=reason, count=count),
             )
 
-    async def _confirm(self) -> bool:
+    async def confirm(self) -> bool:
+        """Return whether the store has confirmed what is held here; that it has not is logged."""
         try:
             await self._shard.confirm()
         except errors.LowwaterError as error:
@@ -405,7 +408,7 @@ class Cluster:
         if late := self._untaken.look():
             self._shard.write_whole(late)
 
-    def _take(self) -> None:
+    def take(self) -> None:
         """Begin to take what is missing, each by itself: one that takes long holds up no other."""
         for each in self._missing.values():
             if each.task is not None and each.task.done():
@@ -444,7 +447,7 @@ class Cluster:
                 )
                 missing.said = str(error)
 
-    def _judge(self) -> None:
+    def judge(self) -> None:
         """Others take over what is held here when the store has not heard of it for that long."""
         cut_off = self._monotonic() - self._in_touch > self._dead_after
         if cut_off != self.cut_off:

@@ -401,7 +401,7 @@ class Topology:
         kept = {name: spec for name, spec in self.dropped.items() if namespace_of(name) != namespace}
         return Topology(self.version + 1, self.computations, kept, max(self.forgotten, *numbers))
 
-    def _refuse_tombstones(self, name: str, ended: Iterable[str]) -> None:
+    def _refuse_tombstones(self, name: str, ended: Iterable[str], most: int) -> None:
         """Raise LimitReached when the namespace would have more bytes of tombstones than it leaves free. One without any may have all that are free.
 
         O(tombstones).
@@ -414,23 +414,24 @@ class Topology:
                 own += _tombstone_bytes(dropped)
             else:
                 others += _tombstone_bytes(dropped)
-        free = TOMBSTONE_BYTES - own - others - more
+        free = most - own - others - more
         if free >= 0 and (not own or own + more <= free):
             return
         msg = (
             f"{name} cannot be dropped: dropped names of the namespace {namespace!r} take {own} "
             f"bytes, {name} would add {more}, and a namespace may take at most as many bytes as "
-            f"are free of {TOMBSTONE_BYTES}. The authority remembers a dropped name so that it "
+            f"are free of {most}. The authority remembers a dropped name so that it "
             "never begins again with older values. Register some of these names again, give a job "
             "one name for all of its runs, or let an operator run `lowwater journal copy "
             "--forget-dropped`."
         )
-        raise errors.LimitReached(
-            msg, metadata={"computation": name, "bound": "tombstones", "limit": str(TOMBSTONE_BYTES)}
-        )
+        raise errors.LimitReached(msg, metadata={"computation": name, "bound": "tombstones", "limit": str(most)})
 
-    def drop(self, name: str) -> Topology:
-        """Return the graph without a computation, but with its tombstone. Raises UnknownComputation, StillRead, LimitReached. O(graph)."""
+    def drop(self, name: str, *, most: int = TOMBSTONE_BYTES) -> Topology:
+        """Return the graph without a computation, but with its tombstone; ``most`` bytes of these it may have.
+
+        Raises UnknownComputation, StillRead, LimitReached. O(graph).
+        """
         known = self._own(name)
         readers = sorted(each.name for each in self.computations.values() if name in each.inputs)
         if readers:
@@ -441,7 +442,7 @@ class Topology:
             )
             raise errors.StillRead(msg, metadata={"computation": name, "consumers": ", ".join(readers[:NAMED])})
         ended = {each.name: _tombstone(each) for each in (known, *known.slice_specs().values())}
-        self._refuse_tombstones(name, ended)
+        self._refuse_tombstones(name, ended, most)
         kept = {other: spec for other, spec in self.computations.items() if other not in ended}
         return Topology(self.version + 1, kept, {**self.dropped, **ended}, self.forgotten)
 
