@@ -1,8 +1,9 @@
-"""The parts of the guard: who calls, limits by virtual time, the audit, the rules while they change, and methods that no table has."""
+"""The guard around calls and its parts: who calls, limits by virtual time, the audit, the rules while they change, and calls as an attacker makes them."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -17,23 +18,24 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from lowwater import errors
 from lowwater._server.audit import Actor, Audit
-from lowwater._server.tokens import digest
 from lowwater.core.attempts import error_of_call
 from lowwater.core.events import ATTRIBUTE
+from lowwater.v1 import topology_pb2, watermarks_pb2
 from lowwater_authority.access.caller import CALLER, Caller, permit, room, room_for_slice, visible
 from lowwater_authority.access.door import PEER_TOKEN, Door
 from lowwater_authority.access.file import SOON_SECONDS, AccessFile
-from lowwater_authority.access.guard import Guard, _Stream, insider, paced_by_host
-from lowwater_authority.access.identity import Credentials, host_of, presented
+from lowwater_authority.access.guard import Guard, GuardBounds, insider, paced_by_host
+from lowwater_authority.access.identity import host_of, presented
 from lowwater_authority.access.limits import Bucket, Usage
-from lowwater_authority.access.methods import Method
 from lowwater_authority.access.policy import Access, Action, Allowance, Limits, Principal
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.files import followed
 from lowwater_authority.files.followed import LOOK_SECONDS, MOST_SECONDS, SETTLED_SECONDS
 from lowwater_authority.files.table import BadFile
 from lowwater_authority.ops.observer import Observer
+from lowwater_authority.rpc.refusals import refuse
 from tests.kit.served import healthy, served
+from tests.process.stalling import opening, without_room
+from tests.unit.test_access_policy import digest
 
 READER = Principal(
     "reader", (Allowance("n", {Action.READ: ("a*",)}),), digests=(digest("right"),), certificates=("reader.example",)
@@ -81,22 +83,11 @@ def test_what_is_no_token_is_refused_and_not_quoted(headers: tuple[str, ...]) ->
     assert "right" not in refused.value.message
 
 
-def test_a_certificate_says_who_calls() -> None:
+def test_a_token_counts_before_a_certificate() -> None:
     assert who(names=("x", "reader.example")) == "reader"
-    assert who("Bearer other", names=("reader.example",)) == "twin", "a token counts before a certificate"
-    for headers, names in (
-        ((), ("x",)),
-        ((), ("reader.example", "twin.example")),
-        (("Bearer wrong",), ("reader.example",)),
-    ):
-        with pytest.raises(errors.Unauthenticated):
-            who(*headers, names=names)
-
-
-def test_credentials_do_not_keep_the_token() -> None:
-    kept = presented([("authorization", "Bearer right")], {})
-    assert kept == Credentials(digest("right"))
-    assert digest("right") not in repr(kept)
+    assert who("Bearer other", names=("reader.example",)) == "twin"
+    with pytest.raises(errors.Unauthenticated):
+        who("Bearer wrong", names=("reader.example",))
 
 
 def test_a_host_is_found_in_what_grpc_calls_a_peer() -> None:
@@ -140,14 +131,14 @@ def test_callers_that_take_nothing_are_forgotten() -> None:
     usage, limits = Usage(), Limits(calls_per_second=1.0)
     for number in range(5000):
         usage.call(f"peer {number}", limits, float(number))
-    assert len(usage._buckets) <= 1000
+    assert usage.callers <= 1000
 
 
 # -- what a service asks -------------------------------------------------------------------------------------------------
 
 
-def caller() -> Caller:
-    return Caller(READER, Limits(), "here", Audit(lambda: 0.0))
+def caller(principal: Principal = READER) -> Caller:
+    return Caller(principal, Limits(), "here", Audit(lambda: 0.0))
 
 
 @contextmanager
@@ -211,7 +202,7 @@ def test_decisions_are_bounded_and_follow_the_rules() -> None:
     one = caller()
     for number in range(25_000):
         assert not one.may(Action.REPORT, f"n/{number}")
-    assert len(one._decided) <= 10_000
+    assert len(one.decisions) <= 10_000
     assert one.may(Action.READ, "n/a")
     one.become(TWIN, Limits())
     assert not one.may(Action.READ, "n/a")
@@ -266,11 +257,15 @@ class Watched:
 
     def __init__(self, path: Path, streams: int) -> None:
         self.path = path
-        self.now = 0.0
+        self.now = self.step = 0.0
         self.seen: list[int | None] = []
         self.write(streams)
-        self.file = AccessFile(path, monotonic=lambda: self.now)
+        self.file = AccessFile(path, monotonic=self.monotonic)
         self.file.on_change.append(lambda access: self.seen.append(access.limits.streams))
+
+    def monotonic(self) -> float:
+        self.now += self.step
+        return self.now
 
     def write(self, streams: int) -> None:
         self.path.write_text(f"{SOMEBODY}[limits]\nstreams = {streams}\n")
@@ -345,13 +340,10 @@ async def test_a_file_that_never_rests_is_read_once_in_a_while(tmp_path: Path) -
     assert len(watched.seen) == 2
 
 
-async def test_a_file_is_followed_again_after_an_error_in_applying_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_file_is_followed_again_after_an_error_in_applying_it(tmp_path: Path) -> None:
     """Else whoever is removed would stay, as long as the process lives."""
-    monkeypatch.setattr(followed, "LOOK_SECONDS", 0.001)
-    monkeypatch.setattr(followed, "SETTLED_SECONDS", 0.0)
     watched = Watched(tmp_path / "access.toml", 1)
+    watched.step = SETTLED_SECONDS
     failures, applied = [ValueError("of a stream")], asyncio.Event()
 
     def apply(_: Access) -> None:
@@ -378,12 +370,6 @@ def test_the_token_of_shards_is_no_principal_s(tmp_path: Path) -> None:
         match=r"access\.toml: principal\[2\]\.token_sha256 has the digest of a token in LOWWATER_PEER_TOKEN; give",
     ):
         Door(path, shared=True, environment=environment)
-    path.write_text(SOMEBODY)
-    door = Door(path, shared=True, environment=environment)
-    path.write_text(f'{SOMEBODY}[[principal]]\nname = "x"\ntoken_sha256 = ["{digest(token)}"]\n')
-    refused = door.file._read()
-    assert isinstance(refused, BadFile)
-    assert "principal[2].token_sha256 has the digest" in str(refused)
 
 
 def test_a_secret_stands_in_a_file_or_in_a_variable(tmp_path: Path) -> None:
@@ -404,57 +390,134 @@ def test_a_secret_stands_in_a_file_or_in_a_variable(tmp_path: Path) -> None:
 
 # -- around a server -----------------------------------------------------------------------------------------------------
 
+PATIENCE = 60.0
 
-class Extra(grpc.GenericRpcHandler):
-    """Methods that no table has, one of each kind."""
+OPERATOR = Principal("op", (Allowance("n", dict.fromkeys(Action, ("*",))),), digests=(digest("right"),))
+EVERYBODY = Principal("all", (Allowance("*", dict.fromkeys(Action, ("*",))),))
+OPERATED = Access([OPERATOR])
+RIGHT = (("authorization", "Bearer right"),)
 
-    def __init__(self) -> None:
-        self.reached = 0
+RESET = "/lowwater.v1.TopologyService/Reset"
+WATCH = "/lowwater.v1.WatermarkService/Watch"
+
+
+class Served(grpc.GenericRpcHandler):
+    """Resets that only remember what they were asked, and fail as they are told to; a watch without an end; and methods that no table has, one of each kind."""
+
+    def __init__(self, failure: Exception | None, pieces: int) -> None:
+        self.reached: list[str] = []
+        self.callers: list[Caller] = []
+        self.failure = failure
+        self.pieces = pieces
+        """Size in bytes of each answer of a watch."""
+        self.writing = asyncio.Event()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        kind = handler_call_details.method.rpartition("/")[2]
+        async def act(request: Any, context: Any) -> Any:
+            self.reached.append(request.computation)
+            if isinstance(self.failure, errors.LowwaterError):
+                await refuse(context, self.failure)
+            if self.failure is not None:
+                raise self.failure
+            return topology_pb2.ResetResponse()
+
+        async def watch(request: watermarks_pb2.WatchRequest, context: Any) -> AsyncIterator[Any]:
+            self.reached.extend(request.computations)
+            self.callers.append(CALLER.get())
+            for _ in range(10):
+                self.writing.set()
+                yield watermarks_pb2.WatchResponse(server_token="x" * self.pieces)
+            self.writing.clear()
+            await asyncio.Event().wait()
+
+        if handler_call_details.method == RESET:
+            return grpc.unary_unary_rpc_method_handler(
+                act, topology_pb2.ResetRequest.FromString, topology_pb2.ResetResponse.SerializeToString
+            )
+        if handler_call_details.method == WATCH:
+            return grpc.unary_stream_rpc_method_handler(
+                watch, watermarks_pb2.WatchRequest.FromString, watermarks_pb2.WatchResponse.SerializeToString
+            )
 
         async def one(request: Any, context: Any) -> bytes:
-            self.reached += 1
+            self.reached.append(handler_call_details.method)
             return b""
 
         async def many(request: Any, context: Any) -> AsyncIterator[bytes]:
-            self.reached += 1
+            self.reached.append(handler_call_details.method)
             yield b""
 
         made: dict[str, Callable[[], Any]] = {
-            "UnaryUnary": lambda: grpc.unary_unary_rpc_method_handler(one),
-            "UnaryStream": lambda: grpc.unary_stream_rpc_method_handler(many),
-            "StreamUnary": lambda: grpc.stream_unary_rpc_method_handler(one),
-            "StreamStream": lambda: grpc.stream_stream_rpc_method_handler(many),
+            "/x.Extra/UnaryUnary": lambda: grpc.unary_unary_rpc_method_handler(one),
+            "/x.Extra/UnaryStream": lambda: grpc.unary_stream_rpc_method_handler(many),
+            "/x.Extra/StreamUnary": lambda: grpc.stream_unary_rpc_method_handler(one),
+            "/x.Extra/StreamStream": lambda: grpc.stream_stream_rpc_method_handler(many),
         }
-        return made[kind]() if kind in made else None
+        return made.get(handler_call_details.method, lambda: None)()
 
 
-def guard() -> Guard:
-    return Guard(
-        ACCESS,
+class GuardedServer:
+    """A server with a guard, and a channel to it."""
+
+    def __init__(self, made: Guard, served: Served, channel: grpc.aio.Channel, address: str) -> None:
+        self.guard = made
+        self.reached, self.callers, self.writing = served.reached, served.callers, served.writing
+        self.channel = channel
+        self.port = int(address.rpartition(":")[2])
+        self.health: Any = health_pb2_grpc.HealthStub(channel)
+
+    def reset(self) -> Any:
+        """A reset whose request is still to come."""
+        write = topology_pb2.ResetRequest.SerializeToString
+        opened: Any = self.channel.stream_unary(RESET, write, topology_pb2.ResetResponse.FromString)
+        return opened(metadata=RIGHT)
+
+    def watch(self) -> Any:
+        """A watch whose request is still to come."""
+        write = watermarks_pb2.WatchRequest.SerializeToString
+        opened: Any = self.channel.stream_stream(WATCH, write, watermarks_pb2.WatchResponse.FromString)
+        return opened(metadata=RIGHT)
+
+    async def arrived(self) -> None:
+        """All calls that were opened before have come to the guard: they share a connection."""
+        await self.health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
+
+
+@asynccontextmanager
+async def guarded(
+    failure: Exception | None = None,
+    *,
+    access: Access = OPERATED,
+    credentials: grpc.ServerCredentials | None = None,
+    pieces: int = 0,
+    **bounds: Any,
+) -> AsyncIterator[GuardedServer]:
+    handlers = Served(failure, pieces)
+    made = Guard(
+        access,
         observer=Observer(),
         audit=Audit(lambda: 0.0),
         insiders=[insider("self", ["own"])],
         monotonic=lambda: 0.0,
+        bounds=GuardBounds(**bounds),
     )
+    services = (lambda server: server.add_generic_rpc_handlers((handlers,)), healthy)
+    async with (
+        served(*services, interceptors=[made], credentials=credentials) as address,
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        yield GuardedServer(made, handlers, channel, address)
 
 
-@asynccontextmanager
-async def guarded(extra: Extra, credentials: grpc.ServerCredentials | None = None) -> AsyncIterator[int]:
-    services = (lambda server: server.add_generic_rpc_handlers((extra,)), healthy)
-    async with served(*services, interceptors=[guard()], credentials=credentials) as address:
-        yield int(address.rpartition(":")[2])
-
-
-async def refusal(call: Any) -> errors.LowwaterError | None:
+async def ending(call: Any) -> errors.LowwaterError | None:
+    """What a call is refused with; None: it was answered."""
     try:
-        if hasattr(call, "__aiter__"):
-            async for _ in call:
-                pass
-        else:
-            await call
+        async with asyncio.timeout(PATIENCE):
+            if hasattr(call, "read"):
+                while await call.read() is not grpc.aio.EOF:
+                    pass
+            else:
+                await call
     except grpc.aio.AioRpcError as failure:
         return error_of_call(failure, "here")
     return None
@@ -462,25 +525,24 @@ async def refusal(call: Any) -> errors.LowwaterError | None:
 
 @pytest.mark.parametrize("kind", ["unary_unary", "unary_stream", "stream_unary", "stream_stream"])
 async def test_a_method_that_no_table_has_is_refused(kind: str) -> None:
-    extra, method = Extra(), "/x.Extra/" + "".join(part.title() for part in kind.split("_"))
-    async with guarded(extra) as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call = getattr(channel, kind)(method)
+    async with guarded(access=ACCESS) as one:
+        channel: Any = one.channel
+        call = getattr(channel, kind)("/x.Extra/" + "".join(part.title() for part in kind.split("_")))
         request = b"" if kind.startswith("unary") else [b""]
         for token, expected in (
             ("right", errors.PermissionDenied),
             ("own", errors.PermissionDenied),
             ("x", errors.Unauthenticated),
         ):
-            found = await refusal(call(request, metadata=(("authorization", f"Bearer {token}"),)))
+            found = await ending(call(request, metadata=(("authorization", f"Bearer {token}"),)))
             assert type(found) is expected, found
         unknown: Any = channel.unary_unary("/x.Extra/Nothing")
-        missing = await refusal(unknown(b""))
+        missing = await ending(unknown(b""))
         assert missing is not None
         assert missing.reason == "UNIMPLEMENTED"
-        health: Any = health_pb2_grpc.HealthStub(channel)
-        answer = await health.Check(health_pb2.HealthCheckRequest())
+        answer = await one.health.Check(health_pb2.HealthCheckRequest())
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
-    assert not extra.reached
+        assert not one.reached
 
 
 async def test_a_client_certificate_is_an_identity() -> None:
@@ -504,29 +566,228 @@ async def test_a_client_certificate_is_an_identity() -> None:
         (ca.issue_cert("sub.reader.example"), errors.Unauthenticated),
         (ca.issue_cert("reader.example", "twin.example"), errors.Unauthenticated),
     )
-    async with guarded(Extra(), credentials) as port:
+    async with guarded(access=ACCESS, credentials=credentials) as one:
         for pair, expected in cases:
             shown = grpc.ssl_channel_credentials(
                 ca.cert_pem.bytes(),
                 pair.private_key_pem.bytes(),
                 b"".join(each.bytes() for each in pair.cert_chain_pems),
             )
-            async with grpc.aio.secure_channel(f"localhost:{port}", shown) as channel:
+            async with grpc.aio.secure_channel(f"localhost:{one.port}", shown) as channel:
                 call: Any = channel.unary_unary("/x.Extra/UnaryUnary")
-                assert type(await refusal(call(b""))) is expected
+                assert type(await ending(call(b""))) is expected
 
 
 async def test_a_removal_does_not_wait_for_a_slow_reader() -> None:
-    """A stream whose service is at work ends at once, one that is written to ends after that message; neither counts any more."""
-    made = guard()
-    for inside in (True, False):
-        task = asyncio.create_task(asyncio.Event().wait())
-        stream = _Stream(caller(), Credentials(digest("right")), Method(), None, task, inside=inside)
-        made._streams = {stream}
-        made.use(ACCESS)
-        assert stream.caller.may(Action.READ, "n/a")
-        made.use(Access([TWIN]))
-        assert isinstance(stream.revoked, errors.Unauthenticated)
-        assert not stream.caller.may(Action.READ, "n/a")
-        assert task.cancelling() == inside
-        task.cancel()
+    """A stream that is written to ends after that message, with its status; what its caller says counts no more."""
+    async with guarded(pieces=3 << 20) as one:
+        watch = one.watch()
+        await watch.write(watermarks_pb2.WatchRequest(computations=["n/a"]))
+        await one.writing.wait()
+        for _ in range(10):
+            await one.arrived()
+        assert one.writing.is_set()
+        [who] = one.callers
+        assert who.may(Action.REPORT, "n/a")
+        one.guard.use(Access([TWIN]))
+        assert not who.may(Action.REPORT, "n/a")
+        assert isinstance(await ending(watch), errors.Unauthenticated)
+
+
+# -- opened early --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_call_that_was_opened_before_a_removal_does_nothing() -> None:
+    async with guarded() as one:
+        allowed, late = one.reset(), one.reset()
+        watch = one.watch()
+        await one.arrived()
+        await allowed.write(topology_pb2.ResetRequest(computation="n/before"))
+        await allowed.done_writing()
+        assert await ending(allowed) is None
+        one.guard.use(Access([]))
+        await late.write(topology_pb2.ResetRequest(computation="n/after"))
+        await late.done_writing()
+        assert isinstance(await ending(late), errors.Unauthenticated)
+        assert isinstance(await ending(watch), errors.Unauthenticated)
+        assert one.reached == ["n/before"]
+
+
+async def test_a_request_has_a_time_to_come_in() -> None:
+    async with guarded(request_seconds=0.05) as one:
+        for call in (one.reset(), one.watch()):
+            refused = await ending(call)
+            assert isinstance(refused, errors.Unavailable)
+            assert "no request has come within 0.05 s" in refused.message
+
+
+# -- health checks -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limit", "of_whom"),
+    [
+        ("watches", ""),
+        ("watches_of_host", " from 127.0.0.1"),
+        ("watches_of_connection", " over ipv4:127.0.0.1"),
+    ],
+)
+async def test_health_watches_are_few_and_keep_no_check_away(limit: str, of_whom: str) -> None:
+    async with guarded(**{limit: 2}) as one:
+        watches = [one.health.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
+        for each in watches:
+            assert (await each.read()).status == health_pb2.HealthCheckResponse.SERVING
+        refused = await ending(one.health.Watch(health_pb2.HealthCheckRequest()))
+        assert isinstance(refused, errors.Overloaded)
+        assert f"2 streams of health watches{of_whom}" in refused.message
+        assert await ending(one.health.Check(health_pb2.HealthCheckRequest())) is None
+        watches[0].cancel()
+        async with asyncio.timeout(PATIENCE):
+            while True:  # each is an answer of the server, which hears of the end beside it
+                another = one.health.Watch(health_pb2.HealthCheckRequest())
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    await another.read()
+                    break
+        for each in (*watches, another):
+            each.cancel()
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
+async def test_what_a_health_check_asks_is_never_read(compression: grpc.Compression) -> None:
+    """Anybody may ask, and gRPC would hold and decompress what is sent: here all of what it refuses to, if it is read."""
+    async with guarded() as one, asyncio.timeout(PATIENCE):
+        check: Any = one.channel.unary_unary("/grpc.health.v1.Health/Check")
+        assert await ending(check(bytes(5 << 20), compression=compression)) is None
+        found = await one.health.Check(health_pb2.HealthCheckRequest(service="whatever"))
+        assert found.status == health_pb2.HealthCheckResponse.SERVING, "everything here serves, or nothing"
+        silent: Any = one.channel.stream_unary("/grpc.health.v1.Health/Check")
+        assert await ending(silent()) is None
+        watch: Any = one.channel.stream_stream("/grpc.health.v1.Health/Watch")
+        opened = watch()
+        assert await opened.read()
+        opened.cancel()
+
+
+async def refused(reader: asyncio.StreamReader, refusal: bytes) -> None:
+    seen = b""
+    while refusal not in seen:
+        read = await reader.read(65536)
+        assert read, "the connection ended, and nothing was refused"
+        seen += read
+
+
+@pytest.mark.parametrize(("method", "what"), [("Check", "checks"), ("Watch", "watches")])
+async def test_a_health_call_that_takes_nothing_keeps_its_place_until_its_connection_ends(
+    method: str, what: str
+) -> None:
+    path, refusal = f"/grpc.health.v1.Health/{method}", b"2 streams of health %s over ipv4" % what.encode()
+    limits = {f"{what}_of_connection": 2, f"{what}_of_host": 3}
+    async with guarded(watch_seconds=0.05, **limits) as one, asyncio.timeout(PATIENCE):
+        call = getattr(one.health, method)
+        reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+        writer.write(without_room(path, 3))
+        await refused(reader, refusal)
+        assert await ending(one.health.Watch(health_pb2.HealthCheckRequest())) is None, "opened later, and over"
+        writer.write(opening(path, 7))
+        await refused(reader, refusal)
+        _, beside = await asyncio.open_connection("127.0.0.1", one.port)
+        beside.write(without_room(path, 1))
+        while await ending(call(health_pb2.HealthCheckRequest())) is None:
+            await one.arrived() if what == "watches" else None
+        writer.close()
+        while await ending(call(health_pb2.HealthCheckRequest())) is not None:
+            await one.arrived() if what == "watches" else None
+        beside.close()
+
+
+# -- what the audit has --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("failure", "outcome", "reason"),
+    [
+        (RuntimeError("a mistake"), "unknown", "INTERNAL"),
+        (errors.JournalFailed("no"), "unknown", "JOURNAL_FAILED"),
+        (errors.Moved("no"), "failed", "MOVED"),
+        (errors.PermissionDenied("no"), "refused", "PERMISSION_DENIED"),
+    ],
+)
+async def test_an_act_that_ends_in_an_error_is_told_as_what_it_may_have_been(
+    caplog: pytest.LogCaptureFixture, failure: Exception, outcome: str, reason: str
+) -> None:
+    """An error may come after the act, from what follows it: that it failed is said only where it surely did."""
+    async with guarded(failure=failure) as one:
+        caplog.set_level(logging.INFO, "lowwater_authority.audit")
+        call = one.reset()
+        await call.write(topology_pb2.ResetRequest(computation="n/a"))
+        await call.done_writing()
+        assert await ending(call) is not None
+        assert one.reached == ["n/a"]
+        told = await act(one, caplog)
+        assert (told["act"], told["computation"], told["outcome"], told["reason"]) == ("reset", "n/a", outcome, reason)
+        assert told["token"] == digest("right")[:8], "which of several it was"
+
+
+async def act(one: GuardedServer, caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
+    """What the audit tells of the only act, when it does: a caller may have its answer before."""
+    async with asyncio.timeout(PATIENCE):
+        while not acts(caplog):
+            await one.arrived()
+    [told] = acts(caplog)
+    return told
+
+
+def acts(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    """What the audit has."""
+    found = [getattr(record, ATTRIBUTE, {}) for record in caplog.records]
+    return [each for each in found if each.get("event") == "audit"]
+
+
+# -- names by the million ------------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_name_is_nobody_s_and_is_not_kept() -> None:
+    one = caller(EVERYBODY)
+    for name in ("n/" + "x" * 129, "x" * 1_000_000, "n/a/b", "", "n/", "/n", "a b", "n/ä"):
+        assert not one.may(Action.READ, name)
+        refused = one.denied(Action.READ, name)
+        assert len(refused.message) + sum(map(len, refused.metadata.values())) < 1000
+    assert not one.decisions
+    assert one.may(Action.READ, "n/" + "x" * 128)
+
+
+def test_the_audit_tells_registered_computations_apart_and_counts_made_up_ones_as_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    audit = Audit(lambda: 0.0, {"n/a", "n/b"}.__contains__)
+    with caplog.at_level(logging.INFO, "lowwater_authority.audit"):
+        for name in ("x" * 1_000_000, *(f"n/made-up-{number}" for number in range(50)), "n/a", "n/b", "n/a"):
+            audit.refused("reset", Actor("op", "here"), name, "PERMISSION_DENIED")
+        audit.failed("reset", Actor("op", "here"), "x" * 1_000_000, "UNKNOWN_COMPUTATION")
+    told = [getattr(record, ATTRIBUTE)["computation"] for record in caplog.records]
+    assert [each for each in told if len(each) < 10] == ["n/a", "n/b"]
+    assert len(told) == 4
+    assert max(len(record.getMessage()) for record in caplog.records) < 400
+    assert max(map(len, told)) < 300
+
+
+# -- names in errors -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inputs", [("m/secret",), ("n/open", "m/not-registered")])
+def test_a_conflict_is_told_without_what_it_conflicts_with(inputs: tuple[str, ...]) -> None:
+    error = errors.RegistrationConflict("n/a: inputs ['m/secret'], key hash 'x'", metadata={"computation": "n/a"})
+    told = caller(OPERATOR).redacted(error, {"n/a": Spec("n/a", inputs), "m/secret": Spec("m/secret")})
+    assert told.message.startswith("n/a is registered with other inputs or options")
+    assert "secret" not in told.message
+    innocent = {"n/a": Spec("n/a", ("n/b",), key_hash="m/secret"), "m/secret": Spec("m/secret")}
+    assert caller(OPERATOR).redacted(error, innocent) is error, "what is registered beside does not change it"
+
+
+def test_a_refusal_names_what_reads_a_computation_to_who_may_know() -> None:
+    one = caller(Principal("op", (Allowance("n", {Action.OPERATE: ("*",)}), Allowance("m", {Action.READ: ("open",)}))))
+    with pytest.raises(errors.PermissionDenied, match=r"directly or not, such as m/open, and") as refused:
+        one.demand_downstream("n/a", ["n/a", "m/secret", "m/open"])
+    assert "secret" not in refused.value.message
+    with pytest.raises(errors.PermissionDenied, match=r"directly or not, and"):
+        one.demand_downstream("n/a", ["n/a", "m/secret"])

@@ -244,22 +244,6 @@ def test_request_ids_are_kept_in_bounded_number() -> None:
     assert next(iter(d.core.granted)) == b"1"
 
 
-@pytest.mark.parametrize(
-    ("values", "handles"),
-    [((1, 2, 3), None), ((), None), ((1, 2), [0]), ((1,), [2]), ((1, 2), [0, 0])],
-    ids=["too many values", "no value", "more values than handles", "no such handle", "a handle twice"],
-)
-def test_a_malformed_report_is_refused_whole(values: tuple[int, ...], handles: list[int] | None) -> None:
-    d = Driver()
-    owner = d.claim(b"", b"m", b"").sequencer
-    d.report(owner, 0)
-    refused = d.report(owner, *values, handles=handles, number=(9, 9))
-    assert {reason for reason, _ in refused} == {"INVALID_ARGUMENT"}
-    assert d.values() == [(b"", 0), (b"m", 0)]
-    assert d.report(owner, 7, number=(9, 9)) == set(), "its number is not used up"
-    assert d.low == 7
-
-
 def test_a_replay_checks_the_sequencers_again() -> None:
     """What two owners wrote, one after the other, is not one history."""
     d = Driver()

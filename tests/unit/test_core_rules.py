@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lowwater import errors
 from lowwater_authority.core import recovery
@@ -34,20 +32,6 @@ def test_rule1_unknown_holds_through_silence(made: type[Computation]) -> None:
         d.report(busy.sequencer, 30 + d.now % 7)
         d.settle()
         assert d.low == 10
-
-
-def test_rule1_unknown_holds_through_split_and_merge() -> None:
-    d = Driver()
-    first = d.claim(b"", b"d", b"h", b"p", b"")
-    d.report(first.sequencer, 10, 20, 30, 40)
-    merged = d.claim(b"", b"h", b"")
-    assert merged.watermarks.tolist() == [10, 30], "a merge takes the least"
-    split = d.claim(b"h", b"j", b"k", b"")
-    assert split.watermarks.tolist() == [30, 30, 30], "a split copies"
-    across = d.claim(b"c", b"i")
-    assert across.watermarks.tolist() == [10]
-    assert d.values() == [(b"", 10), (b"c", 10), (b"i", 30), (b"j", 30), (b"k", 30)]
-    assert d.low == 10
 
 
 @planted(3, switches.NoRatchet)
@@ -142,38 +126,6 @@ def test_rule5_off_the_newest_input_is_folded() -> None:
     assert lead(("oldest", "seen", "send")) <= 0
 
 
-def test_C7_sequencers_grow_past_a_lost_tail() -> None:
-    d = Driver()
-    granted = d.claim(b"", b"").sequencer
-    d.crash(lose=1)
-    assert d.report(granted, 99) == {("STALE_SEQUENCER", None)}
-    assert d.claim(b"", b"").sequencer > granted
-
-
-told = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=6)
-
-
-@given(states=told, deliveries=st.lists(st.integers(0, 5), max_size=8))
-@settings(max_examples=60, database=None)
-def test_rule8_resumable(states: list[tuple[int, int]], deliveries: list[int]) -> None:
-    """Reports arrive in any order, some never, some twice; once the newest has come, it alone counts."""
-    d, only = Driver(), Driver()
-    sequencer = d.claim(b"", b"m", b"").sequencer
-    only.claim(b"", b"m", b"")
-    newest = len(states) - 1
-    for index in [*(i % len(states) for i in deliveries), newest, *(i % len(states) for i in deliveries)]:
-        d.report(sequencer, *states[index], number=(1, index + 1))
-    only.report(sequencer, *states[newest])
-    assert d.values() == only.values()
-    d.crash()
-    d.report(sequencer, *states[0], number=(1, 1 if newest else 0))
-    assert d.values() == only.values()
-    # A new stream starts its numbers again, and still counts; the old stream's reports do not any more.
-    d.report(sequencer, 7, 8, number=(2, 1))
-    d.report(sequencer, *states[newest], number=(1, newest + 1))
-    assert [value for _, value in d.values()] == [7, 8]
-
-
 @planted(8, switches.ClaimsNotRepeatable)
 def test_rule8_claims_are_repeatable(made: type[Computation]) -> None:
     d = Driver(made=made)
@@ -259,14 +211,6 @@ def test_rule7_nothing_of_a_batch_is_kept_after_its_commit() -> None:
     assert d.commit(run, 2) == set()
     assert len(d.core.batches) == 1, "of the batch that follows"
     assert {value for _, value in d.values()} == {19}
-
-
-def test_a_part_of_a_range_that_is_not_there_is_refused() -> None:
-    d = Driver()
-    run = d.claim(b"", b"").sequencer
-    with pytest.raises(errors.InvalidArgument):
-        d.stage(run, 1, 0, {1: 5})
-    assert len(d.core.batches) == 0
 
 
 def test_a_batch_of_another_fold_is_refused() -> None:

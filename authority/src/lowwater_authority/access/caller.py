@@ -63,7 +63,8 @@ class Caller:
     """Fingerprint of the token that it has presented; empty: it has a certificate."""
     reason: str = ""
     """Why the call was refused, by the reason of the error; for the audit."""
-    _decided: dict[tuple[Action, str], bool] = field(default_factory=dict)
+    decisions: dict[tuple[Action, str], bool] = field(default_factory=dict)
+    """What :meth:`may` has answered under the rules in force, and remembers; bounded."""
 
     @property
     def actor(self) -> Actor:
@@ -73,23 +74,23 @@ class Caller:
     def become(self, principal: Principal, limits: Limits) -> None:
         """Go on with what the principal may do from now on."""
         self.principal, self.limits = principal, limits
-        self._decided.clear()
+        self.decisions.clear()
 
     def may(self, action: Action, name: str) -> bool:
         """Whether it may do something to ``[namespace/]name``. O(1) but for the first time, then O(rules).
 
         What it may do to a computation that is cut, it may do to its slices. Nobody may do anything to what can be nobody's name, and that is not kept.
         """
-        known = self._decided.get((action, name))
+        known = self.decisions.get((action, name))
         if known is not None:
             return known
         computation = whole(name)
         if NAME.fullmatch(computation) is None:
             return False
-        if len(self._decided) >= _MOST_DECISIONS:
-            self._decided.clear()
+        if len(self.decisions) >= _MOST_DECISIONS:
+            self.decisions.clear()
         namespace, plain = name_parts(computation)
-        decided = self._decided[action, name] = self.principal.may(action, namespace, plain)
+        decided = self.decisions[action, name] = self.principal.may(action, namespace, plain)
         return decided
 
     def may_report(self, name: str) -> bool:

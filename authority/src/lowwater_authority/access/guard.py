@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     Call = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]]
     Context = grpc.aio.ServicerContext[Any, Any]
 
-__all__ = ["Guard", "insider", "paced_by_host"]
+__all__ = ["Guard", "GuardBounds", "insider", "paced_by_host"]
 
 READ_EVERYTHING: Final = (Allowance(EVERYTHING, {Action.READ: (EVERYTHING,)}),)
 
@@ -57,22 +57,30 @@ _UNSURE: Final = frozenset(error.reason for error in (errors.ShuttingDown, error
 _CLAIMS: Final = frozenset({"claim", "adopt"})
 """Acts that may be done and then answered with Moved, when another shard has taken the computation over meanwhile."""
 
-REQUEST_SECONDS: Final = 10.0
-"""How long after its beginning a call may have no request."""
 
-HEALTH_CHECKS_OF_CONNECTION: Final = Limits(streams=4)
-HEALTH_CHECKS_OF_HOST: Final = Limits(streams=64)
-"""Health checks whose answers are not taken yet, over one connection and by one host. A probe has one. Each may hold the 64 KiB that gRPC lets a call send
-before any of it is read. There are no places for all hosts: so no crowd keeps away what has to know whether this process is well."""
+@dataclass(frozen=True, slots=True)
+class GuardBounds:
+    """What anybody may take of a server before it is known who that is."""
 
-HEALTH_WATCHES: Final = Limits(streams=64)
-HEALTH_WATCHES_OF_HOST: Final = Limits(streams=16)
-HEALTH_WATCHES_OF_CONNECTION: Final = Limits(streams=4)
-"""Health watches at once, by anybody: of all hosts, of one, and over one connection."""
+    request_seconds: float = 10.0
+    """How long after its beginning a call may have no request."""
 
-HEALTH_WATCH_SECONDS: Final = 30.0
-"""After which a health watch ends, and whoever is serious opens another: so that places come free. One whose client does not even take what it is told
-ends with its connection, and has its place until then."""
+    checks_of_connection: int = 4
+    checks_of_host: int = 64
+    """Health checks whose answers are not taken yet, over one connection and by one host. A probe has one. Each may hold the 64 KiB that gRPC lets a call send
+    before any of it is read. There are no places for all hosts: so no crowd keeps away what has to know whether this process is well."""
+
+    watches: int = 64
+    watches_of_host: int = 16
+    watches_of_connection: int = 4
+    """Health watches at once, by anybody: of all hosts, of one, and over one connection."""
+
+    watch_seconds: float = 30.0
+    """After which a health watch ends, and whoever is serious opens another: so that places come free. One whose client does not even take what it is told
+    ends with its connection, and has its place until then."""
+
+
+DEFAULT_BOUNDS: Final = GuardBounds()
 
 
 def insider(name: str, tokens: Iterable[str]) -> Principal:
@@ -118,10 +126,12 @@ class Guard(grpc.aio.ServerInterceptor):
         monotonic: Callable[[], float],
         clock: Callable[[], float] = time.time,
         cut: Callable[[str], bool] = lambda _: False,
+        bounds: GuardBounds = DEFAULT_BOUNDS,
     ) -> None:
         """Make one; ``clock`` gives seconds since the Unix epoch, ``cut`` says whether the computation of a name is cut into slices."""
         self._insiders = tuple(insiders)
         self._cut = cut
+        self._bounds = bounds
         self._access = access.with_principals(self._insiders)
         self._observer = observer
         self._audit = audit
@@ -226,7 +236,7 @@ class Guard(grpc.aio.ServerInterceptor):
                 rule, credentials = self._enter(known, context, who)
                 [caller] = who
                 rule.admit(caller)
-                request = await _first(requests, REQUEST_SECONDS)
+                request = await _first(requests, self._bounds.request_seconds)
                 caller.become(credentials.principal(self._access, self._clock()), self._access.limits)
                 rule.check(caller, request)
             except errors.LowwaterError as error:
@@ -276,7 +286,7 @@ class Guard(grpc.aio.ServerInterceptor):
                 stream = _Stream(caller, credentials, rule, None, task)
                 with self._counted(stream):
                     if one:
-                        asked = stream.request = await _first(requests, REQUEST_SECONDS)
+                        asked = stream.request = await _first(requests, self._bounds.request_seconds)
                     rule.check(caller, asked)
                     CALLER.set(caller)
                     async with contextlib.aclosing(serve(asked if one else requests, context)) as responses:
@@ -307,8 +317,8 @@ class Guard(grpc.aio.ServerInterceptor):
 
         async def checked(requests: AsyncIterator[Any], context: Context) -> Any:
             try:
-                self._place(context, f"health checks over {context.peer()}", HEALTH_CHECKS_OF_CONNECTION)
-                self._place(context, f"health checks from {host_of(context.peer())}", HEALTH_CHECKS_OF_HOST)
+                self._place(context, f"health checks over {context.peer()}", self._bounds.checks_of_connection)
+                self._place(context, f"health checks from {host_of(context.peer())}", self._bounds.checks_of_host)
                 await _write(context, await serve(whole, context))
             except errors.LowwaterError as error:
                 self._observer.refused(name, error.reason)
@@ -323,10 +333,10 @@ class Guard(grpc.aio.ServerInterceptor):
 
         async def watched(requests: AsyncIterator[Any], context: Context) -> Any:
             try:
-                self._place(context, f"health watches over {context.peer()}", HEALTH_WATCHES_OF_CONNECTION)
-                self._place(context, f"health watches from {host_of(context.peer())}", HEALTH_WATCHES_OF_HOST)
-                self._place(context, "health watches", HEALTH_WATCHES)
-                ends = asyncio.get_running_loop().time() + HEALTH_WATCH_SECONDS
+                self._place(context, f"health watches over {context.peer()}", self._bounds.watches_of_connection)
+                self._place(context, f"health watches from {host_of(context.peer())}", self._bounds.watches_of_host)
+                self._place(context, "health watches", self._bounds.watches)
+                ends = asyncio.get_running_loop().time() + self._bounds.watch_seconds
                 async with contextlib.aclosing(serve(whole, context)) as answers:
                     with contextlib.suppress(TimeoutError, StopAsyncIteration):
                         while True:
@@ -339,7 +349,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
         return watched
 
-    def _place(self, context: Context, key: str, limits: Limits) -> None:
+    def _place(self, context: Context, key: str, most: int) -> None:
         """Count a health check or watch until its call is over. Raises Overloaded.
 
         That is later than its handler's end: gRPC keeps a call, with all that came over it, until its status is sent.
@@ -349,7 +359,7 @@ class Guard(grpc.aio.ServerInterceptor):
             self._health.close(key)
 
         leave: Any = over  # no class, as the types of gRPC want it
-        self._health.open(key, limits)
+        self._health.open(key, Limits(streams=most))
         context.add_done_callback(leave)
 
     @contextlib.contextmanager

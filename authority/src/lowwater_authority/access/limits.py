@@ -47,6 +47,11 @@ class Usage:
         self._buckets: dict[str, Bucket] = {}
         self._streams: dict[str, int] = {}
 
+    @property
+    def callers(self) -> int:
+        """How many callers it remembers whose calls it counts."""
+        return len(self._buckets)
+
     def call(self, key: str, limits: Limits, now: float) -> None:
         """Count a call or a stream that begins. Raises Overloaded, with the delay."""
         rate = limits.calls_per_second
