@@ -8,7 +8,7 @@ from typing import Any
 from lowwater import Settings
 from lowwater.core.calls import Calls
 from lowwater.core.exchange import Exchange, exchange_of
-from lowwater.core.reports import Reporting
+from lowwater.core.reports import MESSAGE_WORDS, Reporting
 from lowwater.core.router import Router
 from lowwater.core.surroundings import Surroundings
 from lowwater.core.watches import WatchState
@@ -18,17 +18,19 @@ from tests.kit.clock import Clock
 class OfflineClient:
     """What a client knows and does, but for sending it. Its delays are not random: they are the longest that they can be.
 
-    ``settings`` are those of a client.
+    ``words`` are the most values of one message of a report, ``settings`` those of a client.
     """
 
-    def __init__(self, *addresses: str, clock: Clock | None = None, **settings: Any) -> None:
+    def __init__(
+        self, *addresses: str, clock: Clock | None = None, words: int = MESSAGE_WORDS, **settings: Any
+    ) -> None:
         self.clock = clock or Clock()
         self.settings = Settings(",".join(addresses or ("home:1",)), **settings)
         self.surroundings = Surroundings(self.clock, lambda: 1.0, bytes)
         self.router = Router(self.settings.addresses, nullcontext())
         self.known = WatchState(self.settings, self.surroundings, self.router)
         self.calls = Calls(self.known, "")
-        self.reporting = Reporting(self.settings, self.surroundings, self.router)
+        self.reporting = Reporting(self.settings, self.surroundings, self.router, words=words)
 
     def ask(self, call: Any, timeout: float = 10.0) -> Exchange[Any]:
         """Begin a call, whose requests the test answers."""

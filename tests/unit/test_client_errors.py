@@ -91,6 +91,7 @@ def refusing() -> Iterator[grpc.Channel]:
         ("DEADLINE_EXCEEDED", errors.Timeout, "TIMEOUT"),
         ("PERMISSION_DENIED", errors.PermissionDenied, "PERMISSION_DENIED"),
         ("UNAUTHENTICATED", errors.Unauthenticated, "UNAUTHENTICATED"),
+        ("UNIMPLEMENTED", errors.LowwaterError, "UNIMPLEMENTED"),
         ("UNKNOWN", errors.LowwaterError, "UNKNOWN"),
     ],
 )
@@ -103,6 +104,7 @@ def test_failed_calls_become_errors(refusing: grpc.Channel, code: str, cls: type
     assert error.reason == reason
     if cls is not errors.StaleSequencer:
         assert "there:7420" in str(error)
+    assert ("Upgrade lowwater-authority first" in str(error)) == (code == "UNIMPLEMENTED")
 
 
 def test_the_contract_lists_every_reason_and_which_may_be_repeated() -> None:

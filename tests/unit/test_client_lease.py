@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowwater import MAX, MIN, Histogram, Refusal
-from lowwater.core import wire
 from lowwater.core.columns import Column
 from lowwater.core.fold import Fold
-from lowwater.core.lease import GroupState, LeaseState, RecentSlots, Report
+from lowwater.core.lease import GroupState, LeaseState, RecentSlots
 from lowwater.core.reports import ReporterState
 
 
@@ -83,20 +82,6 @@ def test_rule5_a_tick_never_uses_a_newer_fold_than_the_snapshot(state: type[Leas
     run(60)
     assert len(said) > 30
     assert {value for value in said if value != MAX} <= {MIN, 5, 10}
-
-
-def test_finish_is_the_only_way_to_the_end() -> None:
-    lease = lease_of(3)
-    lease.advance(fold_at(10), MAX, now=0.0)
-    assert not taken(lease).finish
-    lease.finish([1])
-    group = taken(lease)
-    assert (spread(group, 3), group.finish) == ({1: MAX}, True)
-    lease.advance(fold_at(11), MAX, now=0.0)
-    assert spread(taken(lease), 3) == {0: 11, 2: 11}
-    lease.finish(None)
-    group = taken(lease)
-    assert (set(spread(group, 3).values()), group.finish, lease.beat()) == ({MAX}, True, None)
 
 
 def test_lost_ranges_are_not_reported_any_more() -> None:
@@ -207,26 +192,6 @@ def test_the_reports_of_a_stream_add_up_to_the_newest_state(
             if group is not None:
                 known |= spread(group, count)
             assert known == {handle: min(oldest, low) for handle, oldest in model.items()}
-
-
-def test_a_report_survives_the_wire() -> None:
-    lease = lease_of(5)
-    pending = Histogram(100_000)
-    pending.add(50_000, 2)
-    lease.advance(fold_at(9), {0: 1, 3: 2}, pending=pending, finished=3, oldest_operation=77, now=0.0)
-    lease.lose([4], "gone")
-    group = taken(lease)
-    message = wire.report_request(Report(12, (group,)))
-    parsed = type(message).FromString(message.SerializeToString())
-    [sent] = parsed.report.groups
-    assert (parsed.report.number, sent.computation, sent.sequencer) == (12, "c", 7)
-    assert list(sent.handles) == [0, 1, 2, 3]
-    assert list(sent.watermarks_micros) == [1, MIN, MIN, 2]
-    assert (sent.finish, sent.input_version, list(sent.input_incarnations)) == (False, 2, [4])
-    assert sent.oldest_operation_micros == 77
-    assert list(sent.mass.pending.starts_micros) == [50_000]
-    assert list(sent.mass.pending.counts) == [2]
-    assert [(each.share_ppm, each.micros) for each in sent.mass.frontiers] == [(990_000, 10)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 5))))

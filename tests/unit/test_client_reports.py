@@ -5,22 +5,18 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 
-import grpc
-import grpc.aio
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from lowwater import MAX, Refusal, errors
-from lowwater.core.attempts import error_of_call
 from lowwater.core.call import Call
 from lowwater.core.columns import Column
 from lowwater.core.exchange import Exchange
 from lowwater.core.fold import Fold
 from lowwater.core.lease import GroupState, LeaseState, Report
-from lowwater.core.reports import BEAT, LOUD, SAVED, Due, ReporterState, Reporting
-from lowwater.v1 import workers_pb2
+from lowwater.core.reports import BEAT, LOUD, SAVED, ReporterState, Reporting
 from tests.kit.client import OfflineClient
 from tests.kit.clock import Clock
 from tests.unit.test_client_routing import Failed
@@ -252,12 +248,6 @@ class ReportStream(RuleBasedStateMachine):
         return any(refusal[1] == sequencer for _, _, refused in self.answers for refusal in refused)
 
     @invariant()
-    def bounded_and_consistent(self) -> None:
-        self.reporter._check()
-        for lease in self.leases:
-            lease._oldest._check()
-
-    @invariant()
     def every_value_was_staged_once(self) -> None:
         """Nothing is made up: each range stands where some staged state put it."""
         for model in self.models:
@@ -299,7 +289,7 @@ class ReportStream(RuleBasedStateMachine):
         super().teardown()
 
 
-ReportStream.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+ReportStream.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestReportStream = ReportStream.TestCase
 
 
@@ -345,7 +335,7 @@ def test_a_report_leaves_at_once_and_what_is_staged_meanwhile_with_the_next() ->
     assert stage(reporter, beside, 5), "or the sender would sleep until the next beat"
 
 
-@pytest.mark.parametrize(("claims", "loud"), [(1, 1), (2, 2), (1000, LOUD)])
+@pytest.mark.parametrize(("claims", "loud"), [(1, 1), (1000, LOUD)])
 def test_claims_that_report_without_a_pause_are_slowed_down_in_the_long_run(claims: int, loud: int) -> None:
     """One claim after the other stages a state, two thousand times a second, and the authority answers at once."""
     reporter = ReporterState(b"s" * 16, INTERVAL, lambda: 1.0)
@@ -433,7 +423,6 @@ def test_a_claim_whose_turn_was_too_old_begins_one_above_it_with_its_full_state(
     reporter.begin_above(lease, 3)
     assert reporter.take(2.0) == [], "the answer to an older turn says nothing of this one"
     assert reporter.acknowledged(second.number) == [lease]
-    reporter._check()
 
 
 # -- the state machine --------------------------------------------------------------------------------------------
@@ -459,34 +448,7 @@ def test_refusals_are_logged_once_a_claim_and_forgotten_with_it(caplog: pytest.L
             one.remove(state)
             one.log(refused)
     assert len(caplog.records) == 100
-    assert not any(each.claims for each in one._computations.values())
-
-
-def test_a_stream_sends_its_opening_then_what_is_due_and_ends_with_the_next() -> None:
-    clock = Clock()
-    one, state = reporting(clock), lease()
-    one.add(state)
-    state.finish(None)
-    one.staged(state)
-    stream, opening = one.stream().open("there:1", "token")
-    assert (opening.open.server_token, opening.open.sender, opening.open.stream) == ("token", bytes(16), 1)
-    due = one.stream().due(stream)
-    assert due is not None
-    assert (list(due.messages), due.within) == ([], None), "not before the server has let it in"
-    one.stream().take(workers_pb2.ReportResponse(opened=workers_pb2.ReportOpened(server_token="token")))
-    due = one.stream().due(stream)
-    assert due is not None
-    assert [message.report.number for message in due.messages] == [1]
-    assert one.stream().due(stream) == Due((), None), "not before it is acknowledged"
-    one.stream().take(workers_pb2.ReportResponse(ack=workers_pb2.ReportAck(number=1)))
-    due = one.stream().due(stream)
-    assert due is not None
-    assert due.within == pytest.approx(3.0), "the next beat"
-    one.stream().ended(None)
-    assert one.stream().due(stream) is None
-    later, _ = one.stream().open("there:1", "token")
-    assert one.stream().due(stream) is None
-    assert one.stream().due(later) is not None
+    assert not one.computations
 
 
 def test_a_flush_that_is_too_late_says_why_the_last_stream_ended() -> None:
@@ -535,21 +497,3 @@ def test_a_repeatable_call_is_repeated_within_its_deadline() -> None:
         attempts.failed(Failed())
     clock.now += 1
     assert attempts.next().options["timeout"] > 0
-
-
-class Unknown(Failed):
-    """A server without the method."""
-
-    def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.UNIMPLEMENTED
-
-    def details(self) -> str:
-        return "Method not found!"
-
-
-def test_a_call_that_the_authority_does_not_know_says_what_to_upgrade() -> None:
-    error = error_of_call(Unknown(), "there:1")
-    assert error.reason == "UNIMPLEMENTED"
-    assert str(error) == (
-        "the authority at there:1 does not know this call: it is older than this client. Upgrade lowwater-authority first."
-    )

@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Any, ClassVar, Final, Self
 
-from lowwater.watermark import MAX, MIN, EventTime, all_to_micros, to_micros
+from lowwater.watermark import MIN, EventTime, all_to_micros, to_micros
 
 __all__ = ["Histogram", "bucket_start"]
 
@@ -175,10 +175,3 @@ class Histogram:
 
     def __repr__(self) -> str:
         return f"<Histogram of {self.total} records in {len(self)} buckets>"
-
-    def _check(self) -> None:
-        """Assert every invariant."""
-        for start, count in self._buckets.items():
-            assert count > 0
-            assert MIN <= start <= MAX
-            assert bucket_start(start, self._reference) == start, "a start belongs to the bucket it starts"

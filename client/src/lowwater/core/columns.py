@@ -151,16 +151,6 @@ class Column:
                 return None
         return self._common
 
-    def _check(self) -> None:
-        """Assert every invariant."""
-        if self._dense is None:
-            assert all(0 <= h < self.count and v != self._common for h, v in self._exceptions.items())
-            assert len(self._exceptions) * _SPARSE <= self.count
-        else:
-            assert not self._exceptions
-            assert len(self._dense) == self.count
-            assert self._finished in {None, self._dense.count(MAX)}
-
 
 def is_one(value: object) -> TypeGuard[EventTime]:
     """Whether a value is one event time; numpy's integers are, its arrays are not."""

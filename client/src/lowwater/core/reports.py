@@ -122,7 +122,9 @@ class ReporterState:
     :meth:`LeaseState.take` says. A beat is O(leases).
     """
 
-    def __init__(self, sender: bytes, interval: float, random: Callable[[], float]) -> None:
+    def __init__(
+        self, sender: bytes, interval: float, random: Callable[[], float], *, words: int = MESSAGE_WORDS
+    ) -> None:
         self.sender = sender
         """Names this process in its streams: 16 random bytes."""
         self.stream: int = 0
@@ -130,6 +132,7 @@ class ReporterState:
         self.opened: bool = False
         """Whether the server has answered the open of the newest stream."""
         self._interval = interval
+        self._words = words
         self._rests_until = _AT_ONCE
         self._random = random
         self._leases: dict[Key, LeaseState] = {}
@@ -279,7 +282,7 @@ class ReporterState:
         if not groups:
             return []
         reports: list[Report] = []
-        for part in _messages(groups):
+        for part in _messages(groups, self._words):
             self._number += 1
             reports.append(Report(self._number, part))
             sent.carried.append((self._number, {_key(group): group.handles for group in part}))
@@ -365,13 +368,6 @@ class ReporterState:
             refused=self._refused,
         )
 
-    def _check(self) -> None:
-        """Assert every invariant."""
-        assert self._waiting.keys() <= self._leases.keys()
-        assert bool(self._waiting) == (self._leaves < _NEVER)
-        assert self._in_flight is None or self._in_flight.number == self._number
-        assert all(lease.durable <= lease.version for lease in self._leases.values())
-
 
 def _key(claim: LeaseState | GroupState) -> Key:
     return claim.computation, claim.sequencer
@@ -382,14 +378,14 @@ def _rested(until: float, now: float, interval: float) -> float:
     return min(max(until, now - max(0.0, SAVED - interval)), now) + interval
 
 
-def _messages(groups: Iterable[GroupState]) -> Iterator[tuple[GroupState, ...]]:
+def _messages(groups: Iterable[GroupState], most: int) -> Iterator[tuple[GroupState, ...]]:
     """Divide what leaves together into messages that the server accepts."""
     part: list[GroupState] = []
     words = 0
     for group in groups:
-        for number, piece in enumerate(_pieces(group)):
+        for number, piece in enumerate(_pieces(group, most)):
             # One entry a claim: the authority takes a claim's state from a report once.
-            if part and (number or words + piece.count > MESSAGE_WORDS):
+            if part and (number or words + piece.count > most):
                 yield tuple(part)
                 part, words = [], 0
             part.append(piece)
@@ -397,12 +393,12 @@ def _messages(groups: Iterable[GroupState]) -> Iterator[tuple[GroupState, ...]]:
     yield tuple(part)
 
 
-def _pieces(group: GroupState) -> Iterator[GroupState]:
+def _pieces(group: GroupState, most: int) -> Iterator[GroupState]:
     """Divide a group that is too large for one message; the mass and the lateness go with the last piece."""
-    if group.count <= MESSAGE_WORDS:
+    if group.count <= most:
         yield group
         return
-    size = MESSAGE_WORDS // 2
+    size = most // 2
     values = group.values
     total = len(group.handles) if group.handles is not None else len(values) if not isinstance(values, int) else 0
     for start in range(0, total, size):
@@ -443,7 +439,9 @@ class ReportStream:
         self.key = key
         """The shard's address, or ``HOME``."""
         surroundings = reporting.surroundings
-        self.state: ReporterState = ReporterState(surroundings.randbytes(16), reporting.interval, surroundings.random)
+        self.state: ReporterState = ReporterState(
+            surroundings.randbytes(16), reporting.interval, surroundings.random, words=reporting.words
+        )
         self.last_error: Exception | None = None
         """Why the last stream ended; None after an answer."""
         self.interrupted: bool = False
@@ -632,15 +630,20 @@ class Reporting:
     its full state; until it is known where to, its newest state waits here. Nothing here waits or locks.
     """
 
-    def __init__(self, settings: Settings, surroundings: Surroundings, router: Router) -> None:
+    def __init__(
+        self, settings: Settings, surroundings: Surroundings, router: Router, *, words: int = MESSAGE_WORDS
+    ) -> None:
         self.failure: errors.LowwaterError | None = None
         """Why nothing will ever be reported again."""
         self.interval: float = settings.report_interval
         """Seconds between the reports of one claim, in the long run."""
+        self.words: int = words
+        """Values that one message of a report may have at most."""
         self.router: Router = router
         self.surroundings: Surroundings = surroundings
         self.search: Search[Reported] = Search(router, surroundings, self._found)
-        self._computations: dict[str, Reported] = {}
+        self.computations: dict[str, Reported] = {}
+        """Computations of which some lease is reported, by name."""
         self._streams: dict[str, ReportStream] = {HOME: ReportStream(self, HOME)}
         self._untended: dict[Streamed, None] = {}
         self._past = ReporterStatistics()
@@ -649,7 +652,7 @@ class Reporting:
 
     def add(self, lease: LeaseState) -> None:
         """Report a lease from now on. Ask :meth:`tend` afterwards."""
-        computation = self._computations.setdefault(lease.computation, Reported(lease.computation))
+        computation = self.computations.setdefault(lease.computation, Reported(lease.computation))
         claim = computation.claims[lease.sequencer] = _Claim(lease)
         self._put(claim, self.router.place(lease.computation))
 
@@ -658,12 +661,12 @@ class Reporting:
         claim = self._claim(lease.computation, lease.sequencer)
         if claim is None:
             return
-        computation = self._computations[lease.computation]
+        computation = self.computations[lease.computation]
         del computation.claims[lease.sequencer]
         if not computation.claims:
             # Nothing is kept of it: a process may claim computations of other names for weeks.
             self.search.forget(computation)
-            del self._computations[lease.computation]
+            del self.computations[lease.computation]
         elif claim.carrier is None and not any(each.carrier is None for each in computation.claims.values()):
             self.search.forget(computation)
         if claim.carrier is not None:
@@ -714,7 +717,7 @@ class Reporting:
 
     def statistics(self) -> ReporterStatistics:
         """Return what was done so far, on all streams together."""
-        lost = [claim.lease for each in self._computations.values() for claim in each.homeless]
+        lost = [claim.lease for each in self.computations.values() for claim in each.homeless]
         waiting = sum(lease.version > lease.durable for lease in lost)
         homeless = ReporterStatistics(leases=len(lost), waiting=waiting)
         streams = [stream.state.statistics() for stream in self._streams.values()]
@@ -745,7 +748,7 @@ class Reporting:
 
     def heard(self, name: str) -> None:
         """A shard has answered for a computation."""
-        computation = self._computations.get(name)
+        computation = self.computations.get(name)
         if computation is not None:
             computation.hops = 0
             self.search.heard(computation)
@@ -753,7 +756,7 @@ class Reporting:
     def redirected(self, stream: ReportStream, redirect: types_pb2.Redirect, leases: Sequence[LeaseState]) -> bool:
         """Take leases that a stream no longer carries where they are redirected to; returns whether that is the same shard."""
         name = leases[0].computation
-        computation = self._computations[name]
+        computation = self.computations[name]
         followed = self.router.redirected(name, redirect.address, redirect.epoch)
         computation.hops += 1
         logger.info("%s is served at %s", name, redirect.address or "no shard just now")
@@ -772,7 +775,7 @@ class Reporting:
         """Look for what a stream carried, in so many seconds at the earliest."""
         for lease in stream.state.leases:
             stream.state.remove(lease)
-            self._lose(self._computations[lease.computation].claims[lease.sequencer], at_least)
+            self._lose(self.computations[lease.computation].claims[lease.sequencer], at_least)
 
     def retired(self, stream: ReportStream) -> None:
         """Nobody drives a stream any more."""
@@ -782,7 +785,7 @@ class Reporting:
 
     def _claim(self, name: str, sequencer: int) -> _Claim | None:
         """Return what is known of a claim that is reported."""
-        computation = self._computations.get(name)
+        computation = self.computations.get(name)
         return None if computation is None else computation.claims.get(sequencer)
 
     def _put(self, claim: _Claim, place: str) -> None:
@@ -792,7 +795,7 @@ class Reporting:
 
     def _lose(self, claim: _Claim, at_least: float = 0.0) -> None:
         claim.carrier = None
-        self.search.lose(self._computations[claim.lease.computation], at_least)
+        self.search.lose(self.computations[claim.lease.computation], at_least)
         self._untended[self.search] = None
 
     def _found(self, computation: Reported) -> None:

@@ -65,7 +65,8 @@ class Router:
         """Redirects to a lower ownership number than one seen; they were not followed."""
         self._guard = guard
         self._given = tuple(dict.fromkeys(addresses))
-        self._learnt: dict[str, None] = {}
+        self.learnt: dict[str, None] = {}
+        """Addresses of shards that were heard of, those that failed last at the end; at most ``MOST_LEARNT``."""
         self._home = self._given[0]
         self._routes: dict[str, Route] = {}
         self._doubted = ""
@@ -86,7 +87,7 @@ class Router:
     @property
     def several(self) -> bool:
         """Whether more than one address is known."""
-        return len(self._given) + len(self._learnt) > 1
+        return len(self._given) + len(self.learnt) > 1
 
     def given(self, address: str) -> bool:
         """Whether an address is one that :func:`lowwater.connect` was given, and not only heard of."""
@@ -140,11 +141,11 @@ class Router:
             route.epoch, route.address = epoch, address
             if not address:
                 return False
-            if address not in self._given and address not in self._learnt:
-                self._learnt[address] = None
-                unused = [each for each in self._learnt if each != self._home]
+            if address not in self._given and address not in self.learnt:
+                self.learnt[address] = None
+                unused = [each for each in self.learnt if each != self._home]
                 if len(unused) > MOST_LEARNT:
-                    del self._learnt[unused[0]]
+                    del self.learnt[unused[0]]
             return True
 
     def forget(self, name: str) -> None:
@@ -159,10 +160,10 @@ class Router:
             for route in self._routes.values():
                 if route.address == address:
                     route.address = ""
-            if address in self._learnt:
-                self._learnt[address] = self._learnt.pop(address)
+            if address in self.learnt:
+                self.learnt[address] = self.learnt.pop(address)
             if address == self._home:
-                candidates = [*self._given, *list(self._learnt)[:1]]
+                candidates = [*self._given, *list(self.learnt)[:1]]
                 following = self._given.index(address) + 1 if address in self._given else 0
                 self._home = candidates[following % len(candidates)]
 

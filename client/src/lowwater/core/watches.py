@@ -366,7 +366,8 @@ class WatchState:
         self.denials: Denials = Denials(
             router, surroundings, self.ratchet, followed=self._is_followed, allowed=self._found
         )
-        self._records: dict[str, Followed] = {}
+        self.records: dict[str, Followed] = {}
+        """What is known of each name that somebody follows, and of those that must not be read."""
         self._named: dict[str, Followed] = {}  # those of them that somebody follows by name
         self._elsewhere: dict[str, Followed] = {}  # those that home does not tell of to who follows all
         self._streams: dict[str, WatchStream] = {HOME: WatchStream(self, HOME)}
@@ -468,9 +469,9 @@ class WatchState:
 
     def _record(self, name: str) -> Followed:
         """Return what is known of a computation beside its value."""
-        record = self._records.get(name)
+        record = self.records.get(name)
         if record is None:
-            record = self._records[name] = Followed(name)
+            record = self.records[name] = Followed(name)
         return record
 
     def _let_go(self, record: Followed) -> None:
@@ -480,7 +481,7 @@ class WatchState:
         teller = self._teller(record.name)
         if teller is not None:
             self._keep_age(teller, record)
-        self._records.pop(record.name, None)
+        self.records.pop(record.name, None)
         self.ratchet.forget(record.name)
 
     def _is_followed(self, followed: Followed) -> bool:
@@ -544,7 +545,7 @@ class WatchState:
             self.ratchet.admit(view)
             self.router.seen(view.computation, view.epoch)
             shown.append(self.ratchet.get(view.computation))
-            if view.computation not in self._records:
+            if view.computation not in self.records:
                 self.ratchet.forget(view.computation)
         return shown
 
@@ -569,7 +570,7 @@ class WatchState:
     def denied(self, names: Collection[str]) -> errors.LowwaterError | None:
         """Return why the authority tells nothing of names, of none: all, to whoever calls; None when it does, or does not say."""
         for name in names:
-            record = self._records.get(name)
+            record = self.records.get(name)
             if record is not None and record.denial is not None and record.denial.error is not None:
                 return record.denial.error
         error = self.last_error
@@ -587,7 +588,7 @@ class WatchState:
 
     def at(self, name: str) -> str | None:
         """Return whose stream a computation is placed at; None while it is looked for, or denied."""
-        record = self._records.get(name)
+        record = self.records.get(name)
         return HOME if record is None else record.at
 
     def placed(self, key: str) -> list[str]:
@@ -614,7 +615,7 @@ class WatchState:
     def heard(self, stream: WatchStream, name: str, epoch: int) -> None:
         """A stream told a value."""
         self.router.seen(name, epoch)
-        record = self._records.get(name)
+        record = self.records.get(name)
         if record is not None and record.at == stream.key:
             record.hops = 0
 
@@ -684,7 +685,7 @@ class WatchState:
 
     def lose_all(self, stream: WatchStream, at_least: float) -> None:
         """A stream serves nothing of what was placed there: look for it, in so many seconds at the earliest. O(names)."""
-        for record in self._records.values():
+        for record in self.records.values():
             if record.place == stream.key:
                 self._lose(stream, record, at_least)
 
