@@ -12,9 +12,11 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
 
+from lowwater import errors
 from lowwater_authority.authority import Authority
 from lowwater_authority.ops.observer import Observer
 from lowwater_authority.rpc.health import HealthServicer
+from lowwater_authority.rpc.refusals import refuse
 from tests.kit.faults import FaultPlan
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.times import HOUR
@@ -37,6 +39,23 @@ async def served(
         yield f"127.0.0.1:{port}"
     finally:
         await server.stop(0)
+
+
+def scripted(service: str, **methods: tuple[Any, Callable[[Any], Any]]) -> Callable[[grpc.aio.Server], None]:
+    """Add a service that answers by functions; each method has the type of its request and what is called with it."""
+
+    def handler(kind: Any, answer: Callable[[Any], Any]) -> grpc.RpcMethodHandler[Any, Any]:
+        async def answered(request: Any, context: Any) -> Any:
+            try:
+                return answer(request)
+            except errors.LowwaterError as error:
+                await refuse(context, error)
+
+        write: Any = lambda message: message.SerializeToString()  # noqa: E731
+        return grpc.unary_unary_rpc_method_handler(answered, kind.FromString, write)
+
+    made = grpc.method_handlers_generic_handler(service, {name: handler(*each) for name, each in methods.items()})
+    return lambda server: server.add_generic_rpc_handlers((made,))
 
 
 def healthy(server: grpc.aio.Server) -> None:

@@ -40,21 +40,6 @@ def test_rule3_no_value_goes_back_within_an_incarnation() -> None:
     assert known.view("a") == view("a", UNKNOWN, incarnation=3)
 
 
-def test_those_are_told_of_who_stand_or_lag_otherwise() -> None:
-    known = board(
-        view("root", 9 * HOUR), view("near", 8 * HOUR, "root"), view("far", 7 * HOUR, "near"), view("other", HOUR)
-    )
-    assert sorted(known.changes()) == ["far", "near", "other", "root"]
-    assert known.changes() == []
-    known.admit(view("root", 10 * HOUR))  # all behind it lag more
-    assert sorted(known.changes()) == ["far", "near", "root"]
-    known.admit(view("near", 9 * HOUR, "root"))  # its reader does
-    assert sorted(known.changes()) == ["far", "near"]
-    known.admit(view("far", 8 * HOUR, "near"))
-    known.admit(view("far", 9 * HOUR, "near"))
-    assert known.changes() == ["far"]
-
-
 def test_a_computation_is_sampled_from_when_it_was_heard_of() -> None:
     known = board(view("a", UNKNOWN))
     known.sample(1)

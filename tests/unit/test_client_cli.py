@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from lowwater import Client, Completeness, Promise, Ranges, RangeState, RangeView, Watermark, WatermarkView, errors
+from lowwater import Completeness, Promise, Ranges, RangeState, RangeView, Watermark, WatermarkView, errors
 from lowwater.cli import main, render
 from lowwater.cli.arguments import parse_duration, parse_key, parse_time
 from lowwater.cli.commands import COMMANDS
-from lowwater.cli.history import history_record, history_table, why_empty
+from lowwater.cli.history import history_table
 from lowwater.cli.live import State, draw, seen
 from lowwater.cli.shards import shards_table
 from lowwater.core.text import describe_holder, describe_key, duration
@@ -177,13 +177,6 @@ def test_an_error_that_quotes_a_worker_is_one_printable_line(
     assert capsys.readouterr().err == "lowwater why: exec\\x1b[2J\\nFORGED own part of that interval\n"
 
 
-def test_only_names_are_offered_to_a_shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    offered = {name: WatermarkView(name, registered=True) for name in ("flights", "$(touch x)", "a\nb", "prod/hourly")}
-    monkeypatch.setattr(Client, "get", lambda self, *names: offered)
-    assert main(["status", "--names", "--address", "127.0.0.1:1"]) == 0
-    assert capsys.readouterr().out == "flights\nprod/hourly\n"
-
-
 def test_watch_is_a_line_a_change() -> None:
     assert render.line(VIEWS[0], NOW, VIEWS[0]) == (
         "2013-01-09T14:00:00Z  enriched  2013-01-09T13:00:00Z  lag 1 h  99 % lately seen 2013-01-09T13:59:00Z  "
@@ -335,36 +328,6 @@ def test_a_history_of_several_incarnations_marks_those_that_ended() -> None:
         "and 29 before them; --last shows more",
     ]
     assert "3, ended" in history_table(hours(completion(1, 2, 0, incarnation=3)), 4)
-
-
-def test_a_history_in_json_is_one_object() -> None:
-    record = json.loads(render.to_json(history_record(hours(completion(-INF, 13, 0.5), more=1), 1)))
-    [step] = record.pop("completions")
-    assert record == {
-        "computation": "hourly",
-        "incarnation": 1,
-        "step_seconds": 3600.0,
-        "step_micros": HOUR,
-        "total": 2,
-    }
-    assert (step["incarnation"], step["after"], step["after_micros"]) == (1, "unknown", None)
-    assert (step["through"], step["through_micros"]) == ("2013-01-09T13:00:00Z", NOW - HOUR)
-    assert (step["time_micros"], step["behind_seconds"]) == (NOW - HOUR + 500_000, 0.5)
-
-
-def test_an_empty_history_says_why() -> None:
-    unknown, known = VIEWS[2], VIEWS[0]  # the other one is at 13:00
-    assert why_empty(hours(), unknown, None) == (
-        "no step of weather is complete yet: it is at unknown, in steps of 1 h; 'lowwater why weather' says who holds it"
-    )
-    assert why_empty(hours(), known, Watermark(NOW - HOUR)) == (
-        "no step that ends after 2013-01-09T13:00:00Z of enriched is complete yet: it is at 2013-01-09T13:00:00Z, in steps "
-        "of 1 h; 'lowwater why enriched' says who holds it"
-    )
-    for since in (None, Watermark(NOW - 2 * HOUR)):
-        assert "since its history is kept: it was at 2013-01-09T13:00:00Z before" in why_empty(hours(), known, since)
-    half_past = WatermarkView("enriched", registered=True, low=Watermark(NOW + HOUR // 2))
-    assert "is complete yet" in why_empty(hours(), half_past, Watermark(NOW + HOUR // 4)), "the step goes on to 15:00"
 
 
 def test_serve_belongs_to_the_other_package(

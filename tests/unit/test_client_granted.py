@@ -2,153 +2,106 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections import deque
-from collections.abc import Iterable
-from typing import Any
+import itertools
+from collections.abc import AsyncIterator, Iterator
+from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import lowwater
 from lowwater import aio
-from lowwater._async.runtime import Runtime as AioRuntime
-from lowwater._async.worker import Worker as AioWorker
-from lowwater._drive.tasks.runtimes import Runtimes as AioRuntimes
-from lowwater._drive.threads.runtimes import Runtimes
-from lowwater._sync.lease import Lease
-from lowwater._sync.reporter import Reporter
-from lowwater._sync.runtime import Runtime
-from lowwater._sync.worker import Worker as SyncWorker
-from lowwater.core.claims import Claimant, Grant
-from lowwater.core.columns import Column
 from lowwater.core.cover import Cover
-from lowwater.core.fold import Reading
-from lowwater.core.lease import LeaseState
-from lowwater.core.surroundings import REAL
+from lowwater.v1 import workers_pb2
+from tests.kit.served import scripted, served
 
 KEYS = [bytes([number]) for number in range(12)]
 
-BOUNDS = st.sets(st.sampled_from(KEYS), min_size=2, max_size=6).map(sorted) | st.sets(
-    st.sampled_from(KEYS), min_size=1, max_size=6
-).map(lambda chosen: [*sorted(chosen), b""])
-"""Of claims; an empty last one means no upper bound."""
+
+def bounds(random: Random) -> list[bytes]:
+    """Those of a claim; an empty last one means no upper bound."""
+    chosen = sorted(random.sample(KEYS, random.randint(2, 6)))
+    return [*chosen[1:], b""] if random.random() < 0.5 else chosen
 
 
-def grant(bounds: list[bytes], sequencer: int) -> Grant:
-    count = len(bounds) - 1
-    state = LeaseState("c", sequencer, Column(count, 0), reference=0)
-    return Grant(state, tuple(bounds), lowwater.Watermarks([0] * count), Reading("c", (), 0, (), ()))
-
-
-class Worker:
-    """Leases over one reporter, which reports nothing."""
+class Granting:
+    """Grants every claim, of which nobody else hears; ``grants`` are the sequencers and the inputs, with their version."""
 
     def __init__(self) -> None:
-        self.runtime = Runtime(lowwater.Settings("localhost:1"))
-        self.leases: list[Lease] = []
+        self.grants: Iterator[tuple[int, list[str], int]] = ((number, [], 0) for number in itertools.count(1))
 
-    @property
-    def reporter(self) -> Reporter:
-        return self.runtime.reporter
-
-    def claim(self, bounds: list[bytes], sequencer: int | None = None) -> Lease:
-        granted = grant(bounds, sequencer or len(self.leases) + 1)
-        lease = Lease(self.runtime, granted)
-        self.reporter.reporting.add(granted.state)
-        for older in self.leases:
-            older.yield_to(lease)
-        self.leases.append(lease)
-        return lease
-
-    @property
-    def reported(self) -> int:
-        return self.reporter.statistics().leases
+    def claim(self, request: workers_pb2.ClaimRequest) -> workers_pb2.ClaimResponse:
+        sequencer, inputs, version = next(self.grants)
+        return workers_pb2.ClaimResponse(
+            server_token="t",
+            sequencer=sequencer,
+            epoch=1,
+            incarnation=1,
+            inputs=inputs,
+            input_version=version,
+            input_incarnations=[0] * len(inputs),
+            watermarks_micros=[0] * (len(request.bounds) - 1),
+        )
 
 
-def covered(bounds: tuple[bytes, ...], handle: int) -> set[bytes]:
+@pytest.fixture
+def granting() -> Granting:
+    return Granting()
+
+
+@pytest.fixture
+async def lw(granting: Granting) -> AsyncIterator[aio.Client]:
+    service = scripted("lowwater.v1.WorkerService", Claim=(workers_pb2.ClaimRequest, granting.claim))
+    async with served(service) as address, aio.connect(address, timeout=0.5) as client:
+        yield client
+
+
+def covered(within: tuple[bytes, ...], handle: int) -> set[bytes]:
     """The keys of a range, and one behind all."""
-    start, end = bounds[handle], bounds[handle + 1]
+    start, end = within[handle], within[handle + 1]
     return {key for key in [*KEYS, b"\xff"] if start <= key and (not end or key < end)}
 
 
-@given(claims=st.lists(BOUNDS, min_size=1, max_size=6))
-def test_a_claim_takes_every_range_it_has_a_part_of(claims: list[list[bytes]]) -> None:
-    worker = Worker()
-    for bounds in claims:
-        worker.claim(bounds)
-    for number, lease in enumerate(worker.leases):
-        later = worker.leases[number + 1 :]
-        taken = set().union(*(covered(each.bounds, handle) for each in later for handle in range(len(each))))
-        assert lease.lost == {handle for handle in range(len(lease)) if covered(lease.bounds, handle) & taken}
-        assert lease.over == (len(lease.lost) == len(lease))
-    assert worker.reported == sum(not lease.over for lease in worker.leases)
+async def test_a_claim_takes_every_range_it_has_a_part_of(lw: aio.Client) -> None:
+    reported = 0
+    for seed in range(50):
+        random, worker = Random(seed), lw.worker(f"c{seed}")
+        leases = [await worker.claim(bounds=bounds(random)) for _ in range(random.randint(1, 6))]
+        for number, lease in enumerate(leases):
+            later = leases[number + 1 :]
+            taken = set().union(*(covered(each.bounds, handle) for each in later for handle in range(len(each))))
+            assert lease.lost == {handle for handle in range(len(lease)) if covered(lease.bounds, handle) & taken}
+            assert lease.over == (len(lease.lost) == len(lease))
+        reported += sum(not lease.over for lease in leases)
+        assert lw.statistics().reporter.leases == reported
 
 
-# -- claims at one moment -----------------------------------------------------------------------------------------
-
-SETTINGS = lowwater.Settings("localhost:1")
-CLAIMANT = Claimant.here(REAL, "c", None, "", 0, 0)
-
-
-class Granting(Runtime):
-    """A runtime whose claims are answered by what is put in."""
-
-    def __init__(self, grants: Iterable[Grant]) -> None:
-        super().__init__(SETTINGS)
-        self.grants = deque(grants)
-
-    def call(self, call: Any, within: float = math.inf) -> Any:
-        return self.grants.popleft()
-
-
-class GrantingTasks(AioRuntime):
-    """The same on asyncio."""
-
-    def __init__(self, grants: Iterable[Grant]) -> None:
-        super().__init__(SETTINGS)
-        self.grants = deque(grants)
-
-    async def call(self, call: Any, within: float = math.inf) -> Any:
-        return self.grants.popleft()
-
-
-async def left(grants: list[Grant]) -> tuple[list[int], int]:
-    """What each claim lost, in the order of their answers, and how many are reported."""
-    runtime = GrantingTasks(grants)
-    async with AioWorker(AioRuntimes(lambda: runtime), CLAIMANT, REAL) as worker:
-        leases: list[aio.Lease] = [await worker.claim() for _ in grants]
-        found = [len(lease.lost) for lease in leases], runtime.reporter.statistics().leases
-    await runtime.close()
-    return found
-
-
-async def test_a_claim_that_was_answered_late_yields_to_a_newer_one() -> None:
+@pytest.mark.parametrize(
+    ("claims", "lost", "reported"),
+    [
+        ([(11, [b"", b""]), (10, [b"", b""])], [0, 1], 1),
+        ([(13, [b"b", b"m"]), (12, [b"", b"k", b"m", b""]), (11, [b"", b""])], [0, 2, 1], 2),
+    ],
+)
+async def test_a_claim_that_was_answered_late_yields_to_a_newer_one(
+    lw: aio.Client, granting: Granting, claims: list[tuple[int, list[bytes]]], lost: list[int], reported: int
+) -> None:
     """What was answered in another order than it was granted in ends the same: the worker reports what it owns, once."""
-    assert await left([grant([b"", b""], 11), grant([b"", b""], 10)]) == ([0, 1], 1)
-    in_part = grant([b"", b"k", b"m", b""], 12)
-    assert await left([grant([b"b", b"m"], 13), in_part, grant([b"", b""], 11)]) == ([0, 2, 1], 2)
+    granting.grants = iter([(sequencer, [], 0) for sequencer, _ in claims])
+    worker = lw.worker("c")
+    leases = [await worker.claim(bounds=each) for _, each in claims]
+    assert ([len(lease.lost) for lease in leases], lw.statistics().reporter.leases) == (lost, reported)
 
 
-NEWER, OLDER = Reading("c", ("a", "b"), 2, (0, 0), ()), Reading("c", ("a",), 1, (0,), ())
-
-
-def test_a_claim_that_was_answered_late_leaves_the_inputs_of_a_newer_one() -> None:
+async def test_a_claim_that_was_answered_late_leaves_the_inputs_of_a_newer_one(
+    lw: aio.Client, granting: Granting
+) -> None:
     """The inputs were set in between: a fold of those before is refused, until somebody claims again."""
-    newer, older = ((12, NEWER), (11, OLDER))
-    runtime = Granting(
-        dataclasses.replace(grant([b"", b""], sequencer), reading=reading) for sequencer, reading in (newer, older)
-    )
-    runtime.connection.settings = dataclasses.replace(SETTINGS, timeout=0.01)
-    with SyncWorker(Runtimes(lambda: runtime), CLAIMANT, REAL) as worker:
-        worker.claim()
-        worker.claim()
-        assert worker.inputs().input_version == NEWER.input_version
-    runtime.close()
-
-
-# -- many claims ---------------------------------------------------------------------------------------------------
+    granting.grants = iter([(12, ["a", "b"], 2), (11, ["a"], 1)])
+    worker = lw.worker("c")
+    for _ in range(2):
+        await worker.claim()
+    assert (await worker.inputs()).input_version == 2
 
 
 @given(
@@ -176,4 +129,4 @@ def test_a_cover_meets_whatever_has_keys_in_common(spans: list[tuple[bytes, byte
     assert set(cover) - over == set(there)
     for each in list(cover):
         cover.remove(each)
-    assert (len(cover), cover._starts, cover._pieces) == (0, [b""], [()])
+    assert len(cover) == 0

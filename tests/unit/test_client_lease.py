@@ -36,10 +36,6 @@ def taken(lease: LeaseState) -> GroupState:
     return group
 
 
-def refusal_of(lease: LeaseState) -> Refusal | None:
-    return lease.refusal
-
-
 class NewestFold(LeaseState):
     """The mistake of rule 5: the reporter folds what the watch thread knows by now."""
 
@@ -84,18 +80,22 @@ def test_rule5_a_tick_never_uses_a_newer_fold_than_the_snapshot(state: type[Leas
     assert {value for value in said if value != MAX} <= {MIN, 5, 10}
 
 
-def test_lost_ranges_are_not_reported_any_more() -> None:
-    lease = lease_of(4)
+def test_finish_is_the_only_way_to_the_end() -> None:
+    lease = lease_of(3)
     lease.advance(fold_at(10), MAX, now=0.0)
-    lease.lose([1, 2], "a newer claim")
-    assert spread(taken(lease), 4) == {0: 10, 3: 10}
-    lease.advance(fold_at(10), {0: 6, 1: 5}, now=0.0)
-    assert spread(taken(lease), 4) == {0: 6}
-    lease.lose([0], "another")
-    assert spread(lease.beat() or taken(lease), 4) == {3: 10}
-    lease.lose([3], "the last")
+    assert not taken(lease).finish
+    lease.finish([1])
+    group = taken(lease)
+    assert (spread(group, 3), group.finish) == ({1: MAX}, True)
     lease.advance(fold_at(11), MAX, now=0.0)
-    assert (lease.lost_all, lease.take(), lease.beat()) == ("the last", None, None)
+    assert spread(taken(lease), 3) == {0: 11, 2: 11}
+    lease.finish(None)
+    group = taken(lease)
+    assert (set(spread(group, 3).values()), group.finish, lease.beat()) == ({MAX}, True, None)
+
+
+def refusal_of(lease: LeaseState) -> Refusal | None:
+    return lease.refusal
 
 
 def test_a_second_refusal_does_not_erase_the_first() -> None:
@@ -118,6 +118,20 @@ def test_a_second_refusal_does_not_erase_the_first() -> None:
     lease.lose([3], "newer")
     assert refusal_of(lease) is None
     assert lease.durable == 1
+
+
+def test_lost_ranges_are_not_reported_any_more() -> None:
+    lease = lease_of(4)
+    lease.advance(fold_at(10), MAX, now=0.0)
+    lease.lose([1, 2], "a newer claim")
+    assert spread(taken(lease), 4) == {0: 10, 3: 10}
+    lease.advance(fold_at(10), {0: 6, 1: 5}, now=0.0)
+    assert spread(taken(lease), 4) == {0: 6}
+    lease.lose([0], "another")
+    assert spread(lease.beat() or taken(lease), 4) == {3: 10}
+    lease.lose([3], "the last")
+    lease.advance(fold_at(11), MAX, now=0.0)
+    assert (lease.lost_all, lease.take(), lease.beat()) == ("the last", None, None)
 
 
 @pytest.mark.parametrize("refusal", [Refusal("INVALID_ARGUMENT", "", None), Refusal("INCARNATION_CHANGED", "", (0, 1))])

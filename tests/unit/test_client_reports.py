@@ -1,21 +1,15 @@
-"""Report streams against a naive authority: lost, repeated and delayed messages, and what ends a stream."""
+"""Report streams: what leaves when, what is told again, and what ends a stream."""
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass, field
-
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from lowwater import MAX, Refusal, errors
 from lowwater.core.call import Call
 from lowwater.core.columns import Column
 from lowwater.core.exchange import Exchange
 from lowwater.core.fold import Fold
-from lowwater.core.lease import GroupState, LeaseState, Report
+from lowwater.core.lease import GroupState, LeaseState
 from lowwater.core.reports import BEAT, LOUD, SAVED, ReporterState, Reporting
 from tests.kit.client import OfflineClient
 from tests.kit.clock import Clock
@@ -23,274 +17,12 @@ from tests.unit.test_client_routing import Failed
 
 COUNT = 40
 INTERVAL = 0.05
-FAR = 100
-"""The authority refuses values beyond its limit, which starts here and grows."""
-TIMES = st.integers(0, 6) | st.integers(98, 112)
-
-
-@dataclass
-class Authority:
-    """What design.md says of the other end: takes newer numbers only, range by range, and acknowledges what it took."""
-
-    values: dict[int, dict[int, int]] = field(default_factory=dict)
-    newest: tuple[int, int] = (0, 0)
-    turns: dict[int, tuple[int, int]] = field(default_factory=dict)
-    lost: dict[int, set[int]] = field(default_factory=dict)
-    limit: int = FAR
-
-    def take(self, stream: int, report: Report) -> list[tuple[str, int, Refusal]]:
-        for group in report.groups:
-            turn = self.turns.get(group.sequencer, (0, 0))
-            assert (stream, report.number) <= self.newest or (group.turn, report.number) > turn, (
-                "newer ones have greater turns"
-            )
-            self.turns[group.sequencer] = max(turn, (group.turn, report.number))
-        if (stream, report.number) <= self.newest:
-            return []
-        self.newest = (stream, report.number)
-        refused = []
-        for group in report.groups:
-            ahead, stale = [], []
-            for handle, value in spread(group):
-                if handle in self.lost.get(group.sequencer, ()):
-                    stale.append(handle)
-                elif self.limit < value < MAX:
-                    ahead.append(handle)
-                else:
-                    assert value < MAX or group.finish
-                    self.values.setdefault(group.sequencer, {})[handle] = value
-            for reason, handles in (("TOO_FAR_AHEAD", ahead), ("STALE_SEQUENCER", stale)):
-                if handles:
-                    named = None if len(handles) == COUNT else tuple(handles)
-                    refused.append((group.computation, group.sequencer, Refusal(reason, reason, named)))
-        return refused
 
 
 def spread(group: GroupState) -> list[tuple[int, int]]:
     handles = range(COUNT) if group.handles is None else group.handles
     values = [group.values] * len(handles) if isinstance(group.values, int) else list(group.values)
     return list(zip(handles, values, strict=True))
-
-
-class Model:
-    """A worker's claim, told naively: what each range holds, one snapshot, and every state that was ever staged."""
-
-    def __init__(self, sequencer: int) -> None:
-        self.sequencer = sequencer
-        self.held = dict.fromkeys(range(COUNT), 0)
-        self.low = 0
-        self.ended: set[int] = set()
-        self.states: list[dict[int, int]] = [{}]
-
-    def stage(self) -> None:
-        self.states.append(
-            {h: MAX if h in self.ended else min(held, self.low) for h, held in self.held.items()},
-        )
-
-
-class ReportStream(RuleBasedStateMachine):
-    """Any order of staging, ticking, delivering, losing and reconnecting."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0.0
-        self.reporter = ReporterState(b"s" * 16, SAVED / 3, lambda: 1.0)
-        self.authority = Authority()
-        self.leases: list[LeaseState] = []
-        self.models: list[Model] = []
-        self.wire: list[tuple[int, Report]] = []
-        self.delayed: list[tuple[int, Report]] = []
-        self.answers: list[tuple[int, int, list[tuple[str, int, Refusal]]]] = []
-        self.carried: dict[tuple[int, int], list[int]] = {}
-
-    @property
-    def stream(self) -> int:
-        return self.reporter.stream
-
-    @rule()
-    @precondition(lambda self: len(self.leases) < 3)
-    def claim(self) -> None:
-        sequencer = len(self.leases) + 1
-        lease = LeaseState("c", sequencer, Column(COUNT, 0), input_version=1, reference=0)
-        self.leases.append(lease)
-        self.models.append(Model(sequencer))
-        self.reporter.add(lease)
-
-    @rule(
-        which=st.integers(0, 2),
-        low=st.sampled_from([3, 50, 105, 110, MAX]),
-        oldest=st.none() | TIMES | st.dictionaries(st.integers(0, COUNT - 1), TIMES, max_size=4),
-        dense=st.booleans(),
-    )
-    @precondition(lambda self: self.leases)
-    def advance(self, which: int, low: int, oldest: int | dict[int, int] | None, dense: bool) -> None:
-        lease, model = self.pick(which)
-        if lease.finished_all:
-            return
-        staged = MAX if oldest is None else oldest
-        model.low = low
-        model.held |= staged if isinstance(staged, dict) else dict.fromkeys(range(COUNT), staged)
-        model.stage()
-        column = Column.of([model.held[h] for h in range(COUNT)])
-        lease.advance(Fold(low, (), 1, ()), column if dense else staged, now=self.now)
-        self.staged(lease)
-
-    @rule(which=st.integers(0, 2), handles=st.none() | st.sets(st.integers(0, COUNT - 1), min_size=1, max_size=3))
-    @precondition(lambda self: self.leases)
-    def finish(self, which: int, handles: set[int] | None) -> None:
-        lease, model = self.pick(which)
-        if not lease.version:
-            return
-        model.ended |= set(range(COUNT)) if handles is None else handles
-        model.stage()
-        lease.finish(handles)
-        self.staged(lease)
-
-    @rule(
-        which=st.integers(0, 2), handles=st.none() | st.sets(st.integers(0, COUNT - 1), min_size=1), told=st.booleans()
-    )
-    @precondition(lambda self: self.leases)
-    def newer_claim(self, which: int, handles: set[int] | None, told: bool) -> None:
-        """Somebody else claims; the notice may be lost with the stream."""
-        lease, _ = self.pick(which)
-        self.authority.lost.setdefault(lease.sequencer, set()).update(range(COUNT) if handles is None else handles)
-        if told and self.reporter.opened:
-            self.reporter.fenced("c", lease.sequencer, None if handles is None else tuple(handles), "newer")
-
-    @rule(step=st.sampled_from([0.0, 0.01, INTERVAL, BEAT]))
-    def tick(self, step: float) -> None:
-        self.now += step
-        before = {lease.sequencer: lease.version for lease in self.leases}
-        busy = self.reporter.statistics().in_flight
-        reports = self.reporter.take(self.now)
-        assert not (reports and busy), "what was staged meanwhile waits for the acknowledgement"
-        assert not reports or self.reporter.opened
-        for report in reports:
-            self.wire.append((self.stream, report))
-        if reports:
-            self.carried[self.stream, reports[-1].number] = [before[model.sequencer] for model in self.models]
-
-    @rule()
-    @precondition(lambda self: not self.reporter.opened)
-    def connect(self) -> None:
-        stream = self.reporter.open()
-        assert stream > 1 or not self.wire
-        self.reporter.accepted(self.now)
-
-    @rule(late=st.booleans())
-    def disconnect(self, late: bool) -> None:
-        """What is on the wire is lost, or comes late, after the next stream was opened."""
-        if late:
-            self.delayed += self.wire
-        self.wire, self.answers = [], []
-        self.reporter.disconnected()
-
-    @rule()
-    @precondition(lambda self: self.wire)
-    def deliver(self) -> None:
-        stream, report = self.wire.pop(0)
-        self.answers.append((stream, report.number, self.authority.take(stream, report)))
-        self.applied_is_what_was_staged(stream, report)
-
-    @rule()
-    @precondition(lambda self: self.delayed)
-    def deliver_late(self) -> None:
-        """An old stream's message is taken over only while the new stream has said nothing."""
-        stream, report = self.delayed.pop(0)
-        if stream == self.stream:
-            self.delayed.insert(0, (stream, report))
-            return
-        self.authority.take(stream, report)
-
-    @rule(repeat=st.booleans(), merge=st.booleans())
-    @precondition(lambda self: self.answers)
-    def answer(self, repeat: bool, merge: bool) -> None:
-        """Acknowledgements are cumulative, may merge, and may come twice."""
-        if merge:
-            number, refused = self.answers[-1][1], list(itertools.chain(*(each[2] for each in self.answers)))
-            self.answers.clear()
-        else:
-            _, number, refused = self.answers.pop(0)
-        for _ in range(2 if repeat else 1):
-            self.reporter.acknowledged(number, refused, [("c", 5)])
-
-    @rule()
-    def time_passes_at_the_authority(self) -> None:
-        self.authority.limit += 5
-
-    def staged(self, lease: LeaseState) -> None:
-        due = self.reporter.due()
-        assert self.reporter.staged(lease) or self.reporter.due() == due, "a sender that is not woken sleeps on"
-
-    def pick(self, which: int) -> tuple[LeaseState, Model]:
-        which %= len(self.leases)
-        return self.leases[which], self.models[which]
-
-    def applied_is_what_was_staged(self, stream: int, report: Report) -> None:
-        """After the last message of a report, the authority holds exactly what was staged by then, but for what it refused."""
-        versions = self.carried.get((stream, report.number))
-        if versions is None:
-            return
-        for model, version in zip(self.models, versions, strict=False):
-            if not any(group.sequencer == model.sequencer for group in report.groups):
-                continue
-            known, lost = (
-                self.authority.values.get(model.sequencer, {}),
-                self.authority.lost.get(model.sequencer, set()),
-            )
-            for handle, value in model.states[version].items():
-                if handle not in lost and not (self.authority.limit < value < MAX):
-                    lease = self.leases[self.models.index(model)]
-                    if lease.refusal is None and not self.answers_refuse(model.sequencer):
-                        assert known[handle] == value
-
-    def answers_refuse(self, sequencer: int) -> bool:
-        return any(refusal[1] == sequencer for _, _, refused in self.answers for refusal in refused)
-
-    @invariant()
-    def every_value_was_staged_once(self) -> None:
-        """Nothing is made up: each range stands where some staged state put it."""
-        for model in self.models:
-            for handle, value in self.authority.values.get(model.sequencer, {}).items():
-                assert any(state.get(handle) == value for state in model.states)
-
-    @invariant()
-    def durable_means_taken_over(self) -> None:
-        for lease, model in zip(self.leases, self.models, strict=True):
-            known, lost = (
-                self.authority.values.get(lease.sequencer, {}),
-                self.authority.lost.get(lease.sequencer, set()),
-            )
-            if lease.durable == lease.version > 0 and lease.refusal is None:
-                for handle, value in model.states[-1].items():
-                    assert handle in lost or known[handle] == value
-
-    def teardown(self) -> None:
-        """Once everything is delivered, the authority knows the newest state of all that is still owned."""
-        self.authority.limit = 10_000
-        if not self.reporter.opened:
-            self.connect()
-        for _ in range(12):
-            while self.wire:
-                self.deliver()
-            while self.answers:
-                self.answer(repeat=False, merge=False)
-            self.now += BEAT
-            self.tick(0.0)
-        for lease, model in zip(self.leases, self.models, strict=True):
-            lost = self.authority.lost.get(lease.sequencer, set())
-            known = self.authority.values.get(lease.sequencer, {})
-            assert set(lease.lost) <= lost
-            for handle, value in model.states[-1].items():
-                assert handle in lost or known[handle] == value
-            if lease.version and not lease.lost_all:
-                assert lease.durable == lease.version
-                assert lease.refusal is None
-        super().teardown()
-
-
-ReportStream.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
-TestReportStream = ReportStream.TestCase
 
 
 def staged_reporter() -> tuple[ReporterState, LeaseState]:
@@ -313,6 +45,7 @@ def test_a_report_leaves_at_once_and_what_is_staged_meanwhile_with_the_next() ->
     beside = LeaseState("d", 2, Column(2, 0), reference=0)
     reporter.add(beside)
     reporter.open()
+    assert reporter.take(10.0) == [], "not before the server has let it in"
     reporter.accepted(10.0)
     assert reporter.take(10.0)
     assert not stage(reporter, lease, 2), "the acknowledgement wakes the sender"
@@ -333,6 +66,23 @@ def test_a_report_leaves_at_once_and_what_is_staged_meanwhile_with_the_next() ->
     reporter.remove(lease)  # released, redirected or lost while its state waited
     reporter.acknowledged(3)
     assert stage(reporter, beside, 5), "or the sender would sleep until the next beat"
+
+
+def test_what_was_refused_is_sent_again_until_it_is_taken_over() -> None:
+    reporter, lease = staged_reporter()
+    reporter.open()
+    reporter.accepted(0.0)
+    [first] = reporter.take(0.0)
+    reporter.acknowledged(first.number, [("c", 1, Refusal("TOO_FAR_AHEAD", "m", (1,)))])
+    assert lease.durable == 0
+    [again] = reporter.take(BEAT)
+    assert [list(group.handles or ()) for group in again.groups] == [[1]]
+    reporter.acknowledged(again.number)
+    assert (lease.durable, lease.refusal) == (lease.version, None)
+    assert reporter.fenced("c", 1, (0,), "a newer claim")
+    stage(reporter, lease, 2)
+    [last] = reporter.take(2 * BEAT)
+    assert [list(group.handles or ()) for group in last.groups] == [[1]]
 
 
 @pytest.mark.parametrize(("claims", "loud"), [(1, 1), (1000, LOUD)])
@@ -374,18 +124,14 @@ class Incremental(ReporterState):
 def test_rule8_a_lost_report_is_told_again_by_the_next_stream(kind: type[ReporterState]) -> None:
     reporter = kind(b"s" * 16, INTERVAL, lambda: 1.0)
     lease = LeaseState("c", 1, Column(COUNT, 0), reference=0)
-    authority = Authority()
     reporter.add(lease)
     lease.advance(Fold(7, ()), MAX, now=0.0)
     reporter.staged(lease)
     for attempt in range(2):
-        stream = reporter.open()
+        reporter.open()
         reporter.accepted(float(attempt))
-        reports = reporter.take(float(attempt))
-        if attempt == 1:
-            for report in reports:
-                authority.take(stream, report)
-    assert authority.values == {1: dict.fromkeys(range(COUNT), 7)}
+        groups = [group for report in reporter.take(float(attempt)) for group in report.groups]
+        assert [spread(group) for group in groups] == [[(handle, 7) for handle in range(COUNT)]]
 
 
 def test_rule8_a_claim_that_moves_between_streams_counts_its_turns_over_all_of_them() -> None:

@@ -19,7 +19,6 @@ from lowwater.core.columns import Column
 from lowwater.core.exchange import Exchange
 from lowwater.core.fold import Fold
 from lowwater.core.lease import LeaseState
-from lowwater.core.reports import ReporterStatistics
 from lowwater.core.router import HOME, MOST_LEARNT, MOST_NAMES, Router
 from lowwater.core.search import Search, Sought
 from lowwater.core.watches import Changes, Subscription, WatchStream
@@ -378,19 +377,6 @@ def test_everything_is_followed_by_name_where_home_redirects_it() -> None:
     assert client.known.stream("x:1") is not there, "nothing is kept of it"
 
 
-def test_an_authority_that_cannot_be_asked_where_things_are_is_asked_for_them() -> None:
-    client = OfflineClient()
-    watching(client, "c")
-    home = client.known.stream()
-    home.take(told([watermark("c", 5, epoch=3)]))
-    home.take(told([watermark("c", 5, epoch=2)]))
-    search = client.known.search
-    search.open("home:1", "t")
-    search.ended(errors.LowwaterError("Method not found!", reason="UNIMPLEMENTED"))
-    assert client.known.at("c") == HOME
-    assert home.interrupted
-
-
 # -- reporting ----------------------------------------------------------------------------------------------------
 
 
@@ -465,28 +451,6 @@ def test_rule2_an_answer_to_a_report_before_the_lease_moved_says_nothing_of_it()
     assert (state.durable, state.answered) == (0, 0)
 
 
-def test_a_shard_that_dies_has_its_leases_looked_for() -> None:
-    client = OfflineClient()
-    client.router.redirected("c", "x:1", 1)
-    state = lease()
-    client.reporting.add(state)
-    stream = opened(client, "x:1")
-    staged(client, state, 9, 5)
-    assert sent(client, "x:1", stream)
-    client.reporting.stream("x:1").ended(Failed())
-    assert (state.durable, client.reporting.statistics().waiting) == (0, 1)
-    assert "not known which shard" in str(client.reporting.too_late(state, 1.0))
-    client.reporting.stream("x:1").retire()
-    assert client.reporting.statistics() == ReporterStatistics(leases=1, waiting=1, streams=1, reports=1)
-    search = client.reporting.search
-    search.open("home:1", "t")
-    search.take(located(("c", "y:1", 2)))
-    stream = opened(client, "y:1")
-    [group] = sent(client, "y:1", stream)
-    assert list(group.watermarks_micros) == [5]
-    assert not search.wanted
-
-
 def test_rule7_nothing_is_kept_of_a_computation_that_is_not_reported_any_more() -> None:
     client = OfflineClient()
     for number, lost in enumerate((False, True), 1):
@@ -510,20 +474,6 @@ def test_a_call_waits_a_second_at_most_between_attempts() -> None:
 
 
 # -- when a shard fails: looking for computations -----------------------------------------------------------------
-
-
-def test_what_is_to_wait_is_not_asked_about_before() -> None:
-    client, found = OfflineClient(), list[Sought]()
-    search, lost, other = Search(client.router, client.surroundings, found.append), Sought("c"), Sought("d")
-    search.lose(lost, 5.0)
-    search.lose(other)
-    assert search.first_pause < 1.0
-    assert list(search.open("home:1", "t").computations) == ["d"]
-    search.take(located(("d", "x:1", 1)))
-    assert (found, other.lost, lost.lost) == ([other], False, True)
-    assert search.ended(None) == 5.0
-    client.clock.now += 5.0
-    assert list(search.open("home:1", "t").computations) == ["c"]
 
 
 def hurried(search: Search[Sought]) -> bool:

@@ -13,7 +13,7 @@ from lowwater.core import checks
 from lowwater.core.claims import Claimant
 from lowwater.core.exchange import Attempt, Exchange
 from lowwater.core.fold import Reading
-from lowwater.core.slices import cut, parts_of, slice_keys, slices_of
+from lowwater.core.slices import cut, parts_of, slices_of
 from lowwater.core.surroundings import REAL
 from lowwater.core.watches import Waiting
 from lowwater.core.wire import computation
@@ -71,28 +71,6 @@ def test_slices_are_listed_with_their_keys_and_what_is_not_cut_is_one() -> None:
 )
 def test_an_interval_is_cut_where_slices_begin(start: bytes, end: bytes, parts: list[tuple[str, bytes, bytes]]) -> None:
     assert [tuple(part) for part in parts_of(slices_of_hourly(), start, end)] == parts
-
-
-@pytest.mark.parametrize(
-    ("slices", "field"),
-    [
-        (b"\x40", "slices"),
-        ([b""], "slices[0]"),
-        ([b"\x40", b"k" * 1025], "slices[1]"),
-        ([b"\x80", b"\x40"], "slices[1]"),
-        ([n.to_bytes(2, "big") for n in range(1, 1001)], "slices"),
-    ],
-)
-def test_bad_slices_are_refused_before_anybody_is_asked(slices: object, field: str) -> None:
-    with pytest.raises(lowwater.InvalidArgument) as refused:
-        slice_keys(slices)
-    assert refused.value.metadata["field"] == field
-    assert refused.value.metadata["fix"] in str(refused.value)
-    with (
-        lowwater.connect("nobody.invalid:1", timeout=0.1) as lw,
-        pytest.raises(lowwater.InvalidArgument, match="slices"),
-    ):
-        lw.register("hourly", slices=slices)  # type: ignore[arg-type]
 
 
 def test_a_slice_is_nobodys_to_read() -> None:

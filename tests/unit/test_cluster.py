@@ -15,15 +15,12 @@ from lowwater import errors
 from lowwater.core.call import Stubs
 from lowwater.v1 import watermarks_pb2
 from lowwater_authority.cluster.cluster import Replaced
-from lowwater_authority.core.requests import ClaimRequest, GroupReport, Refused
+from lowwater_authority.core.requests import ClaimRequest
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine import shard
 from lowwater_authority.engine.shard import TOGETHER_SECONDS
-from lowwater_authority.journal import GRAPH
-from tests.kit.faults import Outcome
 from tests.kit.memory_journal import MemoryDisk, StoredLog
 from tests.kit.shards import DEAD_AFTER, NAMES, Deployment, One, held, reached, turns, two
-from tests.kit.times import HOUR
 
 
 async def test_rule4_a_zombie_shard_moves_nothing_and_answers_nothing(deployment: Deployment) -> None:
@@ -101,31 +98,6 @@ async def test_a_zombie_puts_nothing_back_before_those_who_were_awake(deployment
     assert await other.report(name, new, 14) == []
 
 
-async def test_rule8_nothing_of_a_stream_counts_behind_what_another_shard_was_to_hear(deployment: Deployment) -> None:
-    """The range goes down in a report that comes while another shard serves it; the next one on the stream says nothing of that."""
-    one, other = await two(deployment)
-    name = min(held(other))
-    grant = await other.shard.claim(name, ClaimRequest([b"", b"m", b""], request_id=b"two ranges".ljust(16)))
-    barred: set[str] = set()
-
-    def report(number: int, *hours: int, handles: list[int] | None = None) -> asyncio.Future[list[tuple[str, Refused]]]:
-        values = np.array([hour * HOUR for hour in hours], dtype=np.int64)
-        chosen = None if handles is None else np.array(handles, dtype=np.uint32)
-        said = GroupReport(grant.sequencer, values, handles=chosen)
-        return one.shard.report([(name, said)], sender=b"t" * 16, number=(1, number), barred=barred)
-
-    [(_, refused)] = await report(1, 12, 10)
-    assert refused.reason == "MOVED"
-    await other.stop()
-    await deployment.settle(one, seconds=2.1)
-    assert name in held(one)
-    [(_, refused)] = await report(2, 14, handles=[0])
-    assert refused.reason == "MOVED"
-    barred = set()  # a new stream, which says all
-    assert await report(3, 14, 10) == []
-    assert one.low(name) == 10
-
-
 async def test_reads_that_wait_for_a_store_that_hangs_end_in_time(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,11 +122,6 @@ async def test_reads_that_wait_for_a_store_that_hangs_end_in_time(
     monkeypatch.undo()
     assert await one.shard.serve(away), "what was begun went on"
     assert (await one.shard.ranges(name, below=None, limit=1))[1] == 1
-
-
-def alive(one: One) -> bool:
-    """Whether a shard's rounds go on."""
-    return not one.rounds.done()
 
 
 async def test_a_refused_adopt_changes_nothing(deployment: Deployment) -> None:
@@ -189,46 +156,6 @@ async def test_c7b_a_heal_yields_to_whom_a_newer_view_has_chosen(deployment: Dep
     await other.shard.confirm()
     assert deployment.owner(name) is other
     assert await other.report(name, grant, 16) == []
-
-
-async def test_a_store_that_went_on_without_this_owner_is_let_go(deployment: Deployment) -> None:
-    """It forgot who took over, and the owner before, who never heard of it, has appended since."""
-    one, other = await two(deployment)
-    name = min(held(other))
-    grant = await other.claim(name)
-    await deployment.settle(one, seconds=2.1)
-    while deployment.disk.owners[name].address != "other:1":
-        deployment.disk.lose(1)
-    await other.report(name, grant, 12)
-    await other.report(name, grant, 13)
-    one.faults.ends["append"] = [Outcome.FAILED]
-    with pytest.raises(errors.LowwaterError):
-        await one.report(name, grant, 12)
-    assert alive(one)
-    assert name not in held(one)
-    assert other.low(name) == 13
-
-
-async def test_c5c_a_graph_whose_reading_failed_is_read_again(deployment: Deployment) -> None:
-    one, other = await two(deployment)
-    name = min(held(one))
-    await one.report(name, await one.claim(name), 14)
-    await one.shard.register(Spec("forgotten"))
-    last = deployment.disk.logs[GRAPH].last
-    while deployment.disk.logs[GRAPH].last == last:  # a fail-over forgets it, and all behind it
-        deployment.disk.lose(1)
-    await other.shard.reset(name)
-    await other.shard.register(Spec("kept"))
-    one.faults.ends["append"] = [Outcome.FAILED]
-    with pytest.raises(errors.LowwaterError):
-        await one.shard.confirm()
-    await one.shard.confirm([name])
-    view = one.shard.view(name)
-    assert view is not None
-    assert view.incarnation == 2
-    await one.shard.register(Spec("later"))
-    third = await deployment.start("third:1")
-    assert third.shard.topology.computations.keys() >= {"forgotten", "kept", "later"}
 
 
 LATEST = TOGETHER_SECONDS + 2.0

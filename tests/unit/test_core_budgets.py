@@ -134,39 +134,6 @@ def test_what_would_take_a_computation_beyond_62_bits_is_refused() -> None:
     recovery.snapshot(made.core)
 
 
-def test_rule3_it_never_goes_back_over_crashes_snapshots_and_takeovers() -> None:
-    for seed in range(6):
-        random = Random(seed)
-        made = driver()
-        sources = [Source(made, b"", b"m"), Source(made, b"m", b"")]
-        shown = MIN
-        snapshot: tuple[bytes, int] | None = None
-        for _ in range(60):
-            source = random.choice(sources)
-            source.frontier = max(source.frontier, made.now - HOUR) + random.randrange(MINUTE)
-            for _ in range(random.randrange(3)):
-                source.hand_on(random.randrange(400), late=random.choice((0, MINUTE, HOUR)))
-            low = random.choice((MIN, NOW - 2 * HOUR, source.frontier - HOUR))
-            source.report(low, settle=random.random() < 0.8)
-            assert published(made) >= max(shown, made.low)
-            shown = published(made)
-            if random.random() < 0.1:
-                at = sources.index(source)
-                sources[at] = Source(made, *((b"", b"m"), (b"m", b""))[at], frontier=source.frontier)
-            if random.random() < 0.2:
-                made.settle()
-                if random.random() < 0.5:
-                    snapshot = recovery.snapshot(made.core), len(made.records)
-                before, kept = arrived(made.core), made.core.published.budgets
-                start, after = snapshot if snapshot is not None else (None, 0)
-                made.core = recovery.recover(
-                    made.spec, start, made.records[after:], epoch_base=made.core.epoch_base + 1000
-                )
-                assert made.core.published.budgets == kept
-                assert arrived(made.core) == before
-        assert budget(made).warm
-
-
 def arrived(core: Computation) -> object:
     """All that is known of what came. Copied, so that it stays as it is."""
     groups = [(each.sequencer, each.arrivals, each.arrived_before) for each in core.map.run_groups()]

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowwater import errors
 from lowwater_authority.core import recovery
-from lowwater_authority.core.history import HOUR, KEPT, LARGEST_STEP, LEAST_STEP, SECOND, Completion, History, boundary
+from lowwater_authority.core.history import HOUR, KEPT, SECOND, Completion, History
 from lowwater_authority.core.times import DAY, MAX, MIN
 from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.records import journal_pb2 as pb
@@ -40,23 +38,6 @@ def moved(*seconds: float, spec: Spec = SPEC) -> tuple[Driver, int]:
     for second in seconds:
         d.report(sequencer, int(second * SECOND))
     return d, sequencer
-
-
-@pytest.mark.parametrize(
-    ("low", "step", "end"),
-    [
-        pytest.param(0, HOUR, 0, id="the epoch is a boundary"),
-        pytest.param(-1, HOUR, -HOUR, id="just before the epoch"),
-        pytest.param(-HOUR - 1, HOUR, -2 * HOUR, id="more than an hour before it"),
-        pytest.param(MIN, HOUR, MIN, id="unknown completes nothing"),
-        pytest.param(MIN + HOUR, HOUR, -(2**63 // HOUR) * HOUR, id="the first boundary after MIN"),
-        pytest.param(MAX, HOUR, MAX, id="finished completes all"),
-        pytest.param(MAX - 1, HOUR, MAX // HOUR * HOUR, id="what is next to it does not"),
-        pytest.param(MAX - 1, LARGEST_STEP, MAX // LARGEST_STEP * LARGEST_STEP, id="with the largest step"),
-    ],
-)
-def test_where_the_last_complete_step_ends(low: int, step: int, end: int) -> None:
-    assert boundary(low, step) == end
 
 
 @given(lows=st.lists(st.integers(-40, 40) | st.sampled_from([MIN, MAX]), max_size=12), step=st.integers(1, 9))
@@ -137,13 +118,3 @@ async def test_rule2_no_completion_is_told_before_its_record_is_durable() -> Non
 def test_a_graph_from_before_there_was_a_step_has_hours() -> None:
     old = pb.Topology(version=1, computations=[pb.Computation(name="a", max_skew_micros=DAY, incarnation=1)])
     assert Topology.decode(old.SerializeToString()).get("a").history_step == HOUR
-
-
-@pytest.mark.parametrize("step", [1, LEAST_STEP - 1, LARGEST_STEP + 1, 2**64 - 1])
-def test_a_step_out_of_bounds_names_its_field_and_the_bounds(step: int) -> None:
-    with pytest.raises(errors.InvalidArgument) as caught:
-        Topology().register(Spec("a", history_step=step))
-    assert caught.value.metadata["field"] == "history_step_micros"
-    assert "one second" in caught.value.metadata["fix"]
-    for good in (LEAST_STEP, LARGEST_STEP):
-        assert Topology().register(Spec("a", history_step=good)).get("a").history_step == good

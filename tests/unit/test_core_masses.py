@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from lowwater_authority.core import recovery
 from lowwater_authority.core.bounds import Bounds
-from lowwater_authority.core.groups import MOST_RECORDS, Group, GroupState, Mass
+from lowwater_authority.core.groups import Group, GroupState, Mass
 from lowwater_authority.core.heuristics import Masses
-from lowwater_authority.core.requests import NO_FOLD, GroupReport
 from lowwater_authority.core.topology import Spec
 from tests.property.core_driver import MAX, MIN, SECOND, Driver, column, mass
 from tests.property.second_opinion import Told, heuristic
@@ -29,32 +28,6 @@ def at(time: int, recent: int = 0, pending: tuple[int, ...] = ()) -> Mass:
 def owners(d: Driver, *bounds: bytes) -> list[int]:
     """One claim a range."""
     return [d.claim(low, high).sequencer for low, high in pairwise(bounds)]
-
-
-@pytest.mark.parametrize(
-    ("told", "text"),
-    [
-        (Mass(column([1, 2]), column([1])), "send as many of each"),
-        (Mass(column([2, 1]), column([1, 1])), "ascending"),
-        (Mass(column([1, 1]), column([1, 1])), "ascending"),
-        (Mass(column([1]), column([-1])), "below 2"),
-        (Mass(column([1]), column([1]), 2**64 - 1), "records"),
-        (Mass(column([1, 2]), column([2**62, 2**62])), "records"),
-        (Mass(column([1]), column([MOST_RECORDS]), 1), "records"),
-    ],
-)
-def test_a_malformed_mass_is_refused_and_the_values_count(told: Mass, text: str) -> None:
-    d = Driver(SPEC)
-    (owner,) = owners(d, b"", b"")
-    d.report(owner, 5, mass=at(6, recent=1))
-    report = GroupReport(owner, column([7]), mass=told)
-    (refused,) = d.core.report(report, sender=b"s", number=(2, 1), required=NO_FOLD, now=d.now)
-    assert (refused.reason, refused.handles) == ("INVALID_ARGUMENT", None)
-    assert text in refused.message
-    d.settle()
-    kept = d.core.map.groups[owner].mass
-    assert d.low == 7
-    assert at(6, recent=1).same(kept)
 
 
 times = st.integers(0, 12) | st.just(MAX)

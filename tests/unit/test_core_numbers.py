@@ -8,7 +8,7 @@ import pytest
 from lowwater import errors
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import GRANTS_KEPT, LONGEST_STEP, SENDERS_KEPT, Computation
-from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Fold, GroupReport, Prepare, Refused
+from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Fold, GroupReport, Refused
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.records import journal_pb2 as pb
 from tests.property import switches
@@ -151,25 +151,6 @@ def test_a_batch_over_an_input_that_is_not_registered_is_not_prepared() -> None:
     assert d.prepare(owner, 1, [], MIN, fold=fold) == []
     assert d.commit(owner, 1, required=fold) == set()
     assert d.low == MIN
-
-
-@pytest.mark.parametrize("micros", [-1, MIN, MAX])
-def test_an_oldest_operation_that_is_no_time_is_not_published(micros: int) -> None:
-    d = Driver()
-    owner = d.claim(b"", b"").sequencer
-    before = d.now - SECOND
-    refused: list[Refused] = []
-    for number, operation in ((1, before), (2, micros)):
-        report = GroupReport(owner, column([number]), oldest_operation=operation)
-        refused = d.core.report(report, sender=b"s", number=(1, number), required=NO_FOLD, now=d.now)
-        d.settle()
-    assert [(refusal.reason, refusal.handles) for refusal in refused] == [("INVALID_ARGUMENT", None)]
-    assert f"oldest_operation_micros is {micros}; send" in refused[0].message
-    assert (d.core.published.oldest_operation, d.low) == (before, 1), (
-        "nothing of it was taken over, as the refusal says"
-    )
-    with pytest.raises(errors.InvalidArgument, match="oldest_operation_micros"):
-        d.core.prepare(Prepare(owner, 1, b"", [], 2, True, NO_FOLD, micros, {}))
 
 
 def test_only_ranges_whose_own_values_are_refused_wait_for_the_clock() -> None:

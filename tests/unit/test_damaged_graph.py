@@ -47,22 +47,6 @@ async def serve_on(one: One, *names: str) -> None:
         assert one.low(name) == 12
 
 
-async def test_what_dies_with_its_shard_is_kept_as_far_as_the_store_can_be_read(deployment: Deployment) -> None:
-    """Nobody else has read what it has registered behind the damaged record."""
-    one, other = await two(deployment)
-    for name in ("a", "b"):
-        await other.shard.register(Spec(name))
-    await other.shard.reset("a")
-    rot(deployment, back=3)
-    await other.stop()
-    await deployment.settle(one, seconds=DEAD_AFTER + 1.2)
-    assert one.shard.topology.computations.keys() == {*NAMES, "a", "b"}
-    assert one.shard.topology.get("a").incarnation == 2
-    assert held(one) == {*NAMES, "a", "b"}
-    assert await stored_graph(one) == {*NAMES, "a", "b"}
-    await serve_on(one, *held(one))
-
-
 class NothingBehind(MemoryJournal):
     """Whoever asks is told that it has all of it."""
 
@@ -228,23 +212,6 @@ async def test_rule10_breaks_when_a_heal_writes_over_whatever_is_there(deploymen
     await test_rule10_a_heal_spares_what_was_acknowledged_behind_a_loss(deployment)
 
 
-@pytest.mark.parametrize("first", ["all of it", "a part"])
-async def test_what_is_damaged_and_lost_is_written_again_from_memory(deployment: Deployment, first: str) -> None:
-    """An older record is rotten, and the newest are gone: neither can be read, and one shard has both in memory."""
-    one, other = await two(deployment)
-    for new in ("a", "b"):
-        await one.shard.register(Spec(new))
-    rot(deployment, back=5)
-    forget(deployment, 2)
-    for each in (one, other) if first == "all of it" else (other, one):
-        await each.shard.confirm(())
-    await deployment.settle(one, other, seconds=2.1)
-    assert await stored_graph(one) == {*NAMES, "a", "b"}
-    assert one.shard.topology == other.shard.topology
-    for each in (one, other):
-        await serve_on(each, *held(each))
-
-
 async def changed_behind_a_loss(deployment: Deployment) -> tuple[One, One, str]:
     """What one shard has registered is lost, another one has reset something in its place, and an older record is rotten."""
     one, other = await two(deployment)
@@ -281,21 +248,6 @@ async def test_rule10_nothing_is_written_over_what_nobody_who_lives_has_read(dep
     assert await refused(one.shard.reset(name))
     assert await refused(one.shard.register(Spec("new")))
     assert name not in held(one)
-
-
-async def test_a_damaged_snapshot_counts_with_all_that_it_covers(deployment: Deployment) -> None:
-    """Who has read behind it has all of it in memory; who has not, has not."""
-    one, other = await two(deployment)
-    await other.shard.register(Spec("new"))
-    await other.shard.held.logs.snapshot(
-        other.shard.held.graph, lambda: [other.shard.topology.encode()], other.shard.now
-    )
-    await other.shard.held.logs.settle()
-    deployment.disk.logs[GRAPH].damage_snapshot()
-    assert await refused(one.shard.refresh())
-    await deployment.settle(one, other, seconds=2.1)
-    assert await stored_graph(one) == {*NAMES, "new"}
-    assert one.shard.topology == other.shard.topology
 
 
 @pytest.mark.parametrize("graph", ["whole", "newer", "refused", "never read"])
@@ -399,13 +351,3 @@ async def test_a_graph_that_cannot_be_written_again_stops_only_what_needs_it(dep
     await deployment.settle(one, other, seconds=6)
     assert name in held(other)
     assert other.low(name) == 12
-
-
-async def test_what_is_registered_but_not_served_is_not_said_to_be_unchanged(deployment: Deployment) -> None:
-    one = await deployment.start("one:1")
-    await one.shard.register(Spec("x"))
-    one.faults.ends["take"] = [Outcome.FAILED]
-    with pytest.raises(errors.Unavailable, match=r"^new is registered, but it is not known yet whether"):
-        await one.shard.register(Spec("new"))
-    assert (await one.shard.register(Spec("new"))).incarnation == 1
-    assert held(one) == {"x", "new"}

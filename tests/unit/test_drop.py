@@ -19,7 +19,6 @@ from lowwater_authority.journal.copy import Copy, survey
 from tests.kit.faults import Outcome
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.shards import NAMES, Deployment, One, held, turns, two
-from tests.kit.times import HOUR
 from tests.unit.test_shard import Running
 
 A, B, C = Spec("a"), Spec("b", inputs=("a",)), Spec("c", inputs=("b",))
@@ -160,33 +159,6 @@ async def test_rule4_a_worker_that_comes_back_is_refused_and_brings_nothing_back
     assert running.low("a") == MIN
 
 
-async def test_rule3_a_registration_after_a_drop_begins_an_incarnation_above_all_that_was_shown(
-    running: Running, disk: MemoryDisk
-) -> None:
-    shard = running.shard
-    grant = await running.claim("a")
-    await running.report(grant, 14, name="a")
-    epoch = shard.epoch("a")
-    await shard.drop("b", force=False)
-    await shard.drop("a", force=True)
-    await shard.register(A)
-    view = shard.view("a")
-    assert view is not None
-    assert (view.incarnation, view.low) == (2, MIN)
-    assert shard.epoch("a") > epoch
-    again = await running.claim("a")
-    assert again.sequencer > grant.sequencer
-    await running.report(again, 3, name="a")
-    await running.stop()
-
-    other = await Running(disk).start()
-    view = other.shard.view("a")
-    assert view is not None
-    assert (view.incarnation, view.low) == (2, 3 * HOUR)
-    assert other.shard.names() == ["a", "beside"]
-    await other.stop()
-
-
 @pytest.mark.parametrize("forget", [(), ("",)], ids=["whole", "without tombstones"])
 async def test_rule3_a_copy_of_the_journal_goes_on_above_what_was_dropped(
     running: Running, disk: MemoryDisk, forget: tuple[str, ...]
@@ -271,27 +243,6 @@ async def test_rule10_a_refused_drop_leaves_a_silent_owner_what_it_alone_has(dep
     assert held(one) | held(other) == set(NAMES), "and its neighbours"
 
 
-async def test_what_is_not_written_is_not_dropped_while_the_store_does_not_tell_whose_it_is(
-    deployment: Deployment,
-) -> None:
-    _, other = await two(deployment)
-    name = min(held(other))
-    grant = await other.claim(name)
-    deployment.disk.logs[name].damage(1)
-    other.faults.ends["append"] = [Outcome.FAILED]
-    other.faults.held["restore"] = asyncio.Event()
-    with pytest.raises(errors.Unavailable):
-        await other.report(name, grant, 12)
-    other.faults.unreadable.add("owners")
-    with pytest.raises(errors.Unavailable, match=r"does not tell who owns the log of .*, nothing was changed"):
-        await other.shard.drop(name, force=True)
-    other.faults.unreadable.clear()
-    other.faults.held.pop("restore").set()
-    await turns()
-    assert await other.report(name, grant, 13) == []
-    assert other.low(name) == 13
-
-
 async def test_a_drop_whose_log_cannot_be_taken_says_that_it_is_dropped(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,25 +257,6 @@ async def test_a_drop_whose_log_cannot_be_taken_says_that_it_is_dropped(
     await one.shard.held.ended(name)
     refused = await other.report(name, grant, 13)
     assert [each.reason for _, each in refused] in (["STALE_SEQUENCER"], ["MOVED"])
-
-
-async def test_a_shard_that_comes_shortens_what_its_last_owner_did_not_come_to(deployment: Deployment) -> None:
-    one, other = await two(deployment)
-    names = sorted(held(other))[:2]
-    for name in names:
-        await other.claim(name)
-    other.faults.ends["restore"] = [Outcome.FAILED] * 1000
-    for name in names:
-        await other.shard.drop(name, force=True)
-    await other.stop()
-    assert all(deployment.disk.logs[name].records for name in names)
-    await other.shard.journal.close()
-    await deployment.settle(one, seconds=3)
-    await turns()
-    for name in names:
-        assert not deployment.disk.logs[name].records
-    await one.shard.register(Spec(names[0]))
-    assert one.shard.serves(names[0])
 
 
 async def end_behind_the_next_incarnation(deployment: Deployment, one: One, other: One, name: str) -> None:
@@ -366,22 +298,3 @@ async def test_rule3_breaks_when_the_graph_is_not_read_behind_the_take(deploymen
 
     known.read_graph = as_it_was  # type: ignore[method-assign]
     await end_behind_the_next_incarnation(deployment, one, other, min(held(other)))
-
-
-async def pinned(deployment: Deployment, one: One, names: list[str], address: str) -> None:
-    for name in names:
-        await one.cluster.change(lambda view, name=name: view.pinned(name, address))  # type: ignore[misc]
-    await deployment.settle(*deployment.shards)
-
-
-async def test_a_pin_ends_with_the_drop_and_its_neighbours_does_not(deployment: Deployment) -> None:
-    one, other = await two(deployment)
-    gone, kept = sorted(held(other))[:2]
-    await pinned(deployment, one, [gone, kept], "one:1")
-    await one.shard.drop(gone, force=False)
-    await other.cluster.unpin_dropped()
-    assert deployment.members.view.pins == {kept: "one:1"}
-    await one.shard.register(Spec(gone))
-    await deployment.settle(one, other)
-    assert other.shard.serves(gone), "where it belongs without a pin"
-    assert one.shard.serves(kept)
