@@ -1,30 +1,33 @@
-"""The public names, and what using the client wrongly says."""
+"""The public names, on threads and on asyncio, and what using the client wrongly says."""
 
+from __future__ import annotations
+
+import asyncio
+import inspect
 import os
 import pickle
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent import futures
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
+import grpc.aio
 import numpy as np
 import pytest
 
 import lowwater
-from lowwater._sync.lease import Lease
-from lowwater._sync.runtime import Runtime
-from lowwater.core.claims import Grant
-from lowwater.core.columns import Column
-from lowwater.core.fold import Reading, fold_inputs
-from lowwater.core.lease import LeaseState
+import lowwater.aio
+from lowwater import errors
 from lowwater.core.settings import Settings
 from lowwater.core.surroundings import Surroundings
-from tests.kit.eventually import eventually
+from lowwater.v1 import cluster_pb2
+from tests.kit.served import authority_served, scripted, served
 
 NAMES = """
 Arrived Batches BelowMark Client ClientStatistics Closed Completeness Completion Computation Cycle EstimatedInput EventTime FinishRequired Gap Histogram History Hop Identity
@@ -71,20 +74,21 @@ def test_claims_carry_the_name_of_the_surroundings() -> None:
 
 
 @pytest.fixture
-def silent() -> Iterator[str]:
-    """The address of somebody who takes connections and never says a word."""
+def silent() -> Iterator[socket.socket]:
+    """Somebody who takes connections and never says a word."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        yield f"127.0.0.1:{listening.getsockname()[1]}"
+        listening.settimeout(60)
+        yield listening
 
 
-def test_close_ends_calls_that_wait(silent: str) -> None:
-    lw = lowwater.connect(silent, timeout=60.0)
+def test_close_ends_calls_that_wait(silent: socket.socket) -> None:
+    lw = lowwater.connect(f"127.0.0.1:{silent.getsockname()[1]}", timeout=60.0)
     calls: list[Callable[[], object]] = [lw.get, lambda: lw.reset("c"), lambda: lw.wait("c", 5), lw.inputs("c").read]
     with futures.ThreadPoolExecutor(len(calls)) as threads:
         made = [threads.submit(call) for call in calls]
-        connection = lw._runtime().connection
-        eventually(lambda: connection._users == 3)  # two calls and the stream
+        connection, _ = silent.accept()
         lw.close()
+        connection.close()
         assert [type(each.exception(timeout=20)) for each in made] == [lowwater.Closed] * len(calls)
 
 
@@ -110,21 +114,6 @@ def test_a_channel_that_cannot_be_made_is_said_at_once_and_by_what_waits_at_its_
         assert time.monotonic() - began < 30
         with pytest.raises(lowwater.Timeout, match=r"never heard of: .*no key"):
             lw.wait("c", 5, timeout=0.5)
-    runtime = Runtime(Settings("localhost:1"), make_channel=fail)
-    made, state = granted(inputs=(), runtime=runtime)
-    runtime.reporter.add(state)
-    made.advance(None, oldest=None, frontier=5)
-    with pytest.raises(lowwater.Timeout, match=r"as durable within 0.5 s: .*no key"):
-        made.flush(0.5)
-    runtime.close()
-
-
-def test_the_address_is_the_argument_the_environment_or_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LOWWATER_ADDRESS", raising=False)
-    assert lowwater.connect().settings.address == "localhost:7420"
-    monkeypatch.setenv("LOWWATER_ADDRESS", "there:1")
-    assert lowwater.connect().settings.address == "there:1"
-    assert lowwater.connect("here:2").settings.address == "here:2"
 
 
 @pytest.mark.parametrize(
@@ -189,94 +178,207 @@ def test_reading_degrades_without_an_authority() -> None:
     assert seen.held_by == "flights (not registered)"
 
 
-def granted(*, inputs: tuple[str, ...] = ("a",), runtime: Runtime | None = None) -> tuple[Lease, LeaseState]:
-    """A lease, as the worker makes it, and its state; nothing is reported."""
-    reading = Reading("c", inputs, 1 if inputs else 0, (1,) * len(inputs), (990_000,))
-    state = LeaseState("c", 7, Column(3, 0), input_version=1, input_incarnations=(1,), reference=0)
-    bounds = (*(bytes([i]) for i in range(3)), b"")
-    grant = Grant(state, bounds, lowwater.Watermarks([0] * 3), reading)
-    return Lease(runtime or Runtime(lowwater.Settings("localhost:1")), grant), state
+# -- what a lease is told -----------------------------------------------------------------------------------------------
 
 
-def seen(low: int = 10, computation: str = "c") -> lowwater.Inputs:
-    view = lowwater.WatermarkView("a", registered=True, incarnation=1, low=lowwater.Watermark(low))
-    return fold_inputs(("a",), {"a": view}, Reading(computation, ("a",), 1, (1,), (990_000,)), 0.0)
+@dataclass
+class Stage:
+    """A claim of three ranges, and a snapshot of their input, which is at 10."""
+
+    lw: lowwater.aio.Client
+    source: lowwater.aio.Lease
+    worker: lowwater.aio.Worker
+    lease: lowwater.aio.Lease
+    seen: lowwater.Inputs
+
+    async def staged(self) -> list[int]:
+        """Where the authority has the ranges."""
+        await self.lease.flush()
+        found = await self.lw.ranges("c", limit=3)
+        return [each.watermark.micros for each in sorted(found.ranges, key=lambda each: each.start)]
 
 
-def staged(state: LeaseState) -> list[int]:
-    group = state.take()
-    assert group is not None
-    state.reconnect()
-    return [group.values] * 3 if isinstance(group.values, int) else list(group.values)
+@pytest.fixture
+async def stage() -> AsyncIterator[Stage]:
+    async with authority_served() as (_, address), lowwater.aio.connect(address) as lw:
+        await lw.register("a")
+        await lw.register("c", inputs=["a"])
+        source = await lw.worker("a").claim()
+        source.advance(None, oldest=None, frontier=10)
+        await source.flush()
+        worker = lw.worker("c")
+        lease = await worker.claim(bounds=[b"", b"m", b"t", b""])
+        yield Stage(lw, source, worker, lease, await worker.inputs())
 
 
-def test_oldest_is_one_some_or_all() -> None:
-    made, state = granted()
-    made.advance(seen(), oldest=None)
-    assert staged(state) == [10, 10, 10]
-    made.advance(seen(), oldest=lowwater.Watermark(4))
-    assert staged(state) == [4, 4, 4]
-    made.advance(seen(), oldest={1: None, np.int64(2): np.int64(6)})  # type: ignore[dict-item]
-    assert staged(state) == [4, 10, 6]
-    made.advance(seen(5), oldest={})
-    assert staged(state) == [4, 5, 5]
-    made.advance(seen(), oldest=np.array([1, lowwater.MAX, 12]))  # type: ignore[arg-type]
-    assert staged(state) == [1, 10, 10]
-    made.advance(seen(), oldest=[datetime(1970, 1, 1, tzinfo=UTC), None, 3])
-    assert staged(state) == [0, 10, 3]
-    made.advance(seen(), oldest=np.int64(2))  # type: ignore[arg-type]
-    assert staged(state) == [2, 2, 2]
+OLDEST: list[tuple[Any, list[int]]] = [
+    (None, [10, 10, 10]),
+    (lowwater.Watermark(4), [4, 4, 4]),
+    ({1: None, np.int64(2): np.int64(6)}, [4, 10, 6]),
+    ({}, [4, 10, 6]),
+    (np.array([1, lowwater.MAX, 12]), [1, 10, 10]),
+    ([datetime(1970, 1, 1, tzinfo=UTC), None, 3], [0, 10, 3]),
+    (np.int64(2), [2, 2, 2]),
+]
 
 
-def test_wrong_calls_say_what_to_pass() -> None:
-    (stage, one), (injector, other) = granted(), granted(inputs=())
-    with pytest.raises(lowwater.InvalidArgument, match="snapshot"):
-        stage.advance(None, oldest=None)
-    with pytest.raises(lowwater.InvalidArgument, match="snapshot"):
-        stage.advance(seen(computation="other"), oldest=None)
-    with pytest.raises(lowwater.InvalidArgument, match="no frontier"):
-        stage.advance(seen(), oldest=None, frontier=5)
-    with pytest.raises(lowwater.InvalidArgument, match="injector"):
-        injector.advance(seen(), oldest=None, frontier=5)
-    with pytest.raises(lowwater.InvalidArgument, match="injector"):
-        injector.advance(None, oldest=None)
-    with pytest.raises(lowwater.FinishRequired, match="finish"):
-        injector.advance(None, oldest=None, frontier=lowwater.MAX)
-    with pytest.raises(lowwater.InvalidArgument, match="3 ranges"):
-        stage.advance(seen(), oldest=[1, 2])
-    with pytest.raises(lowwater.InvalidArgument, match="0 to 2"):
-        stage.advance(seen(), oldest={3: 1})
-    with pytest.raises(lowwater.InvalidArgument, match=r"finished=-1 .* 0 to 1099511627776"):
-        stage.advance(seen(), oldest=None, finished=-1)
-    with pytest.raises(ValueError, match="time zone"):
-        stage.advance(seen(), oldest=datetime(2013, 1, 1))  # noqa: DTZ001 - the mistake itself
-    with pytest.raises(TypeError):
-        stage.advance(seen())  # type: ignore[call-arg]  # forgetting what is held would promise that nothing is
-    assert one.version == other.version == 0
+async def test_oldest_is_one_some_or_all(stage: Stage) -> None:
+    for oldest, expected in OLDEST:
+        stage.lease.advance(stage.seen, oldest=oldest)
+        assert await stage.staged() == expected, oldest
 
 
-def test_a_partial_loss_is_told_once_and_a_whole_one_always() -> None:
-    made, state = granted()
-    state.lose([1], "a newer claim")
-    assert made.lost == {1}
-    assert list(made.live) == [0, 2]
-    with pytest.raises(lowwater.StaleSequencer, match="1 of its 3 ranges: a newer claim"):
-        made.advance(seen(), oldest=None)
-    made.advance(seen(), oldest=None)
-    state.lose(None, "a reset")
+async def test_wrong_calls_say_what_to_pass(stage: Stage) -> None:
+    injector, lease, seen = stage.source, stage.lease, stage.seen
+    other = replace(seen, computation="other")
+    naive = datetime(2013, 1, 1)  # noqa: DTZ001 - the mistake itself
+    wrong: list[tuple[Any, type[Exception], str, Any, dict[str, Any]]] = [
+        (lease, lowwater.InvalidArgument, "snapshot", None, {"oldest": None}),
+        (lease, lowwater.InvalidArgument, "snapshot", other, {"oldest": None}),
+        (lease, lowwater.InvalidArgument, "no frontier", seen, {"oldest": None, "frontier": 5}),
+        (injector, lowwater.InvalidArgument, "injector", seen, {"oldest": None, "frontier": 5}),
+        (injector, lowwater.InvalidArgument, "injector", None, {"oldest": None}),
+        (injector, lowwater.FinishRequired, "finish", None, {"oldest": None, "frontier": lowwater.MAX}),
+        (lease, lowwater.InvalidArgument, "3 ranges", seen, {"oldest": [1, 2]}),
+        (lease, ValueError, "time zone", seen, {"oldest": naive}),
+        (lease, TypeError, "oldest", seen, {}),  # forgetting what is held would promise that nothing is
+    ]
+    for made, error, match, snapshot, told in wrong:
+        with pytest.raises(error, match=match):
+            made.advance(snapshot, **told)
+    assert await stage.staged() == [lowwater.MIN] * 3
+
+
+async def test_a_partial_loss_is_told_once_and_a_whole_one_always(stage: Stage) -> None:
+    lease = stage.lease
+    await stage.worker.claim(b"m", b"t")
+    assert (lease.lost, list(lease.live)) == ({1}, [0, 2])
+    with pytest.raises(lowwater.StaleSequencer, match="1 of its 3 ranges"):
+        lease.advance(stage.seen, oldest=None)
+    lease.advance(stage.seen, oldest=None)
+    await stage.worker.claim()
     for _ in range(2):
-        with pytest.raises(lowwater.StaleSequencer, match="all its ranges: a reset"):
-            made.advance(seen(), oldest=None)
-    assert made.lost == {0, 1, 2}
-    assert list(made.live) == []
+        with pytest.raises(lowwater.StaleSequencer, match="all its ranges"):
+            lease.advance(stage.seen, oldest=None)
+    assert (lease.lost, list(lease.live)) == ({0, 1, 2}, [])
 
 
-def test_what_is_pending_is_counted_from_the_greatest_frontier() -> None:
-    """The first report goes out before the authority has told any reference."""
-    made, state = granted()
-    state.reference = lowwater.MIN
-    made.advance(seen(10_000_000), oldest=9_000_000, pending=[9_000_000, 9_999_999])
-    group = state.take()
-    assert group is not None
-    assert group.mass is not None
-    assert group.mass.starts == (9_000_000 // 8_000 * 8_000, 9_999_000)
+# -- on asyncio ---------------------------------------------------------------------------------------------------------
+
+PAIRS = [
+    (lowwater.Batches, lowwater.aio.Batches),
+    (lowwater.Client, lowwater.aio.Client),
+    (lowwater.Worker, lowwater.aio.Worker),
+    (lowwater.Lease, lowwater.aio.Lease),
+    (lowwater.InputReader, lowwater.aio.InputReader),
+]
+
+
+def public(cls: type) -> dict[str, Any]:
+    return {name: value for name, value in inspect.getmembers(cls) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize(("threads", "tasks"), PAIRS, ids=lambda cls: cls.__module__.split(".")[1] + cls.__name__)
+def test_both_shells_have_the_same_methods_with_the_same_parameters(threads: type, tasks: type) -> None:
+    here, there = public(threads), public(tasks)
+    assert here.keys() == there.keys()
+    for name, method in here.items():
+        if inspect.isfunction(method):
+            ours, theirs = inspect.signature(method), inspect.signature(there[name])
+            assert list(ours.parameters.values()) == list(theirs.parameters.values()), name
+            assert there[name].__doc__
+
+
+def test_connect_takes_the_same_arguments_and_makes_the_same_settings() -> None:
+    assert (
+        inspect.signature(lowwater.connect).parameters.keys()
+        == inspect.signature(lowwater.aio.connect).parameters.keys()
+    )
+    options: dict[str, Any] = {"namespace": "n", "token": "t", "timeout": 3.0, "server_token": "s"}
+    assert lowwater.aio.connect("there:1", **options).settings == lowwater.connect("there:1", **options).settings
+
+
+async def test_a_closed_reader_and_worker_say_so() -> None:
+    async with lowwater.aio.connect("localhost:1") as lw:
+        async with lw.inputs("c") as reader:
+            pass
+        with pytest.raises(lowwater.Closed, match=r"lw\.inputs"):
+            await reader.read()
+        assert [seen async for seen in reader.watch()] == []
+        async with lw.worker("c") as worker:
+            pass
+        with pytest.raises(lowwater.Closed, match=r"lw\.worker"):
+            await worker.claim()
+        with pytest.raises(lowwater.InvalidArgument, match="at least one"):
+            lw.inputs()
+
+
+def test_a_client_belongs_to_its_event_loop() -> None:
+    lw = lowwater.aio.connect("localhost:1", timeout=0.1)
+
+    async def use() -> lowwater.Inputs:
+        return await lw.inputs("c").read()
+
+    async def forget() -> None:
+        await lw.close()
+
+    with asyncio.Runner() as first:
+        assert first.run(use()).low.unknown
+        with asyncio.Runner() as second, pytest.raises(lowwater.Closed, match="another event loop"):
+            second.run(use())
+        first.run(forget())
+
+
+async def test_close_ends_calls_that_wait_and_their_tasks_are_not_cancelled() -> None:
+    lw = lowwater.aio.connect("localhost:1", timeout=60.0)
+    calls = [
+        asyncio.ensure_future(waiting) for waiting in (lw.get(), lw.reset("c"), lw.wait("c", 5), lw.inputs("c").read())
+    ]
+    await asyncio.sleep(0)
+    await lw.close()
+    for result in await asyncio.gather(*calls, return_exceptions=True):
+        assert isinstance(result, lowwater.Closed), result
+
+
+class Cancelling(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
+    """Ends each call as gRPC does when its channel is closed."""
+
+    async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        call = await continuation(client_call_details, request)
+        call.cancel()
+        return call
+
+
+async def test_a_call_that_grpc_cancels_by_itself_is_unavailable() -> None:
+    """Nobody cancelled the task, so nobody expects that it ends so."""
+    channel = lambda address: grpc.aio.insecure_channel(address, interceptors=[Cancelling()])  # noqa: E731
+    async with lowwater.aio.Client(Settings("localhost:1", timeout=0.3), channel=channel) as lw:
+        for waiting in (lw.get(), lw.reset("c")):
+            with pytest.raises(lowwater.Unavailable, match="localhost:1"):
+                await waiting
+
+
+@pytest.mark.parametrize(("metadata", "tries"), [({}, 1), ({"field": "address"}, 1), ({"field": "version"}, 5)])
+async def test_a_change_of_the_shards_is_repeated_while_another_one_comes_between(
+    metadata: dict[str, str], tries: int
+) -> None:
+    """Also an authority that does not name the field is told of as it refuses."""
+    requests: list[str] = []
+
+    def shards(_: object) -> cluster_pb2.ListShardsResponse:
+        requests.append("ListShards")
+        return cluster_pb2.ListShardsResponse(server_token="t")
+
+    def drain(_: object) -> NoReturn:
+        requests.append("Drain")
+        raise errors.InvalidArgument("no", metadata=metadata)
+
+    service = scripted(
+        "lowwater.v1.ClusterService",
+        ListShards=(cluster_pb2.ListShardsRequest, shards),
+        Drain=(cluster_pb2.DrainRequest, drain),
+    )
+    async with served(service) as address, lowwater.aio.connect(address) as lw:
+        with pytest.raises(errors.InvalidArgument):
+            await lw.drain("there:1")
+    assert requests == ["ListShards", "Drain"] * tries
