@@ -46,7 +46,7 @@ _NAMES: Final = {"bash": "_lowwater_names", "zsh": "_lowwater_names", "fish": f"
 def whole() -> argparse.ArgumentParser:
     """Return the parser of the command with the commands of the other distribution in it."""
     top = parser()
-    commands = _commands(top)
+    commands = commands_of(top)
     commands["serve"] = serve_arguments.parser()
     commands["journal"] = journal_command.parser()
     commands["access"] = access_command.parser()
@@ -56,7 +56,8 @@ def whole() -> argparse.ArgumentParser:
     return top
 
 
-def _commands(made: argparse.ArgumentParser) -> dict[str, Any]:
+def commands_of(made: argparse.ArgumentParser) -> dict[str, Any]:
+    """Return the parsers of the commands of a parser, by name."""
     found: Any = next((action for action in _actions(made) if isinstance(action.choices, dict)), None)
     return {} if found is None else found.choices
 
@@ -65,16 +66,17 @@ def _actions(made: argparse.ArgumentParser) -> list[argparse.Action]:
     return made._actions
 
 
-def _every(made: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+def every(made: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Yield a parser and those of all of its commands."""
     yield made
-    for each in _commands(made).values():
-        yield from _every(each)
+    for each in commands_of(made).values():
+        yield from every(each)
 
 
 def script(shell: str) -> str:
     """Return the completion script of a shell."""
     top = whole()
-    for each in _every(top):
+    for each in every(top):
         for action in _actions(each):
             if action.metavar in {"NAME", "INPUT"} and not action.option_strings:
                 action.complete = _NAMES  # type: ignore[attr-defined]
@@ -90,7 +92,7 @@ def page() -> str:
     """Return the documentation of all commands, of the page and of the pipeline's jobs: what each --help prints."""
     os.environ["COLUMNS"] = "100"
     parts = []
-    for each in (*_every(whole()), page_parser(), *_every(pipeline_parser())):
+    for each in (*every(whole()), page_parser(), *every(pipeline_parser())):
         parts.append(f"## {each.prog}\n\n```text\n{each.format_help().rstrip()}\n```\n")
     return PAGE.read_text("utf-8").split(MARK)[0] + MARK + "\n" + "\n".join(parts)
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from lowwater.watermark import Watermark
-from lowwater_spark.attach import book as book_module
 from lowwater_spark.attach.book import Book, Saying
 from lowwater_spark.attach.progress import BatchProgress, computation_name, read_progress
 from lowwater_spark.attach.sender import FAILURES, FIRST_WAIT, LONGEST_WAIT, Breaker
@@ -165,8 +164,8 @@ def test_idle_queries_say_so_until_they_work_again(book: Book) -> None:
     assert book.queries()[0].state == "running"
 
 
-def test_the_book_is_bounded_and_forgets_only_what_has_ended(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(book_module, "MOST_QUERIES", 3)
+def test_the_book_is_bounded_and_forgets_only_what_has_ended(clock: Clock) -> None:
+    book = Book(lambda name, query: name or query, clock, most=3)
     for query in ("a", "b", "c"):
         book.started(query, "r1", None)
     book.started("d", "r1", None)

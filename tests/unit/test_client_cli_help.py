@@ -67,7 +67,7 @@ def test_every_example_of_a_help_parses(
         assert [words for words in found if words[0] == command], f"no example of {command}"
     for words in found:
         if words[0] in DELEGATED:
-            generate._commands(whole)[words[0]].parse_args(words[1:])
+            generate.commands_of(whole)[words[0]].parse_args(words[1:])
         else:
             assert parser().parse_args(words).command == words[0]
 
@@ -91,7 +91,7 @@ def test_an_abbreviated_option_is_refused(line: str, capsys: pytest.CaptureFixtu
 
 
 def test_every_command_is_parsed_in_the_same_way(generate: ModuleType, whole: argparse.ArgumentParser) -> None:
-    assert {type(each) for each in generate._every(whole)} == {CommandParser}
+    assert {type(each) for each in generate.every(whole)} == {CommandParser}
 
 
 def test_the_page_and_the_scripts_are_those_of_the_code(generate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,6 +129,10 @@ class Masses:
         finite = times[times != MAX].tolist() + ([self._pending.greatest()] if self._pending.total else [])
         return max(finite, default=None)
 
+    def __len__(self) -> int:
+        """Return how many groups it remembers, and which of them have changed."""
+        return len(self._entries) + len(self._changed)
+
     def _look(self) -> None:
         """Bring what has changed into the sums."""
         changed, self._changed = self._changed, {}

@@ -72,9 +72,11 @@ class Saying:
 
 
 class Book:
-    """Safe for threads. ``clock`` is monotonic, in seconds. Every method is O(1), but :meth:`take` is O(queries that wait)."""
+    """Safe for threads. ``clock`` is monotonic, in seconds; ``most`` queries are remembered. Every method is O(1), but :meth:`take` is O(queries that wait)."""
 
-    def __init__(self, name_of: Callable[[str | None, str], str], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, name_of: Callable[[str | None, str], str], clock: Callable[[], float], *, most: int = MOST_QUERIES
+    ) -> None:
         self.changed: threading.Condition = threading.Condition()
         """Notified when there is something to say."""
         self.conflated: int = 0
@@ -86,6 +88,7 @@ class Book:
         self.last_swallowed: str = ""
         self._name_of = name_of
         self._clock = clock
+        self._most = most
         self._queries: dict[str, QueryStatus] = {}
         # In the order in which they began to wait, and not before when.
         self._waiting: dict[str, float] = {}
@@ -149,7 +152,7 @@ class Book:
 
     def _enter(self, query: str, run: str, name: str | None) -> QueryStatus | None:
         """Make room for a query; None when there is none. Hold the lock."""
-        if len(self._queries) >= MOST_QUERIES:
+        if len(self._queries) >= self._most:
             oldest = next((each for each in self._ended if each not in self._waiting), None)
             if oldest is None:
                 self.dropped += 1
