@@ -9,7 +9,6 @@ import pytest
 from lowwater.watermark import Watermark
 from lowwater_spark.attach.book import Book, Saying
 from lowwater_spark.attach.progress import BatchProgress, computation_name, read_progress
-from lowwater_spark.attach.sender import FAILURES, FIRST_WAIT, LONGEST_WAIT, Breaker
 from lowwater_spark.attach.settings import AttachSettings, resolve
 from tests.kit.clock import Clock
 
@@ -60,12 +59,6 @@ def test_what_is_no_watermark_holds(watermark: str | None) -> None:
     assert read_progress(PROGRESS | {"eventTime": event_time}).watermark is None
 
 
-@pytest.mark.parametrize("bad", [{}, {"id": "q", "runId": "r", "batchId": "seven"}])
-def test_what_is_no_progress_is_an_error(bad: dict[str, Any]) -> None:
-    with pytest.raises((KeyError, ValueError)):
-        read_progress(bad)
-
-
 def test_names_are_usable_and_stay_apart() -> None:
     assert computation_name("", "hourly", "q1") == "hourly"
     assert computation_name("spark.", "", "q1") == "spark.query-q1"
@@ -75,26 +68,6 @@ def test_names_are_usable_and_stay_apart() -> None:
     }
     assert len(odd) == 6
     assert all(len(name) <= 128 and name.isascii() and "/" not in name and " " not in name for name in odd)
-
-
-def test_a_probe_that_fails_doubles_the_wait_and_one_that_succeeds_closes_it() -> None:
-    breaker, now = Breaker(), 0.0
-    for _ in range(FAILURES):
-        breaker.failed(now)
-    waits = []
-    for _ in range(8):
-        waits.append(breaker.within(now))
-        now += waits[-1]
-        assert breaker.within(now) == 0.0, "one attempt is let through"
-        breaker.failed(now)
-    assert waits[:4] == [FIRST_WAIT, 2 * FIRST_WAIT, 4 * FIRST_WAIT, 8 * FIRST_WAIT]
-    assert waits[-1] == LONGEST_WAIT
-    breaker.succeeded()
-    assert not breaker.is_open
-    assert breaker.within(now) == 0.0
-    for _ in range(FAILURES):
-        breaker.failed(now)
-    assert breaker.within(now) == FIRST_WAIT, "it begins anew"
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ import pytest
 
 from lowwater import Completeness, Promise, Ranges, RangeState, RangeView, Watermark, WatermarkView, errors
 from lowwater.cli import main, render
-from lowwater.cli.arguments import parse_duration, parse_key, parse_time
+from lowwater.cli.arguments import parse_key, parse_time
 from lowwater.cli.commands import COMMANDS
 from lowwater.cli.history import history_table
 from lowwater.cli.live import State, draw, seen
 from lowwater.cli.shards import shards_table
-from lowwater.core.text import describe_holder, describe_key, duration
+from lowwater.core.text import describe_holder, describe_key
 from lowwater.core.why import explain, find_culprits
 from lowwater.views import Completion, History, Shards, ShardView
 from tests import blame
@@ -78,36 +78,11 @@ def test_times_that_are_none_say_how_to_write_them(text: str, says: str) -> None
         parse_time(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("90", 90), ("90s", 90), ("5m", 300), ("5 min", 300), ("1.5h", 5400), ("2d", 172_800), ("50ms", 0.05)],
-)
-def test_durations(text: str, seconds: float) -> None:
-    assert parse_duration(text) == seconds
-
-
 def test_keys_are_text_or_hexadecimal_both_ways() -> None:
     for key in (b"\x40\x00", b"N14228", b"\xff" * 8, b"0x41"):
         assert parse_key(describe_key(key)) == key
     with pytest.raises(argparse.ArgumentTypeError, match="hexadecimal"):
         parse_key("0x4")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        (0, "0 ms"),
-        (0.9994, "999 ms"),
-        (1, "1 s"),
-        (59.7, "1 min"),
-        (3_600, "1 h"),
-        (3_660, "1 h 1 min"),
-        (90_061, "1 d 1 h"),
-        (-60, "-1 min"),
-    ],
-)
-def test_lengths_of_time(seconds: float, words: str) -> None:
-    assert duration(seconds) == words
 
 
 def test_status_is_a_table() -> None:
@@ -240,44 +215,14 @@ def test_ranges_are_a_table_that_says_what_it_leaves_out() -> None:
 
 def test_json_has_texts_for_people_and_numbers_for_programs() -> None:
     record = json.loads(render.to_json(render.view_record(VIEWS[0], NOW)))
-    assert record == {
-        "computation": "enriched",
-        "registered": True,
-        "state": "waiting",
-        "low": "2013-01-09T13:00:00Z",
-        "low_micros": NOW - HOUR,
-        "lag_seconds": 3600.0,
-        "heuristic": {"0.99": "2013-01-09T13:59:00Z", "0.5": "2013-01-09T13:00:00Z"},
-        "came_behind": {},
-        "budget": {},
-        "incarnation": 1,
-        "epoch": 3,
-        "since": "2013-01-09T13:00:00Z",
-        "oldest_operation": None,
-        "ranges": 64,
-        "inputs": ["flights"],
-        "estimated": False,
-        "holder": {
-            "start": "40",
-            "end": "80",
-            "watermark": "2013-01-09T13:00:00Z",
-            "watermark_micros": NOW - HOUR,
-            "state": "owned",
-            "worker": "exec-7",
-            "host": "host-3",
-            "sequencer": 9,
-            "since": "2013-01-09T13:00:00Z",
-            "last_report": "2013-01-09T13:59:58Z",
-            "waiting_for": "",
-            "holdback_micros": 0,
-            "ended": False,
-            "failure": "",
-            "untimed_rows": 0,
-        },
-        "guilty": None,
-        "promise": None,
-        "late_by_seconds": None,
-    }
+    holder = record.pop("holder")
+    assert (record["low"], record["low_micros"], record["lag_seconds"]) == ("2013-01-09T13:00:00Z", NOW - HOUR, 3600.0)
+    assert record["heuristic"] == {"0.99": "2013-01-09T13:59:00Z", "0.5": "2013-01-09T13:00:00Z"}
+    assert (record["state"], record["since"], record["oldest_operation"]) == ("waiting", "2013-01-09T13:00:00Z", None)
+    assert (record["ranges"], record["inputs"], record["guilty"], record["promise"]) == (64, ["flights"], None, None)
+    assert (holder["start"], holder["end"], holder["watermark_micros"]) == ("40", "80", NOW - HOUR)
+    assert (holder["state"], holder["worker"], holder["host"], holder["sequencer"]) == ("owned", "exec-7", "host-3", 9)
+    assert (holder["last_report"], holder["ended"]) == ("2013-01-09T13:59:58Z", False)
     for view in VIEWS[1:]:
         record = render.view_record(view, NOW)
         assert (record["low_micros"], record["lag_seconds"]) == (None, None)

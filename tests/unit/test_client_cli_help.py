@@ -2,10 +2,8 @@
 
 import argparse
 import importlib.util
-import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -149,44 +147,3 @@ def test_what_is_offered_as_a_name_is_never_run(tmp_path: Path, generate: Module
     assert evil != script
     assert completed(evil, path, "lowwater", "why", "") == ["hourly"]
     assert not mark.exists()
-
-
-def shell(name: str) -> str:
-    """The program of a shell."""
-    program = shutil.which(name)
-    if program is None:
-        pytest.skip(f"{name} is not installed")
-    return program
-
-
-def test_fish_completes_commands_options_and_names(tmp_path: Path, generate: ModuleType) -> None:
-    path = tmp_path / "lowwater.fish"
-    path.write_text(generate.script("fish"))
-    code = f"""
-function lowwater; test "$argv[1] $argv[2]" = "status --names"; and printf 'hourly\\nenriched\\n'; end
-source {path}
-for line in "wa" "why h" "set-inputs hourly e" "why --js"; complete -C "lowwater $line"; end
-"""
-    environment = {**os.environ, "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
-    command = [shell("fish"), "--no-config", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    offered = [line.partition("\t")[0] for line in done.stdout.splitlines()]
-    assert offered == ["wait", "watch", "hourly", "enriched", "--json"]
-
-
-def test_zsh_completes_commands_options_and_names(tmp_path: Path, generate: ModuleType) -> None:
-    """In a terminal of its own, since zsh completes nowhere else: what TAB has made of each line is run, and says what it is."""
-    (tmp_path / "_lowwater").write_text(generate.script("zsh"))
-    program = shell("zsh")
-    code = f"""
-zmodload zsh/zpty
-zpty terminal 'TERM=dumb {program} -f -i'
-zpty -w terminal "fpath=({tmp_path} \\$fpath); autoload -Uz compinit; compinit -u -D"
-zpty -w terminal 'lowwater() {{ [[ $1 == status ]] && printf "hourly\\nenriched\\n" || print -r -- "run:$*." }}'
-for line in 'hist' 'why h' 'set-inputs hourly e' 'why hourly --js'; do zpty -w -n terminal "lowwater $line"$'\\t\\n'; done
-zpty -w terminal exit
-while zpty -r terminal said; do print -rn -- "$said"; done
-"""
-    done = subprocess.run([program, "-f", "-c", code], capture_output=True, text=True, check=False, timeout=120)
-    run = re.findall(r"^run:(.*?) ?\.", done.stdout, re.MULTILINE)
-    assert run == ["history", "why hourly", "set-inputs hourly enriched", "why hourly --json"], done.stdout

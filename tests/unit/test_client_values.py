@@ -246,21 +246,6 @@ def test_any_past_fits_into_some_thousand_buckets() -> None:
     assert 2_000 < len(made) < 3_600
 
 
-def test_every_kind_of_event_times() -> None:
-    many = [5_000, 7_000, 7_000]
-    expected = Histogram(10_000)
-    expected.add_many(many)
-    for container in (array("q", many), np.array(many), [Watermark(t) for t in many], iter(many)):
-        made = Histogram(10_000)
-        made.add_many(container)
-        assert made == expected
-    made = Histogram(10_000)
-    made.add(5_000)
-    made.add(7_000, 2)
-    assert made == expected
-    assert repr(made) == "<Histogram of 3 records in 2 buckets>"
-
-
 # -- folds --------------------------------------------------------------------------------------------------------
 
 SHARES = (500_000, 900_000, 990_000)

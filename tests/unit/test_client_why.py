@@ -83,23 +83,6 @@ def way(name: str, views: list[WatermarkView]) -> tuple[tuple[str, ...], tuple[s
 SILENT = held(-58 * MINUTE, silent=38 * 60)
 
 
-def test_the_root_cause_comes_first_in_one_sentence_and_then_the_way_to_it() -> None:
-    pipeline = [
-        view("hourly", -58 * MINUTE, "enriched", "weather"),
-        view("weather", -MINUTE),
-        view("enriched", -58 * MINUTE, "flights", holder=SILENT),
-        view("flights", -MINUTE),
-    ]
-    assert str(told("hourly", pipeline, ranges(SILENT, held(0), total=2))).splitlines() == [
-        "hourly is at 13:02 UTC, 58 min behind: held by enriched [0x40, 0x80) on exec-7 (host-3), silent for 38 min, and by 1 more of "
-        "its key ranges.",
-        "hourly stands at 2013-01-09T13:02:00Z, 58 min behind the clock; that is as far as its input enriched allows.",
-        "enriched stands at 2013-01-09T13:02:00Z, 58 min behind the clock, 57 min behind its input flights, which stands at "
-        "2013-01-09T13:59:00Z: held by [0x40, 0x80) at 2013-01-09T13:02:00Z, owned by exec-7 on host-3, silent for 38 min "
-        "(1 of the 2 key ranges that hold it).",
-    ]
-
-
 @pytest.mark.parametrize("stood", [0, 1, 60, 14_400])
 def test_a_claim_is_a_sign_of_life_and_silence_counts_from_it(stood: int) -> None:
     """However long the range has stood: nobody is accused of the time of the owner before, nor excused because it never moved."""

@@ -17,7 +17,6 @@ from lowwater.v1 import watermarks_pb2
 from lowwater_authority.cluster.cluster import Replaced
 from lowwater_authority.core.requests import ClaimRequest
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.engine import shard
 from lowwater_authority.engine.shard import TOGETHER_SECONDS
 from tests.kit.memory_journal import MemoryDisk, StoredLog
 from tests.kit.shards import DEAD_AFTER, NAMES, Deployment, One, held, reached, turns, two
@@ -96,32 +95,6 @@ async def test_a_zombie_puts_nothing_back_before_those_who_were_awake(deployment
     [(_, stale)] = await other.report(name, old, 20)
     assert stale.reason == "STALE_SEQUENCER"
     assert await other.report(name, new, 14) == []
-
-
-async def test_reads_that_wait_for_a_store_that_hangs_end_in_time(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, other = await two(deployment)
-    name, away = min(held(one)), min(held(other))
-    grant = await one.claim(name)
-    monkeypatch.setattr(shard, "WAIT_SECONDS", 0.01)
-    one.faults.held["append"] = one.faults.held["take"] = gate = asyncio.Event()
-    reporting = asyncio.ensure_future(one.report(name, grant, 12))
-    await one.cluster.change(lambda view: view.pinned(away, "one:1"))
-    for read in (
-        lambda: one.shard.ranges(name, below=None, limit=1),
-        lambda: one.shard.history(name, since=None, limit=1),
-    ):
-        with pytest.raises(errors.Unavailable, match=r"its store has not answered within 0.01 s"):
-            await read()
-    with pytest.raises(errors.Unavailable, match=rf"{away} is being taken over by this shard") as refused:
-        await one.shard.serve(away)
-    assert "newest" not in refused.value.message, "nothing is known of it here, old or new"
-    gate.set()
-    assert await reporting == []
-    monkeypatch.undo()
-    assert await one.shard.serve(away), "what was begun went on"
-    assert (await one.shard.ranges(name, below=None, limit=1))[1] == 1
 
 
 async def test_a_refused_adopt_changes_nothing(deployment: Deployment) -> None:

@@ -140,27 +140,6 @@ def arrived(core: Computation) -> object:
     return deepcopy((core.budgets, groups))
 
 
-def weights(of: Driver) -> list[tuple[bytes, int]]:
-    """What each group weighs in R, by its first range."""
-    told = {each.bounds[0]: each.arrived() for each in of.core.map.run_groups()}
-    return [(start, weight[1]) for start, weight in told.items() if weight is not None]
-
-
-def test_cuts_and_merges_make_no_more_of_what_weighs_in_it() -> None:
-    made = driver()
-    source = Source(made, b"", b"m", b"")
-    source.hand_on(100)
-    source.report()
-    for _ in range(40):
-        made.claim(b"m", b"")
-        assert weights(made) == [(b"", 50), (b"m", 50)]
-        made.claim(b"k", b"p")
-        assert sum(weight for _, weight in weights(made)) == 100
-        made.claim(b"", b"m", b"")
-        assert weights(made) == [(b"", 100)]
-    assert made.core.map.groups[made.core.last_sequencer].arrived_before == (source.frontier, 100)
-
-
 def test_an_input_that_is_added_takes_back_how_far_its_claims_were() -> None:
     """What they said did not know of what comes from there; a replay finds the same."""
     made = driver()
@@ -175,20 +154,6 @@ def test_an_input_that_is_added_takes_back_how_far_its_claims_were() -> None:
     made.core.revoke(2, made.now, bound=None)
     assert [each.arrived() for each in made.core.map.run_groups()] == [(one.frontier - HOUR, 601)] * 2
     assert published(made) == shown, "it never goes back"
-
-
-def test_a_journal_that_knows_no_budgets_is_read() -> None:
-    made = driver()
-    warmed(made).report(5)
-    records = []
-    for record in map(pb.Record.FromString, made.records):
-        del record.budgets[:]
-        del record.budget_references[:]
-        for op in record.ops:
-            if op.HasField("values"):
-                del op.values.arrived[:]
-        records.append(record.SerializeToString())
-    assert recovery.recover(made.spec, None, records, epoch_base=1000).published.budgets[0].micros == 5
 
 
 def test_a_record_in_which_it_goes_back_is_refused() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lowwater_authority.core import recovery
 from lowwater_authority.core.history import HOUR, KEPT, SECOND, Completion, History
 from lowwater_authority.core.times import DAY, MAX, MIN
-from lowwater_authority.core.topology import Spec, Topology
+from lowwater_authority.core.topology import Spec
 from lowwater_authority.records import journal_pb2 as pb
 from tests.kit.memory_journal import MemoryDisk
 from tests.property.core_driver import Driver
@@ -113,8 +113,3 @@ async def test_rule2_no_completion_is_told_before_its_record_is_durable() -> Non
     assert await told == [14]
     assert await reported == []
     await one.stop()
-
-
-def test_a_graph_from_before_there_was_a_step_has_hours() -> None:
-    old = pb.Topology(version=1, computations=[pb.Computation(name="a", max_skew_micros=DAY, incarnation=1)])
-    assert Topology.decode(old.SerializeToString()).get("a").history_step == HOUR

@@ -105,15 +105,6 @@ def test_rule8_a_request_id_names_one_request(made: type[Computation]) -> None:
         assert again.sequencer == first, "a repeat has its answer"
 
 
-def test_a_grant_of_a_release_that_kept_no_digest_is_still_repeated() -> None:
-    d = Driver()
-    first = d.claim(b"", b"", request_id=b"1").sequencer
-    record = pb.Record.FromString(d.records[0])
-    record.ops[0].claim.asked = b""
-    d.core = recovery.recover(d.spec, None, [record.SerializeToString()], epoch_base=0)
-    assert d.claim(b"", b"", request_id=b"1").sequencer == first
-
-
 @planted(1, switches.UnregisteredInputsCount)
 def test_rule1_a_fold_of_an_input_that_is_not_registered_counts_as_unknown(made: type[Computation]) -> None:
     fold = Fold(1, (1, 0))

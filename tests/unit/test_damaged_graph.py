@@ -18,7 +18,7 @@ from lowwater_authority.cluster.cluster import BEATS
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.holdings import replayed
 from lowwater_authority.engine.shard import Shard
-from lowwater_authority.journal import GRAPH, JournalCorrupt, LoadedLog, Ownership, frames
+from lowwater_authority.journal import GRAPH, LoadedLog, Ownership, frames
 from tests.kit.faults import Outcome
 from tests.kit.memory_journal import MemoryJournal
 from tests.kit.releases import newer_release
@@ -311,24 +311,6 @@ async def test_a_process_that_starts_waits_until_a_shard_has_written_the_graph_a
     assert held(third)
     names = [record.getMessage() for record in caplog.records if "looking for a shard" in record.getMessage()]
     assert len(names) == 1
-
-
-@pytest.mark.parametrize("late", [False, True])
-async def test_a_process_that_starts_alone_with_a_damaged_graph_is_refused(deployment: Deployment, late: bool) -> None:
-    """The members of the last view are dead, which is only known when they have been silent for long enough."""
-    one, other = await two(deployment)
-    place = rot(deployment)
-    frame = deployment.disk.logs[GRAPH].records[place]
-    for each in (one, other):
-        await each.stop()
-    deployment.clock.now += 10 * DEAD_AFTER if late else 0
-    third = One(deployment, "third:1")
-    with pytest.raises(
-        JournalCorrupt, match=r"and no process that lives has it in memory.* start from a restored copy"
-    ):
-        await while_time_passes(third.shard.start(), third)
-    await third.shard.close()
-    assert deployment.disk.logs[GRAPH].records[place] == frame, "it has nothing to put in its place"
 
 
 async def test_a_graph_that_cannot_be_written_again_stops_only_what_needs_it(deployment: Deployment) -> None:

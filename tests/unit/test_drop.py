@@ -12,7 +12,6 @@ from lowwater import errors
 from lowwater_authority.core.requests import Fenced, Grant
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec, Topology
-from lowwater_authority.engine import shard
 from lowwater_authority.engine.holdings import ReadGraph, needs_newest, whole
 from lowwater_authority.journal import LoadedLog
 from lowwater_authority.journal.copy import Copy, survey
@@ -185,38 +184,6 @@ async def test_rule3_a_copy_of_the_journal_goes_on_above_what_was_dropped(
     await other.stop()
 
 
-async def test_rule4_an_owner_that_comes_back_does_not_bring_back_what_was_dropped_unread(
-    deployment: Deployment,
-) -> None:
-    """Its log is damaged, and it alone has what was in it: it was silent when somebody dropped it."""
-    one, other = await two(deployment)
-    name = min(held(other))
-    zombie = await other.claim(name)
-    deployment.disk.logs[name].damage(1)
-    with pytest.raises(errors.Moved):
-        await one.shard.drop(name, force=True)
-    await deployment.settle(one, seconds=3)
-    with pytest.raises(errors.Unavailable, match="is damaged"):
-        await one.shard.serve(name)
-    assert one.shard.is_damaged(name)
-    one.faults.ends["take"] = [Outcome.FAILED]
-    await one.shard.drop(name, force=True)
-    assert not one.faults.ends["take"], (
-        "its log was taken from its owner before this was answered, at the second attempt"
-    )
-    assert other.shard.serves(name), "it does not know yet"
-    refused = await other.report(name, zombie, 10)
-    assert [each.reason for _, each in refused] in (["STALE_SEQUENCER"], ["MOVED"])
-    await deployment.settle(one, other)
-    assert not other.shard.serves(name)
-    assert name in other.shard.topology.dropped
-    await one.shard.register(Spec(name))
-    await deployment.settle(one, other)
-    owner = deployment.owner(name)
-    assert (await owner.claim(name)).sequencer > zombie.sequencer
-    assert held(one) | held(other) == {f"c{i}" for i in range(12)}
-
-
 async def damaged_and_silent(deployment: Deployment) -> tuple[One, One, str, Grant]:
     """A shard that has a computation whole, in memory alone, is silent; the other one has found its log damaged."""
     one, other = await two(deployment)
@@ -241,22 +208,6 @@ async def test_rule10_a_refused_drop_leaves_a_silent_owner_what_it_alone_has(dep
     assert other.low(name) == 12
     assert await other.report(name, grant, 13) == []
     assert held(one) | held(other) == set(NAMES), "and its neighbours"
-
-
-async def test_a_drop_whose_log_cannot_be_taken_says_that_it_is_dropped(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, other, name, grant = await damaged_and_silent(deployment)
-    one.faults.held["take"] = asyncio.Event()
-    monkeypatch.setattr(shard, "WAIT_SECONDS", 0.0)
-    with pytest.raises(errors.Unavailable, match="was dropped, but its log cannot be taken from its last owner yet"):
-        await one.shard.drop(name, force=True)
-    with pytest.raises(errors.UnknownComputation, match="was dropped"):
-        await one.shard.drop(name, force=True)
-    one.faults.held.pop("take").set()
-    await one.shard.held.ended(name)
-    refused = await other.report(name, grant, 13)
-    assert [each.reason for _, each in refused] in (["STALE_SEQUENCER"], ["MOVED"])
 
 
 async def end_behind_the_next_incarnation(deployment: Deployment, one: One, other: One, name: str) -> None:
