@@ -467,13 +467,11 @@ class GuardedServer:
         self.health: Any = health_pb2_grpc.HealthStub(channel)
 
     def reset(self) -> Any:
-        """A reset whose request is still to come."""
         write = topology_pb2.ResetRequest.SerializeToString
         opened: Any = self.channel.stream_unary(RESET, write, topology_pb2.ResetResponse.FromString)
         return opened(metadata=RIGHT)
 
     def watch(self) -> Any:
-        """A watch whose request is still to come."""
         write = watermarks_pb2.WatchRequest.SerializeToString
         opened: Any = self.channel.stream_stream(WATCH, write, watermarks_pb2.WatchResponse.FromString)
         return opened(metadata=RIGHT)
@@ -738,7 +736,6 @@ async def act(one: GuardedServer, caplog: pytest.LogCaptureFixture) -> dict[str,
 
 
 def acts(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    """What the audit has."""
     found = [getattr(record, ATTRIBUTE, {}) for record in caplog.records]
     return [each for each in found if each.get("event") == "audit"]
 

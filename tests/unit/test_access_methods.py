@@ -128,7 +128,6 @@ def test_what_changes_something_is_an_act_for_the_audit() -> None:
 
 
 def test_every_field_that_names_computations_is_asked_for() -> None:
-    """A new field with a name in it must not slip past the table."""
     named = {
         (path.rpartition("/")[2], field.name)
         for path, method in DESCRIBED.items()
@@ -145,8 +144,6 @@ def test_an_adoption_needs_to_operate_too() -> None:
     request = workers_pb2.ClaimRequest(computation="n/own", adopt=True)
     assert list(rule.needs(request)) == [(Action.REPORT, "n/own"), (Action.OPERATE, "n/own")]
 
-
-# -- what only the shard of a slice does ---------------------------------------------------------------------------------
 
 EVERYTHING = Principal("all", (Allowance("*", dict.fromkeys(Action, ("*",))),))
 SHARD = insider("peer", ["token"])

@@ -65,7 +65,6 @@ def test_a_new_incarnation_drops_the_samples_of_the_old_one() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_lags_and_changes_are_those_of_the_definition(seed: int) -> None:
-    """Against the definition, word for word, on random graphs with values that move and inputs that come later."""
     chance = random.Random(seed)
     names = [f"c{i}" for i in range(12)]
     inputs = {name: tuple(chance.sample(names[:i], chance.randint(0, min(i, 3)))) for i, name in enumerate(names)}

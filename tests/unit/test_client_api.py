@@ -75,7 +75,6 @@ def test_claims_carry_the_name_of_the_surroundings() -> None:
 
 @pytest.fixture
 def silent() -> Iterator[socket.socket]:
-    """Somebody who takes connections and never says a word."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(60)
         yield listening
@@ -170,14 +169,6 @@ def test_a_closed_client_says_so() -> None:
         assert list(reader.watch()) == []
 
 
-def test_reading_degrades_without_an_authority() -> None:
-    with lowwater.connect("localhost:1", timeout=0.1) as lw, lw.inputs("flights") as reader:
-        seen = reader.read()
-    assert seen.low.unknown
-    assert seen.stale_for == float("inf")
-    assert seen.held_by == "flights (not registered)"
-
-
 # -- what a lease is told -----------------------------------------------------------------------------------------------
 
 
@@ -192,7 +183,6 @@ class Stage:
     seen: lowwater.Inputs
 
     async def staged(self) -> list[int]:
-        """Where the authority has the ranges."""
         await self.lease.flush()
         found = await self.lw.ranges("c", limit=3)
         return [each.watermark.micros for each in sorted(found.ranges, key=lambda each: each.start)]
@@ -350,7 +340,6 @@ class Cancelling(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[type-arg
 
 
 async def test_a_call_that_grpc_cancels_by_itself_is_unavailable() -> None:
-    """Nobody cancelled the task, so nobody expects that it ends so."""
     channel = lambda address: grpc.aio.insecure_channel(address, interceptors=[Cancelling()])  # noqa: E731
     async with lowwater.aio.Client(Settings("localhost:1", timeout=0.3), channel=channel) as lw:
         for waiting in (lw.get(), lw.reset("c")):

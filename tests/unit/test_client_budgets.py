@@ -57,7 +57,6 @@ class Pair:
         self.reporter.accepted(0.0)
 
     def hand_on(self, times: Sequence[int], *, counted: bool = False) -> None:
-        """Hand records on; ``counted``: by somebody else, who has told how late they were."""
         self.untold += times
         records, fold = len(times), Fold(self.frontier, ((990_000, self.frontier),))
         known: Sequence[int] = () if counted else times

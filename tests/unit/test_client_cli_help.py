@@ -33,13 +33,11 @@ def _generate() -> ModuleType:
 
 @pytest.fixture(scope="module", name="whole")
 def _whole(generate: ModuleType) -> argparse.ArgumentParser:
-    """The parser of all commands, which takes a while to make."""
     made: argparse.ArgumentParser = generate.whole()
     return made
 
 
 def help_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """What --help prints."""
     with pytest.raises(SystemExit) as caught:
         main([command, "--help"])
     assert caught.value.code == 0
@@ -47,7 +45,6 @@ def help_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def examples(text: str) -> list[list[str]]:
-    """The command lines in a text, without what a shell does with them and without the remarks behind them."""
     found = []
     for line in EXAMPLE.findall(text):
         words = shlex.split(re.split(r" {3,}|  +(?=[a-z]+ [a-z]+ )| && | > ", line)[0])

@@ -129,8 +129,6 @@ def test_enter_asks_why() -> None:
     assert keys(state(), "enter").why == ("new", "asking ..."), "without a selection the worst"
 
 
-# -- slices -----------------------------------------------------------------------------------------------------------
-
 SLICED = state(
     view("flights", 1), view("hourly", 5), *(view(f"hourly~{n}", 5 + n) for n in range(12)), view("daily~0", 9)
 )

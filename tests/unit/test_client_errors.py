@@ -146,7 +146,6 @@ def test_callers_who_get_one_error_do_not_lengthen_the_traceback_of_each_other()
 
 
 def fail_again(error: Exception) -> Exception:
-    """Raise an error anew, as each of its callers does."""
     try:
         raise error
     except type(error) as caught:

@@ -57,7 +57,6 @@ async def lw(granting: Granting) -> AsyncIterator[aio.Client]:
 
 
 def covered(within: tuple[bytes, ...], handle: int) -> set[bytes]:
-    """The keys of a range, and one behind all."""
     start, end = within[handle], within[handle + 1]
     return {key for key in [*KEYS, b"\xff"] if start <= key and (not end or key < end)}
 

@@ -24,7 +24,6 @@ def fold_at(low: int) -> Fold:
 
 
 def spread(group: GroupState, count: int) -> dict[int, int]:
-    """Return the handles of a group with their values."""
     handles = range(count) if group.handles is None else group.handles
     values = [group.values] * len(handles) if isinstance(group.values, int) else group.values
     return dict(zip(handles, values, strict=True))

@@ -35,7 +35,6 @@ def staged_reporter() -> tuple[ReporterState, LeaseState]:
 
 
 def stage(reporter: ReporterState, lease: LeaseState, low: int) -> bool:
-    """Stage a state that differs from those before; returns whether the sender has to be woken for it."""
     lease.advance(Fold(low, ()), MAX, now=0.0)
     return reporter.staged(lease)
 
@@ -171,9 +170,6 @@ def test_a_claim_whose_turn_was_too_old_begins_one_above_it_with_its_full_state(
     assert reporter.acknowledged(second.number) == [lease]
 
 
-# -- the state machine --------------------------------------------------------------------------------------------
-
-
 def reporting(clock: Clock | None = None) -> Reporting:
     return OfflineClient("there:1", clock=clock).reporting
 
@@ -219,9 +215,6 @@ def test_a_bug_does_not_end_the_reporting(caplog: pytest.LogCaptureFixture) -> N
     assert one.stream().ended(ZeroDivisionError()) == 0.1
     assert one.failure is None
     assert "ZeroDivisionError" in caplog.text
-
-
-# -- attempts -----------------------------------------------------------------------------------------------------
 
 
 def exchange(clock: Clock, *, repeatable: bool) -> Exchange[None]:

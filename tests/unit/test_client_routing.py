@@ -61,9 +61,6 @@ def moved(name: str, address: str, epoch: int) -> Failed:
     return Failed("MOVED", computation=name, address=address, epoch=str(epoch))
 
 
-# -- routes -------------------------------------------------------------------------------------------------------
-
-
 def test_what_has_no_route_is_at_home() -> None:
     router = router_of("a:1", "b:1")
     assert (router.home, router.address_of("c"), router.place("c"), router.several) == ("a:1", "a:1", HOME, True)
@@ -108,7 +105,6 @@ def test_shards_heard_of_are_tried_in_turn_those_that_failed_last_at_the_end() -
 
 
 def turns(router: Router, count: int) -> list[str]:
-    """The homes of a client to whom nobody answers."""
     homes = []
     for _ in range(count):
         homes.append(router.home)
@@ -136,9 +132,6 @@ def test_rule7_a_channel_that_nobody_uses_and_no_route_leads_to_is_taken_out_to_
     assert [*channels.by_address] == ["home:1", "led:1", "used:1"]
     for used in (gone, *channels.clear()):
         used.channel.close()
-
-
-# -- calls --------------------------------------------------------------------------------------------------------
 
 
 def watermark(name: str, low: int = 0, epoch: int = 1) -> types_pb2.Watermark:
@@ -218,9 +211,6 @@ def test_an_answer_of_a_shard_that_was_replaced_is_asked_again() -> None:
         exchange.take(stale)
 
 
-# -- watching -----------------------------------------------------------------------------------------------------
-
-
 def told(
     watermarks: Iterable[types_pb2.Watermark] = (), redirects: Sequence[tuple[str, str, int]] = (), now: float = 100.0
 ) -> watermarks_pb2.WatchResponse:
@@ -232,7 +222,6 @@ def told(
 
 
 def tended(client: OfflineClient) -> list[str]:
-    """Who has to be driven now."""
     return [
         type(each).__name__ + ":" + each.key for each in client.known.tend() if isinstance(each, WatchStream | Search)
     ]
@@ -309,7 +298,6 @@ def world_of_before() -> list[WatermarkView]:
 
 
 def shown(changes: Changes, client: OfflineClient, subscription: Subscription) -> list[str]:
-    """The computations that are shown now."""
     found = []
     while changes.come(client.known, subscription):
         found.append(changes.take(client.known).computation)
@@ -375,9 +363,6 @@ def test_everything_is_followed_by_name_where_home_redirects_it() -> None:
     assert not there.wanted
     there.retire()
     assert client.known.stream("x:1") is not there, "nothing is kept of it"
-
-
-# -- reporting ----------------------------------------------------------------------------------------------------
 
 
 def lease(computation: str = "c", sequencer: int = 1) -> LeaseState:
@@ -465,19 +450,12 @@ def test_rule7_nothing_is_kept_of_a_computation_that_is_not_reported_any_more() 
     assert not client.reporting.computations
 
 
-# -- when a shard fails: calls ------------------------------------------------------------------------------------
-
-
 def test_a_call_waits_a_second_at_most_between_attempts() -> None:
     exchange = OfflineClient().ask(OfflineClient().calls.complete("c", 5))
     assert [exchange.failed(Failed()) for _ in range(8)][-1] == PATIENCE
 
 
-# -- when a shard fails: looking for computations -----------------------------------------------------------------
-
-
 def hurried(search: Search[Sought]) -> bool:
-    """Asked anew: for a type checker, a property stays as it was."""
     return search.hurried
 
 
@@ -505,9 +483,6 @@ def test_what_another_shard_serves_by_now_does_not_wait_for_the_overloaded_one()
     assert hurried(search)
     client.clock.now += search.first_pause
     assert list(search.open("home:1", "t").computations) == ["c"]
-
-
-# -- when a shard fails: watching ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "token"), [("known", ()), ("reporting", ("t",))], ids=["watching", "reporting"])
@@ -546,11 +521,7 @@ def test_a_watch_stream_that_nobody_needs_is_left() -> None:
     assert client.router.place("c") == "x:1"
 
 
-# -- when a shard fails: reporting --------------------------------------------------------------------------------
-
-
 def reported_elsewhere() -> tuple[OfflineClient, LeaseState]:
-    """A lease that is reported to another shard than home."""
     client, state = OfflineClient(), lease()
     client.router.redirected("c", "x:1", 1)
     client.reporting.add(state)
@@ -567,23 +538,6 @@ def test_an_overloaded_shard_is_asked_again_when_it_said() -> None:
         assert side.stream("x:1").ended(Failed("OVERLOADED", retry_after=5)) == 0.0
         assert side.search.first_pause == 11.0, "5.5 s, twice"
         assert client.router.place("c") == "x:1", "it is where it was"
-
-
-@pytest.mark.parametrize("failure", [Failed(), None], ids=["on a thread", "in a task"])
-def test_a_report_stream_that_carries_nothing_is_left(failure: Failed | None) -> None:
-    client, state = reported_elsewhere()
-    there = client.reporting.stream("x:1")
-    client.reporting.remove(state)
-    assert list(client.reporting.tend()) == [there]
-    assert there.interrupted
-    assert there.ended(failure) == 0.0, "it was cancelled"
-    assert client.router.place("c") == "x:1"
-    client.reporting.add(state)
-    opened(client, "x:1")
-    assert not there.interrupted
-
-
-# -- threads ------------------------------------------------------------------------------------------------------
 
 
 def test_a_thread_that_cannot_be_started_is_started_later(

@@ -32,9 +32,6 @@ SLICE = topology_pb2.Computation(
 )
 
 
-# -- names and keys ---------------------------------------------------------------------------------------------------
-
-
 def test_a_name_says_what_it_is_a_slice_of() -> None:
     names = ("hourly~0", "ns/hourly~999", "hourly", "~1", "hourly~", "hourly~1000", "a~1~2")
     assert [slice_of(name) for name in names] == ["hourly", "ns/hourly", *[""] * 5]
@@ -106,9 +103,6 @@ def test_an_authority_that_does_not_know_slices_is_told_of() -> None:
     assert again.result.slices == (b"\x40", b"\x80")
 
 
-# -- calls ------------------------------------------------------------------------------------------------------------
-
-
 def other_slice(name: str = "hourly", **metadata: str) -> Failed:
     return Failed("OTHER_SLICE", 0.0, computation=name, **metadata)
 
@@ -173,9 +167,6 @@ def test_a_claim_goes_back_to_the_whole_when_its_slice_was_cut_in_two_meanwhile(
     ):
         asked.append((exchange.failed(refusal) > 0, exchange.next().request.computation))
     assert asked == [(False, "hourly~1"), (True, "hourly"), (False, "hourly~3")]
-
-
-# -- what a worker folds ------------------------------------------------------------------------------------------------
 
 
 def test_of_readings_of_several_slices_that_with_the_newer_inputs_counts() -> None:

@@ -34,7 +34,6 @@ class Following(OfflineClient):
         self.asked = self.stream.open("there:1")
 
     def sent(self, low: int | None = None, *, name: str = "c", incarnation: int = 1) -> watermarks_pb2.WatchResponse:
-        """A message that the authority sends now."""
         clock = round((self.clock.now + self.wall) * 1e6)
         message = watermarks_pb2.WatchResponse(server_token="t", time_micros=clock)
         if self.hangs_since is not None:
@@ -46,7 +45,6 @@ class Following(OfflineClient):
         return message
 
     def hears(self, low: int | None = None) -> None:
-        """A message arrives at once."""
         self.stream.take(self.sent(low))
 
     @property
@@ -59,7 +57,6 @@ class Following(OfflineClient):
 
 
 def stalled(seconds: int) -> tuple[Following, list[watermarks_pb2.WatchResponse]]:
-    """A process that is stopped, and finds a message for every second when it goes on."""
     client = Following()
     client.hears(0)
     waiting = []
@@ -67,9 +64,6 @@ def stalled(seconds: int) -> tuple[Following, list[watermarks_pb2.WatchResponse]
         client.clock.now += BEAT
         waiting.append(client.sent(second))
     return client, waiting
-
-
-# -- how old values are -------------------------------------------------------------------------------------------
 
 
 def test_rule11_what_was_never_heard_is_infinitely_stale() -> None:
@@ -143,11 +137,7 @@ def test_rule11_values_are_never_younger_than_now() -> None:
     assert client.stale_for == pytest.approx(7.0), "as old as when the stream was there"
 
 
-# -- the newest first ---------------------------------------------------------------------------------------------
-
-
 def shown_after_a_stall() -> list[int]:
-    """What an iteration over changes shows to a subscriber that was stopped for a minute."""
     client, waiting = stalled(60)
     changes = Changes(["c"])
     assert shown_by(changes, client) == [0]
@@ -159,7 +149,6 @@ def shown_after_a_stall() -> list[int]:
 
 
 def shown_by(changes: Changes, client: Following) -> list[int]:
-    """What an iteration shows now."""
     shown = []
     while changes.come(client.known, client.subscription):
         shown.append(changes.take(client.known).low.micros)
@@ -223,9 +212,6 @@ def test_rule7_values_that_were_not_taken_are_replaced_in_their_turn() -> None:
     assert shown_by(some, client) == []
 
 
-# -- subscriptions ------------------------------------------------------------------------------------------------
-
-
 def confirmed(*subscriptions: Subscription) -> list[bool]:
     return [each.confirmed for each in subscriptions]
 
@@ -267,9 +253,6 @@ def test_a_follower_of_everything_that_was_away_learns_of_a_drop_and_of_none_tha
     assert client.known.ratchet.names == {"c"}
 
 
-# -- the end of a stream ------------------------------------------------------------------------------------------
-
-
 def test_streams_that_fail_back_off_until_one_lasted() -> None:
     client = Following()
     delays = []
@@ -305,9 +288,6 @@ def test_another_deployment_ends_the_watching(caplog: pytest.LogCaptureFixture) 
         client.known.check()
     assert first.value is not second.value, "each caller adds a traceback of its own"
     assert "stopped watching" in caplog.text
-
-
-# -- what the caller may not read ---------------------------------------------------------------------------------
 
 
 def forbidden(name: str) -> errors.PermissionDenied:
@@ -393,11 +373,7 @@ def test_rule7_no_more_forbidden_names_are_remembered_than_a_stream_may_have() -
     assert client.known.denied([f"d{number}"]) is not None, "the newest is remembered"
 
 
-# -- what was promised --------------------------------------------------------------------------------------------
-
-
 def promised(client: Following) -> str | None:
-    """The team of the promise that readers see."""
     promise = client.known.ratchet.get("c").promise
     return None if promise is None else promise.team
 

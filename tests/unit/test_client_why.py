@@ -16,7 +16,6 @@ NOW = 1_357_740_000_000_000  # 2013-01-09 14:00
 
 
 def held(low: int | Watermark, *, silent: int = 1) -> RangeView:
-    """A key range at a time from NOW, whose worker spoke so many seconds ago."""
     return RangeView(
         start=b"\x40",
         end=b"\x80",
@@ -60,7 +59,6 @@ def ranges(*views: RangeView, total: int | None = None) -> Ranges:
 def told(
     name: str, views: list[WatermarkView], found: Ranges | None = None, unknown: Unavailable | Timeout | None = None
 ) -> Why:
-    """The answer; without ``found`` the holder of the guilty one is all there is."""
     by_name = {each.computation: each for each in views}
     guilty = find_guilty(name, by_name, NOW)
     holder = by_name[guilty].holder if guilty is not None else None
@@ -96,9 +94,6 @@ def test_a_claim_is_a_sign_of_life_and_silence_counts_from_it(stood: int) -> Non
     why = told("flights", [view("flights", Watermark.UNKNOWN, holder=new)])
     assert why.sentence.endswith("on exec-7 (host-3), alive, but it has not moved yet.")
     assert why.guilty.sentence.endswith("which is alive.")
-
-
-# -- which way ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", blame.CASES, ids=[case["name"] for case in blame.CASES])
@@ -157,7 +152,6 @@ class Counting(dict[str, WatermarkView]):
 
 
 def test_long_chains_and_wide_ones_take_little() -> None:
-    """1,000 computations one behind the other, or side by side: no recursion, and no cost beyond the edges, however many ends."""
     chain = [view(f"c{n}", -HOUR, f"c{n + 1}") for n in range(999)] + [view("c999", -HOUR)]
     assert len(told("c0", chain).hops) == 1000
     sources = [f"s{n}" for n in range(300)]
@@ -169,9 +163,6 @@ def test_long_chains_and_wide_ones_take_little() -> None:
     found = find_way("2-0", views, NOW)
     assert (found.names, found.others) == (("2-0", "1-0", "0-0", "s0"), tuple(sources[1:]))
     assert views.looks < 2 * 50_000, "50,000 inputs, by which 3,000,000 ways lead there"
-
-
-# -- who answers for it -------------------------------------------------------------------------------------------
 
 
 def test_who_answers_for_the_one_that_holds_comes_last_with_what_to_do() -> None:

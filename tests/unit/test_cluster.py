@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
@@ -14,7 +13,6 @@ import pytest
 from lowwater import errors
 from lowwater.core.call import Stubs
 from lowwater.v1 import watermarks_pb2
-from lowwater_authority.cluster.cluster import Replaced
 from lowwater_authority.core.requests import ClaimRequest
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.shard import TOGETHER_SECONDS
@@ -43,35 +41,6 @@ async def test_rule4_a_zombie_shard_moves_nothing_and_answers_nothing(deployment
         await zombie.claim(name)
     place = (await zombie.cluster.locate([name]))[name]
     assert place == ("one:1", one.shard.epoch(name))
-
-
-async def test_a_shard_that_is_cut_off_says_so_and_keeps_its_memory(deployment: Deployment) -> None:
-    one, other = await two(deployment)
-    told: list[bool] = []
-    one.cluster.on_cut_off = told.append
-    deployment.members.away = True
-    for _ in range(4):
-        deployment.clock.now += 0.6
-        for each in (one, other):
-            with contextlib.suppress(Exception):
-                await each.hear()
-            each.cluster.judge()
-    assert told == [True]
-    before = held(one)
-    deployment.members.away = False
-    await deployment.settle(one, other)
-    assert told == [True, False]
-    assert held(one) == before  # nobody was dead, only the store away
-
-
-async def test_a_later_process_at_the_same_address_replaces_this_one(deployment: Deployment) -> None:
-    one, _ = await two(deployment)
-    again = await deployment.start("one:1")
-    await deployment.settle(one)  # it may be a process that was here before, and dead
-    await deployment.settle(again)
-    with pytest.raises(Replaced, match="advertise"):
-        await deployment.settle(one)
-    await deployment.settle(again)
 
 
 async def test_a_zombie_puts_nothing_back_before_those_who_were_awake(deployment: Deployment) -> None:
@@ -148,7 +117,6 @@ class Taking(NamedTuple):
 
 @pytest.fixture(params=[1, 3])
 async def taking(deployment: Deployment, request: pytest.FixtureRequest) -> AsyncIterator[Taking]:
-    """Another shard has died, and so many of its logs cannot be read for now."""
     one, other = await two(deployment)
     await other.stop()
     hanging = set(sorted(held(other))[: request.param])

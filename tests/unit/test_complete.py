@@ -92,7 +92,6 @@ class World:
         self.content.append(frozenset(content))
 
     def append(self, stage: Stage, mark: Mark, rows: set[Row]) -> None:
-        """The batch of a stage as a version."""
         self.commit(Version({stage.app: mark}), self.now | rows)
 
     @property
@@ -152,7 +151,6 @@ class World:
             self.harm(what, n)
 
     def harm(self, what: str, n: int) -> None:
-        """What somebody does to the table."""
         self.harmed = True
         if what == "restore":
             self.commit(Version(rewinds=what), self.content[n % len(self.content)])
@@ -238,7 +236,6 @@ class Lineage(World):
         self.set(self.make(operation, self.table.current, content))
 
     def make(self, operation: str, parent: int | None, rows: Collection[Row], **said: Any) -> int:
-        """A snapshot that is in no lineage yet."""
         made = Snapshot((len(self.held) * 7919) % 10007, parent, operation, **said)
         self.held[made.id] = frozenset(rows)
         self.table = self.table._replace(snapshots={**self.table.snapshots, made.id: made})
@@ -406,7 +403,6 @@ CLAIM = Claim(1, 1)
 
 
 def of(*versions: Version | None, apps: Collection[str] = (APP,)) -> History:
-    """A history; None stands for a version that is not there any more."""
     return History(len(versions) - 1, apps, lambda number: versions[number])
 
 

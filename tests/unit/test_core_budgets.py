@@ -34,7 +34,6 @@ class Source:
         self.frontier = frontier
 
     def hand_on(self, records: int, late: int = 0, *, judged: int | None = None) -> None:
-        """Hand on some records that are so late, judged by what is published, or by what is given."""
         mark = published(self.driver) if judged is None else judged
         bucket = lateness.bucket_of(late)
         self.counts[bucket] = self.counts.get(bucket, 0) + records
@@ -42,12 +41,10 @@ class Source:
         self.behind += records if mark > MIN and self.frontier - late < mark else 0
 
     def told(self, **more: object) -> Lateness:
-        """What its next report carries."""
         said = {"counts": dict(self.counts), "reference": self.frontier, "frontier": self.frontier}
         return Lateness(**{**said, "behind": {PPM: (self.behind, self.judged)}, **more})  # type: ignore[arg-type]
 
     def report(self, value: int = MIN, **more: object) -> set[tuple[str, int | None]]:
-        """Report, durably."""
         return self.driver.report(self.sequencer, value, lateness=self.told(), **more)  # type: ignore[arg-type]
 
 
@@ -77,23 +74,6 @@ def warmed(of: Driver, *bounds: bytes) -> Source:
     source.hand_on(1)
     source.report()
     return source
-
-
-def test_rule8_a_repeated_report_counts_once_and_a_lost_one_not_less() -> None:
-    made = driver()
-    source = warmed(made)
-    source.hand_on(5, late=HOUR)
-    said = source.told()
-    assert not made.report(source.sequencer, MIN, lateness=said)
-    assert counted(made) == (606, 5)
-    assert not made.report(source.sequencer, MIN, lateness=said)
-    assert counted(made) == (606, 5), "a state, not a change"
-    source.hand_on(1)  # its report is lost
-    source.hand_on(1)
-    source.report()
-    assert counted(made) == (608, 5)
-    assert made.report(source.sequencer, MIN, lateness=said, number=(1, 1)) == {("OLD_STREAM", None)}
-    assert counted(made) == (608, 5)
 
 
 @pytest.mark.parametrize(
@@ -134,10 +114,64 @@ def test_what_would_take_a_computation_beyond_62_bits_is_refused() -> None:
     recovery.snapshot(made.core)
 
 
+def test_rule3_it_never_goes_back_over_crashes_snapshots_and_takeovers() -> None:
+    for seed in range(6):
+        random = Random(seed)
+        made = driver()
+        sources = [Source(made, b"", b"m"), Source(made, b"m", b"")]
+        shown = MIN
+        snapshot: tuple[bytes, int] | None = None
+        for _ in range(60):
+            source = random.choice(sources)
+            source.frontier = max(source.frontier, made.now - HOUR) + random.randrange(MINUTE)
+            for _ in range(random.randrange(3)):
+                source.hand_on(random.randrange(400), late=random.choice((0, MINUTE, HOUR)))
+            low = random.choice((MIN, NOW - 2 * HOUR, source.frontier - HOUR))
+            source.report(low, settle=random.random() < 0.8)
+            assert published(made) >= max(shown, made.low)
+            shown = published(made)
+            if random.random() < 0.1:
+                at = sources.index(source)
+                sources[at] = Source(made, *((b"", b"m"), (b"m", b""))[at], frontier=source.frontier)
+            if random.random() < 0.2:
+                made.settle()
+                if random.random() < 0.5:
+                    snapshot = recovery.snapshot(made.core), len(made.records)
+                before, kept = arrived(made.core), made.core.published.budgets
+                start, after = snapshot if snapshot is not None else (None, 0)
+                made.core = recovery.recover(
+                    made.spec, start, made.records[after:], epoch_base=made.core.epoch_base + 1000
+                )
+                assert made.core.published.budgets == kept
+                assert arrived(made.core) == before
+        assert budget(made).warm
+
+
 def arrived(core: Computation) -> object:
     """All that is known of what came. Copied, so that it stays as it is."""
     groups = [(each.sequencer, each.arrivals, each.arrived_before) for each in core.map.run_groups()]
     return deepcopy((core.budgets, groups))
+
+
+def weights(of: Driver) -> list[tuple[bytes, int]]:
+    """What each group weighs in R, by its first range."""
+    told = {each.bounds[0]: each.arrived() for each in of.core.map.run_groups()}
+    return [(start, weight[1]) for start, weight in told.items() if weight is not None]
+
+
+def test_cuts_and_merges_make_no_more_of_what_weighs_in_it() -> None:
+    made = driver()
+    source = Source(made, b"", b"m", b"")
+    source.hand_on(100)
+    source.report()
+    for _ in range(40):
+        made.claim(b"m", b"")
+        assert weights(made) == [(b"", 50), (b"m", 50)]
+        made.claim(b"k", b"p")
+        assert sum(weight for _, weight in weights(made)) == 100
+        made.claim(b"", b"m", b"")
+        assert weights(made) == [(b"", 100)]
+    assert made.core.map.groups[made.core.last_sequencer].arrived_before == (source.frontier, 100)
 
 
 def test_an_input_that_is_added_takes_back_how_far_its_claims_were() -> None:

@@ -23,7 +23,6 @@ SPEC = Spec("c", max_skew=DAY, history_step=STEP)
 
 
 def history(driver: Driver) -> list[tuple[int, int, int]]:
-    """(incarnation, after, through) of all completions, in seconds of event time, the unbounded ones as they are."""
     return [(c.incarnation, seconds(c.after), seconds(c.through)) for c in driver.core.history]
 
 
@@ -75,9 +74,6 @@ def test_the_newest_are_kept_and_the_oldest_go() -> None:
     assert noted.newest(None, 1) == ([Completion(1, (KEPT + 4) * HOUR, (KEPT + 5) * HOUR, KEPT + 4)], KEPT)
 
 
-# -- recovered ---------------------------------------------------------------------------------------------
-
-
 def test_a_snapshot_that_has_no_history_starts_one_that_claims_nothing_of_before() -> None:
     d, _ = moved(7, 38)
     old = pb.Snapshot.FromString(recovery.snapshot(d.core))
@@ -90,7 +86,6 @@ def test_a_snapshot_that_has_no_history_starts_one_that_claims_nothing_of_before
 
 
 async def read(one: Running) -> list[int]:
-    """The hours that the shard tells to be complete through."""
     completions, total = await one.shard.history("a", since=None, limit=100)
     assert total == len(completions)
     return [c.through // HOUR for c in completions]

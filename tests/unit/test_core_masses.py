@@ -21,12 +21,10 @@ SPEC = Spec("c", heuristics=(P99, P95, P50), max_skew=1000 * SECOND)
 
 
 def at(time: int, recent: int = 0, pending: tuple[int, ...] = ()) -> Mass:
-    """A mass whose finished records all stand at one time."""
     return mass(pending, recent, {P99: time, P95: time, P50: time})
 
 
 def owners(d: Driver, *bounds: bytes) -> list[int]:
-    """One claim a range."""
     return [d.claim(low, high).sequencer for low, high in pairwise(bounds)]
 
 

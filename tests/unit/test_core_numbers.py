@@ -75,7 +75,6 @@ def test_rule10_the_first_report_of_a_later_stream_waits_for_the_strongest_write
 
 
 def refusal(core: Computation, asked: ClaimRequest) -> tuple[str, str]:
-    """The field that a claim is refused for, and the fix."""
     try:
         core.claim(asked, 0)
     except errors.InvalidArgument as error:

@@ -122,7 +122,6 @@ def test_rule5_a_fold_of_an_earlier_snapshot_never_leads() -> None:
 
 @off(5)
 def test_rule5_off_the_newest_input_is_folded() -> None:
-    """C3: the snapshot is taken after the oldest work was computed."""
     assert lead(("oldest", "seen", "send")) <= 0
 
 

@@ -26,7 +26,6 @@ from tests.kit.shards import DEAD_AFTER, NAMES, Deployment, One, held, turns, tw
 
 
 def rot(deployment: Deployment, back: int = 0) -> int:
-    """A record of the graph is wrong on the disk, the last but some; returns its place."""
     stored = deployment.disk.logs[GRAPH]
     place = stored.last - back
     stored.damage(place)
@@ -34,12 +33,10 @@ def rot(deployment: Deployment, back: int = 0) -> int:
 
 
 async def stored_graph(one: One) -> set[str]:
-    """What who knows nothing of the graph reads of it."""
     return set(replayed(await one.shard.journal.load(GRAPH)).topology.computations)
 
 
 async def serve_on(one: One, *names: str) -> None:
-    """Computations are claimed, reported and read as ever."""
     for name in names:
         grant = await one.claim(name)
         assert await one.report(name, grant, 12) == []
@@ -51,7 +48,6 @@ class NothingBehind(MemoryJournal):
     """Whoever asks is told that it has all of it."""
 
     async def load_behind(self, log: str, position: int) -> LoadedLog:
-        """See Journal."""
         last, tail = self._disk.logs[log].end
         return LoadedLog(last, None, [], tails={last: tail})
 
@@ -162,7 +158,6 @@ async def test_rule4_nothing_is_taken_whose_inputs_this_shard_cannot_read(deploy
 
 
 def forget(deployment: Deployment, back: int) -> None:
-    """The store loses the newest records of the graph."""
     stored = deployment.disk.logs[GRAPH]
     for place in range(stored.last - back + 1, stored.last + 1):
         del stored.records[place]
@@ -202,7 +197,6 @@ class RestoresAnyway(MemoryJournal):
     """A heal is written over whatever is there."""
 
     async def restore(self, log: str, position: int, payload: bytes, **more: Any) -> Ownership:
-        """See Journal."""
         return await super().restore(log, position, payload, **{**more, "over": None})
 
 

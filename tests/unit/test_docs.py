@@ -55,7 +55,6 @@ def name(page: Path) -> str:
 
 
 def prose(page: Path) -> str:
-    """The text without its code blocks."""
     return BLOCK.sub("", page.read_text(encoding="utf-8"))
 
 
@@ -67,13 +66,11 @@ def anchors(page: Path) -> set[str]:
 
 
 def rules() -> dict[int, str]:
-    """The sections of the guarantees, by rule."""
     text = (DOCS / "guarantees.md").read_text(encoding="utf-8")
     return {int(number): body for number, _, body in RULE.findall(text)}
 
 
 def carriers(rule: int) -> set[str]:
-    """The test files in which a test carries the rule's name."""
     named = re.compile(rf"def test_rule_?{rule}_|class TestRule{rule}[A-Z]")
     return {name(path) for path in (ROOT / "tests").rglob("*.py") if named.search(path.read_text(encoding="utf-8"))}
 

@@ -25,7 +25,6 @@ lengths = st.integers(1, 48).map(lambda n: n * 5 * MINUTE)
 
 
 def windows() -> st.SearchStrategy[tuple[int, int, int]]:
-    """Length, slide and start, as ``window()`` takes them."""
     shapes = st.tuples(lengths, lengths, st.integers(0, 59)).filter(lambda each: each[1] <= each[0])
     return shapes.map(lambda each: (each[0], each[1], each[2] * MINUTE % each[1]))
 
