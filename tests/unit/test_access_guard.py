@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from lowwater.v1 import topology_pb2, watermarks_pb2
 from lowwater_authority.access.caller import CALLER, Caller, permit, room, room_for_slice, visible
 from lowwater_authority.access.door import PEER_TOKEN, Door
 from lowwater_authority.access.file import SOON_SECONDS, AccessFile
-from lowwater_authority.access.guard import Guard, GuardBounds, insider, paced_by_host
+from lowwater_authority.access.guard import DEFAULT_BOUNDS, Guard, GuardBounds, insider, paced_by_host
 from lowwater_authority.access.identity import host_of, presented
 from lowwater_authority.access.limits import Bucket, Usage
 from lowwater_authority.access.policy import Access, Action, Allowance, Limits, Principal
@@ -406,7 +407,7 @@ class Served(grpc.GenericRpcHandler):
 
     def __init__(self, failure: Exception | None, pieces: int) -> None:
         self.reached: list[str] = []
-        self.callers: list[Caller] = []
+        self.callers: list[Caller | None] = []
         self.failure = failure
         self.pieces = pieces
         """Size in bytes of each answer of a watch."""
@@ -488,7 +489,7 @@ async def guarded(
     access: Access = OPERATED,
     credentials: grpc.ServerCredentials | None = None,
     pieces: int = 0,
-    **bounds: Any,
+    bounds: GuardBounds = DEFAULT_BOUNDS,
 ) -> AsyncIterator[GuardedServer]:
     handlers = Served(failure, pieces)
     made = Guard(
@@ -497,7 +498,7 @@ async def guarded(
         audit=Audit(lambda: 0.0),
         insiders=[insider("self", ["own"])],
         monotonic=lambda: 0.0,
-        bounds=GuardBounds(**bounds),
+        bounds=bounds,
     )
     services = (lambda server: server.add_generic_rpc_handlers((handlers,)), healthy)
     async with (
@@ -586,6 +587,7 @@ async def test_a_removal_does_not_wait_for_a_slow_reader() -> None:
             await one.arrived()
         assert one.writing.is_set()
         [who] = one.callers
+        assert who is not None
         assert who.may(Action.REPORT, "n/a")
         one.guard.use(Access([TWIN]))
         assert not who.may(Action.REPORT, "n/a")
@@ -612,7 +614,7 @@ async def test_a_call_that_was_opened_before_a_removal_does_nothing() -> None:
 
 
 async def test_a_request_has_a_time_to_come_in() -> None:
-    async with guarded(request_seconds=0.05) as one:
+    async with guarded(bounds=GuardBounds(request_seconds=0.05)) as one:
         for call in (one.reset(), one.watch()):
             refused = await ending(call)
             assert isinstance(refused, errors.Unavailable)
@@ -631,7 +633,7 @@ async def test_a_request_has_a_time_to_come_in() -> None:
     ],
 )
 async def test_health_watches_are_few_and_keep_no_check_away(limit: str, of_whom: str) -> None:
-    async with guarded(**{limit: 2}) as one:
+    async with guarded(bounds=replace(DEFAULT_BOUNDS, **{limit: 2})) as one:
         watches = [one.health.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
         for each in watches:
             assert (await each.read()).status == health_pb2.HealthCheckResponse.SERVING
@@ -679,8 +681,8 @@ async def test_a_health_call_that_takes_nothing_keeps_its_place_until_its_connec
     method: str, what: str
 ) -> None:
     path, refusal = f"/grpc.health.v1.Health/{method}", b"2 streams of health %s over ipv4" % what.encode()
-    limits = {f"{what}_of_connection": 2, f"{what}_of_host": 3}
-    async with guarded(watch_seconds=0.05, **limits) as one, asyncio.timeout(PATIENCE):
+    limits: dict[str, Any] = {f"{what}_of_connection": 2, f"{what}_of_host": 3}
+    async with guarded(bounds=replace(DEFAULT_BOUNDS, watch_seconds=0.05, **limits)) as one, asyncio.timeout(PATIENCE):
         call = getattr(one.health, method)
         reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
         writer.write(without_room(path, 3))

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     Call = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]]
     Context = grpc.aio.ServicerContext[Any, Any]
 
-__all__ = ["Guard", "GuardBounds", "insider", "paced_by_host"]
+__all__ = ["DEFAULT_BOUNDS", "Guard", "GuardBounds", "insider", "paced_by_host"]
 
 READ_EVERYTHING: Final = (Allowance(EVERYTHING, {Action.READ: (EVERYTHING,)}),)
 
