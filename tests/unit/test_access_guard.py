@@ -113,21 +113,6 @@ def test_a_bucket_gives_a_second_at_once_and_then_the_rate() -> None:
     assert [bucket.take(4.0, 200.0) for _ in range(5)] == [0.0] * 4 + [0.25]
 
 
-def test_one_caller_does_not_use_up_what_is_another_s() -> None:
-    usage, limits = Usage(), Limits(streams=1, calls_per_second=1.0)
-    usage.call("a", limits, 0.0)
-    with pytest.raises(errors.Overloaded, match="all that a may make") as refused:
-        usage.call("a", limits, 0.0)
-    assert refused.value.retry_after == 1.0
-    usage.call("b", limits, 0.0)
-    usage.open("a", limits)
-    with pytest.raises(errors.Overloaded, match="1 streams of a are open"):
-        usage.open("a", limits)
-    usage.open("b", limits)
-    usage.close("a")
-    usage.open("a", limits)
-
-
 def test_callers_that_take_nothing_are_forgotten() -> None:
     usage, limits = Usage(), Limits(calls_per_second=1.0)
     for number in range(5000):
@@ -698,6 +683,9 @@ async def test_a_health_call_that_takes_nothing_keeps_its_place_until_its_connec
         while await ending(call(health_pb2.HealthCheckRequest())) is not None:
             await one.arrived() if what == "watches" else None
         beside.close()
+        for each in (writer, beside):
+            with contextlib.suppress(ConnectionError):
+                await each.wait_closed()
 
 
 # -- what the audit has --------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from lowwater import Completeness, Promise, Ranges, RangeState, RangeView, Water
 from lowwater.cli import main, render
 from lowwater.cli.arguments import parse_key, parse_time
 from lowwater.cli.commands import COMMANDS
-from lowwater.cli.history import history_table
+from lowwater.cli.history import history_record, history_table
 from lowwater.cli.live import State, draw, seen
 from lowwater.cli.shards import shards_table
 from lowwater.core.text import describe_holder, describe_key
@@ -273,6 +273,21 @@ def test_a_history_of_several_incarnations_marks_those_that_ended() -> None:
         "and 29 before them; --last shows more",
     ]
     assert "3, ended" in history_table(hours(completion(1, 2, 0, incarnation=3)), 4)
+
+
+def test_a_history_in_json_is_one_object() -> None:
+    record = json.loads(render.to_json(history_record(hours(completion(-INF, 13, 0.5), more=1), 1)))
+    [step] = record.pop("completions")
+    assert record == {
+        "computation": "hourly",
+        "incarnation": 1,
+        "step_seconds": 3600.0,
+        "step_micros": HOUR,
+        "total": 2,
+    }
+    assert (step["incarnation"], step["after"], step["after_micros"]) == (1, "unknown", None)
+    assert (step["through"], step["through_micros"]) == ("2013-01-09T13:00:00Z", NOW - HOUR)
+    assert (step["time_micros"], step["behind_seconds"]) == (NOW - HOUR + 500_000, 0.5)
 
 
 def test_serve_belongs_to_the_other_package(

@@ -119,20 +119,6 @@ def test_a_second_refusal_does_not_erase_the_first() -> None:
     assert lease.durable == 1
 
 
-def test_lost_ranges_are_not_reported_any_more() -> None:
-    lease = lease_of(4)
-    lease.advance(fold_at(10), MAX, now=0.0)
-    lease.lose([1, 2], "a newer claim")
-    assert spread(taken(lease), 4) == {0: 10, 3: 10}
-    lease.advance(fold_at(10), {0: 6, 1: 5}, now=0.0)
-    assert spread(taken(lease), 4) == {0: 6}
-    lease.lose([0], "another")
-    assert spread(lease.beat() or taken(lease), 4) == {3: 10}
-    lease.lose([3], "the last")
-    lease.advance(fold_at(11), MAX, now=0.0)
-    assert (lease.lost_all, lease.take(), lease.beat()) == ("the last", None, None)
-
-
 @pytest.mark.parametrize("refusal", [Refusal("INVALID_ARGUMENT", "", None), Refusal("INCARNATION_CHANGED", "", (0, 1))])
 @pytest.mark.parametrize("beat", [True, False])
 def test_a_refused_mass_comes_again(refusal: Refusal, beat: bool) -> None:

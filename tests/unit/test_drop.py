@@ -210,6 +210,27 @@ async def test_rule10_a_refused_drop_leaves_a_silent_owner_what_it_alone_has(dep
     assert held(one) | held(other) == set(NAMES), "and its neighbours"
 
 
+async def test_what_is_not_written_is_not_dropped_while_the_store_does_not_tell_whose_it_is(
+    deployment: Deployment,
+) -> None:
+    _, other = await two(deployment)
+    name = min(held(other))
+    grant = await other.claim(name)
+    deployment.disk.logs[name].damage(1)
+    other.faults.ends["append"] = [Outcome.FAILED]
+    other.faults.held["restore"] = asyncio.Event()
+    with pytest.raises(errors.Unavailable):
+        await other.report(name, grant, 12)
+    other.faults.unreadable.add("owners")
+    with pytest.raises(errors.Unavailable, match=r"does not tell who owns the log of .*, nothing was changed"):
+        await other.shard.drop(name, force=True)
+    other.faults.unreadable.clear()
+    other.faults.held.pop("restore").set()
+    await turns()
+    assert await other.report(name, grant, 13) == []
+    assert other.low(name) == 13
+
+
 async def end_behind_the_next_incarnation(deployment: Deployment, one: One, other: One, name: str) -> None:
     """The store refuses the old owner the end of a log; when it tries again, another shard serves an incarnation that it has not heard of."""
     other.faults.held["restore"] = asyncio.Event()
