@@ -54,11 +54,11 @@ def command(deployment: Sharded, capsys: pytest.CaptureFixture[str]) -> Commands
 
 
 def test_a_bad_question_where_computations_are(deployment: Sharded) -> None:
-    request = cluster_pb2.LocateRequest(computations=["a", "b"], epochs=[1])
     with deployment.shards[0].channel() as channel:
         locate = cluster_pb2_grpc.ClusterServiceStub(channel).Locate
-        with pytest.raises(grpc.RpcError, match="epochs has"):
-            locate(request, timeout=10)
+        for epochs, said in (([1], "epochs has 1 numbers"), ([1, 2**64 - 1], "epochs has a number that")):
+            with pytest.raises(grpc.RpcError, match=said):
+                locate(cluster_pb2.LocateRequest(computations=["a", "b"], epochs=epochs), timeout=10)
 
 
 def test_a_drained_shard_serves_nothing_until_that_is_taken_back(
