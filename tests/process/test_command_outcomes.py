@@ -269,7 +269,17 @@ def test_a_command_that_does_not_exist_is_told_with_what_is_near(outcomes: Outco
 def test_watch_in_a_pipe_says_once_that_nothing_is_heard_and_once_that_it_is_again(
     lw: lowwater.Client, server: Serving
 ) -> None:
-    command = [sys.executable, "-m", "lowwater.cli", "watch", "flights", "--address", server.address]
+    command = [
+        sys.executable,
+        "-m",
+        "lowwater.cli",
+        "watch",
+        "flights",
+        "--address",
+        server.address,
+        "--answer-within",
+        "1s",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None
         assert watching.stderr is not None

@@ -12,7 +12,6 @@ import pytest
 import lowwater
 from lowwater.cli import main
 from lowwater.v1 import cluster_pb2, cluster_pb2_grpc
-from tests.contract.redis_server import RedisServer
 from tests.kit.eventually import eventually
 from tests.process.sharding import Shard, Sharded, balanced, served, spread
 
@@ -145,15 +144,3 @@ def test_a_shard_that_cannot_serve_says_what_to_change(
         found, said = int(ended.code or 0), capsys.readouterr().err
     assert (found, says in said) == (code, True), said
     assert "a/b" not in said
-
-
-def test_a_bad_password_is_told_and_not_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with RedisServer(tmp_path, "--requirepass", "right") as closed:
-        closed.start()
-        monkeypatch.setenv("LOWWATER_STORE", f"redis://:mistaken@127.0.0.1:{closed.port}")
-        assert main(["serve", "--http", "off", "--listen", "127.0.0.1:0", "--advertise", "here:1"]) == 2
-    said = capsys.readouterr().err
-    assert "refuses the user or the password" in said
-    assert "mistaken" not in said
