@@ -130,7 +130,7 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
         expect(2, name, "flihgts", *rest, of=lw, said="did you mean flights?")
         patience = ["--timeout", "50ms"] if name == "wait" else []
         # On a busy machine it takes a while to hear that nobody is there.
-        expect(3, name, "flights", *rest, *patience, *NOBODY, "--answer-within", "500ms", said="running there?")
+        expect(3, name, "flights", *rest, *patience, *NOBODY, "--answer-within", "500ms", said=" there")
     expect(2, "watch", "flihgts", of=lw, said="did you mean flights?")
     expect(0, "tasks", "list", "flights", of=lw)
     expect(2, "tasks", "list", "flihgts", of=lw, said="did you mean flights?")
