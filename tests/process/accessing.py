@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +13,6 @@ import grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from lowwater import errors
-from lowwater._server.tokens import digest
 from lowwater.core.attempts import error_of_call
 from lowwater.core.call import Stubs
 from lowwater.core.wire import error_of
@@ -25,6 +25,10 @@ SOON: Final = {"files.followed:LOOK_SECONDS": 0.05, "files.followed:SETTLED_SECO
 written is shown in virtual time, in tests/unit/test_access_guard.py."""
 
 Rules = Sequence[tuple[str, Mapping[str, Sequence[str]]]]
+
+
+def digest(token: str) -> str:
+    return sha256(token.encode()).hexdigest()
 
 
 def rules_of(name: str, token: str, rules: Rules, more: str = "") -> str:

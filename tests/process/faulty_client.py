@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
 from typing import Any, Final
 
 from conformance import python_client
@@ -57,15 +59,18 @@ def acknowledged_by_sending() -> None:
 
 def another_id() -> None:
     """A repeated claim has another id."""
-    called = exchange._One._call
+    claimed = Calls.claim
 
-    def wrong(self: Any) -> Any:
-        method, request = called(self)
-        if hasattr(request, "request_id"):
+    def wrong(self: Any, request: Any, become: Any) -> Any:
+        call = claimed(self, request, become)
+
+        def method(stubs: Any) -> Any:
             request.request_id = bytes([request.request_id[0] ^ 1]) + request.request_id[1:]
-        return method, request
+            return call.method(stubs)
 
-    exchange._One._call = wrong  # type: ignore[method-assign]
+        return replace(call, method=method)
+
+    Calls.claim = wrong  # type: ignore[method-assign]
 
 
 def follows_who_slept() -> None:
@@ -80,7 +85,12 @@ def follows_who_slept() -> None:
 
 def goes_back() -> None:
     """Whatever comes is shown."""
-    ratchet.Ratchet.admit = ratchet.Ratchet._store  # type: ignore[method-assign]
+    admitted, numbers = ratchet.Ratchet.admit, count(1000)
+
+    def wrong(self: Any, view: Any) -> bool:
+        return admitted(self, replace(view, incarnation=next(numbers)))
+
+    ratchet.Ratchet.admit = wrong  # type: ignore[method-assign]
 
 
 def any_deployment() -> None:

@@ -22,13 +22,24 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import lowwater
 from lowwater import errors
-from lowwater._server.tokens import digest
 from lowwater.core.attempts import error_of_call
 from lowwater.v1 import watermarks_pb2, workers_pb2
 from lowwater_authority.access.file import AccessFile
 from tests.contract.redis_server import DURABLE, RedisServer
 from tests.kit.eventually import eventually
-from tests.process.accessing import CALLS, PATIENCE, SOON, Rules, Tokens, Wire, bearer, messages, rules_of, write
+from tests.process.accessing import (
+    CALLS,
+    PATIENCE,
+    SOON,
+    Rules,
+    Tokens,
+    Wire,
+    bearer,
+    digest,
+    messages,
+    rules_of,
+    write,
+)
 from tests.process.conftest import Refused
 from tests.process.serving import Serving
 from tests.process.sharding import Shard
@@ -224,13 +235,6 @@ def test_shards_need_a_token_for_each_other(
     monkeypatch.setenv("LOWWATER_PEER_TOKEN", "hush-hush")
     said = refused_start(*flags)
     assert "LOWWATER_PEER_TOKEN has a token of less than 32 characters; set" in said
-    assert "hush" not in said
-
-
-def test_a_password_on_the_command_line_is_refused(refused_start: Refused) -> None:
-    said = refused_start("--store", "redis://:hush-hush@127.0.0.1:1", "--advertise", "here:1")
-    assert "--store has a password in it" in said
-    assert "set LOWWATER_STORE in the environment" in said
     assert "hush" not in said
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lowwater._server.tokens import digest
 from lowwater.cli import main
 from lowwater_authority.access.policy import Access
-from tests.process.accessing import rules_of
+from tests.process.accessing import digest, rules_of
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -59,24 +58,6 @@ def test_a_token_that_could_be_guessed_is_not_hashed(access: Command) -> None:
     code, said, told = access("hash", given="a" * 31)
     assert (code, said) == (2, "")
     assert "less than 32 characters" in told
-
-
-@pytest.mark.parametrize(
-    ("asked", "code"),
-    [
-        (("etl", "report", "flights/hourly"), 0),
-        (("etl", "read", "solo"), 0),
-        (("etl", "report", "flights/minute"), 1),
-        (("etl", "read", "flights2/hourly"), 1),
-        (("idle", "read", "solo"), 1),
-    ],
-)
-def test_what_somebody_may_do_is_the_exit_code(
-    access: Command, file: str, asked: tuple[str, str, str], code: int
-) -> None:
-    who, action, name = asked
-    may = "may" if code == 0 else "may not"
-    assert access("check", file, "--as", who, "--may", action, name) == (code, f"{who} {may} {action} {name}\n", "")
 
 
 def test_a_file_is_explained(access: Command, file: str) -> None:

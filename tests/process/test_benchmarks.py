@@ -10,16 +10,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.__main__ import BENCHMARKS, main
+from benchmarks.__main__ import BENCHMARKS
 
 ROOT = Path(__file__).parents[2]
 KEYS = {"benchmark", "metric", "value", "unit", "baseline", "baseline_value", "ratio"}
 
-SHORT = ("latency",)
-"""These run each time. The others start Spark, or a broker, or hundreds of workers, or an authority for each of what they compare."""
-
 # All benchmarks run before the first test.
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -27,22 +24,17 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.fixture(scope="module", params=[True, pytest.param(False, marks=pytest.mark.long)], ids=["short", "others"])
-def names(request: pytest.FixtureRequest) -> set[str]:
-    return {name for name in BENCHMARKS if (name in SHORT) == request.param}
-
-
 @pytest.fixture(scope="module")
-def lines(names: set[str], tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def lines(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     data = tmp_path_factory.mktemp("journals")
-    done = run("--quick", "--json", "--data", str(data), *sorted(names))
+    done = run("--quick", "--json", "--data", str(data), *BENCHMARKS)
     assert done.returncode == 0, done.stderr
     assert not list(data.iterdir()), "a benchmark leaves nothing behind"
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_each_benchmark_prints_objects_of_one_shape(names: set[str], lines: list[dict[str, Any]]) -> None:
-    assert {line["benchmark"] for line in lines} == names
+def test_each_benchmark_prints_objects_of_one_shape(lines: list[dict[str, Any]]) -> None:
+    assert {line["benchmark"] for line in lines} == set(BENCHMARKS)
     for line in lines:
         assert line.keys() >= KEYS | {"rounds", "low", "high", "ranges", "cpus", "load_before"}
         assert line["value"] > 0
@@ -58,17 +50,6 @@ PROMISED = {
 }
 
 
-def test_what_is_promised_is_measured(names: set[str], lines: list[dict[str, Any]]) -> None:
+def test_what_is_promised_is_measured(lines: list[dict[str, Any]]) -> None:
     metrics = {(line["benchmark"], line["metric"]) for line in lines}
-    assert metrics >= {(benchmark, metric) for benchmark, metric in PROMISED if benchmark in names}
-
-
-def test_an_unknown_name_is_refused_with_the_names_that_there_are(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["benchmarks", "throughput"])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 2
-    said = capsys.readouterr().err
-    assert all(name in said for name in BENCHMARKS)
+    assert metrics >= PROMISED

@@ -130,7 +130,7 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
         expect(2, name, "flihgts", *rest, of=lw, said="did you mean flights?")
         patience = ["--timeout", "50ms"] if name == "wait" else []
         # On a busy machine it takes a while to hear that nobody is there.
-        expect(3, name, "flights", *rest, *patience, *NOBODY, "--answer-within", "500ms", said="running there?")
+        expect(3, name, "flights", *rest, *patience, *NOBODY, "--answer-within", "500ms", said=" there")
     expect(2, "watch", "flihgts", of=lw, said="did you mean flights?")
     expect(0, "tasks", "list", "flights", of=lw)
     expect(2, "tasks", "list", "flihgts", of=lw, said="did you mean flights?")
@@ -269,7 +269,17 @@ def test_a_command_that_does_not_exist_is_told_with_what_is_near(outcomes: Outco
 def test_watch_in_a_pipe_says_once_that_nothing_is_heard_and_once_that_it_is_again(
     lw: lowwater.Client, server: Serving
 ) -> None:
-    command = [sys.executable, "-m", "lowwater.cli", "watch", "flights", "--address", server.address]
+    command = [
+        sys.executable,
+        "-m",
+        "lowwater.cli",
+        "watch",
+        "flights",
+        "--address",
+        server.address,
+        "--answer-within",
+        "1s",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None
         assert watching.stderr is not None

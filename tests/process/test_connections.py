@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 import lowwater
-from lowwater._server import connections
 from lowwater._server.connections import IDLE_SECONDS, OF_FILES
 from lowwater._server.http import HttpServer, listen
 from lowwater_authority.engine.writes import StoreState
@@ -151,17 +150,17 @@ def answers(server: Serving) -> bool:
 
 
 @contextlib.contextmanager
-def large_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def large_page(tmp_path: Path) -> Iterator[str]:
     """A page in this process, whose metrics are large, and which waits a second only."""
-    monkeypatch.setattr(connections, "IDLE_SECONDS", 1.0)
-    monkeypatch.setattr(connections, "SWEEP_SECONDS", 0.1)
     board = Board()
     with Serving(tmp_path / "data") as server:
         follower = Follower(lambda _: lowwater.connect(server.address), board, clock=lambda: 1, sharded=False)
         listening = listen("127.0.0.1", 0)
-        page = Page(board, follower, version="0", clock=lambda: 1)
+        page = Page(board, follower, version="0", clock=lambda: 1, beat=1.5)
         http = HttpServer(
-            listening, [page, Exposition(lambda _: (b"#" * LARGE, "text/plain"), lambda: StoreState.TAKES)]
+            listening,
+            [page, Exposition(lambda _: (b"#" * LARGE, "text/plain"), lambda: StoreState.TAKES)],
+            idle_seconds=1.0,
         )
         follower.start()
         http.start()
@@ -170,9 +169,7 @@ def large_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
         http.close()
 
 
-def test_who_asks_or_reads_nothing_is_cut_off_and_who_reads_or_watches_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_asks_or_reads_nothing_is_cut_off_and_who_reads_or_watches_is_not(tmp_path: Path) -> None:
     """A stream of events is quiet for longer than an idle connection may be."""
     idle = [
         b"",
@@ -180,7 +177,7 @@ def test_who_asks_or_reads_nothing_is_cut_off_and_who_reads_or_watches_is_not(
         REQUEST.replace(b"metrics", b"healthz"),
         b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n",
     ]
-    with large_page(tmp_path, monkeypatch) as page, contextlib.ExitStack() as stack:
+    with large_page(tmp_path) as page, contextlib.ExitStack() as stack:
         viewer = stack.enter_context(Viewer(page))
         deaf = stack.enter_context(connected(page, 3 * REQUEST, 4096))
         for connection in [stack.enter_context(connected(page, sent)) for sent in idle]:

@@ -9,6 +9,7 @@ import pytest
 from examples.daily_close.__main__ import main
 
 
+@pytest.mark.long  # the rule: test_tasks.py
 def test_each_day_is_closed_once_and_the_sleeper_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--out", str(tmp_path / "out"), "--days", "2"]) == 0, capsys.readouterr().out
     told = capsys.readouterr().out

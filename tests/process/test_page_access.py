@@ -22,7 +22,7 @@ from lowwater._server.visitors import TRIES, WrongTokens
 from lowwater_authority.access.policy import Access
 from lowwater_authority.engine.writes import StoreState
 from lowwater_authority.ops.endpoint import Exposition, RulesHere
-from lowwater_page import feed, sessions
+from lowwater_page import sessions
 from lowwater_page.board import Board
 from lowwater_page.follower import Follower
 from lowwater_page.hosts import Hosts
@@ -120,7 +120,7 @@ def opened(certificates: Certificates | None = None) -> Iterator[Guarded]:
     server = HttpServer(
         listening,
         [
-            Page(board, follower, version="0", clock=lambda: 1),
+            Page(board, follower, version="0", clock=lambda: 1, beat=0.2),
             Exposition(lambda _: (b"figures", "text/plain"), lambda: StoreState.REFUSES),
         ],
         certificates=certificates,
@@ -249,8 +249,7 @@ def test_a_cookie_ends_when_the_file_no_longer_names_its_token(guarded: Guarded)
     assert refused(guarded.ask("api/snapshot", cookie=later), 401), "the principal was removed"
 
 
-def test_a_stream_ends_when_its_viewer_is_removed(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "BEAT", 0.2)
+def test_a_stream_ends_when_its_viewer_is_removed(guarded: Guarded) -> None:
     connection = http.client.HTTPConnection(urlsplit(guarded.page).netloc, timeout=60)
     with ExitStack() as leaving:
         leaving.callback(connection.close)

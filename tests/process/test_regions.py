@@ -182,6 +182,8 @@ def test_second_processes_and_requests_that_make_no_sense_are_refused(world: Wor
         ("Report", pb.RegionReportRequest(caller=pb.RegionCaller(region="C")), "caller.agent"),
         ("Decide", pb.DecideRequest(reference=HOURLY), "decision"),
         ("Decide", pb.DecideRequest(reference=HOURLY, decision=pb.DECISION_ADOPT, who="automatic"), "who"),
+        ("Decide", pb.DecideRequest(reference=HOURLY, decision=pb.DECISION_ADOPT, who="a\nb"), "who"),
+        ("Enrol", pb.EnrolRequest(caller=caller, records={str(n): "" for n in range(1001)}), "records"),
         ("Recover", pb.RecoverRequest(), "regions"),
         ("RegisterReference", pb.RegisterReferenceRequest(caller=caller, computation="no name"), "computation"),
     ]

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.kit.eventually import eventually
 from tests.process.following import Following, Work
 from tests.process.sharding import Sharded, balanced, served, spread
@@ -15,6 +17,7 @@ DEAD_AFTER = 10.0
 """Seconds; so long that whoever waits for it is seen, and that nobody is thought dead on a busy machine."""
 
 
+@pytest.mark.long  # one stop of each: test_shards_scaling.py
 def test_two_shards_are_restarted_one_after_the_other(tmp_path: Path) -> None:
     with (
         Sharded(tmp_path, 2, dead_after=DEAD_AFTER) as d,

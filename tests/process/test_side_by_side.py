@@ -70,12 +70,6 @@ def test_a_run_fails_in_which_no_test_has_run(tmp_path: Path) -> None:
     assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, done.stdout
 
 
-@pytest.mark.parametrize("arguments", [["-n", "2"], ["--collect-only"]], ids=" ".join)
-def test_a_run_passes_otherwise(tmp_path: Path, arguments: list[str]) -> None:
-    done = run(tmp_path, *arguments)
-    assert done.returncode == pytest.ExitCode.OK, done.stdout + done.stderr
-
-
 LEAVES_A_FILE = """
 def pytest_runtest_teardown(item):
     item.path.with_name("left").touch()

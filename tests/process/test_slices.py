@@ -10,7 +10,6 @@ import lowwater
 from lowwater import Slice
 from lowwater.cli import main
 from tests.kit.eventually import eventually
-from tests.kit.times import at, mark
 from tests.process.serving import Serving
 
 KEYS = [b"\x40", b"\x80", b"\xc0"]
@@ -22,28 +21,6 @@ def cut(lw: lowwater.Client) -> lowwater.Client:
     lw.register("flights")
     lw.register("hourly", inputs=["flights"], slices=KEYS)
     return lw
-
-
-def test_a_worker_claims_of_the_slice_and_reports_to_it(cut: lowwater.Client) -> None:
-    flights = cut.worker("flights").claim()
-    worker = cut.worker("hourly", name="exec-7")
-    leases = [worker.claim(each.start, each.end) for each in cut.slices("hourly")]
-    assert [lease.computation for lease in leases] == ["hourly~0", "hourly~1", "hourly~2", "hourly~3"]
-    flights.advance(None, oldest=None, frontier=at(14))
-    eventually(lambda: worker.inputs().low == mark(14))
-    seen = worker.inputs()
-    assert seen.computation == "hourly"
-    for lease in leases[:3]:
-        lease.advance(seen, oldest=None)
-        lease.flush()
-    leases[3].advance(seen, oldest=at(13))
-    leases[3].flush()
-    lows = {name: each.low for name, each in cut.get("hourly~0", "hourly~3").items()}
-    assert lows == {"hourly~0": mark(14), "hourly~3": mark(13)}
-    [held] = cut.ranges("hourly~3")
-    assert (held.start, held.end, held.worker) == (b"\xc0", b"", "exec-7")
-    leases[3].release()
-    assert [each.state for each in cut.ranges("hourly~3")] == [lowwater.RangeState.UNOWNED]
 
 
 def test_a_slice_is_cut_in_two_by_the_client_and_by_the_command(

@@ -13,7 +13,6 @@ import lowwater
 from lowwater import errors
 from tests.kit.eventually import eventually
 from tests.process.following import WORK_SECONDS, Following, Work
-from tests.process.serving import Serving
 from tests.process.sharding import Shard, Sharded, move
 
 ROOT = "hourly"
@@ -95,35 +94,5 @@ def test_a_slice_is_cut_in_two_while_the_shards_of_both_and_of_the_root_are_kill
                 for each in (made, name):
                     eventually(partial(taken_over, lw, each))
                 following.until(work.done + 1, [ROOT], 180)
-        following.check()
-        assert following.low(ROOT) <= work.done
-
-
-@pytest.mark.slow
-def test_one_process_with_an_embedded_journal(tmp_path: Path) -> None:
-    """Everything that an operator does to slices, one after the other, while workers go on; and a kill."""
-    with (
-        Serving(tmp_path / "data") as server,
-        lowwater.connect(server.address, timeout=60) as lw,
-        Following() as following,
-    ):
-        lw.register(ROOT, slices=KEYS)
-        following.follow(server.address)
-        with Halves(lw) as work:
-            following.until(1, [ROOT])
-            lw.reset(ROOT)
-            following.until(work.done + 1, [ROOT])
-            with pytest.raises(errors.OwnedRanges):
-                lw.drop(ROOT)
-            assert lw.drop(ROOT, force=True) == 2
-            lw.register(ROOT, slices=KEYS)
-            following.until(work.done + 1, [ROOT])
-            assert lw.get(ROOT)[ROOT].incarnation == 3
-            for start, end in ((KEYS[-1], b""), (b"\x40", b"\x48")):
-                lw.retire(ROOT, start, end, force=True)
-                following.until(work.done + 1, [ROOT])
-            server.kill()
-            server.start()
-            following.until(work.done + 1, [ROOT], 60)
         following.check()
         assert following.low(ROOT) <= work.done

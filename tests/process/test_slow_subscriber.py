@@ -122,6 +122,7 @@ def resident(pid: int) -> int:
     return int(found[1]) * 1024
 
 
+@pytest.mark.long  # 100,000 changes; what a message is made of after a stall: tests/unit/test_fan_out.py
 @pytest.mark.slow
 def test_rule7_who_stalls_gets_the_newest_values_and_memory_stays_flat(server: Serving) -> None:
     command = [sys.executable, "-c", SUBSCRIBER, server.address, str(len(NAMES))]

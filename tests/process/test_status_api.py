@@ -271,7 +271,7 @@ def following(connect: Any, board: Board) -> Iterator[Follower]:
     assert not {"lowwater-follow", "lowwater-look"} & {thread.name for thread in threading.enumerate()}
 
 
-def test_every_change_is_followed_only_while_somebody_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_change_is_followed_only_while_somebody_looks(tmp_path: Path) -> None:
     """To be told of every change costs those who report: while nobody looks, the board is filled by a question now and then."""
     with Serving(tmp_path / "data") as server, lowwater.connect(server.address) as lw:
         lw.register("looked")
@@ -293,7 +293,7 @@ def test_every_change_is_followed_only_while_somebody_looks(tmp_path: Path, monk
             eventually(lambda: subscribers(server) == 1)
             lease.advance(None, oldest=None, frontier=NOON + 2)
             eventually(lambda: shows(NOON + 2))
-            monkeypatch.setattr("lowwater_page.follower.LOOKED_SECONDS", 0.0)
+            follower.looked_seconds = 0.0
             eventually(lambda: subscribers(server) == 0)  # the worker repeats itself, so there is news to find it by
             lease.advance(None, oldest=None, frontier=NOON + 3)
             eventually(lambda: shows(NOON + 3))

@@ -65,14 +65,17 @@ CASES: Final[list[Case]] = [
     ("SetInputs CYCLE inputs", {"computation": "a", "inputs": ["n/c"]}),
     ("SetInputs WOULD_REGRESS", {"computation": "b", "inputs": ["a", "spare"]}),
     ("SetInputs computation", {"computation": "cut~0", "inputs": ["a"]}),
+    ("SetInputs INPUT_VERSION", {"incarnation": 1, "input_version": 9}),
     ("Reset computation", {"computation": "cut~0"}),
     ("Drop STILL_READ", {"computation": "a"}),
     ("Drop OWNED_RANGES", {"computation": "d"}),
+    ("Drop OWNED_RANGES", {"computation": "cut"}),
     ("SplitSlice slice", {"computation": "a", "slice": "a~0"}),
     ("SplitSlice slice", {"slice": "cut~9"}),
     ("SplitSlice computation", {"computation": "cut~0"}),
     ("SplitSlice at", {"at": b"z"}),
     ("Retire OTHER_SLICE", {"computation": "cut", "start": b"a", "end": b"g"}),
+    ("Retire OTHER_SLICE", {"computation": "cut", "start": b"a", "end": b"z"}),
     ("Retire STALE_SEQUENCER", {"computation": "cut", "start": b"a", "end": b"b", "sequencer": Pipeline.slice_claim}),
     ("Retire sequencer", {"computation": "a", "start": b"", "end": b"", "sequencer": lambda p: p.sequencers["a"]}),
     ("Retire end", {"start": b"m", "end": b"lz"}),
@@ -92,6 +95,7 @@ CASES: Final[list[Case]] = [
     ("Watch interval_millis", {"interval_millis": MAX_INTERVAL_MILLIS + 1}),
     ("Identify token_sha256", {"token_sha256": "A" * 64}),
     ("CheckComplete max_holders", {"max_holders": MAX_HOLDERS + 1}),
+    ("CheckComplete computation", {"computation": "cut~0"}),
     ("ListRanges page_size", {"page_size": MAX_PAGE + 1}),
     ("GetHistory page_size", {"page_size": MAX_PAGE + 1}),
     # -- claims
@@ -108,6 +112,7 @@ CASES: Final[list[Case]] = [
     ("Claim worker", {"worker": LONG_TEXT}),
     ("Claim host", {"host": ESCAPE}),
     ("Claim request_id", {"request_id": b"x" * 15}),
+    ("Claim request_id", {"computation": "a", "request_id": (1).to_bytes(16), "bound_micros": []}),
     ("Claim bound_micros", {"bound_micros": [HOUR] * 3}),
     ("Claim TOO_FAR_AHEAD bound_micros", {"bound_micros": [MAX - 1]}),
     ("Claim batch_digest", {"batch_digest": b"d" * (codec.MAX_DIGEST + 1)}),
@@ -131,12 +136,15 @@ CASES: Final[list[Case]] = [
     ("PrepareBatch tasks", {"tasks": attempts(*((n, 1) for n in range(MAX_PARTS + 1)))}),
     ("PrepareBatch tasks", {"tasks": attempts((0, 7), (0, 8))}),
     ("PrepareBatch digest", {"digest": b"d" * (codec.MAX_DIGEST + 1)}),
+    ("PrepareBatch oldest_operation_micros", {"oldest_operation_micros": MAX}),
     ("PrepareBatch frontiers.share_ppm", {"frontiers": frontiers(1_000_000)}),
     ("PrepareBatch frontiers", {"frontiers": frontiers(*range(1, 18))}),
+    ("PrepareBatch frontiers.share_ppm", {"frontiers": frontiers(5, 5)}),
     ("CommitBatch STALE_SEQUENCER", {"sequencer": 1}),
     ("CommitBatch NOT_PREPARED", {"batch": 5}),
     ("CommitBatch layout.starts", {"layout": types_pb2.Layout(starts=[1])}),
     ("CommitBatch layout_refused", {"layout": types_pb2.Layout(starts=[0]), "layout_refused": "x" * 1025}),
+    ("CommitBatch layout_refused", {"layout": types_pb2.Layout(starts=[0]), "layout_refused": ESCAPE}),
     ("CommitBatch loads", {"layout": types_pb2.Layout(starts=[0]), "loads": [types_pb2.RangeLoad(end=1)] * 65}),
     ("CommitBatch loads[0]", {"layout": types_pb2.Layout(starts=[0]), "loads": [types_pb2.RangeLoad(end=65_537)]}),
     ("Vouch STALE_SEQUENCER", {"sequencer": 1}),
@@ -147,6 +155,7 @@ CASES: Final[list[Case]] = [
     ("CreateGroup group", {"group": "a b"}),
     ("CreateGroup every_micros", {"every_micros": 999_999}),
     ("CreateGroup start_micros", {"start_micros": MIN}),
+    ("CreateGroup start_micros", {"every_micros": 0, "start_micros": 5}),
     ("CreateGroup lease_micros", {"lease_micros": 1}),
     ("CreateGroup configuration", {"configuration": bytes(4097)}),
     ("CreateGroup REGISTRATION_CONFLICT", {"group": "hourly", "every_micros": HOUR, "start_micros": 0, "configuration": b"x"}),
@@ -154,6 +163,7 @@ CASES: Final[list[Case]] = [
     ("ConfigureGroup configuration", {"configuration": bytes(4097)}),
     ("ConfigureGroup TASK_CONFLICT", {"configuration_version": 2}),
     ("CreateTasks tasks", {"tasks": new_tasks(*map(str, range(101)))}),
+    ("CreateTasks tasks", {"tasks": []}),
     ("CreateTasks tasks.group", {"tasks": new_tasks("n1", group="hourly")}),
     ("CreateTasks tasks[0].group", {"group": "hourly"}),
     ("CreateTasks tasks[1].name", {"tasks": new_tasks("n1", "a b")}),
@@ -164,6 +174,7 @@ CASES: Final[list[Case]] = [
     ("TakeTask nonce", {"nonce": b"x" * 17}),
     ("TakeTask wait_millis", {"wait_millis": 30_001}),
     ("TakeTask worker", {"worker": LONG_TEXT}),
+    ("TakeTask worker", {"worker": ESCAPE}),
     ("CommitTask server_token", {"server_token": ""}),
     ("RenewTask lease.nonce", {"lease": {"nonce": b"x"}}),
     ("CommitTask STALE_LEASE", {"lease": {"nonce": b"o" * 16}, "outputs": []}),
@@ -174,6 +185,7 @@ CASES: Final[list[Case]] = [
     ("CommitTask TASK_CONFLICT", {"lease": lambda p: p.done.lease, "outputs": []}),
     ("CommitTask outputs[0]", {"outputs": ["part"]}),
     ("CommitTask outputs", {"outputs": ["x" * 2049]}),
+    ("CommitTask outputs", {"outputs": ["x"] * 101}),
     ("CommitTask digest", {"digest": b"d" * (codec.MAX_DIGEST + 1)}),
     ("CommitTask successors", {"successors": new_tasks(*map(str, range(101)))}),
     ("CommitTask UNKNOWN_GROUP", {"successors": new_tasks("s1", group="nowhere")}),
@@ -192,6 +204,13 @@ CASES: Final[list[Case]] = [
 
 NOTHING = workers_pb2.ReportRequest()
 
+
+def opened_twice(pipeline: Pipeline) -> list[workers_pb2.ReportRequest]:
+    newest = next(pipeline.streams)
+    pipeline.server.call("Report", [opening(newest)])
+    return [opening(newest), report(1, pipeline.group("a", 20))]
+
+
 STREAMS: Final[list[tuple[str, Any]]] = [
     ("kind", lambda p: [report(1, p.group("a", 15, 16, 17))]),
     ("kind", lambda _: [NOTHING]),
@@ -204,6 +223,7 @@ STREAMS: Final[list[tuple[str, Any]]] = [
     ("report.number", lambda p: [opening(next(p.streams)), report(2, p.group("a", 15, 16, 17))]),
     ("report.groups", lambda p: [opening(next(p.streams)), report(1, p.group("a", 15), p.group("a", 16))]),
     ("SERVER_TOKEN_MISMATCH", lambda _: [opening(token="other")]),
+    ("OLD_STREAM", opened_twice),
 ]
 
 
@@ -261,6 +281,7 @@ IN_PART: Final[list[tuple[str, list[int], Any]]] = [
     ("", [], lambda p: late(p, [0], [9], *range(5))),
     ("", [], lambda p: told(p, oldest_operation_micros=MAX)),
     ("", [], lambda p: told(p, waiting_for=ESCAPE)),
+    ("", [], lambda p: told(p, waiting_for="x" * 1025)),
     ("", [], lambda p: told(p, remarks=types_pb2.Remarks(failure=ESCAPE))),
 ]
 

@@ -42,11 +42,14 @@ class Feed:
     kept is one encoded record for each computation, however many watch. For the one event loop it is used in.
     """
 
-    def __init__(self, board: Board, follower: Follower, *, version: str, clock: Callable[[], int]) -> None:
+    def __init__(
+        self, board: Board, follower: Follower, *, version: str, clock: Callable[[], int], beat: float = BEAT
+    ) -> None:
         self._board = board
         self._follower = follower
         self._version = version
         self._clock = clock
+        self._beat = beat
         self._encoding = asyncio.Lock()
         self._encoded: dict[str, bytes] = {}
         self._untold: dict[str, None] = {}
@@ -158,7 +161,7 @@ class Feed:
         await self._encode()
         if self._untold or self._removed:
             self._message = _event("changes", self._changes())
-        elif time.monotonic() - self._told_at >= BEAT:
+        elif time.monotonic() - self._told_at >= self._beat:
             self._message = _event("beat", self._head() + b"}")
         else:
             return

@@ -63,6 +63,8 @@ class Follower:
         self._board = board
         self._clock = clock
         self._alone = not sharded
+        self.looked_seconds = LOOKED_SECONDS
+        """How long after somebody looked every change is followed."""
         self.away: tuple[int, str] | None = None
         """Since when, by the clock, no authority answers, and what was said of that last; None: one does."""
         self._asking: Client | None = None
@@ -148,7 +150,7 @@ class Follower:
                 self._wake.clear()
 
     def _is_looked_at(self) -> bool:
-        return time.monotonic() - self._looked < LOOKED_SECONDS
+        return time.monotonic() - self._looked < self.looked_seconds
 
     def _poll(self) -> None:
         began = time.monotonic()

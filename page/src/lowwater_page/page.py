@@ -13,7 +13,7 @@ from aiohttp import hdrs, web
 from lowwater import errors
 from lowwater._server.http import BadParameter, answer, parameters
 from lowwater_page import assets, records
-from lowwater_page.feed import Feed
+from lowwater_page.feed import BEAT, Feed
 from lowwater_page.questions import Questions
 from lowwater_page.recall import COMPLETIONS, Recall
 from lowwater_page.samples import SPANS
@@ -44,13 +44,19 @@ SLICE: Final = 1 << 16
 
 
 class Page:
-    """What browsers are served of a board. See Part; ``clock`` gives microseconds since the Unix epoch."""
+    """What browsers are served of a board. See Part; ``clock`` gives microseconds since the Unix epoch.
 
-    def __init__(self, board: Board, follower: Follower, *, version: str, clock: Callable[[], int]) -> None:
+    Viewers hear something every ``beat`` seconds, at the least.
+    """
+
+    def __init__(
+        self, board: Board, follower: Follower, *, version: str, clock: Callable[[], int], beat: float = BEAT
+    ) -> None:
         self._board = board
         self._follower = follower
         self._version = version
         self._clock = clock
+        self._beat = beat
         self._assets: dict[str, assets.Asset] = {}
 
     def begin(self, visitors: Visitors) -> None:
@@ -59,7 +65,7 @@ class Page:
         self._assets = assets.read()
         self._questions = Questions(self._follower.client)
         self._recall = Recall(self._follower.client, self._board)
-        self._feed = Feed(self._board, self._follower, version=self._version, clock=self._clock)
+        self._feed = Feed(self._board, self._follower, version=self._version, clock=self._clock, beat=self._beat)
         self._feeding = asyncio.create_task(self._feed.run())
 
     def routes(self) -> list[web.RouteDef]:

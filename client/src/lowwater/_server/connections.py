@@ -106,9 +106,15 @@ class NotHttp(logging.Logger):
 class Connections:
     """Accepts the connections of a server, and cuts off those that wait for nothing. For the one event loop it is used in."""
 
-    def __init__(self, listening: socket.socket, certificates: Certificates | None = None) -> None:
+    def __init__(
+        self,
+        listening: socket.socket,
+        certificates: Certificates | None = None,
+        idle_seconds: float = IDLE_SECONDS,
+    ) -> None:
         self._listening = listening
         self._certificates = certificates
+        self._idle_seconds = idle_seconds
         self._shaking: Counter[str] = Counter()
         """Handshakes that go on, by address."""
         self._listening.settimeout(0.0)
@@ -198,11 +204,11 @@ class Connections:
 
     async def _sweep(self, server: web.Server) -> None:
         while True:
-            await asyncio.sleep(SWEEP_SECONDS)
+            await asyncio.sleep(min(SWEEP_SECONDS, self._idle_seconds / 10))
             now = asyncio.get_running_loop().time()
             self._idle_since = {each: self._idle_since.get(each, now) for each in server.connections}
             for connection, since in self._idle_since.items():
-                if now - since >= IDLE_SECONDS and connection.transport is not None:
+                if now - since >= self._idle_seconds and connection.transport is not None:
                     connection.transport.abort()  # a close would wait until what is written has been read
 
     def _tell(self, why: str) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from aiohttp import hdrs, web
 
 from lowwater import errors
-from lowwater._server.connections import Connections, NotHttp
+from lowwater._server.connections import IDLE_SECONDS, Connections, NotHttp
 from lowwater._server.visitors import EVERYBODY, Denied
 from lowwater.core.events import event
 
@@ -136,7 +136,8 @@ class HttpServer:
     """Serves some parts, and ``/healthz``, until :meth:`close`.
 
     With ``certificates`` it speaks TLS only; it answers those whom ``visitors`` lets in. ``on_not_http`` is called for what is sent to it and
-    is no HTTP, and ``on_failed`` when it has ended by itself, as it never should.
+    is no HTTP, and ``on_failed`` when it has ended by itself, as it never should. A connection that asks nothing for ``idle_seconds`` is
+    cut off.
     """
 
     def __init__(
@@ -148,11 +149,13 @@ class HttpServer:
         visitors: Visitors = EVERYBODY,
         on_not_http: Callable[[], None] = lambda: None,
         on_failed: Callable[[], None] = lambda: None,
+        idle_seconds: float = IDLE_SECONDS,
     ) -> None:
         self._certificates = certificates
         self._visitors = visitors
         self._not_http = NotHttp(on_not_http)
         self._on_failed = on_failed
+        self._idle_seconds = idle_seconds
         self._listening = listening
         self._parts = tuple(parts)
         self._loop = asyncio.new_event_loop()
@@ -182,7 +185,7 @@ class HttpServer:
             self._listening.close()
 
     async def _serve(self) -> None:
-        self._connections = Connections(self._listening, self._certificates)
+        self._connections = Connections(self._listening, self._certificates, self._idle_seconds)
         for each in self._parts:
             each.begin(self._visitors)
         runner = web.AppRunner(
