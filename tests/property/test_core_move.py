@@ -146,7 +146,7 @@ class Pair:
         assert durable(recovery.snapshot(self.core)) == durable(before)
 
     def check(self) -> None:
-        self.core._check()
+        self.core.check()
         assert self.core.map.span == (edge(min(self.known.keys)), edge(max(self.known.keys) + 1))
         ranges, _ = self.core.map.all_ranges(100)
         for key, known in self.known.keys.items():
