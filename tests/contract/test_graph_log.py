@@ -11,21 +11,18 @@ import pytest
 
 from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine.holdings import BrokenGraph, replayed
+from lowwater_authority.engine.settings import ShardSettings
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import GRAPH, Entry, Journal
 from lowwater_authority.ops.observer import Observer
 from tests.contract.journal_stores import SharedStore, Store
 
 
-@pytest.fixture(autouse=True)
-def compacted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A whole graph is made of its changes every few of them."""
-    monkeypatch.setattr("lowwater_authority.engine.logs.GRAPH_BYTES", 100)
-
-
 @asynccontextmanager
-async def serving(journal: Journal) -> AsyncIterator[Shard]:
-    shard = Shard(journal, clock=lambda: 1_700_000_000_000_000, observer=Observer())
+async def serving(journal: Journal, graph_bytes: int = 100) -> AsyncIterator[Shard]:
+    """A whole graph is made of its changes every few of them."""
+    settings = ShardSettings(graph_bytes=graph_bytes)
+    shard = Shard(journal, clock=lambda: 1_700_000_000_000_000, observer=Observer(), settings=settings)
     try:
         await shard.start()
     except BaseException:
@@ -83,11 +80,8 @@ async def test_a_log_whose_changes_do_not_fit_each_other_starts_nobody(store: St
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
-async def test_changes_that_the_store_has_lost_are_put_back(
-    shared: SharedStore, lost: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lowwater_authority.engine.logs.GRAPH_BYTES", 1 << 20)
-    async with serving(shared.make()) as one, serving(shared.make()) as other:
+async def test_changes_that_the_store_has_lost_are_put_back(shared: SharedStore, lost: int) -> None:
+    async with serving(shared.make(), 1 << 20) as one, serving(shared.make(), 1 << 20) as other:
         for name in ("a", "b", "c"):
             await one.register(Spec(name))
         await other.confirm(())

@@ -17,6 +17,7 @@ from lowwater_authority.core import recovery
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Fold, Grant, GroupReport, Refused
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec
+from lowwater_authority.engine.settings import ShardSettings
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.engine.slices import Asked, Here, Range
 from lowwater_authority.journal import JournalFailed
@@ -94,9 +95,9 @@ class Deployment:
         self.looks_dead: set[str] = set()
         """The addresses of those whose processes seem to have died."""
 
-    async def start(self, address: str) -> One:
+    async def start(self, address: str, settings: ShardSettings | None = None) -> One:
         """Start a shard and let it join."""
-        one = One(self, address)
+        one = One(self, address, settings=settings)
         self.shards.append(one)
         await one.start()
         return one
@@ -149,6 +150,7 @@ class One:
         *,
         journal: type[MemoryJournal] = MemoryJournal,
         faults: FaultPlan | None = None,
+        settings: ShardSettings | None = None,
     ) -> None:
         self.deployment = deployment
         self.address = address
@@ -165,7 +167,13 @@ class One:
         self.faults = Faults()
         """Those of its way to the journal."""
         self.journal = journal(deployment.disk, shared=True, faults=self.faults)
-        self.shard = Shard(self.journal, clock=deployment.clock.micros, observer=Observer(), placement=self.cluster)
+        self.shard = Shard(
+            self.journal,
+            clock=deployment.clock.micros,
+            observer=Observer(),
+            placement=self.cluster,
+            settings=settings,
+        )
 
     async def start(self) -> None:
         await self.shard.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -16,6 +17,7 @@ from lowwater_authority.core.requests import ClaimRequest, Grant, GroupReport, R
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.placement import Alone, Lows
+from lowwater_authority.engine.settings import ShardSettings
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.engine.slices import Asked, Here, Range, RangeHere, Slice, Told
 from lowwater_authority.ops.observer import Observer
@@ -24,6 +26,8 @@ from tests.kit.times import HOUR
 
 ids = count(1)
 numbers = count(1)
+UNHURRIED = ShardSettings(slice_again_seconds=(0.0, 0.0), slice_answer_seconds=600.0)
+"""Nothing waits for the machine: what is refused is tried again at once, and an answer is waited for as long as it takes."""
 TURNS = 5_000
 """How often others may go on before something counts as never coming."""
 
@@ -161,7 +165,13 @@ class One:
         self.tree = tree
         self.placement = Some(tree, names)
         self.journal = MemoryJournal(tree.disk, shared=True)
-        self.shard = Shard(self.journal, clock=lambda: tree.now, observer=Observer(), placement=self.placement)
+        self.shard = Shard(
+            self.journal,
+            clock=lambda: tree.now,
+            observer=Observer(),
+            placement=self.placement,
+            settings=tree.settings,
+        )
         self.shard.held.address = address
         self.ended = False
 
@@ -209,6 +219,8 @@ class Tree:
     def __init__(self, disk: MemoryDisk, *, beside: bool = False) -> None:
         self.disk = disk
         self._beside = beside
+        self.settings = UNHURRIED
+        """Those of processes that start from now on."""
         self.now = 1_000 * HOUR
         self.way = Way(self)
         self.all: list[One] = []
@@ -232,8 +244,9 @@ class Tree:
         self.all.append(one)
         return one
 
-    async def fail_over(self, *, top: bool = False, which: str = "") -> One:
-        """Let another process take over what the root's, or the slices', has served; ``which``: top, below or beside."""
+    async def fail_over(self, *, top: bool = False, which: str = "", **settings: object) -> One:
+        """Let another process take over what the root's, or the slices', has served, with other settings; ``which``: top, below or beside."""
+        self.settings = replace(self.settings, **settings)  # type: ignore[arg-type]
         which = which or ("top" if top else "below")
         old: One = getattr(self, which)
         await old.stop()

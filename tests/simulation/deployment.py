@@ -12,6 +12,7 @@ from lowwater_authority.authority import Authority
 from lowwater_authority.cluster.cluster import DEAD_AFTER, Cluster, Replaced
 from lowwater_authority.cluster.membership import Member
 from lowwater_authority.cluster.peers import Peers
+from lowwater_authority.engine.settings import ShardSettings
 from lowwater_authority.journal import GRAPH, JournalCorrupt, JournalFailed, JournalUnknown, Ownership
 from lowwater_authority.ops.observer import Observer
 from tests.kit.faults import FaultPlan, Operation, Outcome
@@ -119,8 +120,19 @@ class Seat:
 class Deployment:
     """All processes of the authority, and what they keep their state in."""
 
-    def __init__(self, sim: Simulation, seats: int, oracle: Oracle, ledger: Ledger, *, weak: bool, port: int) -> None:
+    def __init__(
+        self,
+        sim: Simulation,
+        seats: int,
+        oracle: Oracle,
+        ledger: Ledger,
+        *,
+        weak: bool,
+        port: int,
+        settings: ShardSettings,
+    ) -> None:
         self.sharded = seats > 1
+        self._settings = settings
         self.sim = sim
         self.ledger = ledger
         self.store = RemoteStore()
@@ -154,7 +166,9 @@ class Deployment:
             self.ledger, shared=self.sharded, faults=faults, randbits=random.getrandbits, clock=clock
         )
         cluster = self._cluster(place, seat, process, random) if self.sharded else None
-        authority = Authority(journal, clock=process.clock, observer=Reached(self.sim), cluster=cluster)
+        authority = Authority(
+            journal, clock=process.clock, observer=Reached(self.sim), cluster=cluster, settings=self._settings
+        )
         self._oracle.started(process, authority)
         await authority.recover()
         server = self.sim.network.server(process, seat.address)

@@ -6,14 +6,15 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
 from typing import Any, Final
 from unittest import mock
 
 from lowwater import errors
-from lowwater_authority.engine import holdings, logs, slices
+from lowwater_authority.engine import holdings, slices
+from lowwater_authority.engine.settings import ShardSettings
 from lowwater_authority.journal import GRAPH
 from tests.simulation import batches, chaos, points, programs, timers
 from tests.simulation.chaos import Move, is_budgeted, is_sharded, is_sliced, is_weak, length
@@ -123,8 +124,9 @@ class World:
         self.seconds = length(moves) if seconds is None else seconds
         self.weak = is_weak(seed)
         self.snapshot_bytes = random.choice([2_000, 20_000, 200_000])
-        self.piece_bytes = 1 if self.snapshot_bytes < 200_000 else holdings.PIECE_BYTES
-        """What is read back of a log in one piece: a record in most worlds, all of it in the others."""
+        settings = ShardSettings(snapshot_bytes=self.snapshot_bytes, graph_bytes=self.snapshot_bytes // 10)
+        if self.snapshot_bytes < 200_000:
+            settings = replace(settings, piece_bytes=1)  # a record is read back at once, and not all of a log
         self.timed = timers.is_timed(seed)
         self.pipeline = pipeline(random, self.seconds, timed=self.timed)
         self.sliced = is_sliced(seed)
@@ -139,7 +141,7 @@ class World:
         # Which shard serves what depends on its address: on the same ones, a slice would be with its root in all worlds, or in none.
         port = sim.rng("port").randrange(7000, 8000) if ledger.keeps_prefixes else 7420
         self.oracle = Oracle(sim, self.pipeline, ledger, weak=self.weak, sharded=seats > 1)
-        self.deployment = Deployment(sim, seats, self.oracle, ledger, weak=self.weak, port=port)
+        self.deployment = Deployment(sim, seats, self.oracle, ledger, weak=self.weak, port=port, settings=settings)
         self.place = Place(sim, self.pipeline, Storage(self.pipeline, sim.rng("storage")), self.oracle)
         self.place.addresses = self.deployment.addresses
         self.slots: list[Slot] = []
@@ -160,9 +162,6 @@ class World:
 
     def run(self) -> Result:
         with (
-            mock.patch.object(logs, "SNAPSHOT_BYTES", self.snapshot_bytes),
-            mock.patch.object(logs, "GRAPH_BYTES", self.snapshot_bytes // 10),
-            mock.patch.object(holdings, "PIECE_BYTES", self.piece_bytes),
             mock.patch.object(holdings, "asyncio", Pauses(self.sim)),
             mock.patch.object(slices.Slice, "settle", _waiting(self.sim)),
             _hearing(self.oracle, weak=self.weak),

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from lowwater_authority.engine import slices
 from tests.kit.memory_journal import MemoryDisk
 from tests.kit.shards import Deployment
 
@@ -25,10 +24,3 @@ async def deployment() -> AsyncIterator[Deployment]:
     for one in made.shards:
         one.faults.held.clear()
         await one.stop()
-
-
-@pytest.fixture
-def unhurried_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing waits for the machine: what is refused is tried again at once, and an answer is waited for as long as it takes."""
-    monkeypatch.setattr(slices, "AGAIN_SECONDS", (0.0, 0.0))
-    monkeypatch.setattr(slices, "ANSWER_SECONDS", 600.0)

@@ -15,15 +15,15 @@ from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.requests import ClaimRequest, Grant, GroupReport, TaskAttempt, TaskPart
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.engine import shard as shard_module
 from lowwater_authority.engine.holding import (
     NOBODY,
     Holding,
     Taken,
 )
 from lowwater_authority.engine.holdings import Holdings
-from lowwater_authority.engine.logs import SNAPSHOT_AGAIN, SNAPSHOT_BYTES, Log
-from lowwater_authority.journal import GRAPH, JournalFailed, JournalReplaced, LoadedLog, Ownership
+from lowwater_authority.engine.logs import SNAPSHOT_AGAIN, Log
+from lowwater_authority.engine.settings import ShardSettings
+from lowwater_authority.journal import JournalFailed, JournalReplaced, LoadedLog, Ownership
 from lowwater_authority.ops.observer import Observer
 from tests.kit.faults import Outcome
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
@@ -34,9 +34,11 @@ NOTHING = np.zeros(0, dtype=np.int64)
 TASK = TaskAttempt(0, 0, 0)
 
 
-async def serving(deployment: Deployment, *names: str) -> tuple[One, dict[str, Grant]]:
+async def serving(
+    deployment: Deployment, *names: str, settings: ShardSettings | None = None
+) -> tuple[One, dict[str, Grant]]:
     """One shard that serves these computations, each claimed and at 11 hours."""
-    one = await deployment.start("one:1")
+    one = await deployment.start("one:1", settings)
     for name in names:
         await one.shard.register(Spec(name))
     grants = {name: await one.claim(name) for name in names}
@@ -200,11 +202,8 @@ async def test_nobody_waits_for_what_is_written_again(deployment: Deployment) ->
     assert (deployment.owner("x"), other.low("x")) == (other, 13)
 
 
-async def test_what_the_store_refuses_is_written_again_later(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shard_module, "WRITE_AGAIN_SECONDS", (0.0, 0.0))
-    one, grants = await serving(deployment, "x", "y")
+async def test_what_the_store_refuses_is_written_again_later(deployment: Deployment) -> None:
+    one, grants = await serving(deployment, "x", "y", settings=ShardSettings(write_again_seconds=(0.0, 0.0)))
     one.faults.ends["restore"] = [Outcome.FAILED, Outcome.LOST, Outcome.FAILED, Outcome.WRITTEN]
     await kept_in_memory(deployment, one, grants, "x")
     await written_again(one)
@@ -420,7 +419,7 @@ async def test_callers_are_told_when_a_round_cannot_be_undone(
 
 def none_yet() -> Holdings:
     """What a shard holds in the beginning."""
-    return Holdings(MemoryJournal(MemoryDisk(), shared=True), Observer(), lambda: True)
+    return Holdings(MemoryJournal(MemoryDisk(), shared=True), Observer(), lambda: True, ShardSettings())
 
 
 @pytest.mark.parametrize("ownership", [NOBODY, Ownership(epoch=1, nonce=7)])
@@ -438,12 +437,11 @@ async def test_rule4_nothing_is_held_by_an_ownership_that_is_over(ownership: Own
     assert holding.ownership.epoch
 
 
-@pytest.mark.parametrize("name", ["x", GRAPH])
-def test_a_snapshot_that_was_refused_is_tried_again_later(name: str) -> None:
-    log = Log(name)
-    log.behind = SNAPSHOT_BYTES + 1
+def test_a_snapshot_that_was_refused_is_tried_again_later() -> None:
+    log = Log("x", 1000)
+    log.behind = 1001
     assert log.due(0)
-    log.snapshot_refused(log.behind, SNAPSHOT_BYTES, now=0)
+    log.snapshot_refused(log.behind, 1000, now=0)
     assert not log.due(SNAPSHOT_AGAIN - 1)
     assert log.due(SNAPSHOT_AGAIN)
     log.snapshot_taken(7, log.behind, 10)

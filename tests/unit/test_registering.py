@@ -9,6 +9,7 @@ import pytest
 
 from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine.holdings import replayed
+from lowwater_authority.engine.settings import ShardSettings
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import GRAPH, Entry
 from lowwater_authority.ops.observer import Observer
@@ -57,10 +58,13 @@ class Plan(FaultPlan):
 class One:
     """A shard by itself."""
 
-    def __init__(self, disk: MemoryDisk) -> None:
+    def __init__(self, disk: MemoryDisk, graph_bytes: int = 64 << 10) -> None:
         self.plan = Plan()
         self.disk = disk
-        self.shard = Shard(MemoryJournal(disk, faults=self.plan), clock=lambda: 10**15, observer=Observer())
+        # How many share a write is not to depend on the machine.
+        settings = ShardSettings(graph_bytes=graph_bytes, round_seconds=float("inf"))
+        journal = MemoryJournal(disk, faults=self.plan)
+        self.shard = Shard(journal, clock=lambda: 10**15, observer=Observer(), settings=settings)
 
     async def start(self) -> One:
         await self.shard.start()
@@ -80,12 +84,6 @@ class One:
         tasks = [self.register(name) for name in names]
         await turns()
         return tasks
-
-
-@pytest.fixture(autouse=True)
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How many share a write is not to depend on the machine."""
-    monkeypatch.setattr("lowwater_authority.engine.rounds.TOGETHER_SECONDS", float("inf"))
 
 
 @pytest.fixture
@@ -134,8 +132,8 @@ async def test_one_that_is_refused_is_refused_alone(one: One) -> None:
     assert one.shard.topology.computations.keys() == {"first", "a", "b", "d"}
 
 
-async def test_the_log_of_the_graph_stays_bounded(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowwater_authority.engine.logs.GRAPH_BYTES", 500)
+async def test_the_log_of_the_graph_stays_bounded() -> None:
+    one = await One(MemoryDisk(), graph_bytes=500).start()
     for number in range(20):
         await one.register(f"c{number}")
     longest = 0
@@ -147,16 +145,16 @@ async def test_the_log_of_the_graph_stays_bounded(one: One, monkeypatch: pytest.
         assert replayed(loaded).topology == one.shard.topology
     whole = len(one.shard.topology.encode())
     assert longest <= max(500, 2 * whole) + 100, "the changes since then never outweigh a whole graph by much"
+    await one.kill()
 
 
 @pytest.mark.parametrize("begins", [True, False])
-async def test_a_crash_at_any_write_keeps_what_was_acknowledged(begins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_crash_at_any_write_keeps_what_was_acknowledged(begins: bool) -> None:
     """Each write in turn is the first that does not begin, or is not told of: of a change, of the whole graph in its place, of a take."""
-    monkeypatch.setattr("lowwater_authority.engine.logs.GRAPH_BYTES", 60)
     crashes = 0
     while True:
         disk = MemoryDisk()
-        one = await One(disk).start()
+        one = await One(disk, graph_bytes=60).start()
         one.plan.left[begins] = crashes
         told: dict[str, Spec | None] = {}
 
@@ -175,7 +173,7 @@ async def test_a_crash_at_any_write_keeps_what_was_acknowledged(begins: bool, mo
         task.cancel()
         await one.kill()
         disk.crash()
-        again = await One(disk).start()
+        again = await One(disk, graph_bytes=60).start()
         for name, spec in told.items():
             known = again.shard.topology.computations.get(name)
             assert known == spec or name in "bc", f"{name} behind write {crashes}"

@@ -28,6 +28,7 @@ from lowwater_authority.core.requests import (
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine import shard as shard_module
+from lowwater_authority.engine.settings import ShardSettings
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import JournalFenced, JournalUnknown
 from lowwater_authority.ops.observer import Observer
@@ -60,9 +61,12 @@ class Gate(FaultPlan):
 class Running:
     """A shard whose rounds run, and short words for what tests do with it."""
 
-    def __init__(self, disk: MemoryDisk, faults: FaultPlan | None = None) -> None:
+    def __init__(
+        self, disk: MemoryDisk, faults: FaultPlan | None = None, settings: ShardSettings | None = None
+    ) -> None:
         self.now = 1_000 * HOUR
-        self.shard = Shard(MemoryJournal(disk, faults=faults), clock=lambda: self.now, observer=Observer())
+        journal = MemoryJournal(disk, faults=faults)
+        self.shard = Shard(journal, clock=lambda: self.now, observer=Observer(), settings=settings)
         self.stream, self._number = next(streams), count(1)
 
     async def start(self) -> Running:
@@ -102,9 +106,9 @@ async def running(disk: MemoryDisk) -> AsyncIterator[Running]:
     await one.stop()
 
 
-async def gated(disk: MemoryDisk) -> tuple[Running, Gate]:
+async def gated(disk: MemoryDisk, settings: ShardSettings | None = None) -> tuple[Running, Gate]:
     gate = Gate()
-    one = await Running(disk, gate).start()
+    one = await Running(disk, gate, settings).start()
     await one.shard.register(Spec("a"))
     return one, gate
 
@@ -374,10 +378,11 @@ async def test_rule7_a_large_snapshot_lets_others_have_the_event_loop(running: R
 
 
 async def test_rule2_what_comes_while_a_snapshot_is_made_is_not_in_it(
-    running: Running, disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch
+    disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It speaks for one position of the log: reports that arrive meanwhile wait for it, and are in the records behind it."""
-    monkeypatch.setattr("lowwater_authority.engine.logs.SNAPSHOT_PIECE", 1)
+    running = await Running(disk, settings=ShardSettings(snapshot_piece=1)).start()
+    await running.shard.register(Spec("a"))
     keys = keys_of(40)
     first, second = await running.claim("a", *keys[:21]), await running.claim("a", *keys[20:])
     later: list[asyncio.Future[Any]] = []
@@ -408,6 +413,7 @@ async def test_rule2_what_comes_while_a_snapshot_is_made_is_not_in_it(
         running.shard.topology.get("a"), found.snapshot, [payload for _, payload in found.records], epoch_base=0
     )
     assert now.low == 15 * HOUR
+    await running.stop()
 
 
 async def test_a_snapshot_is_not_written_by_who_let_its_log_go_meanwhile(
@@ -450,9 +456,8 @@ async def test_rule7_a_slow_subscriber_gets_the_newest_value_only(running: Runni
     assert await subscription.take(0) == {}
 
 
-async def test_rule7_the_queue_has_a_bound(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowwater_authority.engine.rounds.QUEUE_BOUND", 3)
-    one, gate = await gated(disk)
+async def test_rule7_the_queue_has_a_bound(disk: MemoryDisk) -> None:
+    one, gate = await gated(disk, ShardSettings(queued_requests=3))
     grant = await one.claim()
     gate.open.clear()
     gate.reached.clear()

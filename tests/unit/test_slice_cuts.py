@@ -27,9 +27,6 @@ AT = b"\xc0"
 """Where ``a~1`` is cut, which begins at 0x80: its keys from there on are those of ``a~2``."""
 
 
-pytestmark = pytest.mark.usefixtures("unhurried_slices")
-
-
 @pytest.fixture
 async def tree() -> AsyncIterator[Tree]:
     made = await Tree(MemoryDisk(), beside=True).start()

@@ -22,7 +22,6 @@ from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, GroupReport
 from lowwater_authority.core.tasks import TaskGroup
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import WHOLE, Spec, Topology, slicing
-from lowwater_authority.engine import logs, slices
 from lowwater_authority.engine.admission import Gate
 from lowwater_authority.engine.rounds import GivenUp, Round
 from lowwater_authority.engine.shard import Shard
@@ -43,9 +42,6 @@ KEY = b"\x80"
 def breaks(why: str) -> pytest.MarkDecorator:
     """Marks a test that runs with a rule switched off: it must fail, in an assertion."""
     return pytest.mark.xfail(strict=True, raises=AssertionError, reason=f"breaks when {why}")
-
-
-pytestmark = pytest.mark.usefixtures("unhurried_slices")
 
 
 @pytest.fixture
@@ -112,10 +108,10 @@ async def test_a_claim_that_a_reset_has_ended_is_not_answered_as_one_of_the_next
 
 @pytest.mark.parametrize("between", ["nothing", "a snapshot", "a fail-over", "a fail-over of the root"])
 async def test_T4_a_version_of_the_inputs_that_is_granted_is_not_told_of_older_folds(
-    reader: Tree, monkeypatch: pytest.MonkeyPatch, between: str
+    reader: Tree, between: str
 ) -> None:
     if between == "a snapshot":
-        monkeypatch.setattr(logs, "SNAPSHOT_BYTES", 1)
+        await reader.fail_over(snapshot_bytes=1)
     first, second = await reader.both(40, 45)
     if between == "a snapshot":
         stored = reader.disk.logs["a~0"]
@@ -143,13 +139,13 @@ async def test_T4_a_version_of_the_inputs_that_is_granted_is_not_told_of_older_f
 @breaks("the newest version is told of any folds")
 async def test_T4_breaks_when_a_granted_version_is_echoed(reader: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     switches.versions_are_echoed(monkeypatch)
-    await test_T4_a_version_of_the_inputs_that_is_granted_is_not_told_of_older_folds(reader, monkeypatch, "nothing")
+    await test_T4_a_version_of_the_inputs_that_is_granted_is_not_told_of_older_folds(reader, "nothing")
 
 
 @breaks("a snapshot forgets the version")
 async def test_T4_breaks_when_a_snapshot_forgets_the_version(reader: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     switches.snapshots_forget_the_version(monkeypatch)
-    await test_T4_a_version_of_the_inputs_that_is_granted_is_not_told_of_older_folds(reader, monkeypatch, "a snapshot")
+    await test_T4_a_version_of_the_inputs_that_is_granted_is_not_told_of_older_folds(reader, "a snapshot")
 
 
 async def test_T4_an_output_says_nothing_before_the_root_knows(reader: Tree) -> None:
@@ -306,8 +302,9 @@ async def test_T5_no_tasks_hang_under_a_slice(tree: Tree) -> None:
 
 
 async def test_rule7_while_the_root_is_away_an_advancing_slice_and_its_neighbours_go_on(
-    tree: Tree, monkeypatch: pytest.MonkeyPatch
+    tree: Tree,
 ) -> None:
+    await tree.fail_over(slice_answer_seconds=0.5)
     first, second = await tree.both(10, 10)
     tree.below.placement.names = lambda name: "~" in name or name == "beside"
     await tree.below.shard.register(Spec("beside"))
@@ -315,18 +312,18 @@ async def test_rule7_while_the_root_is_away_an_advancing_slice_and_its_neighbour
     tree.way.hold("say")
     for hour in (11, 12, 13):
         assert await tree.below.report("a~0", first, hour) == []
-    monkeypatch.setattr(slices, "ANSWER_SECONDS", 0.0)
     [(name, refused)] = await tree.below.report("a~0", first, 9)
     assert (name, refused.reason) == ("a~0", "UNAVAILABLE")
     assert "a has not heard of this change of a~0" in refused.message
-    monkeypatch.setattr(slices, "ANSWER_SECONDS", 600.0)
     both = [
         ("a~0", GroupReport(first.sequencer, np.array([8 * HOUR]))),
         ("beside", GroupReport(beside.sequencer, np.array([7 * HOUR]))),
         ("a~1", GroupReport(second.sequencer, np.array([17 * HOUR]))),
     ]
     answer = tree.below.shard.report(both, sender=b"s" * 16, number=(1, next(numbers)))
-    assert [name for name, _ in await answer] == ["a~0"], "it is waited for once, and not each time"
+    await rest()
+    assert answer.done(), "it is waited for once, and not each time"
+    assert [name for name, _ in await answer] == ["a~0"]
     assert tree.low("beside") == 7
     tree.way.let("say")
     await until(lambda: (tree.stands(0), tree.stands(1)) == (8, 17))
@@ -373,9 +370,7 @@ def test_who_claims_for_no_slice_that_there_is_claims_nothing() -> None:
     computation.claim(ClaimRequest([b"c", b"f"], identity="a~", request_id=next(ids).to_bytes(16)), 0)
 
 
-async def test_a_slice_that_its_root_does_not_have_tells_nothing_and_acknowledges_nothing(
-    tree: Tree, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_slice_that_its_root_does_not_have_tells_nothing_and_acknowledges_nothing(tree: Tree) -> None:
     first, _ = await tree.both(10, 10)
     graph = tree.top.shard.topology
     bare = {name: replace(spec, slices=(), span=WHOLE) for name, spec in graph.computations.items()}
@@ -385,10 +380,9 @@ async def test_a_slice_that_its_root_does_not_have_tells_nothing_and_acknowledge
         round_.topology, round_.merged = stripped, True
 
     await tree.top.shard._write(strip, alone=True)
-    new = await tree.fail_over()
+    new = await tree.fail_over(slice_answer_seconds=0.0)
     await rest()
     claims = len(tree.way.sent("claim"))
-    monkeypatch.setattr(slices, "ANSWER_SECONDS", 0.0)
     [(_, refused)] = await new.report("a~0", first, 12)
     assert refused.reason == "UNAVAILABLE"
     await rest()
@@ -414,12 +408,10 @@ async def test_a_release_that_knows_no_slices_does_not_write_over_what_is_cut(di
 
 
 @pytest.mark.parametrize("cut", [False, True])
-async def test_the_graph_is_for_every_release_as_long_as_nothing_is_cut(
-    tree: Tree, monkeypatch: pytest.MonkeyPatch, cut: bool
-) -> None:
+async def test_the_graph_is_for_every_release_as_long_as_nothing_is_cut(tree: Tree, cut: bool) -> None:
     if not cut:
         await tree.top.shard.drop("a", force=True)
-    monkeypatch.setattr(logs, "GRAPH_BYTES", 0)
+    await tree.fail_over(top=True, graph_bytes=0)
     await tree.top.shard.register(Spec("b"))
     await tree.top.shard.held.logs.settle()
     assert tree.disk.logs[GRAPH].snapshot is not None
@@ -467,8 +459,7 @@ async def test_a_slice_pauses_when_it_cannot_follow_the_inputs_of_its_root(
         return
 
     monkeypatch.setattr(Shard, "follow_inputs", nothing)
-    monkeypatch.setattr(slices, "AGAIN_SECONDS", (600.0, 600.0))
-    reader.below = await reader.fail_over()
+    await reader.fail_over(slice_again_seconds=(600.0, 600.0))
     before = len(reader.way.sent("claim"))
     await reader.top.shard.set_inputs("a", ["x", "y"])
     await reader.below.shard.refresh()
@@ -476,19 +467,15 @@ async def test_a_slice_pauses_when_it_cannot_follow_the_inputs_of_its_root(
     assert 0 < len(reader.way.sent("claim")) - before <= 4
 
 
-async def test_an_idle_slice_hears_of_a_reset_without_waiting_for_its_beat(
-    tree: Tree, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(slices, "BEAT_SECONDS", 600.0)
-    monkeypatch.setattr(slices, "LOOK_SECONDS", 0.0)
+async def test_an_idle_slice_hears_of_a_reset_without_waiting_for_its_beat(tree: Tree) -> None:
+    await tree.fail_over(slice_beat_seconds=600.0, slice_look_seconds=0.0)
     await tree.both(10, 10)
     await tree.top.shard.reset("a")
     await until(lambda: tree.below.shard.topology.get("a~0").incarnation == 2)
 
 
-async def test_a_retirement_that_the_store_has_lost_is_made_again(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "BEAT_SECONDS", 0.0)
-    monkeypatch.setattr(slices, "LOOK_SECONDS", 0.0)
+async def test_a_retirement_that_the_store_has_lost_is_made_again(tree: Tree) -> None:
+    await tree.fail_over(slice_beat_seconds=0.0, slice_look_seconds=0.0)
     await tree.both(10, 12)
     stored = tree.disk.logs["a"].copy()
     await tree.below.shard.retire("a~0", b"", KEY, force=True)
@@ -539,19 +526,18 @@ async def test_of_two_workers_at_once_one_wins(tree: Tree, same: bool) -> None:
         assert await claimed_by(tree.below, name, winner)
 
 
-async def test_nothing_is_granted_while_the_root_does_not_know_to_whom(
-    tree: Tree, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nothing_is_granted_while_the_root_does_not_know_to_whom(tree: Tree) -> None:
     tree.way.hold("claim")
+    await tree.fail_over(slice_answer_seconds=0.0)
+    with pytest.raises(errors.Unavailable, match="whose worker claims a~0"):
+        await claimed_by(tree.below, "a~0", "Y")
+    await tree.fail_over(slice_answer_seconds=600.0)
     first = asyncio.create_task(claimed_by(tree.below, "a~0", "X"))
     await rest()
     assert not first.done()
     computation = tree.below.shard.held.computation("a~0")
     assert computation is not None
     assert computation.identity is None
-    monkeypatch.setattr(slices, "ANSWER_SECONDS", 0.0)
-    with pytest.raises(errors.Unavailable, match="whose worker claims a~0"):
-        await claimed_by(tree.below, "a~0", "Y")
     tree.way.let("claim")
     assert await first
 

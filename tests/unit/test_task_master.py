@@ -12,8 +12,8 @@ from lowwater import errors
 from lowwater_authority.core import tasks
 from lowwater_authority.core.tasks import NewTask, TaskGrant, TaskGroup, TaskKey, TaskLease, TaskState, tag
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.engine import task_master
 from lowwater_authority.engine.admission import Gate
+from lowwater_authority.engine.settings import ShardSettings
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.engine.task_master import TaskMaster
 from tests.kit.faults import FaultPlan
@@ -72,8 +72,10 @@ def output(lease: TaskLease, part: str = "part") -> str:
     return f"{tag(lease.version, lease.nonce)}/{part}"
 
 
-async def begun(disk: MemoryDisk, faults: FaultPlan | None = None) -> tuple[Running, Master]:
-    running = await Running(disk, faults).start()
+async def begun(
+    disk: MemoryDisk, faults: FaultPlan | None = None, settings: ShardSettings | None = None
+) -> tuple[Running, Master]:
+    running = await Running(disk, faults, settings).start()
     if "a" not in running.shard.topology.computations:
         await running.shard.register(Spec("a"))
     return running, Master(running.shard)
@@ -181,8 +183,7 @@ async def test_what_has_intervals_becomes_no_guess(disk: MemoryDisk) -> None:
 
 
 async def test_a_task_wakes_as_many_as_it_has_work_for(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_master, "LOOK_AGAIN_SECONDS", 3600.0)
-    running, master = await begun(disk)
+    running, master = await begun(disk, settings=ShardSettings(task_look_seconds=3600.0))
     await master.manual()
     await master.manual("checks")
     looks: list[str] = []

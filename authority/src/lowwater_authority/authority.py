@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from lowwater_authority.access.policy import Access
     from lowwater_authority.cluster.cluster import Cluster
+    from lowwater_authority.engine.settings import ShardSettings
     from lowwater_authority.journal import Journal
     from lowwater_authority.ops.observer import Observer
     from lowwater_authority.promises import Promises
@@ -40,7 +41,7 @@ class Authority:
     ``clock`` is the wall clock in microseconds since the Unix epoch, UTC, which decides what is too far ahead. All else is stamped and
     measured by ``monotonic``, in microseconds since any moment; None: ``clock`` makes no steps, as virtual time does not. ``access`` returns the access
     rules in force, for those who ask whose a token is; who calls here is decided before. ``limits`` are those of everybody together where there are no rules;
-    None: there are no limits.
+    None: there are no limits. ``settings``: the bounds and waiting times of the shard; None: those of every release.
     """
 
     def __init__(
@@ -53,8 +54,11 @@ class Authority:
         cluster: Cluster | None = None,
         access: Callable[[], Access] | None = None,
         limits: Limits | None = None,
+        settings: ShardSettings | None = None,
     ) -> None:
-        self.shard = Shard(journal, clock=clock, monotonic=monotonic, observer=observer, placement=cluster)
+        self.shard = Shard(
+            journal, clock=clock, monotonic=monotonic, observer=observer, placement=cluster, settings=settings
+        )
         self._cluster = cluster
         self._services = Services(self.shard, observer, cluster, access=access, limits=limits or Limits())
         self._workers = WorkerServicer(self._services)

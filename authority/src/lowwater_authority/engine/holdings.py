@@ -47,14 +47,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from lowwater_authority.core.topology import Spec
+    from lowwater_authority.engine.settings import ShardSettings
     from lowwater_authority.journal import Journal
     from lowwater_authority.ops.observer import Observer
 
-PIECE_BYTES: Final = 128 << 10
-"""Bytes of a log that are replayed at once: some five milliseconds, in which nobody else has the event loop."""
-
 STEP_BYTES: Final = 512
-"""What a step of it takes of them besides its own."""
+"""Bytes that a step of a replay takes besides its records."""
 
 ENDED_AT_ONCE: Final = 4
 """Logs of dropped computations that are made short side by side: one that was not before may be long."""
@@ -104,10 +102,17 @@ class BrokenGraph(JournalCorrupt):
 class Holdings:
     """The computations of one process. All methods are called on its event loop."""
 
-    def __init__(self, journal: Journal, observer: Observer, may_heal: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        observer: Observer,
+        may_heal: Callable[[], bool],
+        settings: ShardSettings,
+    ) -> None:
         self.journal = journal
+        self._settings = settings
         self.topology = Topology()
-        self.graph = Log(GRAPH)
+        self.graph = Log(GRAPH, settings.graph_bytes)
         self._read: ReadGraph | None = None
         """The log of the graph as it was read last."""
         self.graph_doubted = False
@@ -126,7 +131,7 @@ class Holdings:
         """All that this process has to do with, held or not."""
         self.served: dict[str, Holding] = {}
         """Those of them that are held, in the order in which they were taken."""
-        self.logs = Logs(journal, observer, self._heal, may_heal)
+        self.logs = Logs(journal, observer, self._heal, may_heal, settings.snapshot_piece)
         self._observer = observer
         self.view = 0
         """The version of the membership by which logs are taken; 0 with one process."""
@@ -202,7 +207,7 @@ class Holdings:
         """Return what is known here of a computation, from now on."""
         holding = self._known.get(name)
         if holding is None:
-            holding = self._known[name] = Holding(self, Log(name))
+            holding = self._known[name] = Holding(self, Log(name, self._settings.snapshot_bytes))
         return holding
 
     def known(self, name: str) -> Holding | None:
@@ -254,7 +259,7 @@ class Holdings:
                 return Recovered(spec, loaded, end.value)
             except recovery.ReplayError as error:
                 raise JournalCorrupt(spec.name, None, str(error)) from error
-            if done >= PIECE_BYTES:
+            if done >= self._settings.piece_bytes:
                 before += perf_counter() - began
                 await asyncio.sleep(0)
                 done, began = 0, perf_counter()

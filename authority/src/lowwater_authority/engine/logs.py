@@ -28,17 +28,8 @@ if TYPE_CHECKING:
     from lowwater_authority.journal import End, Journal, LoadedLog, Ownership
     from lowwater_authority.ops.observer import Observer
 
-SNAPSHOT_BYTES: Final = 4 << 20
-"""A log is snapshotted when the records behind its snapshot outgrow this and twice the snapshot."""
-
 LARGE: Final = 16 << 20
 """Bytes of a snapshot that a thread of its own joins, which needs no lock of Python's for it: a copy of fewer takes a few milliseconds."""
-
-SNAPSHOT_PIECE: Final = 256 << 10
-"""Bytes of a snapshot that are made at once: a millisecond."""
-
-GRAPH_BYTES: Final = 64 << 10
-"""The same for the log of the graph, which is read by all processes, and again for each change of another one."""
 
 MOST_DOUBLINGS: Final = 4
 """How often the distance to the next attempt at a snapshot is doubled while the store refuses it."""
@@ -54,6 +45,8 @@ class Log:
     """The log of a computation, or of the graph: how far it is known to be written, and when a snapshot of it was tried."""
 
     name: str
+    snapshot_after: int
+    """Bytes behind a snapshot that make the next one due, if they are twice that snapshot, too."""
     reading: int = 0
     """Grows when it is read, or forgotten: what was staged before is not written any more."""
     position: int = 0
@@ -98,7 +91,7 @@ class Log:
         After one that was refused so many bytes have to come as make one due, and after each further one twice as many: making
         it costs all of the computation, whether or not the store takes it. But ``SNAPSHOT_AGAIN`` is long enough for any.
         """
-        least = max(GRAPH_BYTES if self.name == GRAPH else SNAPSHOT_BYTES, 2 * self.snapshot_bytes)
+        least = max(self.snapshot_after, 2 * self.snapshot_bytes)
         if self.snapshotting is not None or self.behind <= least:
             return False
         behind, tried = self.tried
@@ -236,11 +229,13 @@ class Logs:
         observer: Observer,
         heal: Callable[[str], Awaitable[None]],
         may_heal: Callable[[], bool],
+        snapshot_piece: int,
     ) -> None:
         self.journal = journal
         self._observer = observer
         self._heal = heal
         self._may_heal = may_heal
+        self._snapshot_piece = snapshot_piece
         self._snapshots: set[asyncio.Task[None]] = set()
         self.stopping = False
         """Whether an append of unknown outcome is given up instead of tried again."""
@@ -377,7 +372,7 @@ class Logs:
         """
         reading = log.reading
         try:
-            pieces = await _made(take())
+            pieces = await _made(take(), self._snapshot_piece)
         except Exception:
             log.snapshot_refused(log.behind, 0, now)
             _logger.exception(
@@ -420,14 +415,14 @@ class Logs:
             await asyncio.wait(self._snapshots)
 
 
-async def _made(pieces: Iterable[bytes]) -> list[bytes]:
+async def _made(pieces: Iterable[bytes], together: int) -> list[bytes]:
     """Return the pieces of a snapshot, and let others have the event loop in between."""
     made: list[bytes] = []
     size = 0
     for piece in pieces:
         made.append(piece)
         size += len(piece)
-        if size >= SNAPSHOT_PIECE:
+        if size >= together:
             await asyncio.sleep(0)
             size = 0
     return made

@@ -35,14 +35,8 @@ Without: TypeAlias = "Callable[[T, Collection[str], Mapping[str, errors.Unavaila
 """Makes of a request's result that of the same request when some computations that it has touched were not there, and what others have durable is not to be
 acknowledged."""
 
-QUEUE_BOUND: Final = 65_536
-"""Requests waiting for a round; one more is refused with Overloaded, and told when to come again."""
-
 TOGETHER: Final = 100
 """Most changes of the graph that share a round. What else waits has its turn in the next one."""
-
-TOGETHER_SECONDS: Final = 0.01
-"""They stop sharing it when it has taken the event loop for so long: in a large graph each takes a millisecond or more."""
 
 NOTHING: Final[Mapping[str, errors.Unavailable]] = {}
 """Nobody is unheard of."""
@@ -158,7 +152,7 @@ class CommitLoop:
         self._stopping = False
         self._answers: set[asyncio.Task[None]] = set()
         """Those that wait for what is above a slice."""
-        self._gate: Gate[None] = Gate("requests", QUEUE_BOUND, 0)
+        self._gate: Gate[None] = Gate("requests", shard.settings.queued_requests, 0)
 
     def __len__(self) -> int:
         """Return the number of waiting requests."""
@@ -314,7 +308,7 @@ class CommitLoop:
     def _stage_together(self, round_: Round, staged: list[tuple[_Work[Any], Any]]) -> Exception | None:
         """Stage those that may share the round of the first in the queue; what is left of them goes behind all others."""
         time = asyncio.get_running_loop().time
-        until = time() + TOGETHER_SECONDS
+        until = time() + self._shard.settings.round_seconds
         alike = deque(work for work in self._writes if work.together)
         self._writes = deque(work for work in self._writes if not work.together)
         refusal = None

@@ -33,6 +33,7 @@ from lowwater_authority.engine.logs import Record
 from lowwater_authority.engine.placement import Alone, moved
 from lowwater_authority.engine.processing_time import ProcessingTime
 from lowwater_authority.engine.rounds import CommitLoop, GivenUp, GraphMoved, Round
+from lowwater_authority.engine.settings import ShardSettings
 from lowwater_authority.engine.slices import Slice, inputs_of
 from lowwater_authority.engine.takeover import Taking
 from lowwater_authority.engine.writes import StoreState
@@ -77,9 +78,6 @@ T = TypeVar("T")
 WAIT_SECONDS: Final = 5.0
 """How long a read waits for the store at most: as long as one exchange with it may take, whatever else stands in line for it."""
 
-WRITE_AGAIN_SECONDS: Final = (0.05, 30.0)
-"""First and longest wait until what a store has damaged is written to it again: each time all of it is made."""
-
 TELL_SECONDS: Final = 60.0
 """How often a process says that it still waits for a graph that it can read."""
 
@@ -117,11 +115,13 @@ class Shard:
         monotonic: Callable[[], int] | None = None,
         observer: Observer,
         placement: Placement | None = None,
+        settings: ShardSettings | None = None,
     ) -> None:
         self.journal = journal
+        self.settings = settings or ShardSettings()
         self.hub = Hub()
         self.placement: Placement = placement or Alone()
-        self.held = Holdings(journal, observer, self.placement.may_heal)
+        self.held = Holdings(journal, observer, self.placement.may_heal, self.settings)
         self.on_fenced: Callable[[Fenced], None] = lambda _: None
         self.on_moved: Callable[[str], None] = lambda _: None
         self.on_published: Callable[[Collection[str]], None] = lambda _: None
@@ -1582,7 +1582,7 @@ class Shard:
 
     async def _put_right(self, name: str) -> None:
         """Write what is in memory of a computation until the store has it, or read it until that is whole: nobody else waits for that."""
-        backoff = Backoff(*WRITE_AGAIN_SECONDS)
+        backoff = Backoff(*self.settings.write_again_seconds)
         while (unwritten := self.held.unwritten(name)) is not None:
             try:
                 view = await self.held.of(name).put_right()

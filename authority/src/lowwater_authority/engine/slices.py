@@ -56,20 +56,8 @@ if TYPE_CHECKING:
     from lowwater_authority.engine.shard import Shard
     from lowwater_authority.journal import End
 
-ANSWER_SECONDS: Final = 1.0
-"""How long an answer waits for the root. A worker has one report under way, with all that it works for: so no longer than a fail-over takes."""
-
-BEAT_SECONDS: Final = 5.0
-"""How often a slice says the same again, so that nobody takes it for silent, and learns if it has lost its range meanwhile."""
-
 MASS_SECONDS: Final = 1.0
 """How often a slice tells of the mass of its records at most: it takes all of its claims to make, and heuristic watermarks are about records of ten minutes."""
-
-LOOK_SECONDS: Final = 0.5
-"""How often a slice that has nothing to say looks whether it has lost its range: nobody wakes it then."""
-
-AGAIN_SECONDS: Final = (0.05, 2.0)
-"""First and longest wait until a root is asked again that did not answer, or refused."""
 
 Inputs: TypeAlias = "frozenset[tuple[str, int]]"
 """Names and incarnations."""
@@ -225,6 +213,7 @@ class Slice:
         self.name = spec.name
         self.root = spec.slice_of
         self._shard = shard
+        self._settings = shard.settings
         self._spec = spec
         self._of = computation
         """What is served of it: another object after it was read back, or when it begins a new incarnation."""
@@ -326,12 +315,12 @@ class Slice:
             self._inputs &= inputs  # workers may go by these from here on, whatever its log has followed yet
 
     async def settle(self, turn: int) -> errors.Unavailable | None:
-        """Wait until answers of a turn may leave, for ``ANSWER_SECONDS`` at most; returns the refusal when they may not yet, or never."""
+        """Wait until answers of a turn may leave, for ``slice_answer_seconds`` at most; returns the refusal when they may not yet, or never."""
         if not self._slow and not self.is_settled() and turn == self.turn:
             if self._settled is None:
                 self._settled = asyncio.get_running_loop().create_future()
             with suppress(TimeoutError):
-                async with asyncio.timeout(ANSWER_SECONDS):
+                async with asyncio.timeout(self._settings.slice_answer_seconds):
                     await asyncio.shield(self._settled)
         if turn == self.turn:
             if self.is_settled():
@@ -345,12 +334,12 @@ class Slice:
         return errors.Unavailable(msg, metadata={"computation": self.name, "root": self.root})
 
     async def vouched(self, through: int, input_version: int) -> None:
-        """Wait until the root adds no input below what an output says that goes by these inputs. Raises Unavailable after ``ANSWER_SECONDS``.
+        """Wait until the root adds no input below what an output says that goes by these inputs. Raises Unavailable after ``slice_answer_seconds``.
 
         That output says it of a part of the slice. So the slice has workers who are not concerned, and have their answers meanwhile.
         """
         with suppress(TimeoutError):
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with asyncio.timeout(self._settings.slice_answer_seconds):
                 while self._vouched < through:
                     await self._heard.wait()
         if self._vouched < through or self._told.fold.input_version != input_version:
@@ -364,10 +353,10 @@ class Slice:
     async def bind(self, identity: str) -> None:
         """Bind the root to the identity of the first worker of the slice, before it is granted any range: slices are claimed one by one, and have one owner.
 
-        Raises IdentityMismatch when a worker of another identity has come first, in any slice, and Unavailable after ``ANSWER_SECONDS``.
+        Raises IdentityMismatch when a worker of another identity has come first, in any slice, and Unavailable after ``slice_answer_seconds``.
         """
         try:
-            async with asyncio.timeout(ANSWER_SECONDS), self._binding:
+            async with asyncio.timeout(self._settings.slice_answer_seconds), self._binding:
                 if self._told.identity is not None or self.is_bound(identity):
                     return  # whose it is by now, the slice says itself
                 done = asyncio.get_running_loop().create_future()
@@ -403,7 +392,7 @@ class Slice:
     # -- its task --------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        backoff = Backoff(*AGAIN_SECONDS)
+        backoff = Backoff(*self._settings.slice_again_seconds)
         while True:
             try:
                 try:
@@ -532,9 +521,9 @@ class Slice:
         time = asyncio.get_running_loop().time
         waits = self._range is not None and self._weighs and self._mass_turns != self._mass_said
         # Until a time: what is left of one may be too little to move a clock.
-        until = self._mass_due if waits else time() + BEAT_SECONDS
+        until = self._mass_due if waits else time() + self._settings.slice_beat_seconds
         while True:
-            look = min(until, time() + LOOK_SECONDS)
+            look = min(until, time() + self._settings.slice_look_seconds)
             try:
                 async with asyncio.timeout_at(look):
                     await self._news.wait()

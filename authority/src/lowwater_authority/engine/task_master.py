@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from lowwater import errors
 from lowwater_authority.engine.holding import COUNTER_BITS
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from lowwater_authority.core.tasks import GroupFigures, NewTask, Task, TaskGrant, TaskGroup, TaskLease, TaskState
     from lowwater_authority.engine.admission import Gate
     from lowwater_authority.engine.shard import Shard
-
-LOOK_AGAIN_SECONDS: Final = 1.0
-"""How long a worker waits at most until it is looked whether its computation is still served here."""
 
 
 @dataclass(slots=True)
@@ -121,7 +118,7 @@ class TaskMaster:
             while granted is None and not leaving.is_set() and (left := deadline - loop.time()) > 0:
                 changed.clear()
                 due = self._next_offer(name, group)
-                if due and await _first(changed, leaving, min(left, LOOK_AGAIN_SECONDS, due)):
+                if due and await _first(changed, leaving, min(left, self._shard.settings.task_look_seconds, due)):
                     continue
                 granted = await self._shard.change(name, take)
         finally:
