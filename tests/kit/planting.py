@@ -1,14 +1,29 @@
-"""Bugs to plant: a wrong part of the product for the right one, put in by one function."""
+"""Other parts in the place of parts of the product: bugs to plant, and what stands for what is not there. One function puts all of them in."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 Part = Any
 """A part of the product: a function, a method, a property or a module; None for an attribute that only objects have."""
+
+
+def put(patch: pytest.MonkeyPatch, swaps: Iterable[tuple[object, str, Part]]) -> None:
+    """Put a part in at each place."""
+    for where, name, part in swaps:
+        patch.setattr(where, name, part, raising=False)
+
+
+@contextmanager
+def instead(*swaps: tuple[object, str, Part]) -> Iterator[None]:
+    """Run with other parts at some places."""
+    with pytest.MonkeyPatch.context() as patch:
+        put(patch, swaps)
+        yield
 
 
 class Bug:
@@ -20,7 +35,7 @@ class Bug:
 
     def __call__(self, planted: pytest.MonkeyPatch) -> None:
         for where, name, wrong in self.swaps:
-            planted.setattr(where, name, wrong(getattr(where, name, None)), raising=False)
+            put(planted, [(where, name, wrong(getattr(where, name, None)))])
 
     def also(self, name: str, *places: object) -> Callable[[Callable[[Part], Part]], Bug]:
         """Add what the decorated function makes of the part ``name`` of each of some places."""
