@@ -184,13 +184,6 @@ class NumbersIgnored(Computation):
         return super().report(report, **more)
 
 
-class OlderReportsVanish(Computation):
-    """What is older than the newest report is acknowledged, though nobody took it over."""
-
-    def report(self, report: GroupReport, **more: Any) -> list[Refused]:
-        return [refused for refused in super().report(report, **more) if refused.reason != "OLD_STREAM"]
-
-
 class NumbersOfChangesOnly(Computation):
     """Only a report that changes something leaves its number in the journal."""
 
@@ -294,16 +287,6 @@ class AllWeak(Computation):
 
 
 # -- micro-batches, skew -----------------------------------------------------------------------------------
-
-
-class PartOfABatch(Computation):
-    """What came of a batch is taken for all of it (C2)."""
-
-    def prepare(self, request: Prepare) -> Sequence[TaskAttempt]:
-        missing = super().prepare(request)
-        if missing:
-            super().prepare(replace(request, tasks=[task for task in request.tasks if task not in missing]))
-        return []
 
 
 class BatchesRepeat(Computation):
