@@ -181,7 +181,7 @@ class Driver:
             self.records.append(taken[0])
             self.strong.append(taken[1])
         self.core.publish()
-        self.core._check()
+        self.core.check()
         self.now += SECOND
         return None if taken is None else taken[1]
 
@@ -194,7 +194,7 @@ class Driver:
         records = self.records[: len(self.records) - lose]
         self.core = recovery.recover(self.spec, snapshot, records, epoch_base=self.core.epoch_base + 1000)
         self.records = records
-        self.core._check()
+        self.core.check()
 
 
 def durable(snapshot: bytes) -> bytes:

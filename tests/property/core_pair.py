@@ -85,7 +85,7 @@ class Pair(Counting):
 
     def check(self) -> None:
         self.turn += 1
-        self.core._check()
+        self.core.check()
         ranges = [(run.group, place) for run in self.core.map.runs() for place in range(run.low, run.high)]
         starts = {group.bounds[place]: (group, place) for group, place in ranges}
         group, place = starts[b""]

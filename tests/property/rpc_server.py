@@ -183,11 +183,11 @@ class RpcServer:
     def check(self) -> None:
         for name in self.shard.names():
             computation = self.computation(name)
-            computation._check()
+            computation.check()
             loaded = self.run(self.shard.journal.load(name))
             records = [payload for _, payload in loaded.records]
             again = recovery.recover(computation.spec, loaded.snapshot, records, epoch_base=computation.epoch_base)
-            again._check()
+            again.check()
             assert durable(recovery.snapshot(again)) == durable(recovery.snapshot(computation))
 
 

@@ -18,6 +18,7 @@ from lowwater_authority.core.requests import ClaimRequest, GroupReport, Prepare,
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.records import journal_pb2 as pb
+from tests.kit.planting import Part, bug
 
 
 def off(rule: int | str) -> pytest.MarkDecorator:
@@ -34,14 +35,13 @@ def planted(rule: int | str, *broken: type[Computation]) -> pytest.MarkDecorator
 # -- rule 1 ------------------------------------------------------------------------------------------------
 
 
-def merge_takes_the_greatest(monkeypatch: pytest.MonkeyPatch) -> None:
-    least = interval_map._merge
-
+@bug("_merge", interval_map)
+def merge_takes_the_greatest(least: Part) -> Part:
     def greatest(bounds: Any, starts: Any, values: Any, *more: Any) -> Any:
         found, since = least(bounds, starts, ~values, *more)  # ~ turns the order around, without overflow
         return ~found, since
 
-    monkeypatch.setattr(interval_map, "_merge", greatest)
+    return greatest
 
 
 class SilenceCountsAsIdle(Computation):
@@ -61,15 +61,10 @@ class SilenceCountsAsIdle(Computation):
         self._settle_finished(group)
 
 
-def recovery_skips_lowering(monkeypatch: pytest.MonkeyPatch) -> None:
+@bug("_apply_values", Computation)
+def recovery_skips_lowering(apply: Part) -> Part:
     """Another function than the live one, on the path of recovery."""
-    apply = Computation._apply_values
-
-    def ratchet(self: Computation, op: pb.Values, now: int) -> None:
-        if not op.lowers:
-            apply(self, op, now)
-
-    monkeypatch.setattr(Computation, "_apply_values", ratchet)
+    return lambda self, op, now: None if op.lowers else apply(self, op, now)
 
 
 # -- rule 3 ------------------------------------------------------------------------------------------------
@@ -88,13 +83,10 @@ class NoRatchet(Computation):
 # -- rule 4 ------------------------------------------------------------------------------------------------
 
 
-def handles_count_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+@bug("places_of", Group)
+def handles_count_what_is_left(_: Part) -> Part:
     """What an owner calls its fifth range is the fifth of those that its group still has a place for."""
-
-    def shifted(self: Group, handles: Any) -> Any:
-        return np.minimum(handles, self.count - 1)
-
-    monkeypatch.setattr(Group, "places_of", shifted)
+    return lambda self, handles: np.minimum(handles, self.count - 1)
 
 
 class Unfenced(Computation):
@@ -163,26 +155,20 @@ class AnyLayoutVersion(Computation):
         return super().change_layout(incarnation, self.layout.version, starts, tasks)
 
 
-def snapshots_have_no_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    snapshot = recovery.snapshot
-
+@bug("snapshot", recovery)
+def snapshots_have_no_layout(snapshot: Part) -> Part:
     def forgetful(computation: Computation) -> bytes:
         message = pb.Snapshot.FromString(snapshot(computation))
         message.ClearField("layout")
         return message.SerializeToString()
 
-    monkeypatch.setattr(recovery, "snapshot", forgetful)
+    return forgetful
 
 
-def replay_has_no_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+@bug("replay", Computation)
+def replay_has_no_layout(replay: Part) -> Part:
     """Another function than the live one, on the path of recovery."""
-    replay = Computation.replay
-
-    def forgetful(self: Computation, op: pb.Op, now: int) -> None:
-        if op.WhichOneof("kind") != "layout":
-            replay(self, op, now)
-
-    monkeypatch.setattr(Computation, "replay", forgetful)
+    return lambda self, op, now: None if op.WhichOneof("kind") == "layout" else replay(self, op, now)
 
 
 # -- rule 8 ------------------------------------------------------------------------------------------------
@@ -196,13 +182,6 @@ class NumbersIgnored(Computation):
     def report(self, report: GroupReport, **more: Any) -> list[Refused]:
         more["number"] = (2**40, next(self.later))
         return super().report(report, **more)
-
-
-class OlderReportsVanish(Computation):
-    """What is older than the newest report is acknowledged, though nobody took it over."""
-
-    def report(self, report: GroupReport, **more: Any) -> list[Refused]:
-        return [refused for refused in super().report(report, **more) if refused.reason != "OLD_STREAM"]
 
 
 class NumbersOfChangesOnly(Computation):
@@ -260,31 +239,30 @@ class AnyIncarnation(Computation):
         return super().report(replace(report, fold=more["required"]), **more)
 
 
-def reset_keeps_owners(monkeypatch: pytest.MonkeyPatch) -> None:
-    restarted = recovery.restarted
-
+@bug("restarted", recovery)
+def reset_keeps_owners(restarted: Part) -> Part:
     def kept(old: Computation, spec: Spec) -> Computation:
-        new = restarted(old, spec)
+        new: Computation = restarted(old, spec)
         for sequencer, group in old.map.groups.items():
             new._apply_claim(pb.Claim(sequencer=sequencer, bounds=group.bounds), 0)
         return new
 
-    monkeypatch.setattr(recovery, "restarted", kept)
+    return kept
 
 
 # -- the completeness history ------------------------------------------------------------------------------
 
 
-def replay_notes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@bug("_replay", recovery)
+def replay_notes_nothing(replay: Part) -> Part:
     """Another function than the live one, on the path of recovery."""
-    replay = recovery._replay
 
     def silent(computation: Computation, record: pb.Record, size: int) -> Iterator[int]:
         kept = history.History(computation.history)
         yield from replay(computation, record, size)
         computation.history = kept
 
-    monkeypatch.setattr(recovery, "_replay", silent)
+    return silent
 
 
 class UnregisteredInputsCount(Computation):
@@ -309,16 +287,6 @@ class AllWeak(Computation):
 
 
 # -- micro-batches, skew -----------------------------------------------------------------------------------
-
-
-class PartOfABatch(Computation):
-    """What came of a batch is taken for all of it (C2)."""
-
-    def prepare(self, request: Prepare) -> Sequence[TaskAttempt]:
-        missing = super().prepare(request)
-        if missing:
-            super().prepare(replace(request, tasks=[task for task in request.tasks if task not in missing]))
-        return []
 
 
 class BatchesRepeat(Computation):
@@ -347,11 +315,10 @@ class AnySkew(Computation):
 # -- heuristics --------------------------------------------------------------------------------------------
 
 
-def unknown_masses_count_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = heuristics._entry
-
+@bug("_entry", heuristics)
+def unknown_masses_count_as_none(entry: Part) -> Part:
     def careless(group: Any) -> Any:
         found = entry(group)
         return found and found._replace(known=True, masses=found.masses if found.known else ())
 
-    monkeypatch.setattr(heuristics, "_entry", careless)
+    return careless

@@ -72,7 +72,7 @@ class TaskMachine(Counting):
         return found
 
     def check(self) -> None:
-        self.tasks._check()
+        self.tasks.check()
         ours = {
             group.name: (
                 group.configuration_version,

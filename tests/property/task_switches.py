@@ -2,42 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
-
-import pytest
 
 from lowwater import errors
 from lowwater_authority.core import recovery, tasks
 from lowwater_authority.core.computation import Computation
-from lowwater_authority.core.tasks import NewTask, Task, TaskGroup, TaskLease, Tasks
+from lowwater_authority.core.tasks import Task, TaskGroup, TaskLease, Tasks
 from lowwater_authority.core.times import MAX
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.records import journal_pb2 as pb
+from tests.kit.planting import Part, bug
 
 
-def versions_count_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@bug("is_held_by", Task)
+def versions_count_for_nothing(_: Part) -> Part:
     """Whoever had a lease on the task may commit it (rule 4)."""
-    monkeypatch.setattr(Task, "is_held_by", lambda _, __: True)
+    return lambda _, __: True
 
 
-def the_clock_judges(monkeypatch: pytest.MonkeyPatch) -> None:
+@bug("_held", Tasks)
+def the_clock_judges(held: Part) -> Part:
     """A lease that has run out counts no more, though nobody has taken the task."""
-    held = Tasks._held
 
     def judged(self: Tasks, group: TaskGroup, lease: TaskLease) -> Task:
-        task = held(self, group, lease)
+        task: Task = held(self, group, lease)
         if task.key in group.offers._lapsed:
             msg = "it has run out"
             raise errors.StaleLease(msg)
         return task
 
-    monkeypatch.setattr(Tasks, "_held", judged)
+    return judged
 
 
-def configurations_do_not_revoke(monkeypatch: pytest.MonkeyPatch) -> None:
+@bug("apply", Tasks)
+def configurations_do_not_revoke(apply: Part) -> Part:
     """What was made with an older configuration is committed under the newer one."""
-    apply = Tasks.apply
 
     def lenient(self: Tasks, step: pb.TaskStep) -> None:
         if step.WhichOneof("kind") == "configured":
@@ -46,46 +45,40 @@ def configurations_do_not_revoke(monkeypatch: pytest.MonkeyPatch) -> None:
             return
         apply(self, step)
 
-    monkeypatch.setattr(Tasks, "apply", lenient)
+    return lenient
 
 
-def repeats_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@bug("commit", Tasks)
+def repeats_are_refused(commit: Part) -> Part:
     """Whoever has not heard the answer is told that the lease counts no more (rule 8)."""
 
-    def again(
-        self: Tasks,
-        lease: TaskLease,
-        outputs: Sequence[str],
-        digest: bytes,
-        successors: Sequence[NewTask],
-        *,
-        incarnation: int,
-    ) -> None:
+    def again(self: Tasks, lease: TaskLease, *what: Any, incarnation: int) -> None:
         self._held(self._group_of(lease, incarnation), lease)
-        commit(self, lease, outputs, digest, successors, incarnation=incarnation)
+        commit(self, lease, *what, incarnation=incarnation)
 
-    commit = Tasks.commit
-    monkeypatch.setattr(Tasks, "commit", again)
+    return again
 
 
-def old_lives_count(monkeypatch: pytest.MonkeyPatch) -> None:
+@bug("_group_of", Tasks)
+def old_lives_count(_: Part) -> Part:
     """A lease of the incarnation before is looked up among the tasks of this one (rule 9)."""
-    monkeypatch.setattr(Tasks, "_group_of", lambda self, lease, _: self.group(lease.group))
+    return lambda self, lease, _: self.group(lease.group)
 
 
-def successors_are_not_journaled(monkeypatch: pytest.MonkeyPatch) -> None:
+@bug("_step", Tasks)
+def successors_are_not_journaled(step: Part) -> Part:
     """The tasks that follow are in memory, and the commit alone is in the log (rule 2)."""
-    step = Tasks._step
 
     def apart(self: Tasks, taken: pb.TaskStep, *, strong: bool = True) -> None:
         step(self, taken, strong=strong)
         if taken.WhichOneof("kind") == "done":
             del taken.done.successors[:]
 
-    monkeypatch.setattr(Tasks, "_step", apart)
+    return apart
 
 
-def the_mark_passes_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+@bug("mark_behind", TaskGroup)
+def the_mark_passes_commits(_: Part) -> Part:
     """The newest commit is forgotten at once, where it was of old work (rule 8)."""
 
     def forgetful(self: TaskGroup, ended: Any, successors: Any) -> int:
@@ -93,43 +86,53 @@ def the_mark_passes_commits(monkeypatch: pytest.MonkeyPatch) -> None:
         limit: int = min([*unfinished, self.next if self.every else MAX, ended.at + 1])
         return max(self.mark, limit)
 
-    monkeypatch.setattr(TaskGroup, "mark_behind", forgetful)
+    return forgetful
 
 
-def commits_are_remembered_at_any_price(monkeypatch: pytest.MonkeyPatch) -> None:
+@bug("_may_remember", TaskGroup)
+def commits_are_remembered_at_any_price(_: Part) -> Part:
     """A group that is full of what is done behind one commit of old work stays full (rule 7)."""
-    monkeypatch.setattr(TaskGroup, "_may_remember", lambda _, __: 1 << 62)
+    return lambda _, __: 1 << 62
 
 
-def snapshots_forget_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+@bug("_group_message", tasks)
+def snapshots_forget_intervals(message: Part) -> Part:
     """Which intervals have their tasks is not in the snapshot: they are made once more."""
-    message = tasks._group_message
 
     def forgetful(group: TaskGroup) -> pb.TaskGroup:
-        made = message(group)
+        made: pb.TaskGroup = message(group)
         made.next_micros = group.start
         return made
 
-    monkeypatch.setattr(tasks, "_group_message", forgetful)
-    monkeypatch.setattr(TaskGroup, "_check", lambda _: None)
+    return forgetful
 
 
-def resets_keep_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+@snapshots_forget_intervals.also("check", TaskGroup)
+def _unchecked(_: Part) -> Part:
+    return lambda _: None
+
+
+@bug("restarted", recovery)
+def resets_keep_tasks(restarted: Part) -> Part:
     """A new incarnation goes on with the tasks of the one before (rule 9)."""
-    restarted = recovery.restarted
 
     def keeping(old: Computation, spec: Spec) -> Computation:
-        new = restarted(old, spec)
+        new: Computation = restarted(old, spec)
         new.tasks = old.tasks
         return new
 
-    monkeypatch.setattr(recovery, "restarted", keeping)
-    monkeypatch.setattr(Computation, "_check", lambda _: None)
+    return keeping
 
 
-def groups_take_whatever_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+@resets_keep_tasks.also("check", Computation)
+def _nothing(_: Part) -> Part:
+    return lambda _: None
+
+
+@bug("TASKS", tasks)
+def groups_take_whatever_comes(_: Part) -> Part:
     """Nobody counts the tasks of a group (rule 7)."""
-    monkeypatch.setattr(tasks, "TASKS", 1 << 62)
+    return 1 << 62
 
 
 class WeakTasks(Computation):

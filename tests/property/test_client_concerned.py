@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lowwater.core.watches import FoldChanges, Folding, Subscription, WatchState, WatchStream
 from lowwater.v1 import watermarks_pb2
 from tests.kit.client import OfflineClient
+from tests.kit.planting import Part, bug
 
 NAMES: tuple[str, ...] = ("a", "b", "c")
 WALL = 1_700_000_000.0
@@ -129,9 +130,14 @@ LATE: list[Event] = [
 ]
 
 
+@bug("_settled", WatchStream)
+def settled_at_once(_: Part) -> Part:
+    return property(lambda _: True, lambda _, value: None)
+
+
 @pytest.mark.xfail(strict=True, reason="a stream is taken for settled that was late", raises=AssertionError)
 def test_rule7_breaks_when_a_late_stream_is_taken_for_settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WatchStream, "_settled", property(lambda _: True, lambda _, value: None), raising=False)
+    settled_at_once(monkeypatch)
     world = World()
     for event in LATE:
         world.do(*event)

@@ -30,7 +30,7 @@ def test_the_least_values_and_how_many_are_below(held: list[int], freed: set[int
         wanted = sorted(value for value in held if value < MAX)[:count]
         assert [held[slot] for slot in slots] == wanted == found.values[slots].tolist()
         assert found.count_below(below) == sum(value < below for value in held)
-        found._check()
+        found.check()
 
 
 @pytest.mark.parametrize("value", [0, MIN])

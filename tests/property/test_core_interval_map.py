@@ -102,7 +102,7 @@ class Walk:
 
     def check(self) -> None:
         map_ = self.map
-        map_._check()
+        map_.check()
         edges = sorted(self.edges)
         assert len(map_) == len(edges) - 1
         assert map_.minimum() == min(self.values)
@@ -158,7 +158,7 @@ def test_rule7_claims_that_keep_a_range_each_cost_a_slot_each() -> None:
         grants.append(c.claim(ClaimRequest(keys, request_id=b"%d" % shift), 0).sequencer)
         c.take_record(0)
         c.publish()
-        c.map._check()
+        c.map.check()
     assert len(c.map) == each - 1 + claims - 1 + 2
     assert c.map.columns.size <= 2 * (len(c.map) + 3 * claims) + columns.BLOCK
     assert sum(len(group.bounds) for group in c.map.run_groups()) < 3 * each
@@ -171,7 +171,7 @@ def test_rule7_claims_that_keep_a_range_each_cost_a_slot_each() -> None:
             assert stale.handles is not None
             assert (stale.reason, stale.handles.tolist()) == ("STALE_SEQUENCER", [1, each - 2])
         core.take_record(0)
-        core.map._check()
+        core.map.check()
         moved, total = core.map.all_ranges(len(core.map))
         assert {r.start for r in moved if r.value == 7} == {key.to_bytes(8, "big") for key in range(claims - 1)}
         assert total == len(core.map)

@@ -55,7 +55,7 @@ def test_a_pile_is_what_a_plain_count_is(happened: list[tuple[Records, int, Reco
         for time, count in gone:
             plain[time] -= count
         plain = +plain
-        ours._check()
+        ours.check()
         assert ours.total == plain.total()
         assert ours.greatest() == max(plain, default=MIN)
         together = +(plain + Counter(dict.fromkeys((time for time, _ in more), 0)))
@@ -76,5 +76,5 @@ def test_what_grows_is_divided_and_what_goes_is_joined() -> None:
         ours.change(*columns([(time, 1)], -1))
     for time in range(6):
         ours.change(*columns([(time, 1)]))
-    ours._check()
+    ours.check()
     assert len(ours._times) < 4

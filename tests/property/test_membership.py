@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from math import sqrt
 from random import Random
@@ -15,7 +14,8 @@ from hypothesis import strategies as st
 
 from lowwater_authority.cluster import cluster
 from lowwater_authority.cluster.cluster import Cluster
-from lowwater_authority.cluster.membership import Beats, Member, Patience, View, proposal
+from lowwater_authority.cluster.membership import Beats, Member, Patience, View
+from tests.kit.planting import Bug, Part, bug
 from tests.property.membership_model import ADDRESSES, DEAD_AFTER, INTERVAL, NAMES, MembershipModel, Store
 
 SEED = int(os.environ.get("LOWWATER_SEED", "1"))
@@ -212,71 +212,65 @@ def test_nobody_who_beats_is_left_out_whatever_is_said_of_it() -> None:
     assert outages(50, accused=True)["accused"] > 1000
 
 
-def undated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(View, "dated", lambda view, _: view)
+@bug("dated", View)
+def undated(_: Part) -> Part:
+    return lambda view, _: view
 
 
-def any_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Beats, "silence", lambda self, member: self.now - self.last.get(member, 0))
+@bug("silence", Beats)
+def any_silence(_: Part) -> Part:
+    return lambda self, member: self.now - self.last.get(member, 0)
 
 
-def no_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
-    beat = Store.beat
-
+@bug("beat", Store)
+def no_gaps(beat: Part) -> Part:
     def without_since(members: Store, member_id: str) -> tuple[View, Beats]:
         view, beats = beat(members, member_id)
         return view, replace(beats, since=0)
 
-    monkeypatch.setattr(Store, "beat", without_since)
+    return without_since
 
 
-def blind_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    propose = Store.propose
-    monkeypatch.setattr(Store, "propose", lambda members, view, _: propose(members, view, members.view.version))
+@bug("propose", Store)
+def blind_writes(propose: Part) -> Part:
+    return lambda members, view, _: propose(members, view, members.view.version)
 
 
-def trust_in_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "proposal", lambda *args, known, **kwargs: proposal(*args, known=0, **kwargs))
+@bug("proposal", cluster)
+def trust_in_the_store(proposal: Part) -> Part:
+    return lambda *args, known, **kwargs: proposal(*args, known=0, **kwargs)
 
 
-def whoever_comes_ends_who_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    has_rival = Cluster._has_rival
-
+@bug("_has_rival", Cluster)
+def whoever_comes_ends_who_is_there(has_rival: Part) -> Part:
     def unordered(self: Cluster, view: View, beats: Beats) -> bool:
         me, self.me = self.me, replace(self.me, joined=0)
         try:
-            return has_rival(self, view, beats)
+            return bool(has_rival(self, view, beats))
         finally:
             self.me = me
 
-    monkeypatch.setattr(Cluster, "_has_rival", unordered)
+    return unordered
 
 
-def nobody_dies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Beats, "silence", lambda _self, _member: 0)
+@bug("silence", Beats)
+def nobody_dies(_: Part) -> Part:
+    return lambda _self, _member: 0
 
 
-def evidence_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    over = Patience.over
-    monkeypatch.setattr(Patience, "over", lambda self, silence, *, gone: gone or over(self, silence, gone=gone))
+@bug("over", Patience)
+def evidence_alone(over: Part) -> Part:
+    return lambda self, silence, *, gone: gone or over(self, silence, gone=gone)
 
 
-@pytest.mark.parametrize(
-    "off",
-    [
-        evidence_alone,
-        undated,
-        any_silence,
-        no_gaps,
-        blind_writes,
-        trust_in_the_store,
-        whoever_comes_ends_who_is_there,
-        nobody_dies,
-    ],
-)
-def test_the_worlds_find_a_rule_that_is_off(
-    off: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    off(monkeypatch)
+BUGS = [
+    *(evidence_alone, undated, any_silence, no_gaps, blind_writes, trust_in_the_store),
+    *(whoever_comes_ends_who_is_there, nobody_dies),
+]
+
+
+@pytest.mark.parametrize("plant", BUGS, ids=lambda each: each.__name__)
+def test_the_worlds_find_a_rule_that_is_off(plant: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
     with pytest.raises(AssertionError):
         chaos(3000)

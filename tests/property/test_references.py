@@ -26,6 +26,7 @@ from lowwater_authority.regions.references import (
     Sink,
     name_of,
 )
+from tests.kit.planting import Bug, Part, bug
 from tests.property.search import play
 
 SUSPECT = 10
@@ -410,61 +411,66 @@ def test_nothing_leads_and_nothing_goes_back() -> None:
     play(Regions, examples=EXAMPLES, steps=40)
 
 
-def _publish_l(found: Reference) -> int:
-    return max(found.published, found.low)
+@bug("publishable", Reference)
+def publish_l(_: Part) -> Part:
+    return property(lambda found: max(found.published, found.low))
 
 
-def _silent_replica_left_out(found: Reference) -> int:
-    return min((min(each.replicated, each.output) for each in found.current_replicas), default=MAX)
+@bug("replicated", Reference)
+def silent_replica_left_out(_: Part) -> Part:
+    return property(
+        lambda found: min((min(each.replicated, each.output) for each in found.current_replicas), default=MAX)
+    )
 
 
-def _replicas_of_any_owner(found: Reference) -> tuple[Replica, ...]:
-    return found.replicas
+@bug("current_replicas", Reference)
+def replica_of_the_owner_before(_: Part) -> Part:
+    return property(lambda found: found.replicas)
 
 
-def _no_ratchet(found: Reference) -> int:
-    return min([found.low, found.replicated, *(each.at for each in found.holds)])
+@bug("publishable", Reference)
+def no_ratchet(_: Part) -> Part:
+    return property(lambda found: min([found.low, found.replicated, *(each.at for each in found.holds)]))
 
 
-_owned_by = References._owned_by
-_adopt = References.adopt
+@bug("_owned_by", References)
+def reissued_number(owned_by: Part) -> Part:
+    return lambda self, found, region: replace(owned_by(self, found, region), number=found.number)
 
 
-def _reissued(self: References, found: Reference, region: str) -> Reference:
-    return replace(_owned_by(self, found, region), number=found.number)
+@bug("adopt", References)
+def no_hold(adopt: Part) -> Part:
+    return lambda *asked: Change(tuple(replace(each, holds=()) for each in adopt(*asked).put))
 
 
-def _no_hold(self: References, name: str, to: str, who: str, when: int, now: int) -> Change:
-    change = _adopt(self, name, to, who, when, now)
-    return Change(tuple(replace(each, holds=()) for each in change.put))
+@bug("_check_owner", References)
+def no_number_in_record(_: Part) -> Part:
+    return lambda *_: None
 
 
-def _nothing(*_: Any) -> None:
-    return None
+@bug("_check_confirmed", References)
+def no_confirm(_: Part) -> Part:
+    return lambda *_: None
 
 
-def _shown_before_durable(self: References, name: str, to: str, who: str, when: int, now: int) -> Change:
-    change = _adopt(self, name, to, who, when, now)
-    self.apply(change.encode())
-    return change
+@bug("adopt", References)
+def shown_before_durable(adopt: Part) -> Part:
+    def shown(self: References, *asked: Any) -> Change:
+        change: Change = adopt(self, *asked)
+        self.apply(change.encode())
+        return change
+
+    return shown
 
 
-BUGS: dict[str, tuple[type, str, Any]] = {
-    "PUBLISH_L": (Reference, "publishable", property(_publish_l)),
-    "SILENT_REPLICA_LEFT_OUT": (Reference, "replicated", property(_silent_replica_left_out)),
-    "REPLICA_OF_THE_OWNER_BEFORE": (Reference, "current_replicas", property(_replicas_of_any_owner)),
-    "NO_RATCHET": (Reference, "publishable", property(_no_ratchet)),
-    "REISSUED_NUMBER": (References, "_owned_by", _reissued),
-    "NO_HOLD": (References, "adopt", _no_hold),
-    "NO_NUMBER_IN_RECORD": (References, "_check_owner", _nothing),
-    "NO_CONFIRM": (References, "_check_confirmed", _nothing),
-    "SHOWN_BEFORE_DURABLE": (References, "adopt", _shown_before_durable),
-}
+BUGS = [
+    *(publish_l, silent_replica_left_out, replica_of_the_owner_before, no_ratchet, reissued_number),
+    *(no_hold, no_number_in_record, no_confirm, shown_before_durable),
+]
 
 
-@pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    where, name, wrong = BUGS[bug]
-    monkeypatch.setattr(where, name, wrong)
+@pytest.mark.parametrize("plant", BUGS, ids=lambda each: each.__name__)
+def test_a_planted_bug_is_found(plant: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
     with pytest.raises((AssertionError, ExceptionGroup)):
         play(Regions, examples=EXAMPLES, steps=40)

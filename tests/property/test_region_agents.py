@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -19,13 +20,13 @@ from hypothesis import strategies as st
 from lowwater import Watermark, WatermarkView, errors
 from lowwater.v1 import regions_pb2 as pb
 from lowwater_authority.core.times import MIN
-from lowwater_authority.regions import agent as agents
 from lowwater_authority.regions.agent import PipelineReport, RegionAgent
 from lowwater_authority.regions.config import Kept, StateFolder
 from lowwater_authority.regions.references import ENROLLING, LOCAL, SERVING, Sink
 from lowwater_authority.regions.registry import Registry
 from lowwater_authority.rpc.regions import RegionServicer
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
+from tests.kit.planting import Bug, Part, bug
 from tests.kit.times import SECOND
 from tests.property.search import SEARCH
 
@@ -373,46 +374,53 @@ def test_a_reset_that_comes_when_another_region_owns_the_reference_changes_nothi
     assert world.sites["B"].number() == 0
 
 
-async def _no_reset(self: RegionAgent, name: str, view: pb.ReferenceView) -> None:
-    self._ready[name] = view.number
+@bug("_begin", RegionAgent)
+def no_reset_of_the_own_computation(_: Part) -> Part:
+    async def no_reset(self: RegionAgent, name: str, view: pb.ReferenceView) -> None:
+        self._ready[name] = view.number
+
+    return no_reset
 
 
-def _remembers(self: RegionAgent, *arguments: Any, **settings_: Any) -> None:
-    _INIT(self, *arguments, **settings_)
-    import json
+@bug("__init__", RegionAgent)
+def handed_out_before_it_is_confirmed(init: Part) -> Part:
+    def remembers(self: RegionAgent, *arguments: Any, **settings_: Any) -> None:
+        init(self, *arguments, **settings_)
+        for name, record in self.folder.state.records.items():
+            told = json.loads(record)
+            self.views[name] = pb.ReferenceView(name=name, owner=told["owner"], number=told["number"])
+            self._ready[name] = told["number"]
 
-    for name, record in self.folder.state.records.items():
-        told = json.loads(record)
-        self.views[name] = pb.ReferenceView(name=name, owner=told["owner"], number=told["number"])
-        self._ready[name] = told["number"]
-
-
-def _without_life(self: RegionAgent, name: str, told: pb.GlobalWatermark) -> Awaitable[None]:
-    return _RELAY(
-        self,
-        name,
-        pb.GlobalWatermark(computation=told.computation, incarnation=1, published_micros=told.published_micros + 1),
-    )
+    return remembers
 
 
-def _goes_on_as_before(self: RegionAgent, view: pb.ReferenceView) -> None:
-    """An agent that enrols, and overlooks the answer."""
+@bug("_stand_by", RegionAgent)
+def goes_on_when_it_has_enrolled(_: Part) -> Part:
+    return lambda self, view: None
 
 
-_INIT, _RELAY = RegionAgent.__init__, RegionAgent._relay_one
+@bug("_relay_one", RegionAgent)
+def relays_what_is_not_published(relay: Part) -> Part:
+    def without_life(self: RegionAgent, name: str, told: pb.GlobalWatermark) -> Any:
+        later = told.published_micros + 1
+        return relay(
+            self, name, pb.GlobalWatermark(computation=told.computation, incarnation=1, published_micros=later)
+        )
 
-BUGS: dict[str, tuple[str, Any, int]] = {
-    "NO_RESET_OF_THE_OWN_COMPUTATION": ("_begin", _no_reset, 0),
-    "HANDED_OUT_BEFORE_IT_IS_CONFIRMED": ("__init__", _remembers, 0),
-    "GOES_ON_WHEN_IT_HAS_ENROLLED": ("_stand_by", _goes_on_as_before, 1),
-    "RELAYS_WHAT_IS_NOT_PUBLISHED": ("_relay_one", _without_life, 0),
-}
-"""By name: the method, what replaces it, and a seed whose first 300 examples find it."""
+    return without_life
 
 
-@pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    name, wrong, seed_ = BUGS[bug]
-    monkeypatch.setattr(agents.RegionAgent, name, wrong)
+BUGS = [
+    (no_reset_of_the_own_computation, 0),
+    (handed_out_before_it_is_confirmed, 0),
+    (goes_on_when_it_has_enrolled, 1),
+    (relays_what_is_not_published, 0),
+]
+"""Each with a seed whose first 300 examples find it."""
+
+
+@pytest.mark.parametrize(("plant", "seed_"), BUGS, ids=lambda each: getattr(each, "__name__", ""))
+def test_a_planted_bug_is_found(plant: Bug, seed_: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
     with pytest.raises((AssertionError, ExceptionGroup)):
         search(300, LOSSES, seed_)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lowwater import TaskAttempt, errors
-from lowwater._async.client import Client
+from lowwater.aio import Client
 from tests.simulation.programs import Place, Share, may_finish, oldest_of, register, results
 from tests.simulation.storage import Fenced, Plan
 from tests.simulation.truth import MAX, MIN, Node

@@ -148,7 +148,7 @@ class Durable:
             self._sim.reach("something is lost for good")
             self._bereft.add(name)
         self._forget_uncovered(name, computation)
-        computation._check()
+        computation.check()
         self._has_keys(computation)
         self._took_out(name, computation)
         self._stands(computation)

@@ -18,7 +18,7 @@ from tests.simulation.timers import TIMED
 from tests.simulation.upheaval import Upheaval
 
 if TYPE_CHECKING:
-    from lowwater._async.client import Client
+    from lowwater.aio import Client
     from tests.simulation.deployment import Seat
     from tests.simulation.world import Slot, World
 

@@ -15,11 +15,9 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from lowwater import Inputs
-from lowwater._async.worker import Worker
-from lowwater.aio import Lease
+from lowwater.aio import Lease, Worker
 from lowwater.core import lateness
 from lowwater.core.fold import Fold
-from lowwater.core.lease import LeaseState
 from lowwater.core.ratchet import Ratchet
 from lowwater.core.reports import ReporterState
 from lowwater.core.router import Router
@@ -30,7 +28,6 @@ from lowwater_authority.core.budget import Lateness
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.computation import View as View_
 from lowwater_authority.core.groups import GroupState
-from lowwater_authority.core.requests import Refused
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine import holding, holdings, rounds
@@ -39,10 +36,11 @@ from lowwater_authority.engine.logs import Log, Logs
 from lowwater_authority.engine.rounds import Round
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.engine.slices import Slice
-from lowwater_authority.journal import GRAPH, End, JournalCorrupt, JournalFailed, Ownership, contract, frames
+from lowwater_authority.journal import GRAPH, End, JournalCorrupt, JournalFailed, contract, frames
 from lowwater_authority.records import journal_pb2
 from tests.kit import memory_journal as memory
 from tests.kit.memory_journal import MemoryJournal
+from tests.kit.planting import Bug, Part, bug
 from tests.property import slice_switches
 from tests.simulation.chaos import is_budgeted, is_hasty, is_rotten, is_sharded, is_sliced, is_weak
 from tests.simulation.runs import MOVES, live
@@ -62,11 +60,12 @@ FAILED: Final = re.compile(r"\b(AttributeError|KeyError|NameError|TypeError)\b")
 """What a bug says that does not fit to the code any more into which it is planted: that finds nothing."""
 
 Planted = pytest.MonkeyPatch
+Plant = Bug | Callable[[Planted], None]
 
 
-def publish_before_append(planted: Planted) -> None:
+@bug("append", Shard)
+def publish_before_append(append: Part) -> Part:
     """Values are shown while their record is on its way to the disk (rule 2)."""
-    append = Shard.append
 
     async def late(self: Shard, round_: Round) -> None:
         if round_.topology is not None:  # what is dropped has no log any more that could be written
@@ -77,39 +76,39 @@ def publish_before_append(planted: Planted) -> None:
         self.publish(round_, 0)
         await appending
 
-    planted.setattr(Shard, "append", late)
+    return late
 
 
-def forget_an_interval_on_recovery(planted: Planted) -> None:
+@bug("recover", recovery)
+def forget_an_interval_on_recovery(recover: Part) -> Part:
     """The first of the claims found in the journal holds nothing back after a restart (rule 1)."""
-    recover = recovery.recover
 
     def forgetful(*arguments: Any, **more: Any) -> Computation:
-        found = recover(*arguments, **more)
+        found: Computation = recover(*arguments, **more)
         for group in [group for group in found.map.run_groups() if group.sequencer][:1]:
             found.map.columns.set(group.slots(), MAX)
         return found
 
-    planted.setattr(recovery, "recover", forgetful)
+    return forgetful
 
 
-def forget_the_budget_on_recovery(planted: Planted) -> None:
+@bug("replay_budgets", Computation)
+def forget_the_budget_on_recovery(replay: Part) -> Part:
     """What a budget had published is found again by what has come, and not by the record that says so (rule 3)."""
-    replay = Computation.replay_budgets
 
     def forgetful(self: Computation, record: journal_pb2.Record) -> None:
         replay(self, record)
         for budget in self.budgets.values():
             budget.value = self.low
 
-    planted.setattr(Computation, "replay_budgets", forgetful)
+    return forgetful
 
 
-def judge_by_what_was_not_shown(planted: Planted) -> None:
+@bug("_take_lateness", Computation)
+def judge_by_what_was_not_shown(take: Part) -> Part:
     """Records are judged by where a budget would stand without its ratchet, which no reader sees (rule 2)."""
-    take = Computation._take_lateness
 
-    def unratcheted(self: Computation, group: Any, told: Lateness, now: int, wall: int) -> list[Refused]:
+    def unratcheted(self: Computation, group: Any, told: Lateness, now: int, wall: int) -> Any:
         published = self.published
         bare = (
             kept._replace(micros=max(MIN, budget.reference - budget.delay())) if budget.reference > MIN else kept
@@ -128,12 +127,12 @@ def judge_by_what_was_not_shown(planted: Planted) -> None:
         self.published = published
         return refused
 
-    planted.setattr(Computation, "_take_lateness", unratcheted)
+    return unratcheted
 
 
-def silence_counts_as_idle(planted: Planted) -> None:
+@bug("take_record", Computation)
+def silence_counts_as_idle(take_record: Part) -> Part:
     """Ranges that have not been reported for five seconds hold nothing back (rule 1)."""
-    take_record = Computation.take_record
 
     def careless(self: Computation, now: int) -> Any:
         for group in self.map.groups.values():
@@ -141,230 +140,252 @@ def silence_counts_as_idle(planted: Planted) -> None:
                 self.map.columns.set(group.slots(), MAX)
         return take_record(self, now)
 
-    planted.setattr(Computation, "take_record", careless)
+    return careless
 
 
-def fold_newer_inputs(planted: Planted) -> None:
+@bug("claim", Worker)
+def fold_newer_inputs(claim: Part) -> Part:
     """The newest inputs take the place of the snapshot that the worker passed (rule 5)."""
-    claim, fold = Worker.claim, Lease._fold
 
     async def remembering(self: Worker, *arguments: Any, **more: Any) -> Lease:
-        lease = await claim(self, *arguments, **more)
+        lease: Lease = await claim(self, *arguments, **more)
         lease.__dict__["worker"] = self
         return lease
 
+    return remembering
+
+
+@fold_newer_inputs.also("_fold", Lease)
+def _newest(fold: Part) -> Part:
     def newest(self: Lease, seen: Inputs | None, frontier: Any) -> Fold:
         reader = self.__dict__["worker"]._reader
         if seen is not None:
             runtime, subscription = reader._ready()
             seen = reader._folding.fold(runtime.watcher.state, subscription)
-        return fold(self, seen, frontier)
+        found: Fold = fold(self, seen, frontier)
+        return found
 
-    planted.setattr(Worker, "claim", remembering)
-    planted.setattr(Lease, "_fold", newest)
+    return newest
 
 
-def skip_the_epoch_check(planted: Planted) -> None:
+@bug("is_usurped", contract, memory)
+def skip_the_epoch_check(_: Part) -> Part:
     """The store takes writes of a shard that was replaced, as long as they fit (rule 4)."""
-    for module in (contract, memory):
-        planted.setattr(module, "is_usurped", lambda mine, found: False)
+    return lambda mine, found: False
 
 
-def restart_counters_after_a_lost_epoch(planted: Planted) -> None:
+@bug("epoch_base", holding, holdings)
+def restart_counters_after_a_lost_epoch(_: Part) -> Part:
     """Sequencers are counted from the epoch alone, and from those that still own something (rule 4)."""
-    recover = recovery.recover
+    return lambda ownership: ownership.epoch << 40
 
-    def base(ownership: Ownership) -> int:
-        return ownership.epoch << 40
 
+@restart_counters_after_a_lost_epoch.also("recover", recovery)
+def _restarting(recover: Part) -> Part:
     def restarting(*arguments: Any, **more: Any) -> Computation:
-        found = recover(*arguments, **more)
+        found: Computation = recover(*arguments, **more)
         found.last_sequencer = max(found.map.groups, default=0)
         return found
 
-    for module in (holding, holdings):
-        planted.setattr(module, "epoch_base", base)
-    planted.setattr(recovery, "recover", restarting)
+    return restarting
 
 
-def follow_a_redirect_to_a_lower_epoch(planted: Planted) -> None:
+@bug("redirected", Router)
+def follow_a_redirect_to_a_lower_epoch(redirected: Part) -> Part:
     """The client believes a shard that was asleep (rule 3). What it is then told must be believed as well: both checks are off."""
-    redirected, admit = Router.redirected, Ratchet.admit
 
     def credulous(self: Router, name: str, address: str, epoch: int) -> bool:
         self._route(name).epoch = 0
-        return redirected(self, name, address, epoch)
+        return bool(redirected(self, name, address, epoch))
 
+    return credulous
+
+
+@follow_a_redirect_to_a_lower_epoch.also("admit", Ratchet)
+def _forgetful(admit: Part) -> Part:
     def forgetful(self: Ratchet, view: Any) -> bool:
         known = self.get(view.computation)
         if view.epoch < known.epoch:
             self._seen[view.computation].view = replace(known, epoch=0)
-        return admit(self, view)
+        return bool(admit(self, view))
 
-    planted.setattr(Router, "redirected", credulous)
-    planted.setattr(Ratchet, "admit", forgetful)
+    return forgetful
 
 
-def forget_the_tombstone(planted: Planted) -> None:
-    """What is dropped leaves nothing behind, and its log stays as it was: its next registration begins with incarnation 1 (rule 3)."""
-    planted.setattr(topology, "_tombstone", lambda known: Spec(known.name, incarnation=0, input_version=0))
+@bug("_end", holdings.Holdings)
+def leave_the_log_of_what_is_dropped(_: Part) -> Part:
+    """A dropped log stays as it was: should it be damaged, nobody can ever read the next incarnation of it."""
 
     async def leave(self: holdings.Holdings, name: str, *_: Any) -> None:
         self._over(name)
 
-    planted.setattr(holdings.Holdings, "_end", leave)
-    planted.setattr(holdings.Holdings, "end", lambda self, name: None)
+    return leave
 
 
-def take_what_is_damaged_for_the_end(planted: Planted) -> None:
+@bug("_tombstone", topology)
+def forget_the_tombstone(_: Part) -> Part:
+    """What is dropped leaves nothing behind, and its log stays as it was: its next registration begins with incarnation 1 (rule 3)."""
+    return lambda known: Spec(known.name, incarnation=0, input_version=0)
+
+
+forget_the_tombstone.includes(leave_the_log_of_what_is_dropped)
+
+
+@forget_the_tombstone.also("end", holdings.Holdings)
+def _no_end(_: Part) -> Part:
+    return lambda self, name: None
+
+
+@bug("decode_records", memory)
+def take_what_is_damaged_for_the_end(decode_records: Part) -> Part:
     """A log ends in front of a record that cannot be read, as if the last write had been torn (rules 2 and 10)."""
-    decode_records = frames.decode_records
 
-    def lenient(log: str, records: Sequence[tuple[int, bytes]], **more: Any) -> list[tuple[int, bytes]]:
+    def lenient(log: str, records: Sequence[tuple[int, bytes]], **more: Any) -> Any:
         try:
             return decode_records(log, records, **more)
         except JournalCorrupt as damage:
             left = [(position, frame) for position, frame in records if position < (damage.position or 0)]
             return [(position, frames.decode(log, position, frame).payload) for position, frame in left]
 
-    planted.setattr(memory, "decode_records", lenient)
+    return lenient
 
 
-def leave_a_damaged_graph(planted: Planted) -> None:
+@bug("heal_graph", holdings.Holdings)
+def leave_a_damaged_graph(_: Part) -> Part:
     """A graph that cannot be read stays as it is, though the shards have it in memory: nobody can be started, or take anything over."""
 
     async def refuse(self: holdings.Holdings, damage: JournalCorrupt) -> None:
         raise JournalFailed(str(damage))
 
-    planted.setattr(holdings.Holdings, "heal_graph", refuse)
+    return refuse
 
 
-def leave_the_log_of_what_is_dropped(planted: Planted) -> None:
-    """A dropped log stays as it was: should it be damaged, nobody can ever read the next incarnation of it."""
-
-    async def leave(self: holdings.Holdings, name: str, *_: Any) -> None:
-        self._over(name)
-
-    planted.setattr(holdings.Holdings, "_end", leave)
-
-
-def answer_what_has_left_a_round(planted: Planted) -> None:
+@bug("end", rounds._Work)
+def answer_what_has_left_a_round(end: Part) -> Part:
     """What another shard has taken leaves the round, and its callers are answered as if it were written too (rule 2)."""
-    end = rounds._Work.end
 
-    def answer_all(self: rounds._Work[Any], result: Any, dropped: Mapping[str, Exception], *unheard: Any) -> None:
+    def answer_all(self: Any, result: Any, dropped: Mapping[str, Exception], *unheard: Any) -> None:
         del dropped
         end(self, result, {}, *unheard)
 
-    planted.setattr(rounds._Work, "end", answer_all)
+    return answer_all
 
 
-def lose_a_change_by_compaction(planted: Planted) -> None:
+@bug("graph_record", holdings.Holdings)
+def lose_a_change_by_compaction(record: Part) -> Part:
     """The whole graph that replaces its changes is the one that stood in front of the last of them (rule 2)."""
-    record, snapshot = holdings.Holdings.graph_record, Logs.snapshot
 
-    def remembering(self: holdings.Holdings, graph: Topology, *, whole: bool) -> bytes:
+    def remembering(self: holdings.Holdings, graph: Topology, *, whole: bool) -> Any:
         self.logs.__dict__["older"] = self.topology
         return record(self, graph, whole=whole)
 
+    return remembering
+
+
+@lose_a_change_by_compaction.also("snapshot", Logs)
+def _older(snapshot: Part) -> Part:
     async def older(self: Logs, log: Log, take: Callable[[], Iterable[bytes]], now: int = 0, **how: bool) -> None:
         known = log.name == GRAPH and "older" in self.__dict__
         await snapshot(self, log, (lambda: [self.__dict__["older"].encode()]) if known else take, now, **how)
 
-    planted.setattr(holdings.Holdings, "graph_record", remembering)
-    planted.setattr(Logs, "snapshot", older)
+    return older
 
 
-def apply_over_the_wrong_whole(planted: Planted) -> None:
+@bug("_goes_on", holdings)
+def apply_over_the_wrong_whole(_: Part) -> Part:
     """What a shard has read of the graph is gone on with, whatever the store has put in its place (rule 2).
 
     That a change names the version in front of it would tell: that is not looked at either.
     """
-    planted.setattr(holdings, "_goes_on", lambda loaded, known: True)
-    replayed = topology.Topology.replayed
+    return lambda loaded, known: True
 
+
+@apply_over_the_wrong_whole.also("replayed", Topology)
+def _trusting(replayed: Part) -> Part:
     def trusting(self: Topology, payloads: Iterable[bytes]) -> Topology:
         for payload in payloads:
             over = journal_pb2.Topology.FromString(payload).over
             self = replayed(replace(self, version=over), [payload])
         return self
 
-    planted.setattr(topology.Topology, "replayed", trusting)
+    return trusting
 
 
-def answer_what_was_staged_meanwhile(planted: Planted) -> None:
+@bug("acknowledged", ReporterState)
+def answer_what_was_staged_meanwhile(acknowledged: Part) -> Part:
     """An acknowledgement counts for what was staged while its report was on its way, which nobody was told yet (rule 2)."""
-    acknowledged = ReporterState.acknowledged
 
-    def generous(self: ReporterState, *arguments: Any) -> list[LeaseState]:
+    def generous(self: ReporterState, *arguments: Any) -> Any:
         if self._in_flight is not None:
             versions = self._in_flight.versions
             versions.update((key, lease.version) for key, lease in self._leases.items() if key in versions)
         return acknowledged(self, *arguments)
 
-    planted.setattr(ReporterState, "acknowledged", generous)
+    return generous
 
 
-def let_the_older_process_have_the_address(planted: Planted) -> None:
+@bug("_has_rival", Cluster)
+def let_the_older_process_have_the_address(has_rival: Part) -> Part:
     """A process that was replaced takes its address back as soon as the newer one is not heard of, and that one ends when it sees it there."""
-    has_rival = Cluster._has_rival
 
     def unordered(self: Cluster, view: View, beats: Beats) -> bool:
         me, self.me = self.me, replace(self.me, joined=0)
         try:
-            return has_rival(self, view, replace(beats, since=0))
+            return bool(has_rival(self, view, replace(beats, since=0)))
         finally:
             self.me = me
 
-    planted.setattr(Cluster, "_has_rival", unordered)
+    return unordered
 
 
-def publish_a_slice_as_the_whole(planted: Planted) -> None:
+@bug("publish", Hub)
+def publish_a_slice_as_the_whole(publish: Part) -> Part:
     """What a slice has published is read as if it were the watermark of what it is a slice of."""
-    publish = Hub.publish
 
     def generous(self: Hub, views: Iterable[View_]) -> None:
         shown = list(views)
         as_whole = [replace(view, name=topology.whole(view.name)) for view in shown if view.name.endswith("~0")]
         publish(self, [*shown, *as_whole])
 
-    planted.setattr(Hub, "publish", generous)
+    return generous
 
 
-def _believe_the_master(planted: Planted) -> None:
-    """Use records of the graph that the store's master has executed, and that a fail-over may take away."""
-    settled = MemoryJournal._settled
+@bug("_settled", MemoryJournal)
+def hand_keys_over_by_an_unconfirmed_graph(settled: Part) -> Part:
+    """A slice forgets what it has handed over before it is durable that another has received it (rule 10).
+
+    Records of the graph are used that the store's master has executed, and that a fail-over may take away.
+    """
 
     async def at_once(self: MemoryJournal, name: str, end: End) -> bool:
         return name == GRAPH or await settled(self, name, end)
 
-    planted.setattr(MemoryJournal, "_settled", at_once)
+    return at_once
 
 
-def change_inputs_by_an_unconfirmed_graph(planted: Planted) -> None:
+@bug("_by_its_inputs", Shard)
+def change_inputs_by_an_unconfirmed_graph(_: Part) -> Part:
     """A shard uses a change of the graph before it is durable, and no log follows a graph that is ahead of it (rule 2)."""
-    _believe_the_master(planted)
-    planted.setattr(Shard, "_by_its_inputs", lambda self, _, name: self._computation(name))
+    return lambda self, _, name: self._computation(name)
 
 
-def hand_keys_over_by_an_unconfirmed_graph(planted: Planted) -> None:
-    """A slice forgets what it has handed over before it is durable that another has received it (rule 10)."""
-    _believe_the_master(planted)
+change_inputs_by_an_unconfirmed_graph.includes(hand_keys_over_by_an_unconfirmed_graph)
 
 
-def keep_the_claim_of_a_lost_retirement(planted: Planted) -> None:
+@bug("_retire", Slice)
+def keep_the_claim_of_a_lost_retirement(_: Part) -> Part:
     """A slice goes on with its claim at the root when its retirement had no answer, and may arrive at any time (rule 8)."""
 
     async def kept(self: Slice, known: Any) -> None:
         await self._by(known, known.retire())
 
-    planted.setattr(Slice, "_retire", kept)
+    return kept
 
 
 class Mutant(NamedTuple):
     """A bug, and the worlds that are searched for it."""
 
-    plant: Callable[[Planted], None]
+    plant: Plant
     where: tuple[Callable[[int], bool], ...] = ()
     harsh: bool = False
     unsafe: bool = False
@@ -372,7 +393,7 @@ class Mutant(NamedTuple):
 
 
 def _mutants(
-    *plants: Callable[[Planted], None],
+    *plants: Plant,
     where: tuple[Callable[[int], bool], ...] = (),
     harsh: bool = False,
     unsafe: bool = False,

@@ -7,20 +7,14 @@ from typing import Final
 from tests.simulation.chaos import KINDS, WEATHER
 
 _FAULTS: Final = (
-    "network: broken stream",
-    "network: doubled report",
-    "network: keepalive",
-    "network: lost report",
-    "network: lost request",
-    "network: lost response",
-    "network: repeated request",
-    "network: swapped report",
-    "store: a read failed",
-    "store: failed",
-    "store: hang",
-    "store: lost",
-    "store: slow",
-    "store: written",
+    *(
+        f"network: {each}"
+        for each in (
+            *("broken stream", "keepalive", "lost report", "doubled report", "swapped report"),
+            *("lost request", "lost response", "repeated request"),
+        )
+    ),
+    *(f"store: {each}" for each in ["a read failed", "failed", "hang", "lost", "slow", "written"]),
     *(f"move: {kind}" for kind in KINDS if kind not in WEATHER),
 )
 
@@ -39,9 +33,10 @@ _MET: Final = (
     "a claim committed the batch before it",
     "a claim was granted twice",
     "others go on behind a piece",
-    "timers: a batch began with another layout",
-    "timers: a batch was replayed",
-    "timers: a driver died between two steps",
+    *(
+        f"timers: {each}"
+        for each in ["a batch began with another layout", "a batch was replayed", "a driver died between two steps"]
+    ),
     "a crash in the middle of a write",
     "a crash that kept some of what was cached",
     "a crash that lost what was cached",
@@ -61,29 +56,30 @@ _MET: Final = (
     "something is lost for good",
     "an append of unknown outcome was given up",
     "storage refused a zombie",
-    "ended by JOURNAL_FAILED",
-    "ended by OLDER_CLAIM",
-    "ended by STALE_SEQUENCER",
-    "ended by TIMEOUT",
-    "ended by UNAVAILABLE",
-    "ended by WOULD_REGRESS",
+    *(
+        f"ended by {each}"
+        for each in ["JOURNAL_FAILED", "OLDER_CLAIM", "STALE_SEQUENCER", "TIMEOUT", "UNAVAILABLE", "WOULD_REGRESS"]
+    ),
     "flush: TIMEOUT",
     "prepare: TIMEOUT",
     "stage: TIMEOUT",
     "commit: TIMEOUT",
     "drop: STILL_READ",
-    "refused: Claim OLDER_CLAIM",
-    "refused: Claim STALE_SEQUENCER",
-    "refused: CommitBatch INCARNATION_CHANGED",
-    "refused: CommitBatch NOT_PREPARED",
-    "refused: Claim MOVED",
-    "refused: CommitBatch MOVED",
-    "refused: GetHistory MOVED",
-    "refused: Locate UNAVAILABLE",
-    "refused: Report INVALID_ARGUMENT",
-    "report refused: MOVED",
-    "report refused: STALE_SEQUENCER",
-    "report refused: TOO_FAR_AHEAD",
+    *(
+        f"refused: {each}"
+        for each in [
+            "Claim OLDER_CLAIM",
+            "Claim STALE_SEQUENCER",
+            "CommitBatch INCARNATION_CHANGED",
+            "CommitBatch NOT_PREPARED",
+            "Claim MOVED",
+            "CommitBatch MOVED",
+            "GetHistory MOVED",
+            "Locate UNAVAILABLE",
+            "Report INVALID_ARGUMENT",
+        ]
+    ),
+    *(f"report refused: {each}" for each in ["MOVED", "STALE_SEQUENCER", "TOO_FAR_AHEAD"]),
 )
 """What comes of it: the places in the code that only faults lead to."""
 

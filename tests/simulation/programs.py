@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import lowwater
 from lowwater import Inputs, Watermark, errors
-from lowwater._async.client import Client
+from lowwater.aio import Client
 from lowwater.core.surroundings import Surroundings
 from tests.simulation.storage import Fenced, Storage
 from tests.simulation.truth import MAX, MIN, Node, Pipeline, Record

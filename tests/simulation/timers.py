@@ -12,13 +12,12 @@ import tempfile
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
-from unittest import mock
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -30,9 +29,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import ArrayType, LongType, StringType, StructType
 
 from lowwater import Layout, errors
-from lowwater._async.batches import Batches
-from lowwater._async.lease import Lease
-from lowwater._async.worker import Worker
+from lowwater.aio import Batches, Lease, Worker
 from lowwater.v1 import workers_pb2
 from lowwater_pipeline.computation.codec import Codec
 from lowwater_pipeline.computation.computation import Computation, Input, Output, Record, Timer, floor
@@ -57,9 +54,10 @@ from lowwater_spark.track.plan import Checked
 from lowwater_spark.track.receipt import Receipt, receipt_of
 from lowwater_spark.track.run import Run
 from lowwater_spark.track.update import arrow_schema
+from tests.kit.planting import instead
 
 if TYPE_CHECKING:
-    from lowwater._async.client import Client
+    from lowwater.aio import Client
     from tests.simulation.kernel import Process, Simulation, Tap
     from tests.simulation.oracle import Oracle
     from tests.simulation.programs import Place, Share
@@ -715,16 +713,16 @@ def spark_away(sim: Simulation) -> Iterator[None]:
     clock = SimpleNamespace(
         time=lambda: sim.god.clock() / 1_000_000, monotonic=lambda: sim.now, sleep=lambda s: wait(asyncio.sleep(s))
     )
-    with ExitStack() as stack:
-        for module in (hook_module, update_module, batch_module):
-            stack.enter_context(mock.patch.object(module, "time", clock))
-        stack.enter_context(mock.patch.object(hook_module, "Rows", Rows))
-        stack.enter_context(mock.patch.object(batch_module, "key_text", return_value="key"))
-        stack.enter_context(mock.patch.object(batch_module, "key_zone", return_value=""))
-        stack.enter_context(mock.patch.object(batch_module, "check_windows"))  # a plan of Spark's
-        stack.enter_context(mock.patch.object(update_module, "_run", run_tasks))
-        nothing = OUT.schema.empty_table()
-        stack.enter_context(mock.patch.object(update_module, "_no_rows", lambda session, _: Frame(nothing, session)))
-        stack.enter_context(mock.patch.object(receipt_module, "_client", lambda settings: settings.client))
-        stack.enter_context(mock.patch.object(pyspark.TaskContext, "get", _task))
+    nothing = OUT.schema.empty_table()
+    with instead(
+        *((module, "time", clock) for module in (hook_module, update_module, batch_module)),
+        (hook_module, "Rows", Rows),
+        (batch_module, "key_text", lambda *_: "key"),
+        (batch_module, "key_zone", lambda *_: ""),
+        (batch_module, "check_windows", lambda *_, **__: None),  # a plan of Spark's
+        (update_module, "_run", run_tasks),
+        (update_module, "_no_rows", lambda session, _: Frame(nothing, session)),
+        (receipt_module, "_client", lambda settings: settings.client),
+        (pyspark.TaskContext, "get", _task),
+    ):
         yield

@@ -12,7 +12,7 @@ from tests.simulation.chaos import Move
 from tests.simulation.deployment import Seat
 
 if TYPE_CHECKING:
-    from lowwater._async.client import Client
+    from lowwater.aio import Client
     from tests.simulation.kernel import Process
     from tests.simulation.ledger import Ledger
     from tests.simulation.world import World

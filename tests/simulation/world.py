@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
 from typing import Any, Final
-from unittest import mock
 
 from lowwater import errors
 from lowwater_authority.engine import holdings, slices
 from lowwater_authority.engine.settings import ShardSettings
 from lowwater_authority.journal import GRAPH
+from tests.kit.planting import instead
 from tests.simulation import batches, chaos, points, programs, timers
 from tests.simulation.chaos import Move, is_budgeted, is_sharded, is_sliced, is_weak, length
 from tests.simulation.deployment import Deployment, Seat
@@ -162,8 +162,7 @@ class World:
 
     def run(self) -> Result:
         with (
-            mock.patch.object(holdings, "asyncio", Pauses(self.sim)),
-            mock.patch.object(slices.Slice, "settle", _waiting(self.sim)),
+            instead((holdings, "asyncio", Pauses(self.sim)), (slices.Slice, "settle", _waiting(self.sim))),
             _hearing(self.oracle, weak=self.weak),
             timers.spark_away(self.sim) if self.timed else nullcontext(),
         ):

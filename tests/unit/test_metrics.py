@@ -198,7 +198,7 @@ def test_ranges_are_counted_as_one_by_one_whatever_was_done(seed: int) -> None:
             computation.retire(bounds[0], bounds[-1], force=True, now=now)
         computation.take_record(now)
         computation.publish()
-        computation._check()
+        computation.check()
         counts = counted(computation.map, computation.published.low, 7)
         truth = recounted(computation)
         assert (Counter({s: n for s, n in counts.states.items() if n}), counts.holding, counts.last_report) == truth

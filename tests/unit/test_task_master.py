@@ -313,7 +313,7 @@ def test_rule7_a_straggler_fills_its_group_of_intervals_not_for_ever() -> None:
     assert len(group.done) == tasks.TASKS - tasks.KEPT, "no more is forgotten than has to be"
     with pytest.raises(errors.BelowMark, match="whether this lease has done its own is not known"):
         known.commit(late, [], b"", [], incarnation=1)
-    known._check()
+    known.check()
 
 
 def test_rule8_the_newest_commits_of_a_long_queue_may_be_repeated() -> None:

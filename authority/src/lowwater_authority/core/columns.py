@@ -188,7 +188,7 @@ class Columns:
         dirty[: len(self._dirty)] = self._dirty
         self.values, self.since, self._block_min, self._dirty = values, since, block_min, dirty
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """Assert every invariant. O(n)."""
         assert 0 <= self.used <= self.size <= len(self.values) == len(self.since)
         assert len(self.values) % BLOCK == 0

@@ -1562,11 +1562,11 @@ class Computation:
             dict(self.passed),
         )
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """Assert every invariant. O(n)."""
-        self.map._check()
-        self.masses._check(self.map.run_groups())
-        self.tasks._check()
+        self.map.check()
+        self.masses.check(self.map.run_groups())
+        self.tasks.check()
         for some in self.tasks:
             assert not some.every or some.next == some.start or some.next <= self.low, "no task before L"
         assert self.published.low <= self.low

@@ -174,13 +174,13 @@ class Masses:
                 counts.append(mass.counts)
         self._operations.put(group, [entry.operation])
 
-    def _check(self, groups: Iterable[Group]) -> None:
+    def check(self, groups: Iterable[Group]) -> None:
         """Assert that all groups are in the sums as they are, and no others. O(n)."""
         self._look()
         there = dict.fromkeys(groups)
         assert self._entries.keys() == there.keys()
         assert all((now := _entry(group)) is not None and _same(entry, now) for group, entry in self._entries.items())
-        self._pending._check()
+        self._pending.check()
 
 
 def _entry(group: Group) -> _Entry | None:

@@ -367,9 +367,9 @@ class IntervalMap:
         self._compact()
         return self
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """Assert every invariant. O(n)."""
-        self.columns._check()
+        self.columns.check()
         end = self.span[0]
         live: dict[int, int] = {}
         groups: dict[int, Group] = {}

@@ -108,7 +108,7 @@ class Pile:
         self._times, self._counts = [each for each, _ in kept], [each for _, each in kept]
         self._sums = np.array([each.sum() for each in self._counts], dtype=np.int64)
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """Assert every invariant. O(n)."""
         assert self._bounds[0] == MIN
         assert (self._bounds[1:] > self._bounds[:-1]).all()

@@ -383,7 +383,7 @@ class TaskGroup:
         passed = max(0, low - self.next) // self.every
         return self.next + min(passed, room) * self.every
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """Assert every invariant. O(tasks)."""
         by_state = {TaskState.READY: self.ready, TaskState.LEASED: self.leased, TaskState.DONE: self.done}
         assert sum(map(len, by_state.values())) == len(self.tasks) <= TASKS
@@ -751,12 +751,12 @@ class Tasks:
         """Return each group as a message, encoded. O(bytes): tasks were encoded as they changed, for thousands would take too long at once."""
         return [_group_message(group).SerializeToString() + group.encoded() for group in self.groups.values()]
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """Assert every invariant. O(tasks)."""
         assert len(self.groups) <= GROUPS
         for name, group in self.groups.items():
             assert group.name == name
-            group._check()
+            group.check()
 
     def __iter__(self) -> Iterator[TaskGroup]:
         """Go through the groups, by name."""
