@@ -68,13 +68,10 @@ class Output(Committed):
         return ((row, self.committed(number)) for number, rows in self._batches.items() for row in rows)
 
     def _files(self) -> dict[int, Sequence[Path]]:
-        """Return the files of each batch: directories handed over by batch.write, or entries of the log of Spark's file sink."""
+        """Return the files of each batch: entries of the log of Spark's file sink."""
         log = self.folder / SINK_LOG
         if not log.is_dir():
-            return {
-                int(batch.name.partition("=")[2]): sorted(batch.glob("*.parquet"))
-                for batch in self.folder.glob("batch=*")
-            }
+            return {}
         return {int(entry.name): _files_in(entry) for entry in log.iterdir() if entry.name.isdecimal()}
 
 

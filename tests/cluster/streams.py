@@ -1,4 +1,4 @@
-"""The pipeline of the chaos over Kafka and Delta: three stages, each an application of its own on a real cluster, and a job in Scala beside them.
+"""The pipeline of the chaos, over Kafka and Delta: three stages, each an application of its own on a real cluster, and a job in Scala beside them.
 
     topic fed -> landed -> table landed -> relayed -> topic relayed -> hourly -> table hourly
                                                            topic relayed -> copied (Scala, a sidecar beside it) -> files
@@ -27,11 +27,11 @@ from lowwater.watermark import MAX
 from scripts.jars import jars
 from tests.cluster.application import Application, Group
 from tests.cluster.beside import Beside, Copying, compiled
-from tests.cluster.evidence import EventLog
+from tests.cluster.evidence import is_removed, newest_application
 from tests.cluster.oracle import Put, Written, judge_rows, judge_source, judge_windows
 from tests.cluster.output import Committed, micros
 from tests.cluster.shipping import Shipped
-from tests.cluster.standalone import HOSTS, Standalone
+from tests.cluster.standalone import Standalone
 from tests.cluster.table import Table
 from tests.cluster.tally import Tally
 from tests.cluster.watching import Watching
@@ -175,7 +175,6 @@ class Streams:
         kafka.create("relayed", PARTITIONS, message_timestamp_type="LogAppendTime")
         program = Path(__file__).with_name("streams_driver.py")
         self.applications = {name: Application(cluster, shipped, folder / f"{name}-app", program) for name in STAGES}
-        self.events = {name: EventLog(each.events) for name, each in self.applications.items()}
         self.copying = Copying(folder, compiled(folder), kafka.address, "relayed", CLASSPATH)
         self.beside = Beside(folder, self.copying, kafka.address, "relayed", CLASSPATH, authority.addresses)
         self.tables = {name: Table(folder / name, folder / f"{name}-ck") for name in ("landed", "hourly")}
@@ -198,9 +197,9 @@ class Streams:
         self.beside.start()
         self.copying.start()
 
-    def start_stage(self, name: str, *, early: bool = False) -> None:
-        """Start the application of a stage; ``early`` with the planted bug."""
-        arguments = {"folder": str(self.folder), "stage": name, "brokers": self.kafka.address, "early": early}
+    def start_stage(self, name: str) -> None:
+        """Start the application of a stage."""
+        arguments = {"folder": str(self.folder), "stage": name, "brokers": self.kafka.address}
         conf = {**CONF, "spark.lowwater.address": self.authority.addresses, "spark.app.name": name}
         self.applications[name].start(arguments, conf)
 
@@ -407,13 +406,14 @@ class Streams:
     def _kill_executor(self) -> Fault:
         """Kill an executor of a stage."""
         name = self._stage()
-        application = self.events[name].applications()[-1]
+        events = self.applications[name].events
+        application = newest_application(events)
         pid = eventually(lambda: self.cluster.executors(application), f"{name} has an executor", seconds=PATIENCE)[0]
         executor = Path(f"/proc/{pid}/cwd").readlink().name
         os.kill(pid, signal.SIGKILL)
         yield
         yield
-        return self._appears(lambda: self.events[name].removed(application, executor), SOON)
+        return self._appears(lambda: is_removed(events, application, executor), SOON)
 
     def _kill_driver(self) -> Fault:
         """Let a driver kill itself, its JVM and its workers at a step of a batch; another one goes on from the checkpoint."""
@@ -564,7 +564,7 @@ def streams(folder: Path, seed: int, shipped: Shipped) -> Iterator[Streams]:
     with (
         Kafka(folder / "kafka", brokers=3, settings=BROKER) as kafka,
         Sharded(folder / "authority", 2) as authority,
-        Standalone(folder / "cluster", HOSTS[:1], cores=6, memory="2g") as cluster,
+        Standalone(folder / "cluster", cores=6, memory="2g") as cluster,
     ):
         made = Streams(folder, shipped, cluster, authority, kafka, seed)
         try:
