@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
@@ -11,17 +11,19 @@ from lowwater_authority.journal import frames
 
 
 @contextmanager
-def older_release() -> Iterator[None]:
+def release(reads: int, writes: int) -> Iterator[None]:
+    """Reads formats up to one, and writes one as long as it may."""
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in (("FORMAT", reads), ("USUAL", writes)):
+            patched.setattr(frames, name, value)
+        yield
+
+
+def older_release() -> AbstractContextManager[None]:
     """Reads no format but the usual one."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(frames, "FORMAT", frames.USUAL)
-        yield
+    return release(frames.USUAL, frames.USUAL)
 
 
-@contextmanager
-def newer_release() -> Iterator[None]:
+def newer_release() -> AbstractContextManager[None]:
     """Writes a format that is yet to come."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(frames, "FORMAT", frames.FORMAT + 1)
-        patched.setattr(frames, "USUAL", frames.FORMAT)
-        yield
+    return release(frames.FORMAT + 1, frames.FORMAT + 1)

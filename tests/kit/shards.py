@@ -175,15 +175,14 @@ class One:
     async def beat(self) -> None:
         """One turn of Cluster.run, which here waits for what it takes."""
         await self.hear()
-        if await self.cluster._confirm():
-            self.cluster._take()
-            if self.cluster.taking:
-                await asyncio.wait(self.cluster.taking)
-        self.cluster._judge()
+        await self.cluster.look_after_held()
+        if self.cluster.taking:
+            await asyncio.wait(self.cluster.taking)
+        self.cluster.check_contact()
 
     async def hear(self) -> None:
         """Beat, and hear of the members, without taking or letting go of anything."""
-        await self.cluster._beat()
+        await self.cluster.beat()
 
     async def stop(self) -> None:
         self.ended = True

@@ -101,7 +101,7 @@ class Bent:
         async def said() -> None:
             there = self._routed()
             assert isinstance(there, RangeHere)
-            there._number = number - 1  # also of one that comes once more
+            there.number = number - 1  # also of one that comes once more
             await there.say(told, mass)
 
         await self._way.go("say", said)
@@ -110,7 +110,7 @@ class Bent:
         """Return it as it is reached now: whoever serves the root knows of the claim."""
         there = self._there
         assert isinstance(there, RangeHere)
-        there._shard = self._way.tree.owner(there._asked.root).shard
+        there.shard = self._way.tree.owner(there.asked.root).shard
         return there
 
     async def vouch(self, told: Told) -> None:

@@ -61,7 +61,7 @@ async def test_a_shard_that_is_cut_off_says_so_and_keeps_its_memory(deployment: 
         for each in (one, other):
             with contextlib.suppress(Exception):
                 await each.hear()
-            each.cluster._judge()
+            each.cluster.check_contact()
     assert told == [True]
     before = held(one)
     deployment.members.away = False
@@ -258,7 +258,7 @@ async def taking(deployment: Deployment, request: pytest.FixtureRequest) -> Asyn
     for _ in range(8):
         deployment.clock.now += 0.3
         await one.hear()
-        await one.cluster._look_after_what_is_held()
+        await one.cluster.look_after_held()
         await turns()
     assert held(one) == set(NAMES) - hanging
     async with reached(one) as address:

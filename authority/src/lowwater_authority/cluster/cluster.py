@@ -146,17 +146,17 @@ class Cluster:
         shard.held.address = self.me.address
         while not self._leaving and self.view.member(self.me.id) is None:
             again = self._monotonic() + self._dead_after / BEATS
-            if not await self._answered(self._open()) or not await self._answered(self._beat()):
+            if not await self._answered(self._open()) or not await self._answered(self.beat()):
                 await self._pause(again)
 
     async def run(self) -> None:
         """Beat until :meth:`leave`. Raises Replaced, and JournalReplaced and its like: this process must not go on."""
         while not self._leaving:
             began = self._monotonic()
-            await self._answered(self._beat())
+            await self._answered(self.beat())
             again = began + self._next  # however long the store takes to answer
-            await self._look_after_what_is_held()
-            self._judge()
+            await self.look_after_held()
+            self.check_contact()
             await self._pause(again)
 
     async def _open(self) -> None:
@@ -253,7 +253,8 @@ class Cluster:
         self._look(view)
         return self.view, beats
 
-    async def _beat(self) -> None:
+    async def beat(self) -> None:
+        """Beat once, and hear of the members. Raises TimeoutError and what the directory raises."""
         async with asyncio.timeout(self._dead_after):
             await self._beat_once()
 
@@ -352,7 +353,7 @@ class Cluster:
         self._shard.held.view = view.version
         self._lifelines.follow(view.members)
 
-    async def _look_after_what_is_held(self) -> None:
+    async def look_after_held(self) -> None:
         """Confirm, for as long as a beat lasts, and go on taking in the background: a large computation takes longer than a beat."""
         if self._confirming is None:
             self._confirming = asyncio.create_task(self._confirm())
@@ -444,7 +445,7 @@ class Cluster:
                 )
                 missing.said = str(error)
 
-    def _judge(self) -> None:
+    def check_contact(self) -> None:
         """Others take over what is held here when the store has not heard of it for that long."""
         cut_off = self._monotonic() - self._in_touch > self._dead_after
         if cut_off != self.cut_off:
