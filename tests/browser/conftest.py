@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
 import lowwater
-from tests.browser.chromium import Watched, chromium, watched
+from tests.browser.chromium import WAIT_MILLIS, Watched, chromium, watched
 from tests.browser.fleet import Fleet, fleet
 from tests.browser.story import Story
 from tests.kit.eventually import eventually
@@ -17,6 +17,8 @@ from tests.process.browsing import ask
 from tests.process.serving import Serving, serving
 
 HERE = Path(__file__).parent
+
+expect.set_options(timeout=WAIT_MILLIS)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,12 +9,10 @@ import time
 from playwright.sync_api import Page, expect
 
 import lowwater
-from tests.browser.chromium import WAIT_MILLIS, Watched
+from tests.browser.chromium import Watched
 from tests.browser.fleet import GUILTY, Fleet, host
 from tests.browser.story import Story
 from tests.process.serving import Serving
-
-expect.set_options(timeout=WAIT_MILLIS)
 
 
 def fact(page: Page, name: str) -> str:

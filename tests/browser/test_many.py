@@ -11,11 +11,9 @@ from typing import Final
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.chromium import WAIT_MILLIS, watched
+from tests.browser.chromium import watched
 from tests.browser.fleet import client
 from tests.process.serving import Serving, serving
-
-expect.set_options(timeout=WAIT_MILLIS)
 
 FEEDS: Final = 900
 JOINS: Final = 100

@@ -10,15 +10,13 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 import lowwater
-from tests.browser.chromium import WAIT_MILLIS, Watched, watched
+from tests.browser.chromium import Watched, watched
 from tests.browser.conftest import clear
 from tests.browser.fleet import host
 from tests.browser.story import Story
 from tests.browser.test_axe import axe, complaints
 from tests.kit.eventually import eventually
 from tests.process.serving import Serving, serving
-
-expect.set_options(timeout=WAIT_MILLIS)
 
 PHONE = {"viewport": {"width": 375, "height": 740}, "has_touch": True, "is_mobile": True}
 

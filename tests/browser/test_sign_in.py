@@ -9,10 +9,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 import lowwater
-from tests.browser.chromium import WAIT_MILLIS, watched
+from tests.browser.chromium import watched
 from tests.process.serving import Serving, serving
-
-expect.set_options(timeout=WAIT_MILLIS)
 
 TOKEN = "a-token-of-the-test"
 RULES = f"""

@@ -6,9 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 import lowwater
-from tests.browser.chromium import WAIT_MILLIS, Watched
-
-expect.set_options(timeout=WAIT_MILLIS)
+from tests.browser.chromium import Watched
 
 
 @pytest.fixture
