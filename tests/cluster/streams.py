@@ -70,10 +70,6 @@ CONF: Final[Mapping[str, str]] = {
     "spark.executor.syncLogLevel.enabled": "true",
     # batch.write_kafka refuses it: two attempts of a task would end each other's transaction.
     "spark.speculation": "false",
-    # VACUUM lists directories in so many tasks; 10,000 by default.
-    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
-    # A table of the tests is vacuumed of what is seconds old, when all have read it.
-    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
 }
 BROKER: Final = {
     # A broker that does not answer has lost its partitions after this time.
@@ -93,14 +89,10 @@ SHARES: Final = {
     "failover": 2,
     "leader": 2,
     "broker": 2,
-    "optimize": 3,
-    "vacuum": 2,
 }
 """How often each kind of fault is planned. In this order they strike, and what they have taken away comes back; a stalled partition does so when all else is back."""
 CALLED: Final = {
     "stall": "partitions_stalled",
-    "optimize": "optimizes",
-    "vacuum": "vacuums",
     "sidecar": "sidecar_kills",
     "copy": "scala_job_kills",
     "executor": "executor_kills",
@@ -109,16 +101,14 @@ CALLED: Final = {
     "leader": "leader_changes",
     "broker": "broker_restarts",
 }
-MOST: Final = 10
+MOST: Final = 9
 """Faults of one round: each kind once, and executors of the two stages whose driver lives."""
-OLD: Final = 18.0
-"""Seconds after which a VACUUM removes what a table does not consist of any more; 0.005 hours."""
 
 
-def plan(rng: random.Random, tally: Tally, faults: int, *, vacuum: bool) -> list[str]:
-    """Choose the faults of a round: what is furthest behind its share, and no more than is missing. ``vacuum``: there is something to remove."""
+def plan(rng: random.Random, tally: Tally, faults: int) -> list[str]:
+    """Choose the faults of a round: what is furthest behind its share, and no more than is missing."""
     kinds: list[str] = []
-    possible = set(SHARES) - (set() if vacuum else {"vacuum"})
+    possible = set(SHARES)
     for _ in range(min(rng.randint(7, MOST), faults - tally.total)):
         kind = tally.behind(rng, possible, kinds)
         kinds.append(kind)
@@ -155,8 +145,6 @@ class Streams:
         self.tally = Tally(SHARES, CALLED)
         self._faults: Mapping[str, Callable[[], Fault]] = {
             "stall": self._stall,
-            "optimize": self._optimize,
-            "vacuum": self._vacuum,
             "sidecar": self._kill_sidecar,
             "copy": self._kill_copy,
             "executor": self._kill_executor,
@@ -312,8 +300,7 @@ class Streams:
 
     def plan(self, faults: int) -> list[str]:
         """Choose the faults of the next round."""
-        vacuum = any(self._garbage(table) for table in self.tables.values())
-        return plan(self.random, self.tally, faults, vacuum=vacuum)
+        return plan(self.random, self.tally, faults)
 
     def round(self, kinds: Sequence[str]) -> None:
         """Put rows and promise, with these faults on the way, until all has recovered."""
@@ -352,36 +339,6 @@ class Streams:
         self.lows[late] = max(self.lows)
         yield
         return holds and bool(passed)
-
-    def _optimize(self) -> Fault:
-        """Have the files of a table put together while it is written and read."""
-        name = self.random.choice(list(self.tables))
-        table = self.tables[name]
-        table.look()
-        before = len(table.versions)
-        done = self._order(f"OPTIMIZE delta.`{table.folder}`")
-        yield
-        yield
-        self._appears(done.exists, PATIENCE)
-        table.look()
-        return any(each.operation == "OPTIMIZE" and each.removed for each in table.versions[before:])
-
-    def _vacuum(self) -> Fault:
-        """Have the files removed that OPTIMIZE has replaced, when all have read them."""
-        yield
-        yield
-        table = max(self.tables.values(), key=lambda each: len(self._garbage(each)))
-        garbage = self._garbage(table)
-        done = self._order(f"VACUUM delta.`{table.folder}` RETAIN {OLD / 3600} HOURS")
-        self._appears(done.exists, PATIENCE)
-        return bool(garbage) and not any(file.exists() for file in garbage)
-
-    def _garbage(self, table: Table) -> list[Path]:
-        """Return files that a VACUUM of a table removes."""
-        table.look()
-        gone = [version for version in table.versions if version.at < time.time() - OLD]
-        files = (table.path_of(file) for version in gone for file in version.removed)
-        return [file for file in files if file.exists()]
 
     def _kill_sidecar(self) -> Fault:
         """Kill the sidecar; another one goes on from its directory."""
@@ -521,14 +478,6 @@ class Streams:
         name = self.random.choice(sorted(set(STAGES) - self._hit))
         self._hit.add(name)
         return name
-
-    def _order(self, statement: str) -> Path:
-        """Have a statement run by a driver; what is returned is there when it was."""
-        order = self.orders / f"{self._next():04}.sql"
-        beside = order.with_suffix(".tmp")
-        beside.write_text(statement, encoding="utf-8")
-        beside.rename(order)
-        return order.with_suffix(".json")
 
     def _next(self) -> int:
         self._number += 1

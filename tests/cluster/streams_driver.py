@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import sys
-import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -26,8 +25,6 @@ HOUR = timedelta(hours=1)
 ROW = "number long, key string, t timestamp"
 TABLES = {"landed": ROW, "hourly": HOURLY}
 INPUTS = {"landed": "fed", "relayed": "landed", "hourly": "relayed"}
-LOOK = 0.2
-"""Seconds between two looks for something to do beside the stage."""
 
 
 class Streams:
@@ -72,15 +69,6 @@ class Streams:
         said = rows.select("key", sf.to_json(sf.struct("*"), {"timestampFormat": ISO}).alias("value"))
         batch.write_kafka(said, name, options={"kafka.bootstrap.servers": self.brokers}, slots=2)
 
-    def obey(self, orders: Path) -> None:
-        """Run statements that are ordered, for ever. What came of one stands beside it."""
-        while True:
-            for order in sorted(orders.glob("*.sql")):
-                taken = order.rename(order.with_suffix(".taken"))
-                self.spark.sql(taken.read_text(encoding="utf-8")).collect()
-                taken.with_suffix(".json").touch()
-            threading.Event().wait(LOOK)
-
 
 ISO = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
 
@@ -112,8 +100,6 @@ def main(folder: str, stage: str, brokers: str) -> None:
         checkpoint=streams.folder / f"{stage}-ck",
         probe=probe,
     )
-    if stage == "hourly":
-        threading.Thread(target=streams.obey, args=(orders,), daemon=True).start()
     query.await_termination()
 
 

@@ -14,13 +14,10 @@ from tests.cluster.output import Committed, Row, rows_of
 class Version(NamedTuple):
     """One version of a table."""
 
-    operation: str
     added: tuple[str, ...]
     removed: tuple[str, ...]
     batch: int | None
     """Whose rows it brings; None if it brings none."""
-    at: float
-    """When it was there, seconds of the wall clock."""
 
 
 class Table(Committed):
@@ -77,10 +74,9 @@ def _version(commit: Path) -> Version:
     found: dict[str, list[Any]] = {kind: [each[kind] for each in actions if kind in each] for kind in _KINDS}
     added, removed = (tuple(each["path"] for each in found[kind]) for kind in ("add", "remove"))
     brings = any(each["dataChange"] for each in found["add"])
-    [operation] = [each["operation"] for each in found["commitInfo"]]
     batches = [each["version"] for each in found["txn"]]
     assert not brings or len(batches) == 1, f"{commit} has rows, and not of one batch"
-    return Version(operation, added, removed, batches[0] if brings else None, commit.stat().st_ctime)
+    return Version(added, removed, batches[0] if brings else None)
 
 
-_KINDS = ("add", "remove", "commitInfo", "txn")
+_KINDS = ("add", "remove", "txn")
