@@ -44,7 +44,6 @@ FOUND: Final = """async (rules) => {
 
 
 def axe() -> Path:
-    """Return the file of axe-core, which a package brings."""
     spec = importlib.util.find_spec("axe_playwright_python")
     assert spec is not None, "axe-playwright-python is not installed: make setup"
     assert spec.submodule_search_locations is not None
@@ -52,13 +51,11 @@ def axe() -> Path:
 
 
 def complaints(page: Page) -> list[list[str]]:
-    """Return what axe finds on a page into which it was loaded."""
     found: list[list[str]] = page.evaluate(FOUND, list(RULES))
     return found
 
 
 def settle(page: Page, route: str) -> None:
-    """Wait for what is asked for after a page was opened."""
     page.locator(".link-live").wait_for()
     if "/c/" in route:
         for each in (".strip .card", ".sentences", ".chart canvas", ".completions, .empty"):

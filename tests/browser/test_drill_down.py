@@ -16,7 +16,6 @@ from tests.process.serving import Serving
 
 
 def fact(page: Page, name: str) -> str:
-    """What the card under the strip says."""
     return page.locator(".strip .facts div").filter(has_text=name).locator("dd").inner_text()
 
 

@@ -45,7 +45,6 @@ class Crowd:
         list(self._pool.map(lambda lease: lease.flush(60), self._feeds))
 
     def close(self) -> None:
-        """Leave."""
         self._pool.shutdown()
         self._lw.close()
 
@@ -73,7 +72,6 @@ class Work:
         self._before = 0.0
 
     def since(self) -> float:
-        """Since this was asked before."""
         metrics = {each["name"]: each["value"] for each in self._session.send("Performance.getMetrics")["metrics"]}
         now = float(metrics["TaskDuration"])
         found, self._before = now - self._before, now

@@ -40,7 +40,6 @@ team = "reports"
 
 @pytest.fixture(scope="module")
 def promising(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """An authority that was told promises."""
     folder = tmp_path_factory.mktemp("promises")
     path = folder / "promises.toml"
     path.write_text(PROMISES)
@@ -50,7 +49,6 @@ def promising(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 @pytest.fixture
 def server(promising: Serving) -> Iterator[Serving]:
-    """The same without computations."""
     yield promising
     clear(promising)
 

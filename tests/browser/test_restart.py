@@ -27,14 +27,12 @@ def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 @pytest.fixture
 def server(mortal: Serving) -> Iterator[Serving]:
-    """The same without computations."""
     yield mortal
     clear(mortal)
 
 
 @pytest.fixture
 def tab(browser: Browser, server: Serving) -> Iterator[Watched]:
-    """A page whose server may go."""
     with watched(browser, server.page) as one:
         one.server_may_vanish = True
         yield one

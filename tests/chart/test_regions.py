@@ -31,7 +31,6 @@ def made(found: Document | None) -> Document:
 
 
 def secrets_of(pod: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Which key of which Secret stands in the file of each variable."""
     [container] = pod["containers"]
     volumes = {each["name"]: each.get("secret") for each in pod["volumes"]}
     found = {}

@@ -64,7 +64,6 @@ class Contained(Serving):
 
 
 def healthy(channel: grpc.Channel, probe: Mapping[str, Any]) -> Any:
-    """What the kubelet hears when it asks as a gRPC probe says."""
     request = health_pb2.HealthCheckRequest(service=probe["grpc"].get("service", ""))
     health: Any = health_pb2_grpc.HealthStub(channel)
     return health.Check(request, timeout=30).status

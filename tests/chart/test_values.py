@@ -25,7 +25,6 @@ SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 
 
 def explained() -> set[str]:
-    """The paths of all values in values.yaml."""
     return {each.path for each in document_values.values(VALUES)}
 
 

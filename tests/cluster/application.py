@@ -47,7 +47,6 @@ class Group:
         self.log = log
 
     def run(self, command: Sequence[str], environ: Mapping[str, str] | None = None, folder: Path | None = None) -> None:
-        """Start it. What it says goes to the end of its log."""
         assert self.process is None
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
@@ -79,7 +78,6 @@ class Group:
         return self.wait()
 
     def tail(self) -> str:
-        """The end of its log."""
         return self.log.read_text(encoding="utf-8", errors="replace")[-3000:]
 
 

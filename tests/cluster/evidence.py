@@ -7,12 +7,10 @@ from pathlib import Path
 
 
 def newest_application(folder: Path) -> str:
-    """Return the newest of the applications that log into a folder."""
     return max(file.name.removesuffix(".inprogress") for file in folder.glob("app-*"))
 
 
 def is_removed(folder: Path, application: str, executor: str) -> bool:
-    """Whether Spark has lost an executor of an application."""
     lines = [line for file in folder.glob(f"{application}*") for line in file.read_bytes().splitlines(keepends=True)]
     # The last line may be half written.
     removals = [json.loads(line) for line in lines if b"SparkListenerExecutorRemoved" in line and line.endswith(b"\n")]

@@ -179,21 +179,18 @@ class Streams:
     # -- the pipeline -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start all of it."""
         for name in STAGES:
             self.start_stage(name)
         self.beside.start()
         self.copying.start()
 
     def start_stage(self, name: str) -> None:
-        """Start the application of a stage."""
         arguments = {"folder": str(self.folder), "stage": name, "brokers": self.kafka.address}
         conf = {**CONF, "spark.lowwater.address": self.authority.addresses, "spark.app.name": name}
         self.applications[name].start(arguments, conf)
 
     @property
     def low(self) -> int:
-        """What the producer has promised."""
         return min(self.lows)
 
     def put(self) -> None:
@@ -261,7 +258,6 @@ class Streams:
 
     @property
     def groups(self) -> Sequence[Group]:
-        """All programs that are killed and run again."""
         return [*self.applications.values(), self.copying, self.beside]
 
     def check(self) -> None:
@@ -299,7 +295,6 @@ class Streams:
     # -- faults -----------------------------------------------------------------------------------------------------
 
     def plan(self, faults: int) -> list[str]:
-        """Choose the faults of the next round."""
         return plan(self.random, self.tally, faults)
 
     def round(self, kinds: Sequence[str]) -> None:
@@ -361,7 +356,6 @@ class Streams:
         return killed and self.copying.output.commits() > before
 
     def _kill_executor(self) -> Fault:
-        """Kill an executor of a stage."""
         name = self._stage()
         events = self.applications[name].events
         application = newest_application(events)
@@ -421,7 +415,6 @@ class Streams:
         return True
 
     def _restart_broker(self) -> Fault:
-        """Kill a broker, and start it when others lead what it has led."""
         broker, led = self._leading()
         broker.kill()
         yield
@@ -474,7 +467,6 @@ class Streams:
         }
 
     def _stage(self) -> str:
-        """Return a stage that nothing happens to yet."""
         name = self.random.choice(sorted(set(STAGES) - self._hit))
         self._hit.add(name)
         return name
@@ -490,7 +482,6 @@ class Streams:
             return False
 
     def close(self) -> None:
-        """End all of it."""
         for each in self.groups:
             each.kill()
         self.watching.stop()

@@ -44,7 +44,6 @@ class Streams:
                     self.spark.sql(f"CREATE TABLE delta.`{self.folder / name}` ({columns}) USING delta")
 
     def read(self, name: str) -> DataFrame:
-        """Return what a computation hands on, as a stream of rows."""
         if name in TABLES:
             return self.spark.readStream.format("delta").load(str(self.folder / name))
         options = {
@@ -60,7 +59,6 @@ class Streams:
         return rows.select(sf.from_json(sf.col("value").cast("string"), ROW).alias("row")).select("row.*")
 
     def write(self, name: str, rows: DataFrame, batch: lws.Batch) -> None:
-        """Write what a stage makes of a batch."""
         if name == "hourly":
             rows = batch.stateful(rows, hourly, HOURLY)
         if name in TABLES:

@@ -32,7 +32,6 @@ class Table(Committed):
         """By the version that has brought them: a VACUUM may remove the files later."""
 
     def look(self) -> None:
-        """Read the versions that have come, and their rows."""
         while (commit := self.folder / "_delta_log" / f"{len(self.versions):020}.json").exists():
             version = _version(commit)
             if version.batch is not None:
@@ -40,7 +39,6 @@ class Table(Committed):
             self.versions.append(version)
 
     def rows(self) -> Iterator[tuple[Row, float]]:
-        """See Committed."""
         self.look()
         for number, rows in self._rows.items():
             batch = self.versions[number].batch
@@ -48,7 +46,6 @@ class Table(Committed):
             yield from ((row, self.committed(batch)) for row in rows)
 
     def files(self) -> list[str]:
-        """Return the files that the table consists of now."""
         self.look()
         live: dict[str, None] = {}
         for version in self.versions:
@@ -58,11 +55,9 @@ class Table(Committed):
         return list(live)
 
     def snapshot(self) -> list[Row]:
-        """Return all rows as a reader that begins now finds them."""
         return [row for file in self.files() for row in self._read(file)]
 
     def path_of(self, file: str) -> Path:
-        """Where a file is that the log names."""
         return self.folder / unquote(file)
 
     def _read(self, file: str) -> list[Row]:

@@ -61,7 +61,6 @@ AT = datetime(2013, 1, 9, 14, tzinfo=UTC)
 
 
 def only(word: str) -> str:
-    """The one instruction of a kind in the final stage."""
     (found,) = [step for step in FINAL if step.word == word]
     return found.text
 
@@ -205,7 +204,6 @@ def test_only_data_can_be_written_to(image: Image) -> None:
 
 
 def healthy(image: Image, server: Serving) -> bool:
-    """What the image's own check says of a server."""
     command = next(step.arguments for step in FINAL if step.word == "HEALTHCHECK")
     assert "7421" in command[-1]
     port = server.endpoint.rstrip("/").rpartition(":")[2]

@@ -29,7 +29,6 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 
 @pytest.fixture
 def in_postgres(postgres: Postgres) -> Iterator[PostgresStore]:
-    """An empty database, and patience of a test."""
     store = PostgresStore(postgres, "tests", patience=0.3, there=True)
     store.end_others()
     store.clear()
@@ -39,7 +38,6 @@ def in_postgres(postgres: Postgres) -> Iterator[PostgresStore]:
 
 @pytest.fixture
 def in_redis(redis_server: RedisServer) -> Iterator[RedisStore]:
-    """An empty Redis."""
     store = RedisStore(redis_server)
     yield store
     store.close()
@@ -47,13 +45,11 @@ def in_redis(redis_server: RedisServer) -> Iterator[RedisStore]:
 
 @pytest.fixture
 def in_files(tmp_path: Path) -> FileStore:
-    """A folder."""
     return FileStore(tmp_path / "guarded")
 
 
 @pytest.fixture(params=["postgres", "redis", "files"])
 def store(request: pytest.FixtureRequest) -> Store:
-    """Each kind of store."""
     found: Store = request.getfixturevalue(f"in_{request.param}")
     return found
 

@@ -59,7 +59,6 @@ class Paused:
 
 
 def raised_by_itself(store: PostgresStore, token: int) -> PostgresWriter:
-    """A writer with a connection of its own."""
     return store.guard().raise_(claim(token))
 
 
@@ -124,12 +123,10 @@ def test_an_owner_in_a_long_batch_is_not_ended_by_who_is_refused(
 
 
 def write_empty(guard: PostgresGuard, by: Claim) -> bool:
-    """A batch without rows, by who believes to have raised."""
     return PostgresWriter(guard, by, range(1), {}).write(0, "b", lambda cursor: None)
 
 
 def of_two_slots(guard: PostgresGuard) -> PostgresGuard:
-    """The same guard, opened with another number of slots."""
     guard.slots = 2
     return guard
 

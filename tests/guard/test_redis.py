@@ -26,13 +26,11 @@ LARGE = 2**63
 
 @pytest.fixture
 def wire(redis_server: RedisServer) -> Iterator[StoreProxy]:
-    """A network to the server that can hold bytes back."""
     with StoreProxy(redis_server.port) as proxy:
         yield proxy
 
 
 def over(wire: StoreProxy, store: RedisStore, token: int) -> RedisWriter:
-    """A writer whose bytes go over a network, and who asks once."""
     client = redis.Redis.from_url(wire.url, retry=Retry(NoBackoff(), 0))
     return store.guard(client=client).raise_(claim(token))
 

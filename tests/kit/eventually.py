@@ -116,7 +116,6 @@ class _Pauses:
 
     @property
     def over(self) -> bool:
-        """Whether no time is left."""
         return self._clock() >= self._deadline
 
     def next(self) -> float:

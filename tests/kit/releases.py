@@ -12,7 +12,6 @@ from lowwater_authority.journal import frames
 
 @contextmanager
 def release(reads: int, writes: int) -> Iterator[None]:
-    """Reads formats up to one, and writes one as long as it may."""
     with pytest.MonkeyPatch.context() as patched:
         for name, value in (("FORMAT", reads), ("USUAL", writes)):
             patched.setattr(frames, name, value)
@@ -20,10 +19,8 @@ def release(reads: int, writes: int) -> Iterator[None]:
 
 
 def older_release() -> AbstractContextManager[None]:
-    """Reads no format but the usual one."""
     return release(frames.USUAL, frames.USUAL)
 
 
 def newer_release() -> AbstractContextManager[None]:
-    """Writes a format that is yet to come."""
     return release(frames.FORMAT + 1, frames.FORMAT + 1)

@@ -40,7 +40,6 @@ async def served(
 
 
 def healthy(server: grpc.aio.Server) -> None:
-    """Add the health service of a process that serves."""
     health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(()), server)
 
 

@@ -68,7 +68,6 @@ class Faults(FaultPlan):
         self._stops.add(kind)
 
     def let(self, kind: str) -> None:
-        """Let writes of a kind go on that are held."""
         self.held.pop(kind).set()
 
     async def load(self, log: str) -> None:
@@ -95,7 +94,6 @@ class Deployment:
         """The addresses of those whose processes seem to have died."""
 
     async def start(self, address: str) -> One:
-        """Start a shard and let it join."""
         one = One(self, address)
         self.shards.append(one)
         await one.start()
@@ -109,7 +107,6 @@ class Deployment:
                 await one.beat()
 
     def owner(self, name: str) -> One:
-        """The only shard, of those that run, that serves a computation."""
         [one] = [one for one in self.shards if one.shard.serves(name) and not one.ended]
         return one
 
@@ -191,14 +188,12 @@ class One:
             await self.rounds
 
     async def end(self) -> None:
-        """Stop in order, and close."""
         self.shard.stop()
         await self.rounds
         self.ended = True
         await self.shard.close()
 
     async def snapshot(self, name: str) -> None:
-        """Write a computation whole, behind its newest record."""
         its = self.shard.held.of(name)
         await self.shard.held.logs.snapshot(its.log, partial(recovery.pieces, its.computation))
         await self.shard.held.logs.settle()
@@ -247,6 +242,5 @@ def held(one: One) -> set[str]:
 
 
 async def turns(count: int = 100) -> None:
-    """Let everything that can go on without the clock go on."""
     for _ in range(count):
         await asyncio.sleep(0)

@@ -49,7 +49,6 @@ class Way:
         self.held[kind] = asyncio.Event()
 
     def let(self, kind: str) -> None:
-        """Let those go on that are held, and hold no more."""
         self.held.pop(kind).set()
 
     def sent(self, kind: str) -> list[Callable[[], Awaitable[object]]]:
@@ -57,7 +56,6 @@ class Way:
         return [again for each, again in self.came if each == kind]
 
     async def go(self, kind: str, what: Callable[[], Awaitable[object]]) -> object:
-        """Do what a message asks for, as far as it arrives."""
         self.came.append((kind, what))
         if kind in self.held:
             await self.held[kind].wait()
@@ -72,7 +70,6 @@ class Way:
         return done
 
     async def claim(self, asked: Asked) -> Range:
-        """See Above."""
 
         async def there() -> Range:
             return await Here(self.tree.owner(asked.root).shard).claim(asked)
@@ -198,7 +195,6 @@ class One:
         return self.shard._slices[name]
 
     def look(self, *names: str) -> None:
-        """Have slices look at their root now."""
         for name in names:
             self.slice(name)._news.set()
 
@@ -227,7 +223,6 @@ class Tree:
         return self
 
     async def another(self, address: str, names: Callable[[str], bool]) -> One:
-        """Start a process, which takes over what is its own."""
         one = await One(self, address, names).start()
         self.all.append(one)
         return one
@@ -313,7 +308,6 @@ async def until(there: Callable[[], object]) -> None:
 
 
 async def rest() -> None:
-    """Let everything go on that can."""
     for _ in range(TURNS // 10):
         await asyncio.sleep(0)
 
