@@ -167,7 +167,6 @@ SMALL: Final = (
 
 
 PIPELINES: Final[Mapping[str, Sequence[Job]]] = {
-    "well": PIPELINE,
     "late": late(),
     "small": SMALL,
 }
