@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka demo-dedup demo-zeitgeist demo-billing demo-regions demo-year daily-close two-partitions zombie test test-long simulate mutants chaos chaos-kafka floors dist site lint fmt gen bench soak clean \
+.PHONY: help setup demo demo-kafka demo-dedup demo-zeitgeist demo-billing demo-regions demo-year daily-close two-partitions zombie test test-long simulate mutants chaos-kafka floors dist site lint fmt gen bench soak clean \
 	check-style check-pyright check-mypy check-public check-generated
 
 RUN := . .tools/env &&
@@ -18,8 +18,8 @@ NAME ?=
 # The first world of the simulator, at random when empty, and how many moves of chaos it makes, 60 a world.
 SEED ?=
 STEPS ?= 3000
-# How many faults the chaos on a Spark cluster has to count: 200, and 100 of those over Kafka, which take longer.
-FAULTS ?= $(if $(filter chaos-kafka,$(MAKECMDGOALS)),100,200)
+# How many faults the chaos on a Spark cluster has to count.
+FAULTS ?= 100
 # How long the soak takes.
 SECONDS ?= 1200
 
@@ -38,8 +38,7 @@ help:
 	@echo "make test-long   the tests that show what shorter ones show, in more ways"
 	@echo "make simulate    simulated worlds under chaos, every value checked; SEED=... STEPS=..."
 	@echo "make mutants     plant bugs in the authority and the client; the simulator must find each"
-	@echo "make chaos       a standalone Spark cluster under counted faults, every window checked; FAULTS=... SEED=..."
-	@echo "make chaos-kafka the same over topics of Kafka and tables of Delta, with a job in Scala and its sidecar; FAULTS=... SEED=..."
+	@echo "make chaos-kafka stages over Kafka and Delta on a Spark cluster, and a job in Scala with its sidecar, under counted faults; FAULTS=... SEED=..."
 	@echo "make floors      attach, tracked stages and drive on the oldest and the newest PySpark that they are made for"
 	@echo "make lint        the checks only: ruff, mypy, pyright, buf, generated code"
 	@echo "make fmt         format Python and proto, apply safe lint fixes"
@@ -103,13 +102,9 @@ simulate: setup
 mutants: setup
 	@$(RUN) python -m tests.simulation mutants $(ARGS)
 
-chaos:
-	@scripts/setup.sh --tests
-	@$(RUN) python -m tests.cluster.chaos --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) $(ARGS)
-
 chaos-kafka:
 	@scripts/setup.sh --tests
-	@$(RUN) python -m tests.cluster.chaos --kafka --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	@$(RUN) python -m tests.cluster.chaos --faults $(FAULTS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 floors: setup
 	$(RUN) pytest tests/floors -m "long or not long" -s $(ARGS)

@@ -64,7 +64,6 @@ class Watched:
         return self.page
 
     def check(self) -> None:
-        """Nothing of it has happened."""
         violations = self.page.evaluate("window.violations")
         assert violations == [], violations
         assert self.problems == [], self.problems

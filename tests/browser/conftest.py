@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
 import lowwater
-from tests.browser.chromium import Watched, chromium, watched
+from tests.browser.chromium import WAIT_MILLIS, Watched, chromium, watched
 from tests.browser.fleet import Fleet, fleet
 from tests.browser.story import Story
 from tests.kit.eventually import eventually
@@ -18,9 +18,10 @@ from tests.process.serving import Serving, serving
 
 HERE = Path(__file__).parent
 
+expect.set_options(timeout=WAIT_MILLIS)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what drives a browser, beside being a process test."""
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.browser)
@@ -58,21 +59,18 @@ def clear(server: Serving) -> None:
 
 @pytest.fixture
 def lw(server: Serving) -> Iterator[lowwater.Client]:
-    """A client of it."""
     with lowwater.connect(server.address) as one:
         yield one
 
 
 @pytest.fixture
 def small(server: Serving) -> Iterator[Fleet]:
-    """Three computations and their executors, as processes, at work."""
     with fleet(server.address, "small") as running:
         yield running
 
 
 @pytest.fixture
 def story(server: Serving) -> Iterator[Story]:
-    """Two computations that do what the test says."""
     with Story(server.address) as one:
         yield one
 

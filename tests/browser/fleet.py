@@ -41,7 +41,6 @@ class Job:
 
 
 def even(count: int) -> tuple[bytes, ...]:
-    """So many ranges of about the same size, over keys of two bytes."""
     return (b"", *((i * 65536 // count).to_bytes(2, "big") for i in range(1, count)), b"")
 
 
@@ -76,7 +75,6 @@ def late() -> tuple[Job, ...]:
 
 
 def register(lw: lowwater.Client, pipeline: Sequence[Job]) -> None:
-    """Register the computations of a pipeline."""
     for job in pipeline:
         lw.register(job.name, inputs=job.inputs)
 
@@ -88,7 +86,6 @@ def host(executor: str) -> str:
 
 
 def client(address: str, executor: str) -> Client:
-    """A client that says it runs on the executor's host."""
     return Client(Settings(address=address), surroundings=replace(REAL, host=lambda: host(executor)))
 
 
@@ -104,7 +101,6 @@ class Working:
         self._held = {i - first: began - seconds for i, seconds in job.stuck.items() if first <= i < last}
 
     def turn(self) -> None:
-        """Report."""
         seen = self._worker.inputs() if self._job.inputs else None
         now = time.time()
         working_on = _micros(now - self._job.behind)
@@ -149,15 +145,12 @@ class Fleet:
             assert process.stdout.readline() == "working\n", f"{executor} did not start"
 
     def freeze(self, executor: str) -> None:
-        """Stop one in the middle of whatever it does, as when it hangs."""
         self._processes[executor].send_signal(signal.SIGSTOP)
 
     def thaw(self, executor: str) -> None:
-        """Let it go on."""
         self._processes[executor].send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """Kill them all."""
         for process in self._processes.values():
             process.kill()
         for process in self._processes.values():
@@ -174,7 +167,6 @@ SMALL: Final = (
 
 
 PIPELINES: Final[Mapping[str, Sequence[Job]]] = {
-    "well": PIPELINE,
     "late": late(),
     "small": SMALL,
 }

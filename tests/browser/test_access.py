@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.chromium import WAIT_MILLIS, Watched, watched
+from tests.browser.chromium import Watched, watched
 from tests.browser.story import Story
 from tests.process.serving import Serving
-
-expect.set_options(timeout=WAIT_MILLIS)
 
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
 ROUTES = ("#/", "#/c/enriched")

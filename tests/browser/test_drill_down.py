@@ -9,16 +9,13 @@ import time
 from playwright.sync_api import Page, expect
 
 import lowwater
-from tests.browser.chromium import WAIT_MILLIS, Watched
+from tests.browser.chromium import Watched
 from tests.browser.fleet import GUILTY, Fleet, host
 from tests.browser.story import Story
 from tests.process.serving import Serving
 
-expect.set_options(timeout=WAIT_MILLIS)
-
 
 def fact(page: Page, name: str) -> str:
-    """What the card under the strip says."""
     return page.locator(".strip .facts div").filter(has_text=name).locator("dd").inner_text()
 
 

@@ -9,12 +9,10 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.chromium import WAIT_MILLIS, Watched
+from tests.browser.chromium import Watched
 from tests.browser.conftest import clear
 from tests.browser.story import Story
 from tests.process.serving import Serving
-
-expect.set_options(timeout=WAIT_MILLIS)
 
 
 @pytest.fixture(scope="module")

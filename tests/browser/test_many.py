@@ -11,11 +11,9 @@ from typing import Final
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.chromium import WAIT_MILLIS, watched
+from tests.browser.chromium import watched
 from tests.browser.fleet import client
 from tests.process.serving import Serving, serving
-
-expect.set_options(timeout=WAIT_MILLIS)
 
 FEEDS: Final = 900
 JOINS: Final = 100
@@ -47,7 +45,6 @@ class Crowd:
         list(self._pool.map(lambda lease: lease.flush(60), self._feeds))
 
     def close(self) -> None:
-        """Leave."""
         self._pool.shutdown()
         self._lw.close()
 
@@ -75,7 +72,6 @@ class Work:
         self._before = 0.0
 
     def since(self) -> float:
-        """Since this was asked before."""
         metrics = {each["name"]: each["value"] for each in self._session.send("Performance.getMetrics")["metrics"]}
         now = float(metrics["TaskDuration"])
         found, self._before = now - self._before, now

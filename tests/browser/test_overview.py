@@ -8,11 +8,9 @@ from urllib.parse import urlsplit
 from playwright.sync_api import Browser, expect
 
 import lowwater
-from tests.browser.chromium import WAIT_MILLIS, Watched, watched
+from tests.browser.chromium import Watched, watched
 from tests.browser.story import Story
 from tests.process.serving import Serving
-
-expect.set_options(timeout=WAIT_MILLIS)
 
 MINUTES = 60.0
 

@@ -10,15 +10,13 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 import lowwater
-from tests.browser.chromium import WAIT_MILLIS, Watched, watched
+from tests.browser.chromium import Watched, watched
 from tests.browser.conftest import clear
 from tests.browser.fleet import host
 from tests.browser.story import Story
 from tests.browser.test_axe import axe, complaints
 from tests.kit.eventually import eventually
 from tests.process.serving import Serving, serving
-
-expect.set_options(timeout=WAIT_MILLIS)
 
 PHONE = {"viewport": {"width": 375, "height": 740}, "has_touch": True, "is_mobile": True}
 
@@ -42,7 +40,6 @@ team = "reports"
 
 @pytest.fixture(scope="module")
 def promising(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """An authority that was told promises."""
     folder = tmp_path_factory.mktemp("promises")
     path = folder / "promises.toml"
     path.write_text(PROMISES)
@@ -52,7 +49,6 @@ def promising(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 @pytest.fixture
 def server(promising: Serving) -> Iterator[Serving]:
-    """The same without computations."""
     yield promising
     clear(promising)
 

@@ -11,12 +11,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.browser.chromium import WAIT_MILLIS, Watched, watched
+from tests.browser.chromium import Watched, watched
 from tests.browser.conftest import clear
 from tests.browser.story import Story
 from tests.process.serving import Serving, serving
-
-expect.set_options(timeout=WAIT_MILLIS)
 
 
 @pytest.fixture(scope="module")
@@ -29,14 +27,12 @@ def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 @pytest.fixture
 def server(mortal: Serving) -> Iterator[Serving]:
-    """The same without computations."""
     yield mortal
     clear(mortal)
 
 
 @pytest.fixture
 def tab(browser: Browser, server: Serving) -> Iterator[Watched]:
-    """A page whose server may go."""
     with watched(browser, server.page) as one:
         one.server_may_vanish = True
         yield one
@@ -74,6 +70,7 @@ def test_a_killed_and_restarted_authority_is_told_and_then_followed_again(
 AWAY = re.compile(r"No authority answers for .+ now: .+[.?] What is shown is \d+ s old\.")
 
 
+@pytest.mark.long
 def test_an_authority_that_says_nothing_any_more_is_away(server: Serving, story: Story, tab: Watched) -> None:
     story.tell(5, 40 * 60)
     page = tab.open()

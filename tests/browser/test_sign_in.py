@@ -9,10 +9,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 import lowwater
-from tests.browser.chromium import WAIT_MILLIS, watched
+from tests.browser.chromium import watched
 from tests.process.serving import Serving, serving
-
-expect.set_options(timeout=WAIT_MILLIS)
 
 TOKEN = "a-token-of-the-test"
 RULES = f"""
@@ -29,7 +27,6 @@ read = ["*"]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """An authority that wants to know who asks, with a computation."""
     folder = tmp_path_factory.mktemp("door")
     rules = folder / "access.toml"
     rules.write_text(RULES)
@@ -40,7 +37,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 
 def sign_in(page: Page, token: str) -> None:
-    """Type a token, as a person without a mouse does."""
     expect(page.get_by_label("Token")).to_be_focused()
     page.keyboard.type(token)
     page.keyboard.press("Enter")

@@ -6,14 +6,11 @@ import pytest
 from playwright.sync_api import expect
 
 import lowwater
-from tests.browser.chromium import WAIT_MILLIS, Watched
-
-expect.set_options(timeout=WAIT_MILLIS)
+from tests.browser.chromium import Watched
 
 
 @pytest.fixture
 def cut(lw: lowwater.Client) -> lowwater.Lease:
-    """Hourly in four slices, one of which is claimed."""
     lw.register("flights")
     lw.register("hourly", inputs=["flights"], slices=[b"\x40", b"\x80", b"\xc0"])
     return lw.worker("hourly", name="exec-7").claim(b"\x40", b"\x80")

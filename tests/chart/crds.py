@@ -10,7 +10,6 @@ DURATION: Final = {"type": "string", "pattern": "^([0-9]+(ms|[smhdwy]))+$"}
 
 
 def closed(*required: str, **properties: Any) -> dict[str, Any]:
-    """An object that has these properties and no others."""
     return {
         "type": "object",
         "additionalProperties": False,
@@ -25,7 +24,6 @@ def several(items: Any) -> dict[str, Any]:
 
 
 def kind(spec: dict[str, Any], name: str, version: str = "monitoring.coreos.com/v1") -> dict[str, Any]:
-    """One kind."""
     return closed(
         *("apiVersion", "kind", "metadata", "spec"),
         apiVersion={"const": version},

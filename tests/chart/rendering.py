@@ -35,7 +35,6 @@ class Strict(yaml.CSafeLoader):
 
 
 def program(name: str) -> str:
-    """Where a program of this environment is, or else of the system."""
     found = shutil.which(name, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     assert found is not None, f"there is no {name}: run scripts/setup.sh --tests"
     return found
@@ -55,7 +54,6 @@ def rendered(*arguments: str | Path, chart: Path = CHART) -> str:
 
 
 def parsed(text: str) -> list[Document]:
-    """Return the documents of a manifest."""
     return [document for document in yaml.load_all(text, Strict) if document]
 
 
@@ -78,18 +76,15 @@ def by_key(found: tuple[Document, ...] | list[Document]) -> dict[str, Document]:
 
 
 def of_kind(name: str, kind: str) -> list[Document]:
-    """The documents of a kind that a set of values makes."""
     return [document for document in documents(name) if document["kind"] == kind]
 
 
 def stateful_set(name: str) -> Document:
-    """The only StatefulSet."""
     [found] = of_kind(name, "StatefulSet")
     return found
 
 
 def container(name: str) -> Document:
-    """The authority's container."""
     found, *_ = stateful_set(name)["spec"]["template"]["spec"]["containers"]
     assert found["name"] == "authority"
     assert isinstance(found, dict)

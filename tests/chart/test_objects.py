@@ -72,7 +72,6 @@ def environment(name: str, pod: str) -> dict[str, str]:
 
 
 def flags(name: str, pod: str = "lw-lowwater-0") -> Any:
-    """What `lowwater serve` makes of the arguments of a container."""
     command, arguments = container(name)["command"], container(name)["args"]
     assert command == ["lowwater", "serve"]
     return serve_arguments.parser().parse_args([expanded(each, environment(name, pod)) for each in arguments])

@@ -33,10 +33,6 @@ REFUSED = {
         ["globalAuthority.enabled=true", "globalAuthority.accessSecret=there", "serviceMonitor.enabled=true"],
         "with globalAuthority.accessSecret a scrape needs a token: set serviceMonitor.tokenSecret.name",
     ),
-    "a region without a token": (
-        ["access.config=x", "page.enabled=false", *REGION],
-        "with access the region needs a token: set region.tokenSecret.name",
-    ),
     "a region without a token for the global authority beside it": (
         [
             *ALONE,
@@ -87,10 +83,6 @@ REFUSED = {
         ["access.config=x", "page.enabled=false", *SIDECAR],
         "with access the sidecar needs a token: set sidecar.tokenSecret.name",
     ),
-    "a token in the sidecar's environment": (
-        [*SIDECAR, "sidecar.extraEnv[0].name=LOWWATER_TOKEN"],
-        "sidecar.extraEnv has LOWWATER_TOKEN, which the chart sets itself: use the values tls and sidecar.tokenSecret",
-    ),
     "a region without references": (
         ["region.enabled=true", "region.name=eu"],
         "region.references has no line that begins with [[reference]]: give it the file of references, which lowwater region --help shows",
@@ -139,12 +131,6 @@ REFUSED = {
         ["redis.url=rediss://:secret@redis:6380/1?ssl_ca_certs=/a", POLICY],
         "redis.url has the port 6380, and the network policy lets the shards reach others only: add it to networkPolicy.redisPorts",
     ),
-    "the same, of a sentinel": (["redis.url=redis+sentinel://:se@secret@a/main", POLICY], "has the port 26379"),
-    "the store in the environment": (
-        ["extraEnv[0].name=LOWWATER_STORE"],
-        "extraEnv has LOWWATER_STORE, which the chart sets itself",
-    ),
-    "the name of the pod": (["extraEnv[0].name=A", "extraEnv[1].name=POD_NAME"], "extraEnv has POD_NAME"),
     **{
         f"the volume {name}": (
             [f"extraVolumes[0].name={name}"],

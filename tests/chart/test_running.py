@@ -65,14 +65,12 @@ def cluster(*objects: Document) -> Iterator[str]:
 
 
 def upgraded(running: Sequence[Document], *values: str | Path) -> subprocess.CompletedProcess[str]:
-    """What helm says of an upgrade to these values where that runs."""
     with cluster(*running) as address:
         asked = ("--dry-run=server", "--kube-apiserver", address, "--namespace", NAMESPACE, "--is-upgrade")
         return helm("template", RELEASE, CHART, *asked, *values)
 
 
 def setting(*values: str) -> tuple[str, ...]:
-    """Values as helm is given them."""
     return tuple(part for value in values for part in ("--set", value))
 
 
@@ -89,13 +87,11 @@ def kept(*values: str | Path) -> tuple[Document, ...]:
 
 
 def installed(replicas: int, *values: str | Path) -> list[Document]:
-    """The same, with so many replicas."""
     found = kept(*values)
     return [each | ({"spec": each["spec"] | {"replicas": replicas}} if "spec" in each else {}) for each in found]
 
 
 def secret(name: str, url: str) -> Document:
-    """One that somebody else made."""
     data = {"url": b64encode(url.encode()).decode()}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": NAMESPACE}, "data": data}
 

@@ -31,13 +31,8 @@ CONF: Mapping[str, str] = {
     # The tests read all logs afterwards.
     "spark.sql.streaming.minBatchesToRetain": "100000",
     "spark.sql.streaming.fileSink.log.compactInterval": "100000",
-    # A task fails many times on purpose, and may be copied when it hangs.
+    # Executors are killed on purpose.
     "spark.task.maxFailures": "20",
-    "spark.speculation": "true",
-    "spark.speculation.interval": "250ms",
-    "spark.speculation.quantile": "0.5",
-    "spark.speculation.multiplier": "3",
-    "spark.speculation.minTaskRuntime": "2s",
     "spark.eventLog.enabled": "true",
     "spark.eventLog.compress": "false",
     "spark.eventLog.rolling.enabled": "false",
@@ -52,7 +47,6 @@ class Group:
         self.log = log
 
     def run(self, command: Sequence[str], environ: Mapping[str, str] | None = None, folder: Path | None = None) -> None:
-        """Start it. What it says goes to the end of its log."""
         assert self.process is None
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
@@ -84,7 +78,6 @@ class Group:
         return self.wait()
 
     def tail(self) -> str:
-        """The end of its log."""
         return self.log.read_text(encoding="utf-8", errors="replace")[-3000:]
 
 

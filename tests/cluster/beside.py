@@ -55,7 +55,6 @@ class Copying(Group):
         self._local.mkdir()
 
     def start(self) -> None:
-        """Run it."""
         self.run(self._command, environ_without_spark() | {"SPARK_LOCAL_DIRS": str(self._local)}, self._local)
 
 
@@ -95,5 +94,4 @@ class Beside(Group):
         self._command += ["--state", str(folder / "sidecar"), "--address", address]
 
     def start(self) -> None:
-        """Run it."""
         self.run(self._command, dict(os.environ))

@@ -29,15 +29,12 @@ class Committed:
         raise NotImplementedError
 
     def emitted(self) -> list[Emitted]:
-        """Return hourly windows."""
         return [Emitted(row["key"], micros(row["hour"]), row["n"], at) for row, at in self.rows()]
 
     def written(self) -> list[Written]:
-        """Return rows that were handed on."""
         return [Written(row["key"], micros(row["t"]), row["number"], at) for row, at in self.rows()]
 
     def commits(self) -> int:
-        """Return how many batches are committed."""
         folder = self.checkpoint / "commits"
         return sum(name.name.isdecimal() for name in folder.iterdir()) if folder.is_dir() else 0
 
@@ -61,20 +58,16 @@ class Output(Committed):
         self._batches: dict[int, list[Row]] = {}
 
     def rows(self) -> Iterator[tuple[Row, float]]:
-        """See Committed."""
         for number, files in self._files().items():
             if number not in self._batches:
                 self._batches[number] = [row for file in files for row in rows_of(file)]
         return ((row, self.committed(number)) for number, rows in self._batches.items() for row in rows)
 
     def _files(self) -> dict[int, Sequence[Path]]:
-        """Return the files of each batch: directories handed over by batch.write, or entries of the log of Spark's file sink."""
+        """Return the files of each batch: entries of the log of Spark's file sink."""
         log = self.folder / SINK_LOG
         if not log.is_dir():
-            return {
-                int(batch.name.partition("=")[2]): sorted(batch.glob("*.parquet"))
-                for batch in self.folder.glob("batch=*")
-            }
+            return {}
         return {int(entry.name): _files_in(entry) for entry in log.iterdir() if entry.name.isdecimal()}
 
 
@@ -84,7 +77,6 @@ def _files_in(entry: Path) -> list[Path]:
 
 
 def rows_of(file: Path) -> list[Row]:
-    """Return the rows of a file."""
     rows: list[Row] = pq.read_table(file).to_pylist()
     return rows
 

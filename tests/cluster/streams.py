@@ -1,4 +1,4 @@
-"""The pipeline of the chaos over Kafka and Delta: three stages, each an application of its own on a real cluster, and a job in Scala beside them.
+"""The pipeline of the chaos, over Kafka and Delta: three stages, each an application of its own on a real cluster, and a job in Scala beside them.
 
     topic fed -> landed -> table landed -> relayed -> topic relayed -> hourly -> table hourly
                                                            topic relayed -> copied (Scala, a sidecar beside it) -> files
@@ -27,11 +27,11 @@ from lowwater.watermark import MAX
 from scripts.jars import jars
 from tests.cluster.application import Application, Group
 from tests.cluster.beside import Beside, Copying, compiled
-from tests.cluster.evidence import EventLog
+from tests.cluster.evidence import is_removed, newest_application
 from tests.cluster.oracle import Put, Written, judge_rows, judge_source, judge_windows
 from tests.cluster.output import Committed, micros
 from tests.cluster.shipping import Shipped
-from tests.cluster.standalone import HOSTS, Standalone
+from tests.cluster.standalone import Standalone
 from tests.cluster.table import Table
 from tests.cluster.tally import Tally
 from tests.cluster.watching import Watching
@@ -70,10 +70,6 @@ CONF: Final[Mapping[str, str]] = {
     "spark.executor.syncLogLevel.enabled": "true",
     # batch.write_kafka refuses it: two attempts of a task would end each other's transaction.
     "spark.speculation": "false",
-    # VACUUM lists directories in so many tasks; 10,000 by default.
-    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
-    # A table of the tests is vacuumed of what is seconds old, when all have read it.
-    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
 }
 BROKER: Final = {
     # A broker that does not answer has lost its partitions after this time.
@@ -93,14 +89,10 @@ SHARES: Final = {
     "failover": 2,
     "leader": 2,
     "broker": 2,
-    "optimize": 3,
-    "vacuum": 2,
 }
 """How often each kind of fault is planned. In this order they strike, and what they have taken away comes back; a stalled partition does so when all else is back."""
 CALLED: Final = {
     "stall": "partitions_stalled",
-    "optimize": "optimizes",
-    "vacuum": "vacuums",
     "sidecar": "sidecar_kills",
     "copy": "scala_job_kills",
     "executor": "executor_kills",
@@ -109,16 +101,14 @@ CALLED: Final = {
     "leader": "leader_changes",
     "broker": "broker_restarts",
 }
-MOST: Final = 10
+MOST: Final = 9
 """Faults of one round: each kind once, and executors of the two stages whose driver lives."""
-OLD: Final = 18.0
-"""Seconds after which a VACUUM removes what a table does not consist of any more; 0.005 hours."""
 
 
-def plan(rng: random.Random, tally: Tally, faults: int, *, vacuum: bool) -> list[str]:
-    """Choose the faults of a round: what is furthest behind its share, and no more than is missing. ``vacuum``: there is something to remove."""
+def plan(rng: random.Random, tally: Tally, faults: int) -> list[str]:
+    """Choose the faults of a round: what is furthest behind its share, and no more than is missing."""
     kinds: list[str] = []
-    possible = set(SHARES) - (set() if vacuum else {"vacuum"})
+    possible = set(SHARES)
     for _ in range(min(rng.randint(7, MOST), faults - tally.total)):
         kind = tally.behind(rng, possible, kinds)
         kinds.append(kind)
@@ -155,8 +145,6 @@ class Streams:
         self.tally = Tally(SHARES, CALLED)
         self._faults: Mapping[str, Callable[[], Fault]] = {
             "stall": self._stall,
-            "optimize": self._optimize,
-            "vacuum": self._vacuum,
             "sidecar": self._kill_sidecar,
             "copy": self._kill_copy,
             "executor": self._kill_executor,
@@ -175,7 +163,6 @@ class Streams:
         kafka.create("relayed", PARTITIONS, message_timestamp_type="LogAppendTime")
         program = Path(__file__).with_name("streams_driver.py")
         self.applications = {name: Application(cluster, shipped, folder / f"{name}-app", program) for name in STAGES}
-        self.events = {name: EventLog(each.events) for name, each in self.applications.items()}
         self.copying = Copying(folder, compiled(folder), kafka.address, "relayed", CLASSPATH)
         self.beside = Beside(folder, self.copying, kafka.address, "relayed", CLASSPATH, authority.addresses)
         self.tables = {name: Table(folder / name, folder / f"{name}-ck") for name in ("landed", "hourly")}
@@ -192,21 +179,18 @@ class Streams:
     # -- the pipeline -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start all of it."""
         for name in STAGES:
             self.start_stage(name)
         self.beside.start()
         self.copying.start()
 
-    def start_stage(self, name: str, *, early: bool = False) -> None:
-        """Start the application of a stage; ``early`` with the planted bug."""
-        arguments = {"folder": str(self.folder), "stage": name, "brokers": self.kafka.address, "early": early}
+    def start_stage(self, name: str) -> None:
+        arguments = {"folder": str(self.folder), "stage": name, "brokers": self.kafka.address}
         conf = {**CONF, "spark.lowwater.address": self.authority.addresses, "spark.app.name": name}
         self.applications[name].start(arguments, conf)
 
     @property
     def low(self) -> int:
-        """What the producer has promised."""
         return min(self.lows)
 
     def put(self) -> None:
@@ -274,7 +258,6 @@ class Streams:
 
     @property
     def groups(self) -> Sequence[Group]:
-        """All programs that are killed and run again."""
         return [*self.applications.values(), self.copying, self.beside]
 
     def check(self) -> None:
@@ -312,9 +295,7 @@ class Streams:
     # -- faults -----------------------------------------------------------------------------------------------------
 
     def plan(self, faults: int) -> list[str]:
-        """Choose the faults of the next round."""
-        vacuum = any(self._garbage(table) for table in self.tables.values())
-        return plan(self.random, self.tally, faults, vacuum=vacuum)
+        return plan(self.random, self.tally, faults)
 
     def round(self, kinds: Sequence[str]) -> None:
         """Put rows and promise, with these faults on the way, until all has recovered."""
@@ -354,36 +335,6 @@ class Streams:
         yield
         return holds and bool(passed)
 
-    def _optimize(self) -> Fault:
-        """Have the files of a table put together while it is written and read."""
-        name = self.random.choice(list(self.tables))
-        table = self.tables[name]
-        table.look()
-        before = len(table.versions)
-        done = self._order(f"OPTIMIZE delta.`{table.folder}`")
-        yield
-        yield
-        self._appears(done.exists, PATIENCE)
-        table.look()
-        return any(each.operation == "OPTIMIZE" and each.removed for each in table.versions[before:])
-
-    def _vacuum(self) -> Fault:
-        """Have the files removed that OPTIMIZE has replaced, when all have read them."""
-        yield
-        yield
-        table = max(self.tables.values(), key=lambda each: len(self._garbage(each)))
-        garbage = self._garbage(table)
-        done = self._order(f"VACUUM delta.`{table.folder}` RETAIN {OLD / 3600} HOURS")
-        self._appears(done.exists, PATIENCE)
-        return bool(garbage) and not any(file.exists() for file in garbage)
-
-    def _garbage(self, table: Table) -> list[Path]:
-        """Return files that a VACUUM of a table removes."""
-        table.look()
-        gone = [version for version in table.versions if version.at < time.time() - OLD]
-        files = (table.path_of(file) for version in gone for file in version.removed)
-        return [file for file in files if file.exists()]
-
     def _kill_sidecar(self) -> Fault:
         """Kill the sidecar; another one goes on from its directory."""
         self._struck.add(self.beside)
@@ -405,15 +356,15 @@ class Streams:
         return killed and self.copying.output.commits() > before
 
     def _kill_executor(self) -> Fault:
-        """Kill an executor of a stage."""
         name = self._stage()
-        application = self.events[name].applications()[-1]
+        events = self.applications[name].events
+        application = newest_application(events)
         pid = eventually(lambda: self.cluster.executors(application), f"{name} has an executor", seconds=PATIENCE)[0]
         executor = Path(f"/proc/{pid}/cwd").readlink().name
         os.kill(pid, signal.SIGKILL)
         yield
         yield
-        return self._appears(lambda: self.events[name].removed(application, executor), SOON)
+        return self._appears(lambda: is_removed(events, application, executor), SOON)
 
     def _kill_driver(self) -> Fault:
         """Let a driver kill itself, its JVM and its workers at a step of a batch; another one goes on from the checkpoint."""
@@ -464,7 +415,6 @@ class Streams:
         return True
 
     def _restart_broker(self) -> Fault:
-        """Kill a broker, and start it when others lead what it has led."""
         broker, led = self._leading()
         broker.kill()
         yield
@@ -517,18 +467,9 @@ class Streams:
         }
 
     def _stage(self) -> str:
-        """Return a stage that nothing happens to yet."""
         name = self.random.choice(sorted(set(STAGES) - self._hit))
         self._hit.add(name)
         return name
-
-    def _order(self, statement: str) -> Path:
-        """Have a statement run by a driver; what is returned is there when it was."""
-        order = self.orders / f"{self._next():04}.sql"
-        beside = order.with_suffix(".tmp")
-        beside.write_text(statement, encoding="utf-8")
-        beside.rename(order)
-        return order.with_suffix(".json")
 
     def _next(self) -> int:
         self._number += 1
@@ -541,7 +482,6 @@ class Streams:
             return False
 
     def close(self) -> None:
-        """End all of it."""
         for each in self.groups:
             each.kill()
         self.watching.stop()
@@ -564,7 +504,7 @@ def streams(folder: Path, seed: int, shipped: Shipped) -> Iterator[Streams]:
     with (
         Kafka(folder / "kafka", brokers=3, settings=BROKER) as kafka,
         Sharded(folder / "authority", 2) as authority,
-        Standalone(folder / "cluster", HOSTS[:1], cores=6, memory="2g") as cluster,
+        Standalone(folder / "cluster", cores=6, memory="2g") as cluster,
     ):
         made = Streams(folder, shipped, cluster, authority, kafka, seed)
         try:

@@ -2,7 +2,7 @@
 
     topic fed -> landed -> table landed -> relayed -> topic relayed -> hourly -> table hourly
 
-spark-submit ... tests/cluster/streams_driver.py '{"folder": ..., "stage": "landed", "brokers": ..., "early": false}'
+spark-submit ... tests/cluster/streams_driver.py '{"folder": ..., "stage": "landed", "brokers": ...}'
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ import json
 import os
 import signal
 import sys
-import threading
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -27,8 +25,6 @@ HOUR = timedelta(hours=1)
 ROW = "number long, key string, t timestamp"
 TABLES = {"landed": ROW, "hourly": HOURLY}
 INPUTS = {"landed": "fed", "relayed": "landed", "hourly": "relayed"}
-LOOK = 0.2
-"""Seconds between two looks for something to do beside the stage."""
 
 
 class Streams:
@@ -48,7 +44,6 @@ class Streams:
                     self.spark.sql(f"CREATE TABLE delta.`{self.folder / name}` ({columns}) USING delta")
 
     def read(self, name: str) -> DataFrame:
-        """Return what a computation hands on, as a stream of rows."""
         if name in TABLES:
             return self.spark.readStream.format("delta").load(str(self.folder / name))
         options = {
@@ -64,7 +59,6 @@ class Streams:
         return rows.select(sf.from_json(sf.col("value").cast("string"), ROW).alias("row")).select("row.*")
 
     def write(self, name: str, rows: DataFrame, batch: lws.Batch) -> None:
-        """Write what a stage makes of a batch."""
         if name == "hourly":
             rows = batch.stateful(rows, hourly, HOURLY)
         if name in TABLES:
@@ -73,35 +67,17 @@ class Streams:
         said = rows.select("key", sf.to_json(sf.struct("*"), {"timestampFormat": ISO}).alias("value"))
         batch.write_kafka(said, name, options={"kafka.bootstrap.servers": self.brokers}, slots=2)
 
-    def obey(self, orders: Path) -> None:
-        """Run statements that are ordered, for ever. What came of one stands beside it."""
-        while True:
-            for order in sorted(orders.glob("*.sql")):
-                taken = order.rename(order.with_suffix(".taken"))
-                self.spark.sql(taken.read_text(encoding="utf-8")).collect()
-                taken.with_suffix(".json").touch()
-            threading.Event().wait(LOOK)
-
 
 ISO = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
 
 
-def main(folder: str, stage: str, brokers: str, *, early: bool) -> None:
+def main(folder: str, stage: str, brokers: str) -> None:
     spark = SparkSession.builder.appName(stage).getOrCreate()
     streams = Streams(spark, Path(folder), brokers)
     streams.make_tables()
     orders = streams.folder / "orders"
-    started: list[Any] = []
-    running = threading.Event()
 
-    def probe(point: str, number: int) -> None:
-        if early and point == "prepared":
-            # The planted bug: the authority is told of the batch before Spark has committed it, and of all that is planned, since over Kafka and Delta a
-            # batch says no more than what those before it have read.
-            running.wait()
-            run = started[0]._run
-            run.heads.counted = lambda planned, _settled=None: [*planned]
-            run.authority.commit(number)
+    def probe(point: str, _batch: int) -> None:
         for order in sorted(orders.glob(f"*.{stage}.{point}")):
             order.rename(order.with_suffix(".taken"))
             os.killpg(0, signal.SIGKILL)
@@ -122,10 +98,6 @@ def main(folder: str, stage: str, brokers: str, *, early: bool) -> None:
         checkpoint=streams.folder / f"{stage}-ck",
         probe=probe,
     )
-    started.append(query)
-    running.set()
-    if stage == "hourly":
-        threading.Thread(target=streams.obey, args=(orders,), daemon=True).start()
     query.await_termination()
 
 

@@ -14,13 +14,10 @@ from tests.cluster.output import Committed, Row, rows_of
 class Version(NamedTuple):
     """One version of a table."""
 
-    operation: str
     added: tuple[str, ...]
     removed: tuple[str, ...]
     batch: int | None
     """Whose rows it brings; None if it brings none."""
-    at: float
-    """When it was there, seconds of the wall clock."""
 
 
 class Table(Committed):
@@ -35,7 +32,6 @@ class Table(Committed):
         """By the version that has brought them: a VACUUM may remove the files later."""
 
     def look(self) -> None:
-        """Read the versions that have come, and their rows."""
         while (commit := self.folder / "_delta_log" / f"{len(self.versions):020}.json").exists():
             version = _version(commit)
             if version.batch is not None:
@@ -43,7 +39,6 @@ class Table(Committed):
             self.versions.append(version)
 
     def rows(self) -> Iterator[tuple[Row, float]]:
-        """See Committed."""
         self.look()
         for number, rows in self._rows.items():
             batch = self.versions[number].batch
@@ -51,7 +46,6 @@ class Table(Committed):
             yield from ((row, self.committed(batch)) for row in rows)
 
     def files(self) -> list[str]:
-        """Return the files that the table consists of now."""
         self.look()
         live: dict[str, None] = {}
         for version in self.versions:
@@ -61,11 +55,9 @@ class Table(Committed):
         return list(live)
 
     def snapshot(self) -> list[Row]:
-        """Return all rows as a reader that begins now finds them."""
         return [row for file in self.files() for row in self._read(file)]
 
     def path_of(self, file: str) -> Path:
-        """Where a file is that the log names."""
         return self.folder / unquote(file)
 
     def _read(self, file: str) -> list[Row]:
@@ -77,10 +69,9 @@ def _version(commit: Path) -> Version:
     found: dict[str, list[Any]] = {kind: [each[kind] for each in actions if kind in each] for kind in _KINDS}
     added, removed = (tuple(each["path"] for each in found[kind]) for kind in ("add", "remove"))
     brings = any(each["dataChange"] for each in found["add"])
-    [operation] = [each["operation"] for each in found["commitInfo"]]
     batches = [each["version"] for each in found["txn"]]
     assert not brings or len(batches) == 1, f"{commit} has rows, and not of one batch"
-    return Version(operation, added, removed, batches[0] if brings else None, commit.stat().st_ctime)
+    return Version(added, removed, batches[0] if brings else None)
 
 
-_KINDS = ("add", "remove", "commitInfo", "txn")
+_KINDS = ("add", "remove", "txn")

@@ -19,7 +19,6 @@ class Tally:
         """Faults that were planned and took no effect, or left no evidence."""
 
     def count(self, kind: str, effect: bool) -> None:
-        """Count a fault."""
         (self.counted if effect else self.missed)[kind] += 1
 
     def behind(self, rng: random.Random, possible: Iterable[str], planned: Iterable[str] = ()) -> str:
@@ -30,11 +29,9 @@ class Tally:
 
     @property
     def total(self) -> int:
-        """How many have taken effect."""
         return self.counted.total()
 
     def said(self) -> dict[str, object]:
-        """Return it for the result."""
         return {
             "faults": self.total,
             "by_kind": {self.names[kind]: count for kind, count in sorted(self.counted.items())},

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cluster.application import Application
 from tests.cluster.shipping import ENVIRONMENT, Shipped
-from tests.cluster.standalone import HOSTS, Standalone
+from tests.cluster.standalone import Standalone
 from tests.compatibility.environments import clean_environ
 
 PEM = "-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n"
@@ -36,7 +36,7 @@ def test_executors_have_the_shipped_code_and_the_settings(tmp_path: Path, shippe
         "spark.lowwater.certificate": str(files["certificate"]),
     }
     found = tmp_path / "found.json"
-    with Standalone(tmp_path / "cluster", HOSTS[:1]) as cluster:
+    with Standalone(tmp_path / "cluster") as cluster:
         program = Path(__file__).with_name("settings_driver.py")
         application = Application(cluster, shipped, tmp_path, program)
         application.start({"found": str(found)}, conf, "--files", str(files["ca"]))

@@ -38,11 +38,9 @@ class Watching:
             thread.start()
 
     def low(self, name: str) -> int:
-        """The newest value of a computation."""
         return self.seen[name][-1].low if self.seen[name] else MIN
 
     def stop(self) -> None:
-        """Follow no more."""
         self._stopping.set()
         for call in list(self._calls.values()):
             call.cancel()

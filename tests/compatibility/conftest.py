@@ -14,13 +14,11 @@ from tests.process.serving import Serving
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The wheels of this source tree, by distribution."""
     return build(tmp_path_factory.mktemp("wheels"))
 
 
 @pytest.fixture(scope="session")
 def old() -> Environment:
-    """Client and authority of the previous release."""
     version, wheels = released()
     made = environment("released", wheels)
     assert {made.versions()[name] for name in ("lowwater", "lowwater-authority")} == {version}

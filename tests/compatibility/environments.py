@@ -24,16 +24,13 @@ class Environment:
 
     @property
     def python(self) -> str:
-        """Its interpreter."""
         return str(self.folder / "bin/python")
 
     @property
     def lowwater(self) -> str:
-        """Its command."""
         return str(self.folder / "bin/lowwater")
 
     def versions(self) -> dict[str, str]:
-        """The versions of what is installed, by name."""
         lines = uv("pip", "list", "--python", self.python, "--format", "freeze").splitlines()
         return {name: version for name, _, version in (line.partition("==") for line in lines)}
 

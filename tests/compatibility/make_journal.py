@@ -55,7 +55,6 @@ class Peer:
         self._answers: Any = None
 
     def register(self, name: str, *inputs: str) -> None:
-        """Register with two heuristic watermarks."""
         self.topology.Register(
             topology_pb2.RegisterRequest(
                 name=name, inputs=inputs, heuristics_ppm=[990_000, 500_000], key_hash="xxhash64"
@@ -98,7 +97,6 @@ class Peer:
                 return
 
     def batch(self, name: str, sequencer: int, number: int, hour: int, version: int) -> None:
-        """Stage, prepare and commit a micro-batch of one task."""
         task = workers_pb2.TaskAttempt(stage=1, partition=0, attempt=number)
         about: dict[str, Any] = {"computation": name, "sequencer": sequencer, "batch": number}
         pending = workers_pb2.Histogram(starts_micros=[hour * HOUR], counts=[3])
@@ -122,24 +120,20 @@ class Peer:
         assert not self.workers.CommitBatch(workers_pb2.CommitBatchRequest(**about)).refused
 
     def close(self) -> None:
-        """End the stream and the channel."""
         self._sent.put(None)
         self.channel.close()
 
 
 def frontiers(hour: int) -> list[types_pb2.Heuristic]:
-    """One frontier for both shares."""
     return [types_pb2.Heuristic(share_ppm=share, micros=hour * HOUR) for share in (990_000, 500_000)]
 
 
 def mass(hour: int, recent: int) -> workers_pb2.Mass:
-    """Some pending records at an hour and the next."""
     pending = workers_pb2.Histogram(starts_micros=[hour * HOUR, (hour + 1) * HOUR], counts=[2, 5])
     return workers_pb2.Mass(pending=pending, recent=recent, frontiers=frontiers(hour + 4))
 
 
 def begin(peer: Peer, part: str) -> None:
-    """Bring computations named after the part into every state."""
     names = {
         each: f"{part}/{each}" for each in ("flights", "weather", "enriched", "hourly", "retired", "reset", "reader")
     }

@@ -31,7 +31,6 @@ def at(hour: int) -> datetime:
 
 
 async def of(answer: Any) -> Any:
-    """The answer of a call of either client."""
     return await answer if inspect.isawaitable(answer) else answer
 
 
@@ -59,7 +58,6 @@ class Program:
         self.saw: dict[str, list[int]] = {"flights": [], "enriched": [], "hourly": []}
 
     async def look(self) -> dict[str, list[int]]:
-        """Read every low watermark."""
         for name, view in (await of(self.lw.get(*self.saw))).items():
             self.saw[name].append(view.low.micros)
         return self.saw

@@ -79,7 +79,6 @@ class Running:
         )
 
     def half(self) -> Lows:
-        """What it saw in its first half."""
         return self._line()
 
     def end(self) -> Lows:

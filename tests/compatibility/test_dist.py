@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from scripts import dist
-from tests.compatibility.environments import ROOT, clean_environ, uv
+from tests.compatibility.environments import clean_environ, uv
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -121,34 +121,3 @@ def test_a_folder_of_somebody_else_is_not_replaced(tmp_path: Path, capsys: pytes
 def test_the_same_commit_gives_the_same_bytes(built: Path, tmp_path: Path) -> None:
     assert dist.main(["--out", str(tmp_path / "dist"), "--engine", "none"]) == 0
     assert (tmp_path / "dist/SHA256SUMS").read_text() == (built / "SHA256SUMS").read_text()
-
-
-@pytest.mark.long
-@pytest.mark.spark
-def test_a_fresh_environment_follows_the_start_page(built: Path, tmp_path: Path) -> None:
-    """With what was built, PySpark and pandas, and of this tree only the page and the script that follows it."""
-    uv("venv", "--quiet", "--python", sys.executable, str(tmp_path / "venv"))
-    python = str(tmp_path / "venv/bin/python")
-    ours = ("lowwater", "lowwater-authority", "lowwater-page", "lowwater-spark")
-    links = ("--find-links", str(built / "packages"))
-    uv("pip", "install", "--quiet", "--python", python, *links, *ours, "pyspark[sql]>=4.2,<4.4", "pandas<3")
-    tree = tmp_path / "tree"
-    for name in (
-        "docs/start.md",
-        "tests/__init__.py",
-        "tests/spark/__init__.py",
-        "tests/spark/start_page.py",
-        "tests/kit/__init__.py",
-        "tests/kit/eventually.py",
-    ):
-        (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        (tree / name).write_bytes((ROOT / name).read_bytes())
-    done = subprocess.run(
-        [python, "-m", "tests.spark.start_page"],
-        cwd=tree,
-        env=clean_environ(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "followed\n"), done.stderr[-4000:]

@@ -56,16 +56,6 @@ def test_the_client_works_under_its_floors(lowest_client: Environment, current: 
     run(lowest_client.python, "aio", current.address, "lowest")
 
 
-def test_the_client_works_under_the_newest(newest_client: Environment, current: Serving) -> None:
-    locked = {each["name"]: each["version"] for each in tomllib.loads((ROOT / "uv.lock").read_text())["package"]}
-    installed = newest_client.versions()
-    for name in floors("client"):
-        assert installed[name] == locked[name]
-        assert numbers(installed[name]) > numbers(floors("client")[name])
-    import_alone(newest_client)
-    run(newest_client.python, "sync", current.address, "newest")
-
-
 def test_the_authority_serves_under_its_floors(lowest: Environment, tmp_path: Path) -> None:
     check_floors(lowest, "authority")
     with Installed(lowest, tmp_path / "data") as server:

@@ -24,7 +24,6 @@ ADDED = {"estimated", "history_step_micros", "newest_claim"}
 
 
 def copy(release: str, folder: Path) -> Path:
-    """A data folder with the journal of a release."""
     data = folder / "data"
     data.mkdir()
     shutil.copy(JOURNALS / release / "journal.sqlite", data)
@@ -32,7 +31,6 @@ def copy(release: str, folder: Path) -> Path:
 
 
 def answered(release: str) -> dict[str, Any]:
-    """What the release's own server answered."""
     answers: dict[str, Any] = json.loads((JOURNALS / release / "answers.json").read_text())
     return answers
 
@@ -44,7 +42,6 @@ def release(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def server(release: str, tmp_path: Path) -> Iterator[Serving]:
-    """The present server on a copy."""
     with Serving(copy(release, tmp_path)) as one:
         yield one
 
@@ -57,7 +54,6 @@ def peer(server: Serving) -> Iterator[Peer]:
 
 
 def without_added(answer: Any) -> Any:
-    """An answer as an earlier release would have given it."""
     if isinstance(answer, dict):
         if "newest_claim" in answer:  # and the incarnation came with it
             answer = {key: value for key, value in answer.items() if key != "incarnation"}
@@ -66,7 +62,6 @@ def without_added(answer: Any) -> Any:
 
 
 def lows_of(answer: dict[str, Any]) -> dict[str, int]:
-    """The published low watermarks, by computation."""
     return {each["computation"]: int(each["low_micros"]) for each in answer["watermarks"]["watermarks"]}
 
 

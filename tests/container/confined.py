@@ -27,7 +27,6 @@ exec "$@"
 
 @functools.cache
 def ways() -> tuple[str, ...]:
-    """Which of the confinements this machine allows."""
     if os.geteuid() != 0:
         return ()
     mounts = subprocess.run(

@@ -42,7 +42,6 @@ class Step:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The names and values of an ENV or LABEL."""
         return dict(each.split("=", 1) for each in shlex.split(self.text))
 
 
@@ -79,7 +78,6 @@ def ignored(path: str, patterns: list[str]) -> bool:
 
 
 def patterns() -> list[str]:
-    """What .dockerignore says."""
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 

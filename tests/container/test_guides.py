@@ -27,7 +27,6 @@ IMAGE = re.compile(r"lowwater:\d\S*")
 
 
 def alerts() -> dict[str, list[str]]:
-    """The severities of every alert, in the order of the rules."""
     found: dict[str, list[str]] = {}
     for group in groups(Settings())["alerts"]:
         for alert in group.alerts:
@@ -36,7 +35,6 @@ def alerts() -> dict[str, list[str]]:
 
 
 def commands(page: Path) -> list[list[str]]:
-    """What a page has `lowwater` do, by itself and in a container."""
     found = []
     for language, block in BLOCK.findall(page.read_text()):
         if language != "sh":

@@ -55,7 +55,6 @@ def environment(pyspark: str, members: tuple[str, ...], *others: str, name: str 
 
 
 def _uv(*arguments: str) -> None:
-    """Run uv in the root of the repository."""
     done = subprocess.run([UV, *arguments], cwd=ROOT, capture_output=True, text=True, check=False, env=clean_environ())
     if done.returncode != 0 and any(sign in done.stderr for sign in AWAY):
         raise NotFetchedError(done.stderr)

@@ -64,7 +64,6 @@ def follow(tmp_path: Path, lw: lowwater.Client) -> Iterator[Follow]:
 
 
 def run(pyspark: str, folder: Path, kind: str) -> None:
-    """Have the job read what there is."""
     python = python_with(pyspark, *WITH[pyspark])
     environ = {name: value for name, value in clean_environ().items() if name not in ("SPARK_HOME", "PYSPARK_PYTHON")}
     done = subprocess.run(

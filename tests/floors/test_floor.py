@@ -54,27 +54,27 @@ def smoke(python: str, folder: Path, address: str, expected: list[str], steps: l
     return done.stdout.splitlines()
 
 
-def tracked(folder: Path, python: str, expected: list[str], *more: str) -> list[str]:
-    """What attach and tracked stages show on this PySpark, and further steps."""
-    (folder / "authority").mkdir()
-    with serving(folder / "authority") as authority:
-        shown = smoke(python, folder, authority.address, expected, ["attach", "counted", "windows", "plain", *more])
-    for what in ("attach:", "foreach_batch:", "stateful:", "start:"):
+TRACKS = ("attach", "counted", "windows", "plain")
+TRACKS_SHOW = ("attach:", "foreach_batch:", "stateful:", "start:")
+
+
+def check(shown: list[str], *whats: str) -> None:
+    for what in whats:
         assert any(line.startswith(what) for line in shown), f"{what} was not shown"
-    return shown
 
 
 def test_attach_and_tracked_stages_work_on_their_floor(tmp_path: Path) -> None:
-    shown = tracked(tmp_path, python_with(TRACKED, CLIENTS, *LOWEST), [f"pyspark=={TRACKED}", *LOWEST], "refused")
-    assert any(line.startswith("drive: refused") for line in shown)
+    python, expected = python_with(TRACKED, CLIENTS, *LOWEST), [f"pyspark=={TRACKED}", *LOWEST]
+    (tmp_path / "authority").mkdir()
+    with serving(tmp_path / "authority") as authority:
+        shown = smoke(python, tmp_path, authority.address, expected, [*TRACKS, "refused"])
+    check(shown, *TRACKS_SHOW, "drive: refused")
 
 
-def test_attach_and_drive_work_on_the_newest(tmp_path: Path) -> None:
-    shown = smoke(python_with(NEWEST, NOTEBOOK), tmp_path, "", [f"pyspark=={NEWEST}"], ["attach", "driven"])
-    for what in ("attach:", "drive: Spark's windows follow"):
-        assert any(line.startswith(what) for line in shown), f"{what} was not shown"
-
-
-@pytest.mark.long
-def test_tracked_stages_work_on_the_newest(tmp_path: Path) -> None:
-    tracked(tmp_path, python_with(NEWEST, NOTEBOOK), [f"pyspark=={NEWEST}"])
+@pytest.mark.long  # every test of Spark runs on 4.2, which has the same data sources as the newest
+@pytest.mark.parametrize(
+    ("steps", "shows"), [(("attach", "driven"), ("attach:", "drive: Spark's windows follow")), (TRACKS, TRACKS_SHOW)]
+)
+def test_it_works_on_the_newest(tmp_path: Path, steps: tuple[str, ...], shows: tuple[str, ...]) -> None:
+    """Here attach starts the authority. What is driven has a source of its own time, so it runs by itself."""
+    check(smoke(python_with(NEWEST, NOTEBOOK), tmp_path, "", [f"pyspark=={NEWEST}"], [*steps]), *shows)

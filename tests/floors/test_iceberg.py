@@ -18,7 +18,8 @@ TOOLS = ("hypothesis", "pandas<3", "pytest", "pytest-asyncio", "pytest-timeout",
 pytestmark = pytest.mark.timeout(3600)
 
 
-def test_tables_of_iceberg_are_tracked_and_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("which", ["not long", pytest.param("long", marks=pytest.mark.long)])
+def test_tables_of_iceberg_are_tracked_and_written(tmp_path: Path, which: str) -> None:
     locked = (ROOT / "uv.lock").read_text(encoding="utf-8")
     pinned = [
         f"{tool}=={found[1]}"
@@ -32,7 +33,18 @@ def test_tables_of_iceberg_are_tracked_and_written(tmp_path: Path) -> None:
         pytest.skip(f"PySpark {BETWEEN} cannot be fetched: {away}")
     environ = {name: value for name, value in clean_environ().items() if name not in ("SPARK_HOME", "PYSPARK_PYTHON")}
     done = subprocess.run(
-        [python, "-m", "pytest", "tests/iceberg", "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "iceberg")],
+        [
+            python,
+            "-m",
+            "pytest",
+            "tests/iceberg",
+            "-m",
+            which,
+            "-p",
+            "no:cacheprovider",
+            "--basetemp",
+            str(tmp_path / "iceberg"),
+        ],
         capture_output=True,
         text=True,
         check=False,

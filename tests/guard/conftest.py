@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.redis_server import DURABLE, RedisServer
-from tests.guard.stores import CoreStore, FileStore, PostgresStore, RedisStore, Store
+from tests.guard.stores import FileStore, PostgresStore, RedisStore, Store
 from tests.kit.postgres import Postgres
 
 
@@ -29,11 +29,8 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 
 @pytest.fixture
 def in_postgres(postgres: Postgres) -> Iterator[PostgresStore]:
-    """An empty database, and patience of a test."""
     store = PostgresStore(postgres, "tests", patience=0.3, there=True)
-    store.ask(
-        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = 'tests' AND pid <> pg_backend_pid()"
-    )
+    store.end_others()
     store.clear()
     yield store
     store.close()
@@ -41,7 +38,6 @@ def in_postgres(postgres: Postgres) -> Iterator[PostgresStore]:
 
 @pytest.fixture
 def in_redis(redis_server: RedisServer) -> Iterator[RedisStore]:
-    """An empty Redis."""
     store = RedisStore(redis_server)
     yield store
     store.close()
@@ -49,15 +45,11 @@ def in_redis(redis_server: RedisServer) -> Iterator[RedisStore]:
 
 @pytest.fixture
 def in_files(tmp_path: Path) -> FileStore:
-    """A folder."""
     return FileStore(tmp_path / "guarded")
 
 
-@pytest.fixture(params=["core", "postgres", "redis", "files"])
+@pytest.fixture(params=["postgres", "redis", "files"])
 def store(request: pytest.FixtureRequest) -> Store:
-    """Each kind of store."""
-    if request.param == "core":
-        return CoreStore()
     found: Store = request.getfixturevalue(f"in_{request.param}")
     return found
 
@@ -65,12 +57,9 @@ def store(request: pytest.FixtureRequest) -> Store:
 @pytest.fixture
 def new_store(request: pytest.FixtureRequest) -> Callable[[str], Store]:
     """Gives an empty store of a kind, as often as it is called; for property tests."""
-    made: dict[str, Store] = {}
 
     def make(kind: str) -> Store:
-        if kind == "core" or kind not in made:
-            made[kind] = CoreStore() if kind == "core" else request.getfixturevalue(f"in_{kind}")
-        found = made[kind]
+        found: Store = request.getfixturevalue(f"in_{kind}")
         found.clear()
         return found
 

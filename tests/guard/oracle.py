@@ -27,7 +27,6 @@ class Slot:
 
     @property
     def next(self) -> int:
-        """The number of the batch that comes next."""
         return self.begin + len(self.writes)
 
 

@@ -20,7 +20,6 @@ from lowwater_pipeline.guard.claim import slots_between
 from lowwater_pipeline.guard.files import FileGuard, FileWriter
 from lowwater_pipeline.guard.postgres import PostgresGuard, PostgresWriter
 from lowwater_pipeline.guard.redis import RedisGuard, RedisWriter
-from lowwater_pipeline.guard.row import check_steps, judge, raised
 from tests.contract.redis_server import RedisServer
 from tests.kit.postgres import Postgres
 
@@ -34,109 +33,19 @@ def claim(token: int, nonce: str = "", **said: Any) -> Claim:
     return replace(Claim("deployment", "default/hourly", 1, token, nonce or f"of {token}"), **said)
 
 
-class Writer(Protocol):
-    """Who has raised a claim."""
-
-    found: dict[int, Row]
-
-
 class Store(Protocol):
-    """A store with guards in it."""
+    """A store with guards in it: claims are raised and batches written; ``forge`` changes a row behind its back, None takes the field away."""
 
     def raise_(
-        self, claim: Claim, *, guard: str = "hourly", slots: int = 1, bounds: Iterable[bytes] = WHOLE, begin: int = 0
-    ) -> Writer:
-        """Raise a claim."""
-        ...
-
-    def unraised(
-        self, claim: Claim, *, guard: str = "hourly", slots: int = 1, bounds: Iterable[bytes] = WHOLE
-    ) -> Writer:
-        """A writer that believes to have raised its claim."""
-        ...
-
-    def write(self, writer: Any, batch: Steps, digest: str, values: Sequence[int]) -> bool:
-        """Write a batch by a writer."""
-        ...
-
-    def values(self, guard: str = "hourly") -> list[int]:
-        """What was written, in order."""
-        ...
-
-    def rows(self, guard: str = "hourly", slots: int = 1) -> dict[int, Row | None]:
-        """What stands in the guard."""
-        ...
-
-    def forge(self, field: str, value: Any, *, guard: str = "hourly", slot: int = 0) -> None:
-        """Change what stands in the guard behind its back; None takes it away."""
-        ...
-
-    def clear(self) -> None:
-        """Empty it, guards and all."""
-        ...
-
-    def close(self) -> None:
-        """Let connections go."""
-        ...
-
-
-class CoreStore:
-    """No store: the judgement alone, over a dictionary."""
-
-    def __init__(self) -> None:
-        self._rows: dict[tuple[str, int], Row | None] = {}
-        self._values: dict[str, list[int]] = {}
-
-    def raise_(
-        self, claim: Claim, *, guard: str = "hourly", slots: int = 1, bounds: Iterable[bytes] = WHOLE, begin: int = 0
-    ) -> CoreWriter:
-        touched = slots_between(bounds, slots)
-        made = {
-            slot: raised(self._rows.get((guard, slot)), claim, "life", begin, f"slot {slot} of the guard {guard}")
-            for slot in touched
-        }
-        self._rows |= {(guard, slot): row for slot, row in made.items()}
-        return CoreWriter(guard, claim, touched, made)
-
-    def unraised(
-        self, claim: Claim, *, guard: str = "hourly", slots: int = 1, bounds: Iterable[bytes] = WHOLE
-    ) -> CoreWriter:
-        return CoreWriter(guard, claim, slots_between(bounds, slots), {})
-
-    def write(self, writer: CoreWriter, batch: Steps, digest: str, values: Sequence[int]) -> bool:
-        steps = dict.fromkeys(writer.slots, batch) if isinstance(batch, int) else dict(batch)
-        check_steps(writer.slots, steps, digest, writer.guard)
-        rows = {slot: self._rows.get((writer.guard, slot)) for slot in steps}
-        if not judge(rows, writer.claim, "life", steps, digest, writer.guard):
-            return False
-        for slot, row in rows.items():
-            assert row is not None
-            self._rows[writer.guard, slot] = replace(row, batch=steps[slot], digest=digest)
-        self._values.setdefault(writer.guard, []).extend(values)
-        return True
-
-    def values(self, guard: str = "hourly") -> list[int]:
-        return self._values.get(guard, [])
-
-    def rows(self, guard: str = "hourly", slots: int = 1) -> dict[int, Row | None]:
-        return {slot: self._rows.get((guard, slot)) for slot in range(slots)}
-
-    def forge(self, field: str, value: Any, *, guard: str = "hourly", slot: int = 0) -> None:
-        row = self._rows[guard, slot]
-        assert row is not None
-        self._rows[guard, slot] = replace(row, **{field: value})
-
-    def clear(self) -> None:
-        self._rows.clear()
-        self._values.clear()
-
-    def close(self) -> None:
-        pass
-
-
-class CoreWriter:
-    def __init__(self, guard: str, claim: Claim, slots: range, found: dict[int, Row]) -> None:
-        self.guard, self.claim, self.slots, self.found = guard, claim, slots, found
+        self, claim: Claim, *, guard: str = ..., slots: int = ..., bounds: Iterable[bytes] = ..., begin: int = ...
+    ) -> Any: ...
+    def unraised(self, claim: Claim, *, guard: str = ..., slots: int = ..., bounds: Iterable[bytes] = ...) -> Any: ...
+    def write(self, writer: Any, batch: Steps, digest: str, values: Sequence[int]) -> bool: ...
+    def values(self, guard: str = ...) -> list[int]: ...
+    def rows(self, guard: str = ..., slots: int = ...) -> dict[int, Row | None]: ...
+    def forge(self, field: str, value: Any, *, guard: str = ..., slot: int = ...) -> None: ...
+    def clear(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class PostgresStore:
@@ -201,6 +110,13 @@ class PostgresStore:
     def ask(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         cursor = self._beside.execute(statement.encode(), values or None)
         return cursor.fetchall() if cursor.description else []
+
+    def end_others(self) -> None:
+        """End every other session in this database; they are gone when it returns."""
+        self.ask(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
 
     def clear(self) -> None:
         self.ask("DROP TABLE IF EXISTS lowwater_guard")

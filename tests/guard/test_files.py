@@ -17,9 +17,9 @@ from tests.guard.stores import FileStore, claim
 ROOT = Path(__file__).parents[2]
 
 
-def figure_12(store: FileStore) -> None:
+def test_figure_12_the_delayed_entry_of_a_zombie_is_never_named(in_files: FileStore) -> None:
     """The zombie's files are written, and its entry is delayed until its successor has raised and scanned."""
-    zombie = store.guard().raise_(claim(5))
+    zombie = in_files.guard().raise_(claim(5))
     there, go = threading.Event(), threading.Event()
 
     def probe(point: str) -> None:
@@ -28,21 +28,17 @@ def figure_12(store: FileStore) -> None:
 
     zombie.guard.probe = probe
     with ThreadPoolExecutor(1) as pool:
-        written = pool.submit(store.write, zombie, 0, "a", [1])
+        written = pool.submit(in_files.write, zombie, 0, "a", [1])
         there.wait()
-        successor = store.raise_(claim(6))
-        scanned = store.values()
+        successor = in_files.raise_(claim(6))
+        scanned = in_files.values()
         go.set()
         outcome = written.exception()
-    assert store.values() == scanned == []
+    assert in_files.values() == scanned == []
     assert isinstance(outcome, Fenced)
-    assert store.write(successor, 0, "b", [2])
-    assert store.values() == [2]
-    assert len(list((store.folder / "rows").iterdir())) == 1, "the zombie's files are gone"
-
-
-def test_figure_12_the_delayed_entry_of_a_zombie_is_never_named(in_files: FileStore) -> None:
-    figure_12(in_files)
+    assert in_files.write(successor, 0, "b", [2])
+    assert in_files.values() == [2]
+    assert len(list((in_files.folder / "rows").iterdir())) == 1, "the zombie's files are gone"
 
 
 def test_what_the_caller_raises_leaves_nothing(in_files: FileStore) -> None:

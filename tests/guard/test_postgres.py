@@ -27,12 +27,10 @@ from lowwater_pipeline.guard import (
     Unfit,
     WrongOwner,
 )
-from lowwater_pipeline.guard import postgres as guarded
 from lowwater_pipeline.guard.postgres import PostgresGuard, PostgresWriter
 from tests.guard.stores import PostgresStore, claim
 from tests.kit.eventually import eventually
 from tests.kit.postgres import Postgres
-from tests.property.switches import off
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,27 +59,22 @@ class Paused:
 
 
 def raised_by_itself(store: PostgresStore, token: int) -> PostgresWriter:
-    """A writer with a connection of its own."""
     return store.guard().raise_(claim(token))
 
 
 # -- figure 12 ----------------------------------------------------------------------------------------------------------
 
 
-def figure_12(store: PostgresStore) -> None:
-    """The zombie's transaction has been checked, and is delayed. Its successor raises and scans. Then the transaction goes on."""
-    zombie = Paused(store, raised_by_itself(store, 5), 0, 1, "checked")
-    successor = raised_by_itself(store, 6)
-    scanned = store.values()
-    outcome = zombie.outcome()
-    assert store.values() == scanned == []
-    assert isinstance(outcome, psycopg.Error | Fenced)
-    assert store.write(successor, 0, "a", [2])
-    assert store.values() == [2]
-
-
 def test_figure_12_the_delayed_transaction_of_a_zombie_never_lands_after_the_scan(in_postgres: PostgresStore) -> None:
-    figure_12(in_postgres)
+    """The zombie's transaction has been checked, and is delayed. Its successor raises and scans. Then the transaction goes on."""
+    zombie = Paused(in_postgres, raised_by_itself(in_postgres, 5), 0, 1, "checked")
+    successor = raised_by_itself(in_postgres, 6)
+    scanned = in_postgres.values()
+    outcome = zombie.outcome()
+    assert in_postgres.values() == scanned == []
+    assert isinstance(outcome, psycopg.Error | Fenced)
+    assert in_postgres.write(successor, 0, "a", [2])
+    assert in_postgres.values() == [2]
 
 
 def test_a_zombie_that_commits_before_the_raise_is_read_by_its_successor(in_postgres: PostgresStore) -> None:
@@ -130,12 +123,10 @@ def test_an_owner_in_a_long_batch_is_not_ended_by_who_is_refused(
 
 
 def write_empty(guard: PostgresGuard, by: Claim) -> bool:
-    """A batch without rows, by who believes to have raised."""
     return PostgresWriter(guard, by, range(1), {}).write(0, "b", lambda cursor: None)
 
 
 def of_two_slots(guard: PostgresGuard) -> PostgresGuard:
-    """The same guard, opened with another number of slots."""
     guard.slots = 2
     return guard
 
@@ -207,37 +198,25 @@ def no_standby_answers(postgres: Postgres) -> Iterator[None]:
     postgres.execute("SELECT pg_reload_conf()")
 
 
-def plain_look(store: PostgresStore, postgres: Postgres) -> None:
+def test_a_look_waits_for_a_commit_that_is_under_way(postgres: Postgres, in_postgres: PostgresStore) -> None:
     """The connection is lost while COMMIT waits in the server, and the client looks again at once."""
-    store.patience = 60
-    writer = raised_by_itself(store, 5)
+    in_postgres.patience = 60
+    writer = raised_by_itself(in_postgres, 5)
     waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
     with ThreadPoolExecutor(2) as pool:
         with no_standby_answers(postgres):
-            written = pool.submit(store.write, writer, 0, "a", [1])
-            eventually(lambda: store.ask(waiting))
+            written = pool.submit(in_postgres.write, writer, 0, "a", [1])
+            eventually(lambda: in_postgres.ask(waiting))
             # Another connection of the same claim, as after the first was lost.
-            again = store.guard()
+            again = in_postgres.guard()
             look = pool.submit(again.write, claim(5), {0: 0}, "a", lambda cursor: None)
             eventually(
-                lambda: look.done() or store.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+                lambda: look.done() or in_postgres.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
             )
-            for [pid] in store.ask(waiting):
-                store.ask("SELECT pg_terminate_backend(%s)", pid)
+            for [pid] in in_postgres.ask(waiting):
+                in_postgres.ask("SELECT pg_terminate_backend(%s)", pid)
         written.exception()
         assert look.result() is False, "the batch counts as not written, though its COMMIT is under way"
-
-
-def test_a_look_waits_for_a_commit_that_is_under_way(postgres: Postgres, in_postgres: PostgresStore) -> None:
-    plain_look(in_postgres, postgres)
-
-
-@off("FOR UPDATE")
-def test_a_plain_look_does_not(postgres: Postgres, in_postgres: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    raising = raised_by_itself(in_postgres, 4)
-    raising.guard.close()
-    monkeypatch.setattr(guarded, "_LOCK", "")
-    plain_look(in_postgres, postgres)
 
 
 def ended_at(store: PostgresStore, writer: PostgresWriter, point: str, times: int = 1) -> None:
@@ -245,12 +224,9 @@ def ended_at(store: PostgresStore, writer: PostgresWriter, point: str, times: in
     left = [times]
 
     def probe(reached: str) -> None:
-        connection = writer.guard._connection
-        if reached == point and left[0] and connection is not None:
+        if reached == point and left[0]:
             left[0] -= 1
-            pid = connection.info.backend_pid
-            store.ask("SELECT pg_terminate_backend(%s)", pid)
-            eventually(lambda: not store.ask("SELECT 1 FROM pg_stat_activity WHERE pid = %s", pid))
+            store.end_others()
 
     writer.guard.probe = probe
 
@@ -301,25 +277,6 @@ def test_who_ends_the_transaction_himself_is_refused(in_postgres: PostgresStore)
 # -- servers ------------------------------------------------------------------------------------------------------------
 
 
-def test_kill_9_of_the_server_loses_nothing_that_was_acknowledged() -> None:
-    with Postgres() as server:
-        store = PostgresStore(server, "own")
-        writer = raised_by_itself(store, 5)
-        assert store.write(writer, 0, "a", [1])
-        writer.guard.probe = lambda point: server.kill() if point == "before commit" else None
-        with pytest.raises(InDoubt):
-            store.write(writer, 1, "b", [2])
-        store.close()
-        server.start()
-        writer.guard.probe = lambda point: None
-        store = PostgresStore.again(server, "own")
-        assert store.values() == [1]
-        assert store.write(writer, 1, "b", [2])
-        assert store.values() == [1, 2]
-        writer.guard.close()
-        store.close()
-
-
 def test_a_standby_that_takes_over_is_another_life() -> None:
     """It may lack the last raise. So everybody claims anew."""
     with Postgres() as primary, Postgres() as standby:
@@ -339,39 +296,6 @@ def test_a_standby_that_takes_over_is_another_life() -> None:
         assert there.values() == [1, 2]
         there.close()
         store.close()
-
-
-# -- many at a time -----------------------------------------------------------------------------------------------------
-
-
-def test_owners_that_follow_each_other_in_many_threads_leave_one_row_a_batch(in_postgres: PostgresStore) -> None:
-    """Each owner writes until it is fenced. What stands there at the end was written in order, each batch by one of them."""
-    tokens, everybody = iter(range(1, 13)), threading.Lock()
-    in_postgres.patience = 60
-
-    def own() -> None:
-        while True:
-            with everybody:
-                token = next(tokens, None)
-            if token is None:
-                return
-            guard = in_postgres.guard()
-            try:
-                writer = guard.raise_(claim(token))
-                last = writer.found[0].batch
-                for batch in range(last + 1, last + 8):
-                    in_postgres.write(writer, batch, f"{batch} by {token}", [batch])
-            except Fenced:
-                pass
-
-    with ThreadPoolExecutor(4) as pool:
-        for done in [pool.submit(own) for _ in range(4)]:
-            done.result()
-    values = in_postgres.values()
-    assert values == list(range(len(values)))
-    row = in_postgres.rows()[0]
-    assert row is not None
-    assert row.batch == len(values) - 1
 
 
 # -- kills --------------------------------------------------------------------------------------------------------------

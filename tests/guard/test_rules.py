@@ -177,9 +177,7 @@ def test_a_guard_that_is_fenced_changes_nothing_for_its_neighbour(store: Store) 
     assert (store.values(), store.values("daily")) == ([], [2])
 
 
-@pytest.mark.parametrize("kind", ["postgres", "redis", "files"])
-def test_a_guard_that_is_damaged_changes_nothing_for_its_neighbour(kind: str, request: pytest.FixtureRequest) -> None:
-    store: Store = request.getfixturevalue(f"in_{kind}")
+def test_a_guard_that_is_damaged_changes_nothing_for_its_neighbour(store: Store) -> None:
     mine, other = store.raise_(claim(5)), store.raise_(claim(5), guard="daily")
     store.forge("nonce", None)
     with pytest.raises(Damaged, match="the guard hourly cannot be read"):
@@ -191,9 +189,7 @@ def test_a_guard_that_is_damaged_changes_nothing_for_its_neighbour(kind: str, re
     assert store.values("daily") == [2, 3]
 
 
-@pytest.mark.parametrize("kind", ["postgres", "redis", "files"])
-def test_the_number_of_slots_stays(kind: str, request: pytest.FixtureRequest) -> None:
-    store: Store = request.getfixturevalue(f"in_{kind}")
+def test_the_number_of_slots_stays(store: Store) -> None:
     store.raise_(claim(5), slots=8)
     with pytest.raises(Damaged, match="made with 8 slots and is opened with 4"):
         store.raise_(claim(6), slots=4)

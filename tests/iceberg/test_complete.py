@@ -51,6 +51,7 @@ def asked_in_sql(table: TableFlow, **options: Any) -> object:
     return spark.sql("select complete() at").collect()[0].at
 
 
+@pytest.mark.long  # of Delta: spark/test_complete.py
 def test_who_reads_the_snapshot_of_the_answer_has_all_of_it(table: TableFlow, filled: Appender) -> None:
     spark, last = table.flow.spark, table.head
     assert through(table) == lws.Completeness(mark(10), "", last, {"stage": lws.OutputWriter(mark(10), "", last, 1, 7)})

@@ -53,6 +53,7 @@ def test_of_two_runs_one_fails_also_when_the_other_commits_between_the_look_and_
     assert keys(table) == ["b"]
 
 
+@pytest.mark.long  # of Delta: spark/test_table_out.py
 def test_what_a_table_does_not_show_any_more_is_refused(table: TableFlow) -> None:
     said = {"batch": 0, "digest": "d", "run": 1}
 

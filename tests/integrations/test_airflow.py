@@ -63,7 +63,6 @@ class Airflow:
         return done.stdout
 
     def rows(self, question: str) -> list[Any]:
-        """Ask its database."""
         with closing(sqlite3.connect(f"file:{self.database}?mode=ro", uri=True)) as database:
             return database.execute(question).fetchall()
 

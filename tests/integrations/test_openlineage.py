@@ -20,7 +20,6 @@ SCHEMA = ROOT / "integrations/openlineage/src/lowwater_openlineage/LowWatermarkR
 
 
 def facets(server: Serving, path: Path, *questions: str) -> list[dict[str, Any]]:
-    """What the runs of the events in the file have."""
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     python, child = ROOT / "build/openlineage/bin/python", ROOT / "integrations/openlineage/tests/child.py"
     subprocess.run([python, child, server.address, path, *questions], env=environ, check=True)

@@ -33,5 +33,4 @@ class OfflineClient:
         self.reporting = Reporting(self.settings, self.surroundings, self.router, words=words)
 
     def ask(self, call: Any, timeout: float = 10.0) -> Exchange[Any]:
-        """Begin a call, whose requests the test answers."""
         return exchange_of(call, self.calls, self.router, self.surroundings, timeout)

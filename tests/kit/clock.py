@@ -32,6 +32,5 @@ class Clock:
         return BEGINNING + int(self() * SECOND)
 
     def wait(self, seconds: float) -> None:
-        """Wait, in no time."""
         self.waits.append(seconds)
         self.now += seconds

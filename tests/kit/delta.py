@@ -37,5 +37,4 @@ def offsets(checkpoint: Path) -> list[Offset]:
 
 
 def head(table: Path) -> int:
-    """The newest version of a table."""
     return max(int(commit.stem) for commit in (table / "_delta_log").glob("*.json"))

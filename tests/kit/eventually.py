@@ -6,14 +6,12 @@ state of a query.
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import inspect
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, Final, TypeVar
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 T = TypeVar("T")
 
@@ -49,7 +47,7 @@ def eventually(
         what: What is waited for, in words.
         seconds: How long at most.
         check: Called after each look that was in vain; raises why what is waited for will never come, such as the error that has ended a query.
-        seen: Asked when it is too late, and shown. What a lambda compares is shown anyway.
+        seen: Asked when it is too late, and shown. The names that a lambda uses are shown anyway.
 
     Raises:
         TooLate: It did not come true in time.
@@ -118,7 +116,6 @@ class _Pauses:
 
     @property
     def over(self) -> bool:
-        """Whether no time is left."""
         return self._clock() >= self._deadline
 
     def next(self) -> float:
@@ -132,62 +129,13 @@ class _Pauses:
 def _failure(
     look: Callable[[], object], what: str, seconds: float, found: object, seen: Callable[[], object] | None
 ) -> str:
-    """What is said when it is too late."""
-    body = _body(look)
-    asked = ast.unparse(body) if body is not None else str(getattr(look, "__qualname__", look))
-    lines = [f"not within {seconds:g} s: {what or asked}"]
-    if body is not None:
-        lines += [f"{ast.unparse(each)} = {_value(look, each)}" for each in _operands(body)]
-    else:
-        lines.append(f"{asked} = {_short(found)}")
-    if seen is not None:
-        lines.append(f"seen: {_short(seen())}")
-    return "\n    ".join(lines)
-
-
-def _body(look: Any) -> ast.expr | None:
-    """The source of a lambda; None of anything else."""
-    code = getattr(look, "__code__", None)
-    if code is None or code.co_name != "<lambda>":
-        return None
-    try:
-        tree = ast.parse(Path(code.co_filename).read_text(encoding="utf-8"))
-    except (OSError, SyntaxError):
-        return None
-    starts = {(line, column) for line, _, column, _ in code.co_positions()}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Lambda) and (node.body.lineno, node.body.col_offset) in starts:
-            return node.body
-    return None
-
-
-def _operands(node: ast.expr) -> Iterator[ast.expr]:
-    """What a condition compares."""
-    match node:
-        case ast.BoolOp(values=values):
-            for each in values:
-                yield from _operands(each)
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            yield from _operands(operand)
-        case ast.Compare(left=left, comparators=others):
-            for each in (left, *others):
-                yield from _operands(each)
-        case ast.Constant():
-            pass
-        case _:
-            yield node
-
-
-def _value(look: Any, node: ast.expr) -> str:
-    """A part of a lambda as it is now."""
-    try:
-        names = look.__globals__ | inspect.getclosurevars(look).nonlocals
+    """What is said when it is too late: what was waited for, what was found last, and the names that ``look`` uses."""
+    names: dict[str, object] = {}
+    if inspect.isfunction(look):
+        names = {**inspect.getclosurevars(look).nonlocals, **inspect.getclosurevars(look).globals}
         names |= {name: each.default for name, each in inspect.signature(look).parameters.items()}
-        return _short(eval(compile(ast.Expression(node), "<seen>", "eval"), names))
-    except Exception as error:  # noqa: BLE001 - it is shown
-        return f"raises {error!r}"
-
-
-def _short(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]} ..."
+    shown = {name: value for name, value in names.items() if not callable(value)} | {"found": found}
+    if seen is not None:
+        shown["seen"] = seen()
+    lines = [f"{name} = {repr(value)[:_SHOWN]}" for name, value in shown.items()]
+    return "\n    ".join([f"not within {seconds:g} s: {what or getattr(look, '__qualname__', look)}", *lines])

@@ -46,7 +46,6 @@ class FaultPlan:
         self._next: deque[Outcome] = deque()
 
     def then(self, *outcomes: Outcome) -> FaultPlan:
-        """Line up the outcomes of the next writes."""
         self._next.extend(outcomes)
         return self
 

@@ -41,5 +41,4 @@ class Hdfs(Program):
         return self.run(java("hdfs", "-Xmx256m", f"-Dlog4j.configuration=file:{self._log}", *manager), READY)
 
     def path(self, name: str) -> str:
-        """A path in it, for Spark and Hadoop."""
         return f"hdfs://127.0.0.1:{self.port}/{name}"

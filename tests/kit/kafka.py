@@ -89,11 +89,9 @@ class Broker(Program):
 
     @property
     def address(self) -> str:
-        """Where clients begin."""
         return f"127.0.0.1:{self.port}"
 
     def format(self, cluster: str) -> None:
-        """Make its data directory, empty."""
         tool = ["kafka.tools.StorageTool", "format", "--cluster-id", cluster, "--config", str(self._properties)]
         done = subprocess.run(
             self._java(*tool), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
@@ -153,7 +151,6 @@ class Kafka:
 
     @cached_property
     def admin(self) -> AdminClient:
-        """The client library's calls for operators."""
         return AdminClient({"bootstrap.servers": self.address, **self._clients})
 
     def create(self, topic: str, partitions: int = 1, **settings: str) -> None:
@@ -198,7 +195,6 @@ class Kafka:
         return eventually(look, f"there is {topic}")
 
     def end(self, topic: str, partition: int = 0) -> int:
-        """The offset behind its last row, of whatever transaction."""
         with closing(Consumer({"bootstrap.servers": self.address, **self._clients, "group.id": "kit"})) as consumer:
             place = TopicPartition(topic, partition)
             _, end = consumer.get_watermark_offsets(place, timeout=ANSWERS_WITHIN, cached=False)
@@ -265,7 +261,6 @@ class Kafka:
 
 
 def _to_the_end(consumer: Consumer) -> Iterable[Row]:
-    """The rows of the partition that a consumer is assigned to."""
     while True:
         message = consumer.poll(ANSWERS_WITHIN)
         assert message is not None, "the broker has not answered"

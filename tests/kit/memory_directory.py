@@ -82,7 +82,6 @@ class MemoryDirectory(Directory):
         self._opened = False
 
     async def _call(self, name: str, call: Callable[[], T]) -> T:
-        """One call, with the fate that the plan has for it."""
         if not self._opened:
             raise JournalClosed
         operation = Operation(name, [], strong=True)

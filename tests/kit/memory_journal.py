@@ -57,7 +57,6 @@ LAG: Final = 1000
 
 
 def flipped(frame: bytes) -> bytes:
-    """One bit in the middle is wrong."""
     middle = len(frame) // 2
     return frame[:middle] + bytes([frame[middle] ^ 0x10]) + frame[middle + 1 :]
 
@@ -74,19 +73,15 @@ class StoredLog:
 
     @property
     def end(self) -> End:
-        """Where it ends."""
         return End(self.last, self.tail)
 
     def copy(self) -> StoredLog:
-        """A copy that shares nothing that changes."""
         return replace(self, records=dict(self.records))
 
     def damage(self, place: int = 0) -> None:
-        """Flip a bit of a record, the newest unless its place is given."""
         self.records[place or self.last] = flipped(self.records[place or self.last])
 
     def damage_snapshot(self) -> None:
-        """Flip a bit of the snapshot."""
         assert self.snapshot is not None
         self.snapshot = flipped(self.snapshot)
 
@@ -122,11 +117,9 @@ class MemoryDisk:
 
     @property
     def unsynced(self) -> int:
-        """Number of writes that a crash would drop."""
         return self._unsynced
 
     def held(self, logs: Iterable[str]) -> dict[str, Held]:
-        """Owner and end of each log."""
         empty = StoredLog()
         return {log: Held(self.owners.get(log, Ownership()), self.logs.get(log, empty).end) for log in logs}
 
@@ -152,7 +145,6 @@ class MemoryDisk:
             self._unsynced = max(0, self._unsynced - 1)
 
     def backup(self) -> MemoryDisk:
-        """A copy of everything, a disk of its own."""
         copy = MemoryDisk()
         copy.put_back(self)
         return copy

@@ -14,7 +14,6 @@ PORTS = range(12_000, 22_000)
 
 
 def own_ports() -> range:
-    """Those of this process of pytest-xdist, or all."""
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     share = len(PORTS) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     return PORTS[number * share : (number + 1) * share]

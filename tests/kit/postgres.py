@@ -72,7 +72,6 @@ class Postgres(Program):
 
     @property
     def dsn(self) -> str:
-        """How to connect as its superuser."""
         return f"host=127.0.0.1 port={self.port} user=postgres dbname=postgres"
 
     def start(self, ready: str = READY) -> Self:
@@ -98,7 +97,6 @@ class Postgres(Program):
         self.kill()
 
     def remove(self) -> None:
-        """End it at once, and remove its directory."""
         if self._process is not None:
             self._process.send_signal(signal.SIGQUIT)
             self._process.wait()
@@ -106,7 +104,6 @@ class Postgres(Program):
         shutil.rmtree(self.home)
 
     def execute(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
-        """Run one statement beside what is tested, and return its rows."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             cursor = connection.execute(statement.encode(), values or None)
             return cursor.fetchall() if cursor.description else []

@@ -18,7 +18,6 @@ STARTS_WITHIN = 120.0
 
 
 def java_program() -> str:
-    """Return what starts a JVM."""
     home = os.environ.get("JAVA_HOME")
     return str(Path(home) / "bin/java") if home else "java"
 
@@ -53,7 +52,6 @@ class Program:
         self.kill()
 
     def launch(self, command: Sequence[str]) -> None:
-        """Start it, and return at once."""
         self._said.clear()
         self._ended = False
         self.starts += 1
@@ -86,7 +84,6 @@ class Program:
         os.waitpid(self._process.pid, os.WUNTRACED)
 
     def resume(self) -> None:
-        """SIGCONT."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 

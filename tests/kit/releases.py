@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
@@ -11,17 +11,16 @@ from lowwater_authority.journal import frames
 
 
 @contextmanager
-def older_release() -> Iterator[None]:
-    """Reads no format but the usual one."""
+def release(reads: int, writes: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(frames, "FORMAT", frames.USUAL)
+        for name, value in (("FORMAT", reads), ("USUAL", writes)):
+            patched.setattr(frames, name, value)
         yield
 
 
-@contextmanager
-def newer_release() -> Iterator[None]:
-    """Writes a format that is yet to come."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(frames, "FORMAT", frames.FORMAT + 1)
-        patched.setattr(frames, "USUAL", frames.FORMAT)
-        yield
+def older_release() -> AbstractContextManager[None]:
+    return release(frames.USUAL, frames.USUAL)
+
+
+def newer_release() -> AbstractContextManager[None]:
+    return release(frames.FORMAT + 1, frames.FORMAT + 1)

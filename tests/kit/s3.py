@@ -35,12 +35,10 @@ class S3(Program):
 
     @property
     def endpoint(self) -> str:
-        """Where it listens."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def settings(self) -> dict[str, str]:
-        """What a session says of it to Hadoop."""
         return {
             "fs.s3a.endpoint": self.endpoint,
             "fs.s3a.endpoint.region": "us-east-1",
@@ -51,5 +49,4 @@ class S3(Program):
         }
 
     def path(self, name: str) -> str:
-        """A path in its bucket, for Spark and Hadoop."""
         return f"s3a://{self.bucket}/{name}"

@@ -59,7 +59,6 @@ def scripted(service: str, **methods: tuple[Any, Callable[[Any], Any]]) -> Calla
 
 
 def healthy(server: grpc.aio.Server) -> None:
-    """Add the health service of a process that serves."""
     health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(()), server)
 
 

@@ -69,7 +69,6 @@ class Faults(FaultPlan):
         self._stops.add(kind)
 
     def let(self, kind: str) -> None:
-        """Let writes of a kind go on that are held."""
         self.held.pop(kind).set()
 
     async def load(self, log: str) -> None:
@@ -112,7 +111,6 @@ class Deployment:
                 await one.beat()
 
     def owner(self, name: str) -> One:
-        """The only shard, of those that run, that serves a computation."""
         [one] = [one for one in self.shards if one.shard.serves(name) and not one.ended]
         return one
 
@@ -201,14 +199,12 @@ class One:
             await self.rounds
 
     async def end(self) -> None:
-        """Stop in order, and close."""
         self.shard.stop()
         await self.rounds
         self.ended = True
         await self.shard.close()
 
     async def snapshot(self, name: str) -> None:
-        """Write a computation whole, behind its newest record."""
         its = self.shard.held.of(name)
         await self.shard.held.logs.snapshot(its.log, partial(recovery.pieces, its.computation))
         await self.shard.held.logs.settle()
@@ -257,6 +253,5 @@ def held(one: One) -> set[str]:
 
 
 async def turns(count: int = 100) -> None:
-    """Let everything that can go on without the clock go on."""
     for _ in range(count):
         await asyncio.sleep(0)

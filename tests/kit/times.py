@@ -22,15 +22,12 @@ MAX: Final = 2**63 - 1
 
 
 def at(hour: int, minute: int = 0, second: int = 0) -> datetime:
-    """A time of the tests' day."""
     return datetime(2013, 1, 9, tzinfo=UTC) + timedelta(hours=hour, minutes=minute, seconds=second)
 
 
 def mark(hour: int, minute: int = 0) -> Watermark:
-    """The low watermark at a time of the tests' day."""
     return Watermark.of(at(hour, minute))
 
 
 def micros(hour: int, minute: int = 0) -> int:
-    """A time of the tests' day, as the wire and the journal have it."""
     return mark(hour, minute).micros

@@ -53,7 +53,6 @@ class Way:
         self.held[kind] = asyncio.Event()
 
     def let(self, kind: str) -> None:
-        """Let those go on that are held, and hold no more."""
         self.held.pop(kind).set()
 
     def sent(self, kind: str) -> list[Callable[[], Awaitable[object]]]:
@@ -61,7 +60,6 @@ class Way:
         return [again for each, again in self.came if each == kind]
 
     async def go(self, kind: str, what: Callable[[], Awaitable[object]]) -> object:
-        """Do what a message asks for, as far as it arrives."""
         self.came.append((kind, what))
         if kind in self.held:
             await self.held[kind].wait()
@@ -76,7 +74,6 @@ class Way:
         return done
 
     async def claim(self, asked: Asked) -> Range:
-        """See Above."""
 
         async def there() -> Range:
             return await Here(self.tree.owner(asked.root).shard).claim(asked)
@@ -105,7 +102,7 @@ class Bent:
         async def said() -> None:
             there = self._routed()
             assert isinstance(there, RangeHere)
-            there._number = number - 1  # also of one that comes once more
+            there.number = number - 1  # also of one that comes once more
             await there.say(told, mass)
 
         await self._way.go("say", said)
@@ -114,7 +111,7 @@ class Bent:
         """Return it as it is reached now: whoever serves the root knows of the claim."""
         there = self._there
         assert isinstance(there, RangeHere)
-        there._shard = self._way.tree.owner(there._asked.root).shard
+        there.shard = self._way.tree.owner(there.asked.root).shard
         return there
 
     async def vouch(self, told: Told) -> None:
@@ -208,7 +205,6 @@ class One:
         return self.shard._slices[name]
 
     def look(self, *names: str) -> None:
-        """Have slices look at their root now."""
         for name in names:
             self.slice(name)._news.set()
 
@@ -239,7 +235,6 @@ class Tree:
         return self
 
     async def another(self, address: str, names: Callable[[str], bool]) -> One:
-        """Start a process, which takes over what is its own."""
         one = await One(self, address, names).start()
         self.all.append(one)
         return one
@@ -326,7 +321,6 @@ async def until(there: Callable[[], object]) -> None:
 
 
 async def rest() -> None:
-    """Let everything go on that can."""
     for _ in range(TURNS // 10):
         await asyncio.sleep(0)
 

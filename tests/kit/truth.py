@@ -15,11 +15,9 @@ class Truth:
         self._lock = threading.Lock()
 
     def say(self, values: list[int]) -> None:
-        """To be called before the values are handed to the client."""
         with self._lock:
             self._said = [max(old, new) for old, new in zip(self._said, values, strict=True)]
 
     def most(self) -> int:
-        """The most that may be published now."""
         with self._lock:
             return min(self._said)

@@ -33,32 +33,26 @@ Expected = Mapping[str, Mapping[float, Instances]]
 
 
 def alert_names() -> list[str]:
-    """Every alert there is."""
     return sorted({alert.alert for alert in _alerts()})
 
 
 def of(name: str, computation: str, labels: str = "") -> str:
-    """A series of a computation."""
     return f'lowwater_{name}{{{AUTHORITY}, computation="{computation}"{labels}}}'
 
 
 def own(name: str, labels: str = "", instance: str = "one:7421") -> str:
-    """A series of a process."""
     return f'{name}{{job="lowwater", instance="{instance}"{labels}}}'
 
 
 def query(name: str) -> str:
-    """A series of a tracked Spark query."""
     return f'lowwater_spark_{name}{{job="spark", instance="d:1", query="q", computation="enriched"}}'
 
 
 def seen(state: str) -> str:
-    """How an attachment sees the authority."""
     return f'lowwater_spark_attach_authority{{job="spark", instance="d:1", state="{state}"}}'
 
 
 def dedup(name: str) -> str:
-    """A series of a partition that a deduplicator has."""
     return f'lowwater_dedup_{name}{{job="dedup", instance="p:1", topic="orders", partition="0"}}'
 
 
@@ -78,7 +72,6 @@ def hourly(t: float) -> float:
 
 
 def changed(low: Value) -> Value:
-    """When a low watermark moved last, by looking back."""
 
     def moved(t: float) -> float:
         at = int(t) // STEP * STEP
@@ -90,7 +83,6 @@ def changed(low: Value) -> Value:
 
 
 def computation(exported: Exported, name: str, low: Value, behind: Value | None, top: Value = flowing) -> None:
-    """Add a computation that a living worker renews."""
     exported[of("low_watermark_timestamp_seconds", name)] = low
     exported[of("low_watermark_change_timestamp_seconds", name)] = changed(low)
     exported[of("last_report_timestamp_seconds", name)] = lambda t: t - 2
@@ -106,7 +98,6 @@ def computation(exported: Exported, name: str, low: Value, behind: Value | None,
 
 
 def difference(ahead: float | None, low: float | None) -> float | None:
-    """How far a watermark is behind another, while both are known."""
     return None if ahead is None or low is None else max(0.0, ahead - low)
 
 
@@ -194,7 +185,6 @@ def _paused(value: Value, begin: float, end: float) -> Value:
 
 
 def held(at: float, value: Value) -> Value:
-    """A value that stays as it is at a moment."""
     return lambda t: value(min(t, at))
 
 
@@ -293,6 +283,6 @@ def _expected(alert: str, labels: Mapping[str, str], severities: Mapping[tuple[s
     return {"exp_labels": {"severity": severity, **rest}, "exp_annotations": annotations}
 
 
-def quiet(times: Iterable[float], *but: str) -> dict[str, Mapping[float, Instances]]:
-    """Expect that nothing fires at these seconds, but perhaps the alerts that are named."""
-    return {name: {at: [] for at in times} for name in alert_names() if name not in but}
+def quiet(times: Iterable[float], *but: str, of_these: Iterable[str] = ()) -> dict[str, Mapping[float, Instances]]:
+    """Expect that no alert fires at these seconds, or none of some, but perhaps those that are named."""
+    return {name: {at: [] for at in times} for name in of_these or alert_names() if name not in but}

@@ -36,7 +36,6 @@ class Asked(NamedTuple):
 
 
 def dashboards() -> dict[str, Any]:
-    """Every generated dashboard by its uid."""
     return {path.stem: json.loads(path.read_text()) for path in sorted((GENERATED / "dashboards").glob("*.json"))}
 
 
@@ -53,7 +52,6 @@ def asked(board: str, job: str = "lowwater") -> list[Asked]:
 
 
 def rules(name: str) -> list[dict[str, Any]]:
-    """The rules of a generated file."""
     content = yaml.safe_load((GENERATED / f"rules/lowwater-{name}.yaml").read_text())
     return [rule for group in content["groups"] for rule in group["rules"]]
 

@@ -24,7 +24,6 @@ MIDDLE: Final = b"\x80"
 
 
 def now() -> int:
-    """The wall clock, in microseconds."""
     return time.time_ns() // 1000
 
 

@@ -94,7 +94,6 @@ class Prometheus:
             raise AssertionError(f"{parameters}: {error.read().decode()}") from error
 
     def now(self, query: str) -> dict[tuple[tuple[str, str], ...], float]:
-        """What a query gives now, by labels."""
         found = self._ask("query", query=query)["result"]
         return {tuple(sorted(one["metric"].items())): float(one["value"][1]) for one in found}
 
@@ -106,9 +105,7 @@ class Prometheus:
         return [(labels, values) for labels, values in kept if values]
 
     def rules(self) -> list[dict[str, Any]]:
-        """Every rule and how its last evaluation went."""
         return [rule for group in self._ask("rules")["groups"] for rule in group["rules"]]
 
     def alerts(self, name: str) -> list[dict[str, Any]]:
-        """The instances of an alert that are pending or firing."""
         return [each for each in self._ask("alerts")["alerts"] if each["labels"]["alertname"] == name]

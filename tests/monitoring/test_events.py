@@ -12,7 +12,6 @@ BOARDS = ("lowwater-authority", "lowwater-lag", "lowwater-promises")
 
 
 def events(board: str) -> dict[str, str]:
-    """The expression of each kind of mark, on one deployment."""
     found = {}
     for event in dashboards()[board]["annotations"]["list"]:
         assert event["expr"] == event["target"]["expr"], "for either version of Grafana"

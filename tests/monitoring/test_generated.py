@@ -53,12 +53,10 @@ def exported() -> dict[str, set[str]]:
 
 
 def panels(board: str) -> list[dict[str, Any]]:
-    """The panels of a dashboard, without its headings."""
     return [panel for panel in dashboards()[board]["panels"] if panel["type"] != "row"]
 
 
 def expressions() -> Iterator[str]:
-    """Every expression of every panel and rule."""
     for board in BOARDS:
         yield from (target["expr"] for panel in panels(board) for target in panel["targets"])
         yield from (event["expr"] for event in dashboards()[board]["annotations"]["list"])
@@ -66,7 +64,6 @@ def expressions() -> Iterator[str]:
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the generator as a user does."""
     return subprocess.run(
         [sys.executable, "-m", "monitoring", *arguments],
         cwd=HERE.parent,

@@ -19,7 +19,7 @@ from tests.monitoring.panels_asked import Asked, asked, rules, selectors
 from tests.monitoring.pipeline import Pipeline
 from tests.monitoring.prometheus_server import Prometheus
 from tests.process.regions import Process, Site
-from tests.process.serving import Serving, serving
+from tests.process.serving import serving
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -58,7 +58,6 @@ class Watched(NamedTuple):
 
     prometheus: Prometheus
     pipeline: Pipeline
-    server: Serving
     killed: float
     """When exec-7 was killed, by the wall clock."""
 
@@ -106,7 +105,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
                 )
                 assert pipeline.child.poll() is None
                 pipeline.kill()
-                yield Watched(prometheus, pipeline, server, time.time())
+                yield Watched(prometheus, pipeline, time.time())
         finally:
             exporter.shutdown()
             exporter.server_close()
@@ -194,9 +193,3 @@ def test_the_alerts_of_a_computation_end_when_it_is_dropped(watched: Watched) ->
     eventually(lambda: not told_of("left"), seconds=60)
     eventually(lambda: not prometheus.now('lowwater_epoch{computation="left"}'), seconds=30)
     assert told_of("enriched"), "its neighbours' go on"
-
-
-def test_an_authority_that_is_gone_is_told(watched: Watched) -> None:
-    watched.server.kill()
-    eventually(lambda: watched.prometheus.alerts("LowwaterAuthorityDown"), seconds=60)
-    eventually(lambda: watched.prometheus.alerts("LowwaterAuthorityAbsent"), seconds=60)

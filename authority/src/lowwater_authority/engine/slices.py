@@ -698,10 +698,11 @@ class RangeHere:
     """The range of a slice at a root that the same process serves."""
 
     def __init__(self, shard: Shard, asked: Asked, sequencer: int, low: int) -> None:
-        self._shard = shard
-        self._asked = asked
-        self._sequencer = sequencer
-        self._number = 0
+        self.shard = shard
+        self.asked = asked
+        self.sequencer = sequencer
+        self.number = 0
+        """Number of the newest report."""
         self.span = asked.span
         self.low = low
         self.incarnation = shard.topology.get(asked.root).incarnation
@@ -710,29 +711,29 @@ class RangeHere:
     @property
     def lost(self) -> bool:
         """See Range."""
-        return not self._shard.granted(self._asked.root, self._sequencer)
+        return not self.shard.granted(self.asked.root, self.sequencer)
 
     async def say(self, told: Told, mass: Mass | None) -> None:
         """See Range."""
-        self._number += 1
-        report = self._asked.root, report_of(told, mass, self._sequencer)
-        number = 1, self._number
+        self.number += 1
+        report = self.asked.root, report_of(told, mass, self.sequencer)
+        number = 1, self.number
         try:
-            answers = await self._shard.report([report], sender=self._asked.request_id, number=number)
+            answers = await self.shard.report([report], sender=self.asked.request_id, number=number)
         except GivenUp as error:
-            msg = f"another process has taken {self._asked.root} over, or what was written beside this could not be"
+            msg = f"another process has taken {self.asked.root} over, or what was written beside this could not be"
             raise errors.Unavailable(msg) from error
         for _, refused in answers:
             raise errors.BY_REASON[refused.reason](refused.message)
 
     async def vouch(self, told: Told) -> None:
         """See Range."""
-        await self._shard.vouch(self._asked.root, self._sequencer, told.vouched, told.fold)
+        await self.shard.vouch(self.asked.root, self.sequencer, told.vouched, told.fold)
 
     async def retire(self) -> None:
         """See Range."""
-        root, (start, end) = self._asked.root, self._asked.span
-        await self._shard.retire(root, start, end, force=True, sequencer=self._sequencer)
+        root, (start, end) = self.asked.root, self.asked.span
+        await self.shard.retire(root, start, end, force=True, sequencer=self.sequencer)
 
     def close(self) -> None:
         """See Range."""
