@@ -262,14 +262,11 @@ async def test_files_taken_away_under_the_journal(path: Path, victim: str, repla
 async def test_parts_of_an_unfinished_snapshot_are_removed(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path)
     journal = await store.open()
-    assert isinstance(journal, SqliteJournal)
     await journal.append([entry("a", n) for n in range(1, 301)])
     await journal.snapshot("a", 100, b"old")
-    key = await journal._run(journal._database.begin_snapshot, "a", 200, journal._owned.held("a"), None)
-    assert key is not None
-    for part in range(150):
-        await journal._run(journal._database.stage, "a", key, 200, part, b"new")
     store.crash()
+    parts = ", ".join(f"((SELECT id FROM logs WHERE name = 'a'), 200, {part}, x'00')" for part in range(150))
+    store.execute(f"INSERT INTO snapshots VALUES {parts}")
     journal = await store.open()
     assert store.execute("SELECT position, count(*) FROM snapshots") == [(100, 1)]
     assert store.execute("SELECT min(position), count(*) FROM records") == [(101, 200)]
@@ -337,14 +334,3 @@ async def test_a_process_that_has_lost_its_lock_writes_nothing_not_even_the_grap
             await call
     assert [(await new.load(log)).last for log in ("a", GRAPH)] == [1, 1]
     await store.close()
-
-
-async def test_graph_records_of_earlier_epochs_are_read(path: Path) -> None:
-    journal = await opened(path)
-    journal._owned._graph = journal._owned.writer("a")
-    await journal.append([entry(GRAPH, 1), entry("a", 1)])
-    await journal.close()
-    journal = await opened(path)
-    await journal.append([entry(GRAPH, 2), entry("a", 2)])
-    assert [position for position, _ in (await journal.load(GRAPH)).records] == [1, 2]
-    await journal.close()

@@ -30,7 +30,7 @@ from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine import shard as shard_module
 from lowwater_authority.engine.settings import ShardSettings
 from lowwater_authority.engine.shard import Shard
-from lowwater_authority.journal import JournalFenced, JournalUnknown
+from lowwater_authority.journal import Journal, JournalFenced, JournalUnknown
 from lowwater_authority.ops.observer import Observer
 from tests.kit.faults import FaultPlan, Operation, Outcome
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
@@ -62,10 +62,14 @@ class Running:
     """A shard whose rounds run, and short words for what tests do with it."""
 
     def __init__(
-        self, disk: MemoryDisk, faults: FaultPlan | None = None, settings: ShardSettings | None = None
+        self,
+        disk: MemoryDisk,
+        faults: FaultPlan | None = None,
+        settings: ShardSettings | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self.now = 1_000 * HOUR
-        journal = MemoryJournal(disk, faults=faults)
+        journal = journal or MemoryJournal(disk, faults=faults)
         self.shard = Shard(journal, clock=lambda: self.now, observer=Observer(), settings=settings)
         self.stream, self._number = next(streams), count(1)
 

@@ -33,7 +33,7 @@ async def test_a_claim_that_is_lost_whole_is_spoken_for_no_more() -> None:
     for sequencer in range(1, 4):
         streams.speaks("a", sequencer, outbox)
         streams.fence(Fenced("a", sequencer, [0], "a newer claim took it over"))
-    assert len(streams._speakers) == 3
+    assert len(outbox.claims) == 3
     for sequencer in range(1, 4):
         streams.fence(Fenced("a", sequencer, None, "a newer claim took it over"))
-    assert not streams._speakers
+    assert not outbox.claims

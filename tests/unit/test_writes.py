@@ -9,12 +9,11 @@ import pytest
 
 from lowwater import errors
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.engine.shard import Shard
 from lowwater_authority.engine.writes import StoreState
 from lowwater_authority.journal import SqliteJournal
-from lowwater_authority.ops.observer import Observer
 from tests.kit.memory_journal import MemoryDisk
 from tests.kit.times import HOUR
+from tests.unit.test_journal_sqlite import pragma
 from tests.unit.test_shard import Running
 
 
@@ -28,30 +27,16 @@ def told(caplog: pytest.LogCaptureFixture, *names: str) -> list[dict[str, object
     return [each for each in found if each["event"] in names]
 
 
-class OverAFile(Running):
-    """A shard over a real SQLite file."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(MemoryDisk())
-        self.journal = SqliteJournal(path)
-        self.shard = Shard(self.journal, clock=lambda: 1_000 * HOUR, observer=Observer())
-
-    async def allow(self, pages: int) -> None:
-        """Let the file have so many pages; SQLite treats the next one as a full disk."""
-        connection = self.journal._database._connection
-        await self.journal._run(lambda: connection.execute(f"PRAGMA max_page_count = {pages}").fetchall())
-
-
 async def test_a_full_disk_is_a_line_with_path_and_fix_and_a_line_when_it_is_over(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    one = OverAFile(tmp_path / "journal.sqlite")
-    await one.start()
+    journal = SqliteJournal(tmp_path / "journal.sqlite")
+    one = await Running(MemoryDisk(), journal=journal).start()
     states: list[StoreState] = []
     one.shard.writes.on_change.append(states.append)
     await one.shard.register(Spec("a"))
-    await one.allow(1)
+    await pragma(journal, "max_page_count = 1")
     many = [b"", *(number.to_bytes(16) for number in range(1, 5_000)), b""]
     for _ in range(20):
         with pytest.raises(errors.JournalFailed):
@@ -61,7 +46,7 @@ async def test_a_full_disk_is_a_line_with_path_and_fix_and_a_line_when_it_is_ove
     assert str(tmp_path / "journal.sqlite") in str(refused["reason"])
     assert "free space on its disk" in str(refused["reason"])
     assert one.shard.store_state(1_000 * HOUR) is StoreState.REFUSES
-    await one.allow(1_000_000)
+    await pragma(journal, "max_page_count = 1000000")
     await one.claim("a", *many)
     await one.claim("a")
     assert told(caplog, "journal_back") == [{"event": "journal_back", "refused": 20, "level": logging.INFO}]
