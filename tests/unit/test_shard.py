@@ -32,6 +32,7 @@ from lowwater_authority.engine.settings import ShardSettings
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import Journal, JournalFenced, JournalUnknown
 from lowwater_authority.ops.observer import Observer
+from tests.kit.eventually import eventually_async
 from tests.kit.faults import FaultPlan, Operation, Outcome
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.times import HOUR
@@ -205,30 +206,26 @@ async def test_a_surely_failed_append_rolls_back_and_refuses_its_callers(disk: M
 
 @pytest.mark.parametrize("outcome", [Outcome.LOST, Outcome.WRITTEN])
 async def test_an_append_of_unknown_outcome_is_retried_as_is_and_shows_nothing_meanwhile(
-    disk: MemoryDisk, outcome: Outcome, monkeypatch: pytest.MonkeyPatch
+    disk: MemoryDisk, outcome: Outcome
 ) -> None:
-    faults = FaultPlan()
+    shown: list[float] = []
+
+    class Watching(FaultPlan):
+        async def before(self, operation: Operation) -> Outcome:
+            if operation.places == [("a", 2)]:
+                shown.append(one.low())
+                assert one.shard.confirmed == one.now, "stale since the round began"
+            return await super().before(operation)
+
+    faults = Watching()
     one = await Running(disk, faults).start()
     await one.shard.register(Spec("a"))
     grant = await one.claim()
-    shown: list[float] = []
-    real = asyncio.sleep
-
-    async def watching(delay: float) -> None:
-        shown.append(one.low())
-        assert one.shard.confirmed == one.now, "stale since the round began"
-        await real(0)
-
-    monkeypatch.setattr("lowwater_authority.engine.logs.asyncio.sleep", watching)
     faults.then(outcome, outcome)
-    began = one.now
-    waiting = one.report(grant, 14)
-    assert await waiting == []
-    assert shown == [MIN] * len(shown)
-    assert shown
+    assert await one.report(grant, 14) == []
+    assert shown == [MIN] * 3
     assert one.low() == 14
     assert (await one.shard.journal.load("a")).last == 2, "written once"
-    assert one.now == began
     await one.stop()
 
 
@@ -332,22 +329,14 @@ async def test_an_adopt_and_its_reset_are_durable_together(disk: MemoryDisk) -> 
     await again.stop()
 
 
-async def test_a_stop_gives_up_an_append_of_unknown_outcome(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stop_gives_up_an_append_of_unknown_outcome(disk: MemoryDisk) -> None:
     faults = FaultPlan()
     one = await Running(disk, faults).start()
     await one.shard.register(Spec("a"))
     grant = await one.claim()
     faults.then(*[Outcome.LOST] * 1000)
-    tried = asyncio.Event()
-    real = asyncio.sleep
-
-    async def quick(_: float) -> None:
-        tried.set()
-        await real(0)
-
-    monkeypatch.setattr("lowwater_authority.engine.logs.asyncio.sleep", quick)
     waiting = one.report(grant, 14)
-    await tried.wait()
+    await eventually_async(lambda: one.shard.held.logs.unconfirmed_since is not None)
     one.shard.stop()
     with pytest.raises(errors.ShuttingDown):
         await waiting
@@ -420,31 +409,15 @@ async def test_rule2_what_comes_while_a_snapshot_is_made_is_not_in_it(
     await running.stop()
 
 
-async def test_a_snapshot_is_not_written_by_who_let_its_log_go_meanwhile(
-    running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Pieces are joined beside the rounds: by then the log may be taken again, behind what another shard has written."""
-    journal, held = running.shard.journal, running.shard.held
-    written: list[bytes] = []
-
-    async def note(log: str, position: int, payload: bytes, **_: bool) -> None:
-        written.append(payload)
-
-    async def joined(pieces: list[bytes]) -> bytes:
-        held.served["a"].log.forget()
-        return b"".join(pieces)
-
-    lease = await running.claim("a", b"", b"")
-    assert await running.report(lease, 14) == []
-    monkeypatch.setattr(journal, "snapshot", note)
-    log = held.served["a"].log
-    await held.logs.snapshot(log, partial(recovery.pieces, held.served["a"].computation))
+async def test_a_snapshot_is_not_written_by_who_let_its_log_go_meanwhile(running: Running, disk: MemoryDisk) -> None:
+    """It is written beside the rounds: by then the log may be taken again, behind what another shard has written."""
+    held = running.shard.held
+    assert await running.report(await running.claim("a", b"", b""), 14) == []
+    log, computation = held.served["a"].log, held.served["a"].computation
+    await held.logs.snapshot(log, partial(recovery.pieces, computation))
+    log.forget()
     await held.logs.settle()
-    assert len(written) == 1
-    monkeypatch.setattr("lowwater_authority.engine.logs._joined", joined)
-    await held.logs.snapshot(log, partial(recovery.pieces, held.served["a"].computation))
-    await held.logs.settle()
-    assert len(written) == 1
+    assert disk.logs["a"].snapshot is None
     assert log.snapshotting is None
 
 
