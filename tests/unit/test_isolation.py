@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import numpy as np
@@ -240,19 +240,33 @@ async def test_a_shard_that_ends_writes_what_it_alone_knows(deployment: Deployme
     assert (other.low("x"), other.low("y")) == (12, 11)
 
 
-async def test_memory_with_half_a_change_is_not_written(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@contextlib.contextmanager
+def failing(method: str, name: str) -> Iterator[None]:
+    """What a request changes of a computation fails when it is done."""
+    whole: Callable[..., Any] = getattr(Computation, method)
+
+    def half(self: Computation, *arguments: Any, **more: Any) -> Any:
+        done = whole(self, *arguments, **more)
+        if self.spec.name == name:
+            raise ZeroDivisionError
+        return done
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Computation, method, half)
+        yield
+
+
+async def half_a_change(one: One, grants: dict[str, Grant], *names: str) -> None:
+    """A request to the first name fails in the middle, in one round with reports of the others."""
+    with failing("_take_values", names[0]):
+        await in_one_round(one, *(report(one, grants, name) for name in reversed(names)))
+
+
+async def test_memory_with_half_a_change_is_not_written(deployment: Deployment) -> None:
     one, grants = await serving(deployment, "x", "y")
     damage(deployment, "x")
-
-    def half(*_: Any, **__: Any) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(Computation, "_take_values", half)
-    with pytest.raises(errors.LowwaterError, match="internal error, nothing was changed"):
+    with failing("_take_values", "x"), pytest.raises(errors.LowwaterError, match="error, nothing was changed"):
         await report(one, grants, "x")
-    monkeypatch.undo()
     before = deployment.disk.logs["x"].copy()
     assert one.shard.held.is_torn("x")
     assert one.low("x") == 11
@@ -261,21 +275,6 @@ async def test_memory_with_half_a_change_is_not_written(
     assert await report(one, grants, "y") == []
     await one.end()
     assert deployment.disk.logs["x"] == before
-
-
-async def half_a_change(one: One, grants: dict[str, Grant], *names: str) -> None:
-    """A request to the first name fails in the middle, in one round with reports of the others."""
-    take_values = Computation._take_values
-
-    def half(self: Computation, *arguments: Any, **more: Any) -> Any:
-        refused = take_values(self, *arguments, **more)
-        if self.spec.name == names[0]:
-            raise ZeroDivisionError
-        return refused
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Computation, "_take_values", half)
-        await in_one_round(one, *(report(one, grants, name) for name in reversed(names)))
 
 
 async def torn_in_a_store_that_lost_its_end(deployment: Deployment) -> tuple[One, dict[str, Grant], Callable[[], None]]:
@@ -348,14 +347,8 @@ async def test_rule2_a_registration_writes_no_half_a_change(deployment: Deployme
     await one.shard.retire("x", b"\x80", b"", force=True)
     damage(deployment, "x")
     before = deployment.disk.logs["x"].copy()
-
-    def half(*_: Any, **__: Any) -> None:
-        raise ZeroDivisionError
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Computation, "_fenced", half)
-        with pytest.raises(errors.LowwaterError, match="internal error"):
-            await one.shard.retire("x", b"\x00", b"\x40", force=True)
+    with failing("_fenced", "x"), pytest.raises(errors.LowwaterError, match="internal error"):
+        await one.shard.retire("x", b"\x00", b"\x40", force=True)
     assert one.shard.held.is_torn("x")
     with contextlib.suppress(errors.Unavailable):
         await one.shard.register(Spec("x", estimated=True))

@@ -14,7 +14,6 @@ import pytest
 
 import lowwater
 from lowwater import Watermark, WatermarkView, errors
-from lowwater_page import questions, recall
 from lowwater_page.board import Board
 from lowwater_page.questions import MOST_ASKED, MOST_KEPT, THREADS, Questions
 from lowwater_page.recall import Recall
@@ -208,8 +207,8 @@ async def test_few_are_asked_at_once_and_more_than_can_wait_are_refused(asking: 
     await asking.ask(("why", "another"), asked)
 
 
-async def test_only_so_many_answers_are_kept(asking: Questions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "GOOD_SECONDS", 60.0)
+async def test_only_so_many_answers_are_kept() -> None:
+    asking = Questions(lambda: cast("lowwater.Client", None), good_seconds=60.0)
     asked = Asked()
     asked.free.set()
     for i in range(MOST_KEPT + 10):
@@ -235,13 +234,12 @@ class Away:
         return [SimpleNamespace(through=lowwater.Watermark(HOUR), time_micros=2 * HOUR, incarnation=1)][:limit]
 
 
-def test_a_shard_that_is_away_keeps_only_its_own_waiting(monkeypatch: Any) -> None:
-    monkeypatch.setattr(recall, "AGAIN_SECONDS", 0.01)
+def test_a_shard_that_is_away_keeps_only_its_own_waiting() -> None:
     board, client = Board(), Away("a")
     for name in ("a", "b", "c"):
         board.admit(WatermarkView(name, registered=True, incarnation=1, low=lowwater.Watermark(HOUR)))
     board.sample(3 * HOUR)
-    recalling = Recall(lambda: cast("lowwater.Client", client), board)
+    recalling = Recall(lambda: cast("lowwater.Client", client), board, again_seconds=0.01)
     recalling.want()
     try:
         eventually(lambda: client.answered == ["b", "c"])

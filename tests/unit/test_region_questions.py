@@ -142,7 +142,7 @@ async def test_the_token_of_agent_and_pipeline_stands_in_a_file(
     with pytest.raises(FileNotFoundError):
         Token(HOURLY)
     file.write_text(f"{TOKEN},\n{'o' * 32}\n")
-    door = region._open(SimpleNamespace(listen="127.0.0.1:0", tls_cert=None, tls_key=None))  # type: ignore[arg-type]
+    door = region.open_door(SimpleNamespace(listen="127.0.0.1:0", tls_cert=None, tls_key=None))  # type: ignore[arg-type]
     door.listening.close()
     assert door.tokens == (TOKEN, "o" * 32)
     async with asked(*door.tokens) as (agent, place):
@@ -183,7 +183,7 @@ def test_the_agent_does_not_start_open_to_others(
 ) -> None:
     monkeypatch.setenv(region.TOKENS, tokens)
     with pytest.raises(BadConfig, match=what):
-        region._open(SimpleNamespace(listen=place, tls_cert=None, tls_key=None))  # type: ignore[arg-type]
+        region.open_door(SimpleNamespace(listen=place, tls_cert=None, tls_key=None))  # type: ignore[arg-type]
 
 
 def test_the_process_fails_when_pipelines_can_no_longer_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from lowwater_authority.core.tasks import TaskGroup
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.admission import Gate
 from lowwater_authority.engine.holding import epoch_base
-from lowwater_authority.engine.holdings import _resumed
+from lowwater_authority.engine.holdings import resumed
 from lowwater_authority.engine.task_master import TaskMaster
 from lowwater_authority.journal import Ownership
 from lowwater_authority.journal.frames import decode, encode
@@ -218,7 +218,7 @@ async def test_what_is_recovered_in_two_pieces_is_what_is_recovered_in_one(deplo
         expected = (await one.shard.held.recovered_in_pieces(spec, whole)).computation
         for cut in range(len(whole.records) + 1):
             known = await one.shard.held.recovered_in_pieces(spec, replace(whole, records=whole.records[:cut]))
-            found = _resumed(spec, ownership, whole, known)
+            found = resumed(spec, ownership, whole, known)
             if spec is after and cut < middle:
                 assert found is None, "what it was recovered for had ended the incarnation that the log goes on with"
                 continue

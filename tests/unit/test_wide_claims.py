@@ -9,31 +9,23 @@ import pytest
 
 from lowwater import errors
 from lowwater.v1 import workers_pb2 as pb
-from lowwater_authority.core import requests
-from lowwater_authority.core.requests import ClaimRequest, finished
+from lowwater_authority.core.requests import DIGESTED_TOGETHER, PIECE, ClaimRequest, finished
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.workers import in_turns
 
-PIECE = 4
-
-
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec, "PIECE", PIECE)
-    monkeypatch.setattr(requests, "PIECE", PIECE)
-    monkeypatch.setattr(requests, "DIGESTED_TOGETHER", 2)
+NEAR = (0, 1, DIGESTED_TOGETHER, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE - 1, 2 * PIECE)
 
 
 def keys(count: int) -> list[bytes]:
-    return [index.to_bytes(2, "big") for index in range(1, count + 1)]
+    return [index.to_bytes(4, "big") for index in range(1, count + 1)]
 
 
 def message(bounds: list[bytes]) -> pb.ClaimRequest:
     return pb.ClaimRequest(computation="c", worker="w", bounds=bounds, request_id=b"r" * 16, bound_micros=[7])
 
 
-@pytest.mark.parametrize("count", range(2, 4 * PIECE))
+@pytest.mark.parametrize("count", [at for at in NEAR if at > 1])
 @pytest.mark.parametrize("end", [b"", b"\xff"])
 def test_what_is_decoded_in_pieces_is_what_was_asked(count: int, end: bytes) -> None:
     bounds = [*keys(count - 1), end]
@@ -43,19 +35,19 @@ def test_what_is_decoded_in_pieces_is_what_was_asked(count: int, end: bytes) -> 
     assert asked.digest == whole.digest, "the journal has it: it must not depend on the pieces"
 
 
-@pytest.mark.parametrize("wrong", range(1, 3 * PIECE))
+@pytest.mark.parametrize("wrong", NEAR[1:])
 @pytest.mark.parametrize("end", [b"", b"\xff"])
 def test_bounds_that_do_not_rise_are_refused_wherever_pieces_meet(wrong: int, end: bytes) -> None:
-    bounds = [*keys(3 * PIECE), end]
+    bounds = [*keys(2 * PIECE + 9), end]
     for bad in (bounds[wrong - 1], b""):
         asked = message([*bounds[:wrong], bad, *bounds[wrong + 1 :]])
         with pytest.raises(errors.InvalidArgument, match=rf"bounds\[{wrong}\] .* does not come after"):
             finished(codec.claim(asked))
 
 
-@pytest.mark.parametrize("place", range(3 * PIECE))
+@pytest.mark.parametrize("place", NEAR)
 def test_a_key_that_is_too_long_is_refused_wherever_it_stands(place: int) -> None:
-    bounds = keys(3 * PIECE)
+    bounds = keys(2 * PIECE + 9)
     bounds[place] += b"x" * codec.MAX_KEY
     with pytest.raises(errors.InvalidArgument, match="too long"):
         finished(codec.claim(message(bounds)))
