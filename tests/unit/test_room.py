@@ -30,7 +30,7 @@ from lowwater.v1 import (
 from lowwater.v1 import workers_pb2 as pb
 from lowwater.v1.types_pb2 import Redirect
 from lowwater_authority.authority import Authority
-from lowwater_authority.core.requests import Refused
+from lowwater_authority.core.requests import Fenced, Refused
 from lowwater_authority.engine.admission import Gate as Admitting
 from lowwater_authority.ops.observer import Observer
 from lowwater_authority.rpc import streams
@@ -635,3 +635,35 @@ async def test_what_cannot_be_made_to_fit_ends_the_stream_with_the_reason() -> N
     assert not list(await outbox.take())
     assert isinstance(outbox.closed, errors.Overloaded)
     assert "send fewer in a report" in outbox.closed.message
+
+
+async def test_nothing_is_acknowledged_behind_a_report_that_failed() -> None:
+    outbox = Outbox()
+    outbox.acknowledge(1)
+    outbox.close(errors.JournalFailed("report 2 was not written"))
+    outbox.acknowledge(3)
+    (message,) = await outbox.take()
+    assert message.ack.number == 1
+    assert outbox.closed is not None
+
+
+async def test_acknowledgements_merge() -> None:
+    outbox = Outbox()
+    for number in (1, 2, 3):
+        outbox.acknowledge(number)
+    (message,) = await outbox.take()
+    assert message.ack.number == 3
+    assert outbox.empty
+
+
+async def test_a_claim_that_is_lost_whole_is_spoken_for_no_more() -> None:
+    """A worker that claims again and again on one stream leaves nothing behind."""
+    streams = Streams()
+    outbox = streams.open(b"s" * 16, 1)
+    for sequencer in range(1, 4):
+        streams.speaks("a", sequencer, outbox)
+        streams.fence(Fenced("a", sequencer, [0], "a newer claim took it over"))
+    assert len(outbox.claims) == 3
+    for sequencer in range(1, 4):
+        streams.fence(Fenced("a", sequencer, None, "a newer claim took it over"))
+    assert not outbox.claims
