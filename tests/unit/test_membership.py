@@ -43,9 +43,6 @@ def shares(view: View) -> Counter[str]:
     return Counter(shard.address if (shard := view.shard_of(name)) else "" for name in NAMES)
 
 
-# --- views --------------------------------------------------------------------------------------------------------
-
-
 def test_the_weights_are_the_same_for_ever() -> None:
     view = view_of(*(Member(str(n), f"lowwater-{n}.lowwater:50051") for n in range(5)))
     served = [view.shard_of(f"computation-{n}") for n in range(12)]
@@ -91,9 +88,6 @@ def test_encode_and_decode() -> None:
     assert View.decode(b"") == View()
     with pytest.raises(DecodeError):
         View.decode(b"\xff\xff")
-
-
-# --- proposals ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("now", "dead"), [(110, False), (111, True)])

@@ -50,21 +50,6 @@ def test_what_has_no_time_has_no_lag() -> None:
     }
 
 
-@pytest.mark.parametrize("span", SPANS)
-def test_the_heat_map_has_the_furthest_behind_first(span: str) -> None:
-    samples = Samples()
-    length = SPANS[span].column * 2
-    after = run(samples, length, 10, 40, 20, step=SPANS[span].step)
-    run(samples, length, 50, 20, 20, start=after, step=SPANS[span].step)
-    heat = samples.heat(SPANS[span], 2, {})
-    assert (heat.total, list(heat.lags)) == (3, ["c0", "c1"])
-    assert [len(lags) for lags in heat.lags.values()] == [SPANS[span].seconds // SPANS[span].column] * 2
-    assert heat.lags["c0"][-4:] == [10, 10, 50, 50]
-    assert heat.lags["c1"][-4:] == [40, 40, 20, 20]
-    assert all(lag is None for lag in heat.lags["c0"][:-4])
-    assert heat.from_micros == after + length * SECOND - SPANS[span].seconds * SECOND
-
-
 def test_a_new_incarnation_begins_with_nothing_and_a_dropped_one_leaves_nothing() -> None:
     samples = Samples()
     run(samples, 120, 10, 20)

@@ -136,17 +136,6 @@ async def test_rule2_nothing_is_published_or_acknowledged_before_its_record_is_d
     await one.stop()
 
 
-async def test_rule3_what_was_seen_is_still_there_after_a_crash(disk: MemoryDisk, running: Running) -> None:
-    grant = await running.claim("a", b"", b"m", b"")
-    await running.report(grant, 14, 15)
-    disk.crash()
-    again = await Running(disk).start()
-    assert again.low() == 14
-    assert await again.report(grant, 13, 15) == [], "the claim survives, and an owner may lower its range"
-    assert again.low() == 14, "only the published value ratchets"
-    await again.stop()
-
-
 async def test_rule4_a_replaced_shard_stops_and_shows_nothing(disk: MemoryDisk, running: Running) -> None:
     grant = await running.claim()
     newer = await Running(disk).start()
@@ -187,22 +176,6 @@ async def test_rule10_the_journal_learns_which_records_must_not_be_lost(disk: Me
         ([("a", 4)], True),
         ([("", 2)], True),
     ]
-    await one.stop()
-
-
-async def test_a_surely_failed_append_rolls_back_and_refuses_its_callers(disk: MemoryDisk) -> None:
-    faults = FaultPlan()
-    one = await Running(disk, faults).start()
-    await one.shard.register(Spec("a"))
-    grant = await one.claim()
-    await one.report(grant, 12)
-    faults.then(Outcome.FAILED)
-    with pytest.raises(errors.JournalFailed):
-        await one.report(grant, 14)
-    assert one.low() == 12
-    await one.claim()
-    assert one.low() == 12
-    assert (await one.shard.ranges("a", below=None, limit=9))[0][0].value == 12 * HOUR, "the refused value is gone"
     await one.stop()
 
 
@@ -421,18 +394,6 @@ async def test_a_snapshot_is_not_written_by_who_let_its_log_go_meanwhile(running
     await held.logs.settle()
     assert disk.logs["a"].snapshot is None
     assert log.snapshotting is None
-
-
-async def test_rule7_a_slow_subscriber_gets_the_newest_value_only(running: Running) -> None:
-    subscription = running.shard.hub.subscribe(["a"])
-    grant = await running.claim()
-    for hour in range(1000):
-        await running.report(grant, hour)
-    assert subscription.statistics().waiting == 1
-    newest = (await subscription.take(0))["a"]
-    assert newest is not None
-    assert newest.low == 999 * HOUR
-    assert await subscription.take(0) == {}
 
 
 async def test_rule7_the_queue_has_a_bound(disk: MemoryDisk) -> None:

@@ -68,9 +68,6 @@ async def reader(disk: MemoryDisk) -> AsyncIterator[Tree]:
     await made.stop()
 
 
-# -- T2: lowerings --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("hour", [15, 10])
 async def test_T2_a_report_whose_answer_was_lost_may_count(tree: Tree, hour: int) -> None:
     first, _ = await tree.both(10, 10)
@@ -585,12 +582,6 @@ async def test_a_claim_for_which_there_is_no_room_binds_nothing(tree: Tree) -> N
     await claim_as(tree.below, "a~0", "Y")
 
 
-# -- inputs -----------------------------------------------------------------------------------------------------------
-
-
-# -- a graph for everybody --------------------------------------------------------------------------------------------
-
-
 def test_slices_take_no_more_of_the_graph_than_others_can_read_beside_them() -> None:
     keys = tuple(number.to_bytes(2) for number in range(1, 1000))
     inputs = [f"i{number}" for number in range(101)]
@@ -616,9 +607,6 @@ def test_a_graph_that_is_put_together_has_the_newest_inputs_and_the_newest_cut()
         assert merged.get("a").parts == made.moved(new).get("a").parts
         assert {name: merged.get(name) for name in ("a~0", "a~1", "a~2")} == merged.get("a").slice_specs()
         assert Topology.decode(merged.encode()) == merged
-
-
-# -- a clock that is wrong --------------------------------------------------------------------------------------------
 
 
 async def test_a_root_that_another_process_takes_meanwhile_is_a_reason_to_try_again() -> None:
