@@ -14,7 +14,7 @@ import pytest
 
 from lowwater import errors
 from lowwater.v1 import regions_pb2 as pb
-from lowwater_authority.commands.references import _adopt_and_write_off
+from lowwater_authority.commands.references import adopt_and_write_off
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.regions import references
 from lowwater_authority.regions.references import (
@@ -798,5 +798,5 @@ ADOPT, WRITE_OFF = (pb.DECISION_ADOPT, "us"), pb.DECISION_WRITE_OFF
 )
 def test_it_gives_up_what_the_last_owner_has(center: Center, said: list[tuple[Any, str]]) -> None:
     args = argparse.Namespace(reference="hourly:clicks", to="us")
-    _adopt_and_write_off(center, args)  # type: ignore[arg-type]
+    adopt_and_write_off(center, args)  # type: ignore[arg-type]
     assert center.said == said

@@ -32,7 +32,7 @@ from lowwater_authority.access.guard import Guard
 from lowwater_authority.access.policy import Access, Action, Allowance, Principal
 from lowwater_authority.ops.observer import Observer
 from lowwater_authority.regions import questions, region
-from lowwater_authority.regions.agent import PipelineReport, RegionAgent, _goes_on
+from lowwater_authority.regions.agent import PipelineReport, RegionAgent, goes_on
 from lowwater_authority.regions.config import BadConfig, Kept, StateFolder, read_config
 from lowwater_authority.regions.figures import FIGURES, ReferenceFigures
 from lowwater_authority.regions.questions import Pipelines, Questions
@@ -68,7 +68,7 @@ def view(number: int) -> pb.ReferenceView:
 
 
 @pytest.mark.parametrize(
-    ("record", "number", "goes_on"),
+    ("record", "number", "expected"),
     [
         (None, 1, True),  # it was registered just now
         (None, 2, False),  # nobody knows what was before
@@ -81,10 +81,10 @@ def view(number: int) -> pb.ReferenceView:
     ],
 )
 def test_an_own_computation_goes_on_only_if_nobody_else_can_have_owned_it(
-    record: tuple[str, object] | None, number: int, goes_on: bool
+    record: tuple[str, object] | None, number: int, expected: bool
 ) -> None:
     before = None if record is None else json.dumps({"owner": record[0], "number": record[1]})
-    assert _goes_on(before, view(number), "A") is goes_on
+    assert goes_on(before, view(number), "A") is expected
 
 
 def test_a_file_is_read_and_its_defaults_are_those_of_the_documentation(tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ async def test_what_a_pipeline_says_is_refused_where_it_would_end_every_report(b
         return body if isinstance(body, list) else {"reference": "hourly:clicks", "number": 1, **body}
 
     with pytest.raises(errors.InvalidArgument, match="is malformed"):
-        await questions._report_in(SimpleNamespace(json=read))  # type: ignore[arg-type]
+        await questions.report_in(SimpleNamespace(json=read))  # type: ignore[arg-type]
 
 
 HOURLY = "hourly:clicks"

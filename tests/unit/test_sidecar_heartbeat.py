@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lowwater import errors
-from lowwater_spark.sidecar.command import Heartbeat, _may_pass, _Watch
+from lowwater_spark.sidecar.command import Heartbeat, QueryWatch, may_pass
 
 
 def test_a_heartbeat_waits_for_each_query_that_is_still_tracked(tmp_path: Path) -> None:
@@ -48,10 +48,12 @@ def test_a_query_is_tried_again_while_its_token_is_replaced(monkeypatch: pytest.
         "inputs": ["b"],
         "sources": [f"files:{tmp_path}"],
     }
-    watch = _Watch({**query, "promises": ["sink-visible-before-commit", "nothing-skipped"]}, str(tmp_path), None, None)
+    watch = QueryWatch(
+        {**query, "promises": ["sink-visible-before-commit", "nothing-skipped"]}, str(tmp_path), None, None
+    )
     watch.run(OneAttempt())
     assert not watch.refused
     assert watch.turn == (2, 0), "the checkpoint is one step, and the attempt another"
-    assert _may_pass(errors.Unauthenticated("unknown token"))
-    assert not _may_pass(errors.PermissionDenied("of another principal"))
-    assert not _may_pass(errors.InvalidArgument("name", metadata={"field": "name"}))
+    assert may_pass(errors.Unauthenticated("unknown token"))
+    assert not may_pass(errors.PermissionDenied("of another principal"))
+    assert not may_pass(errors.InvalidArgument("name", metadata={"field": "name"}))

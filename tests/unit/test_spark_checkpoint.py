@@ -31,7 +31,6 @@ from lowwater_spark.track.inputs import UNREAD, Reading
 from lowwater_spark.track.progress import Committed, Progress
 from lowwater_spark.track.segments import Due, Segment
 from lowwater_spark.track.state import Place, RangeEntry, StateStore, Version
-from tests.kit.times import SECOND
 from tests.spark.support import place
 
 READING = Reading(14, {990_000: 15, 500_000: 16}, 3, (1, 7))
@@ -50,18 +49,6 @@ def test_s5_a_replay_runs_with_the_w_and_the_clock_of_the_first_run(tmp_path: Pa
     log.purge(before=8)
     assert log.read(7) is None
     assert log.read(8) == BatchEntry(8, "cc", Reading(MIN), promised=MIN)
-
-
-def test_the_clock_of_batches_goes_on_where_that_of_the_driver_has_gone_back() -> None:
-    """For as long as it is behind. A jump that was taken back puts nothing on what comes later."""
-    clocks = {"wall": 100.0, "passed": 0.0}
-    hook = Hook(lambda *_: None, lambda *_: None, lambda: clocks["wall"], lambda: clocks["passed"])
-    told = []
-    for wall, passed in [(100.0, 0.0), (40.0, 10.0), (45.0, 15.0), (120.0, 20.0), (20.0, 21.0)]:
-        clocks.update(wall=wall, passed=passed)
-        told.append(hook._clock() // SECOND)
-        hook._note(BatchEntry(0, "", READING, promised=0, now=hook._clock()))
-    assert told == [100, 110, 115, 120, 121]
 
 
 def test_a_batch_that_an_older_release_has_begun_is_replayed_and_none_of_this_one_by_it(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_both_clients_of_kafka_are_told_how_a_secured_cluster_is_reached_each_by
     told |= {f"ssl.{name}.location": str(tmp_path / name) for name in ("ca", "certificate", "key")}
     options = {f"kafka.{name}": value for name, value in told.items()}
     assert told.items() <= client_settings(options, "read_kafka").items()
-    found = KafkaAdmin(None, {**options, PACE: "folder"})._settings
+    found = KafkaAdmin(None, {**options, PACE: "folder"}).properties
     login = "org.apache.kafka.common.security.scram.ScramLoginModule required"
     jvm = {
         **same,
@@ -193,4 +193,4 @@ def test_both_clients_of_kafka_are_told_how_a_secured_cluster_is_reached_each_by
     }
     assert jvm.items() <= found.items()
     assert not found.keys() & (told.keys() - jvm.keys())
-    assert told.items() <= KafkaAdmin(None, options)._settings.items(), "Spark's own source has one client"
+    assert told.items() <= KafkaAdmin(None, options).properties.items(), "Spark's own source has one client"

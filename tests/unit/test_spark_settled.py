@@ -119,18 +119,22 @@ def test_head_of_w_what_lowwater_has_not_made_is_looked_into_each_time(
     assert reader.head(0)[0] == {os.path.relpath(added, reader.out)}
 
 
-TRAPS: dict[str, Callable[[Settled, File], bool]] = {
-    "what is planned is left out": lambda settled, file: settled._log.batch_of(file) is not None,
-    "files are known by their paths alone": lambda settled, file: (
-        file.path in settled._log.taken and settled._offset != NOTHING
-    ),
-}
+class LeavesOutPlanned(Settled):
+    def has(self, file: File) -> bool:
+        return self._log.batch_of(file) is not None
+
+
+class GoesByPaths(Settled):
+    def has(self, file: File) -> bool:
+        return file.path in self._log.taken and self._offset != NOTHING
 
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when more is left out than is taken for good")
-@pytest.mark.parametrize("trap", TRAPS)
-def test_head_of_w_breaks_when_more_is_left_out(reader: Reader, monkeypatch: pytest.MonkeyPatch, trap: str) -> None:
-    monkeypatch.setattr(Settled, "has", TRAPS[trap])
+@pytest.mark.parametrize("trap", [LeavesOutPlanned, GoesByPaths])
+def test_head_of_w_breaks_when_more_is_left_out(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch, trap: type[Settled]
+) -> None:
+    monkeypatch.setattr(Settled, "has", trap.has)
     test_head_of_w_a_plain_file_is_asked_for_its_time_in_each_listing(reader)
 
 
