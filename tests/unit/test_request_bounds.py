@@ -13,8 +13,6 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lowwater import errors
 from lowwater._server.audit import Audit
@@ -32,7 +30,7 @@ from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.codec import MAX_NAMES
 from lowwater_authority.rpc.interceptors import Decoding, Reading
 from lowwater_authority.rpc.refusals import refuse
-from lowwater_authority.rpc.request_bounds import SMALL, shape_of
+from lowwater_authority.rpc.request_bounds import SMALL
 from lowwater_authority.rpc.workers import WorkerServicer, in_turns
 
 LONGEST = "n" * 128 + "/" + "a" * 128
@@ -131,29 +129,6 @@ def test_rule7_what_would_take_many_times_its_bytes_is_not_parsed(what: str) -> 
 
     with pytest.raises(errors.InvalidArgument):
         Reading(Parsed.parse, method)(data)
-
-
-groups = st.builds(
-    workers_pb2.GroupReport,
-    computation=st.text(max_size=3),
-    handles=st.lists(st.integers(0, 2**32 - 1), max_size=3),
-    mass=st.builds(
-        workers_pb2.Mass, others=st.lists(st.builds(workers_pb2.FinishedAt, recent=st.integers(0, 300)), max_size=3)
-    ),
-    lateness=st.builds(
-        workers_pb2.Lateness, behind=st.lists(st.builds(workers_pb2.Behind, records=st.integers(0, 300)), max_size=3)
-    ),
-)
-
-
-@given(st.lists(groups, min_size=1, max_size=4))
-def test_elements_are_counted_as_the_parser_finds_them(found: list[workers_pb2.GroupReport]) -> None:
-    count = len(found) + sum(len(group.mass.others) + len(group.lateness.behind) for group in found)
-    shape = shape_of(workers_pb2.ReportRequest.FromString)
-    assert shape is not None
-    data = workers_pb2.ReportRequest(report=workers_pb2.Report(number=1, groups=found)).SerializeToString()
-    assert shape.has_more(data, count - 1)
-    assert not shape.has_more(data, count + len(data))
 
 
 class Request:

@@ -196,36 +196,6 @@ def test_head_of_w_breaks_when_the_rule_is_off() -> None:
     )
 
 
-READ_AND_REMOVED: list[tuple[Any, ...]] = [
-    ("put", 0, 0),
-    ("plan", [0]),
-    ("clean_up", 0),
-    ("promise_more", 2),
-    ("read",),
-    ("list_sources",),
-]
-RENAMED_READ_AND_REMOVED: list[tuple[Any, ...]] = [
-    ("put", 0, 0),
-    ("promise_more", 2),
-    ("read",),
-    ("list_sources",),
-    ("rename", 0),
-    ("plan", [0]),
-    ("clean_up", 0),
-    ("wait",),
-    ("list_sources",),
-]
-
-
-@pytest.mark.parametrize("steps", [READ_AND_REMOVED, RENAMED_READ_AND_REMOVED])
-def test_head_of_w_a_file_that_is_removed_while_its_batch_runs_is_waited_for(steps: list[tuple[Any, ...]]) -> None:
-    pipeline = Pipeline(1)
-    live(pipeline, steps)
-    assert pipeline.progress.reading == UNREAD
-    live(pipeline, [("commit",)])
-    assert pipeline.progress.reading.low == 2
-
-
 REWRITTEN: list[tuple[Any, ...]] = [
     ("put", 0, 0),
     ("plan", [0]),
