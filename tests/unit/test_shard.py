@@ -507,25 +507,19 @@ class Plan(FaultPlan):
             self.left[begins] -= 1
 
 
-class One:
-    """A shard by itself."""
-
+class One(Running):
     def __init__(self, disk: MemoryDisk, graph_bytes: int = 64 << 10) -> None:
         self.plan = Plan()
-        self.disk = disk
         # How many share a write is not to depend on the machine.
-        settings = ShardSettings(graph_bytes=graph_bytes, round_seconds=float("inf"))
-        journal = MemoryJournal(disk, faults=self.plan)
-        self.shard = Shard(journal, clock=lambda: 10**15, observer=Observer(), settings=settings)
+        super().__init__(disk, self.plan, ShardSettings(graph_bytes=graph_bytes, round_seconds=float("inf")))
 
     async def start(self) -> One:
-        await self.shard.start()
-        self._task = asyncio.create_task(self.shard.run())
+        await super().start()
         return self
 
     async def kill(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
 
     def register(self, name: str, *inputs: str) -> asyncio.Task[Spec]:
         return asyncio.create_task(self.shard.register(Spec(name, inputs)))
