@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from lowwater import errors
-from lowwater_authority.cluster import cluster
 from lowwater_authority.cluster.membership import View
 from lowwater_authority.cluster.untaken import LOOK_SECONDS
 from lowwater_authority.core import recovery
@@ -38,7 +37,7 @@ from lowwater_authority.journal import JournalFailed, JournalReplaced, LoadedLog
 from lowwater_authority.journal.frames import decode, encode
 from lowwater_authority.ops.observer import Observer
 from tests.kit.faults import Outcome
-from tests.kit.memory_journal import MemoryDisk, MemoryJournal, StoredLog, flipped
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal, StoredLog
 from tests.kit.releases import newer_release
 from tests.kit.shards import Deployment, One, held, ids, numbers, turns, two
 from tests.kit.times import HOUR, SECOND
@@ -586,41 +585,6 @@ async def test_rule7_nothing_is_remembered_of_what_could_not_be_taken_once_anoth
     await deployment.settle(other, third, seconds=6)
     assert name in held(third)
     assert not third.cluster._missing
-
-
-async def ended(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shard is stopped, and nobody takes over what it serves in time."""
-    monkeypatch.setattr(cluster, "HAND_OVER_SECONDS", 0.0)
-    await one.cluster.leave()
-    await one.end()
-
-
-@pytest.mark.parametrize("behind", [False, True])
-@pytest.mark.parametrize("missing", [False, True])
-async def test_a_shard_that_ends_writes_again_what_it_alone_has_whole(
-    deployment: Deployment,
-    missing: bool,
-    behind: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """The only snapshot is damaged, or missing, in the store; so nobody takes it over, and the memory of its owner is about to end."""
-    one, other, name = await moving(deployment)
-    await one.snapshot(name)
-    claim = await one.claim(name) if behind else None
-    stored = deployment.disk.logs[name]
-    assert bool(stored.records) is behind
-    assert stored.snapshot is not None
-    stored.snapshot = None if missing else flipped(stored.snapshot)
-    await one.cluster.change(lambda view: view.pinned(name, "other:1"))
-    await deployment.settle(one, other, seconds=3)
-    assert name in held(one)
-    await ended(one, monkeypatch)
-    assert lines_with(caplog, "it is written again from memory") == (0 if behind else 1)
-    await deployment.settle(other, seconds=0.6)
-    assert other.low(name) == 11
-    if claim is not None:
-        assert await other.report(name, claim, 12) == []
 
 
 def pinned(name: str, view: View) -> View:

@@ -237,16 +237,6 @@ async def test_the_files_of_a_journal_are_its_users_alone(path: Path, caplog: py
     assert "data_readable" in str([vars(record) for record in caplog.records])
 
 
-async def test_a_read_only_database_is_a_sure_failure(path: Path) -> None:
-    journal = await opened(path)
-    await pragma(journal, "query_only = 1")
-    with pytest.raises(JournalFailed, match="make the file and its directory writable"):
-        await journal.append([entry("a", 1)])
-    await pragma(journal, "query_only = 0")
-    await journal.append([entry("a", 1)])
-    await journal.close()
-
-
 @pytest.mark.parametrize("victim", ["journal.db", "journal.db-wal"])
 @pytest.mark.parametrize("replaced", [False, True])
 async def test_files_taken_away_under_the_journal(path: Path, victim: str, replaced: bool) -> None:

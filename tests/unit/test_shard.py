@@ -184,6 +184,7 @@ async def test_an_append_of_unknown_outcome_is_retried_as_is_and_shows_nothing_m
     disk: MemoryDisk, outcome: Outcome
 ) -> None:
     shown: list[float] = []
+    one: Running
 
     class Watching(FaultPlan):
         async def before(self, operation: Operation) -> Outcome:
