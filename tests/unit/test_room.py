@@ -35,7 +35,7 @@ from lowwater_authority.engine.admission import Gate as Admitting
 from lowwater_authority.ops.observer import Observer
 from lowwater_authority.rpc import streams
 from lowwater_authority.rpc.codec import MAX_RANGES
-from lowwater_authority.rpc.streams import UNREAD_LEAST, Acknowledgement, Outbox, Room, Streams
+from lowwater_authority.rpc.streams import SHARE, UNREAD_LEAST, Acknowledgement, Outbox, Room, Streams
 from tests.kit.eventually import eventually_async
 from tests.kit.served import authority_served
 from tests.kit.times import HOUR
@@ -297,8 +297,9 @@ def test_rule7_names_are_followed_beside_any_number_of_streams_that_take_all_the
 class Falling(streams.Shared):
     """The share falls as the room fills, whatever the number of streams is."""
 
-    def share(self, own: int, _: int) -> int:
-        return max(0, self.bound - (self.bytes - own)) // (streams.SHARE + 1)
+    def share(self, own: int, streams: int) -> int:
+        del streams
+        return max(0, self.bound - (self.bytes - own)) // (SHARE + 1)
 
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when the share of a stream falls to nothing")
