@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import functools
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
-from examples.flights import compare, data, expected, replay
+from examples.flights import compare, data, expected
 from examples.flights.compare import HEURISTIC, LOW, SPARK_2H, SPARK_6H, Batch, Comparison
 from examples.flights.data import HOUR, DatasetChangedError, Flight, micros, moment
 from examples.flights.expected import Window
-from examples.flights.replay import FEED_SCHEMA, Beat, Row, beats
 from examples.flights.simulate import ModelLease, Result, simulate
 
 START = data.micros(data.SLICE_START)
@@ -151,25 +148,3 @@ def test_a_watermark_that_leads_would_be_seen(monkeypatch: pytest.MonkeyPatch) -
     run = simulate(demo_slice(), START)
     assert run.duplicates > 1000
     assert len(compare.differences(run.rows, expected.hourly(data.SLICE_START, data.SLICE_END))) > 100
-
-
-def replayed(duplicates: float = 0.02, seed: int = 2013) -> list[Beat]:
-    return list(beats(demo_slice(), start=START, duplicates=duplicates, seed=seed))
-
-
-def test_a_file_holds_the_beat_and_only_it(tmp_path: Path) -> None:
-    beat = replayed()[60]
-    path = replay.write_beat(tmp_path, beat)
-    assert list(tmp_path.iterdir()) == [path]
-    assert path.name == "beat-000060-20130108T1515.parquet"
-    table = pq.read_table(path)
-    assert table.schema.equals(FEED_SCHEMA)
-    read = [
-        Row(**{**row, **{name: _micros(row[name]) for name in ("clock", "sched_dep", "available")}})
-        for row in table.to_pylist()
-    ]
-    assert tuple(read) == beat.rows
-
-
-def _micros(value: object) -> int | None:
-    return data.micros(value) if isinstance(value, datetime) else None
