@@ -67,10 +67,11 @@ async def authority_served(
     faults: FaultPlan | None = None,
     interceptors: Sequence[Any] = (),
     randbits: Callable[[int], int] = secrets.randbits,
+    observer: Observer | None = None,
 ) -> AsyncIterator[tuple[Authority, str]]:
     """A whole authority over a journal in memory, whose rounds run; and its address."""
     journal = MemoryJournal(MemoryDisk(), faults=faults, randbits=randbits)
-    authority = Authority(journal, clock=lambda: 1000 * HOUR, observer=Observer())
+    authority = Authority(journal, clock=lambda: 1000 * HOUR, observer=observer or Observer())
     await authority.recover()
     rounds = asyncio.create_task(authority.run())
     try:

@@ -44,7 +44,7 @@ class Way:
         self.held: dict[str, asyncio.Event] = {}
         """By kind: what is set when messages of it go on."""
         self.lost: dict[str, str] = {}
-        """By kind: whether its messages are lost on the way ``there`` or ``back``."""
+        """By kind: whether its messages are lost on the way ``there`` or ``back``, or sending them ``fails`` as it never should."""
         self.came: list[tuple[str, Callable[[], Awaitable[object]]]] = []
         """All that was sent, oldest first, and how each may come once more."""
 
@@ -64,6 +64,8 @@ class Way:
         if kind in self.held:
             await self.held[kind].wait()
         lost = self.lost.get(kind)
+        if lost == "fails":
+            raise ZeroDivisionError
         if lost == "there":
             msg = "it is lost on the way there"
             raise errors.Unavailable(msg)
@@ -129,6 +131,8 @@ class Bent:
             return False
 
     def close(self) -> None:
+        if self._way.lost.get("say") == "fails":
+            raise ZeroDivisionError
         self._there.close()
 
 

@@ -27,7 +27,7 @@ NOT_HERE: Final = {
     "lowwater_spark_": "needs a driver: tests/spark/test_prometheus.py",
     "lowwater_dedup_": "needs a deduplicator: tests/pipeline/test_job.py and test_stage_figures.py",
     "lowwater_certificate_": "needs TLS, which this authority has not: tests/process/test_tls.py reads it",
-    "lowwater_memory_limit_": "needs a control group with a limit: tests/unit/test_resources.py",
+    "lowwater_memory_limit_": "needs a control group with a limit: tests/unit/test_health.py",
     "lowwater_token_expires_": "needs a token with a date: tests/unit/test_access_guard.py",
 }
 """Metrics that this pipeline has not, and why."""

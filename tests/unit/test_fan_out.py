@@ -18,6 +18,7 @@ from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine.hub import Hub, Subscription
 from lowwater_authority.rpc import watermarks as rpc_watermarks
 from lowwater_authority.rpc.watermarks import BEAT_SECONDS, MAX_INTERVAL_MILLIS
+from tests.kit.shards import Deployment
 from tests.simulation.kernel import Simulation
 from tests.unit.test_promises import Served, serving
 from tests.unit.test_room import serving as streaming
@@ -72,7 +73,7 @@ async def test_each_subscription_gets_what_it_follows_and_nothing_else(seed: int
                 oracle.waiting[subscription] = {}
         assert len(hub) == len(oracle.names)
     for subscription, waiting in oracle.waiting.items():
-        assert subscription._pending == waiting
+        assert await subscription.take(0) == waiting
         hub.unsubscribe(subscription)
     assert len(hub) == 0
     assert not hub._by_name, "who has gone leaves no name behind"
@@ -101,44 +102,41 @@ async def test_a_message_is_made_again_when_the_graph_says_something_else_of_it(
             assert list((await served.got("c"))["c"].inputs) == inputs
 
 
-async def test_a_message_is_made_again_when_the_view_alone_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_message_is_made_again_when_the_view_alone_is_as_it_was(deployment: Deployment) -> None:
     """A heal of the graph may make an estimate of it, and a renewal of its ownership changes no value."""
-    async with serving(None) as served:
-        await served.register("c")
-        shard = served.authority.shard
-        messages, view = rpc_watermarks.Messages(shard), shard.view("c")
-        first = messages.of("c", view)
-        assert not first.estimated
-        with monkeypatch.context() as healed:
-            healed.setattr(shard.held, "topology", Topology().register(Spec("c", estimated=True)))
-            assert messages.of("c", view).estimated
-        with monkeypatch.context() as renewed:
-            renewed.setattr(shard, "epoch", lambda _: first.epoch + 1)
-            assert messages.of("c", view).epoch == first.epoch + 1
-        assert messages.of("c", view) == first
+    shard = (await deployment.start("one:1")).shard
+    await shard.register(Spec("c"))
+    messages, view = rpc_watermarks.Messages(shard), shard.view("c")
+    first = messages.of("c", view)
+    assert not first.estimated
+    await shard.rise("c", first.epoch + 1)
+    assert messages.of("c", view).epoch > first.epoch
+    shard.held.use(Topology().register(Spec("c", estimated=True)))
+    assert messages.of("c", view).estimated
 
 
-async def test_what_is_kept_of_messages_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc_watermarks, "MOST_KEPT", 3)
+async def test_what_is_kept_of_messages_is_bounded() -> None:
     async with serving(None) as served:
         names = [f"c{number}" for number in range(10)]
         await served.register(*names)
-        messages = rpc_watermarks.Messages(served.authority.shard)
+        messages = rpc_watermarks.Messages(served.authority.shard, most=3)
         for _ in range(2):
             for name in names:
                 assert messages.of(name, served.authority.shard.view(name)).computation == name
-                assert len(messages._kept) <= 3
+                assert len(messages) <= 3
 
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when a message is kept whatever it was made from")
-async def test_breaks_when_a_message_is_kept_whatever_it_was_made_from(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_breaks_when_a_message_is_kept_whatever_it_was_made_from(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     of, kept = rpc_watermarks.Messages.of, dict[str, types_pb2.Watermark]()
 
     def ever(self: Any, name: str, *made_from: Any) -> types_pb2.Watermark:
         return kept.setdefault(name, of(self, name, *made_from))
 
     monkeypatch.setattr(rpc_watermarks.Messages, "of", ever)
-    await test_a_message_is_made_again_when_the_view_alone_is_as_it_was(monkeypatch)
+    await test_a_message_is_made_again_when_the_view_alone_is_as_it_was(deployment)
 
 
 A = Computation(Spec("a")).published

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import functools
-import json
-from collections import defaultdict
-from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
-from examples.flights import compare, data, expected, replay
+from examples.flights import compare, data, expected
 from examples.flights.compare import HEURISTIC, LOW, SPARK_2H, SPARK_6H, Batch, Comparison
 from examples.flights.data import HOUR, DatasetChangedError, Flight, micros, moment
-from examples.flights.expected import Hourly, Window
-from examples.flights.plain import FlightsStage, HourlyStage, Inbox, Record
-from examples.flights.replay import FEED_SCHEMA, Beat, Row, beats
-from examples.flights.simulate import Inputs, ModelLease, Result, simulate
-from lowwater.watermark import MIN, Watermark
+from examples.flights.expected import Window
+from examples.flights.simulate import ModelLease, Result, simulate
 
 START = data.micros(data.SLICE_START)
 END = data.micros(data.SLICE_END)
@@ -87,31 +79,6 @@ def test_availability_of_flown_cancelled_and_unknown_air_times() -> None:
     assert [flight.cancelled for flight in flights] == [False, True, False, False]
 
 
-def test_every_window_of_the_year_two_ways() -> None:
-    """Local dates and times of New York by pandas, UTC columns by hand: the same windows, in every season."""
-    sums: dict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
-    for flight in whole_year():
-        window = sums[flight.origin, flight.sched_dep // HOUR * HOUR]
-        window[0] += 1
-        if flight.dep_delay is None:
-            window[1] += 1
-        else:
-            window[2] += 1
-            window[3] += flight.dep_delay
-    assert {window: Hourly(*values) for window, values in sums.items()} == expected.hourly()
-    assert len(sums) == 19_486
-
-
-def batch(number: int, *times: float, low: float | None = None) -> Batch:
-    return Batch(
-        batch=number,
-        clock=at(number),
-        low=MIN if low is None else at(low),
-        heuristic=MIN,
-        records=tuple(("JFK", at(time)) for time in times),
-    )
-
-
 def by_name(batches: list[Batch]) -> dict[str, Comparison]:
     return {found.name: found for found in compare.compare(batches)}
 
@@ -162,57 +129,6 @@ def test_the_low_watermark_misses_nothing_and_the_others_do() -> None:
     assert found[LOW].batch_span_seconds_max == 3600
 
 
-def test_the_report_is_a_list_with_the_agreed_fields(tmp_path: Path) -> None:
-    path = tmp_path / "made" / "report.json"
-    budgeted = [replace(each, budget=each.low) for each in simulated().batches]
-    compare.write_report(path, compare.compare(budgeted))
-    report = json.loads(path.read_text())
-    assert [entry["name"] for entry in report] == list(compare.STRATEGIES)
-    for entry in report:
-        assert {"name", "windows", "missing_records", "median_wait_seconds", "p99_wait_seconds"} <= entry.keys()
-
-
-def record(number: int, hours: float, origin: str = "JFK") -> Record:
-    return Record(number, "AA", origin, "MIA", at(hours), 5)
-
-
-class Spy:
-    """Keeps what a stage said last."""
-
-    def __init__(self) -> None:
-        self.said: dict[str, Any] = {}
-        self.finished = False
-
-    def advance(self, seen: Any, **said: Any) -> None:
-        self.said = {"seen": seen, **said}
-
-    def finish(self) -> None:
-        self.finished = True
-
-
-class Source:
-    """Inputs that stand where the test puts them."""
-
-    def __init__(self) -> None:
-        self.low = MIN
-
-    def read(self) -> Inputs:
-        return Inputs(Watermark(self.low), {0.99: Watermark(self.low)})
-
-
-def hourly() -> tuple[HourlyStage, Source, Inbox, Spy, list[tuple[Window, Hourly]]]:
-    source, inbox, lease, rows = Source(), Inbox(), Spy(), list[tuple[Window, Hourly]]()
-    return HourlyStage(source.read, inbox, lease, lambda *row: rows.append(row)), source, inbox, lease, rows
-
-
-def board(number: int, hours: float) -> Row:
-    return Row("board", id=number, carrier="AA", origin="JFK", dest="MIA", sched_dep=at(hours))
-
-
-def landed(number: int, hours: float) -> Row:
-    return board(number, hours)._replace(kind="flight", dep_delay=0)
-
-
 def test_the_whole_slice_is_exact_with_duplicates_removed() -> None:
     run = simulated()
     assert compare.differences(run.rows, expected.hourly(data.SLICE_START, data.SLICE_END)) == []
@@ -232,92 +148,3 @@ def test_a_watermark_that_leads_would_be_seen(monkeypatch: pytest.MonkeyPatch) -
     run = simulate(demo_slice(), START)
     assert run.duplicates > 1000
     assert len(compare.differences(run.rows, expected.hourly(data.SLICE_START, data.SLICE_END))) > 100
-
-
-def test_an_injector_holds_its_oldest_flight_that_is_out() -> None:
-    lease, sent = Spy(), list[Record]()
-    steps = [
-        (board(1, 0.1), board(2, 0.2)),
-        (landed(2, 0.2),),
-        (landed(1, 0.1), landed(2, 0.2)),
-        (),
-    ]
-    feed = [Beat(n, at(n + 1), (*rows, Row("beat", beat=n, clock=at(n + 1)))) for n, rows in enumerate(steps)]
-    stage = FlightsStage(iter([*feed, Beat(4, at(5), (Row("end", beat=4, clock=at(5)),))]), lease, sent.extend)
-    said = []
-    for _ in steps:
-        assert not stage.turn()
-        said.append(
-            (lease.said["oldest"], lease.said["frontier"], sorted(lease.said["pending"]), lease.said["finished"])
-        )
-    assert said == [
-        (at(0.1), at(1), [at(0.1), at(0.2)], 0),
-        (at(0.1), at(2), [at(0.1)], 1),
-        (None, at(3), [], 1),
-        (None, at(4), [], 0),
-    ]
-    assert [each.id for each in sent] == [2, 1, 2]
-    assert not lease.finished
-    assert stage.turn()
-    assert lease.finished
-
-
-def test_a_range_without_windows_says_the_start_of_the_hour_not_the_watermark() -> None:
-    """A record at 14:25 opens the window stamped 14:00, so a watermark of 14:20 promises no more than 14:00."""
-    stage, source, inbox, lease, _ = hourly()
-    inbox.put([record(1, 12.5, "LGA")])
-    source.low = at(12) + HOUR // 3
-    stage.turn()
-    assert lease.said["oldest"] == [at(12), at(12), at(12)]
-    source.low = at(14) + HOUR // 3
-    stage.turn()
-    assert lease.said["oldest"] == [at(14), at(14), at(14)]
-    inbox.put([record(2, 16.5, "JFK")])
-    stage.turn()
-    assert lease.said["oldest"] == [at(14), at(14), at(14)]
-    assert lease.said["pending"] == [at(16)]
-
-
-def replayed(duplicates: float = 0.02, seed: int = 2013) -> list[Beat]:
-    return list(beats(demo_slice(), start=START, duplicates=duplicates, seed=seed))
-
-
-def test_the_feed_depends_on_its_arguments_alone() -> None:
-    assert replayed() == replayed()
-    assert list(beats(demo_slice()[::-1], start=START)) == replayed()
-    assert replayed(seed=1) != replayed()
-
-
-def test_what_the_feed_tells_is_enough_for_an_exact_low_watermark() -> None:
-    """The least of the clock and the flights that are out never goes back, and no record is older than it."""
-    out: dict[int | None, int] = {}
-    low = START
-    for beat in replayed(duplicates=0)[:-1]:
-        for row in beat.rows:
-            if row.kind == "board":
-                out[row.id] = row.sched_dep or 0
-            elif row.kind == "flight":
-                assert (row.sched_dep or 0) >= low
-                out.pop(row.id)
-        now = min(beat.clock, *out.values()) if out else beat.clock
-        assert now >= low
-        low = now
-    assert not out
-
-
-def test_a_file_holds_the_beat_and_only_it(tmp_path: Path) -> None:
-    beat = replayed()[60]
-    path = replay.write_beat(tmp_path, beat)
-    assert list(tmp_path.iterdir()) == [path]
-    assert path.name == "beat-000060-20130108T1515.parquet"
-    table = pq.read_table(path)
-    assert table.schema.equals(FEED_SCHEMA)
-    read = [
-        Row(**{**row, **{name: _micros(row[name]) for name in ("clock", "sched_dep", "available")}})
-        for row in table.to_pylist()
-    ]
-    assert tuple(read) == beat.rows
-
-
-def _micros(value: object) -> int | None:
-    return data.micros(value) if isinstance(value, datetime) else None

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from lowwater import errors
+from lowwater.core.events import ATTRIBUTE
+from lowwater_authority.core.topology import Spec
+from lowwater_authority.engine.writes import StoreState
+from lowwater_authority.journal import SqliteJournal
+from lowwater_authority.ops.resources import FILES, MEMORY, Resource, Watch, memory_limit
 from lowwater_authority.rpc.health import JOURNAL, HealthServicer
 from tests.kit import served as kit
+from tests.kit.memory_journal import MemoryDisk
+from tests.kit.times import HOUR
+from tests.unit.test_journal_sqlite import pragma
+from tests.unit.test_shard import Running
 
 PATIENCE = 60.0
 
@@ -76,3 +90,76 @@ async def test_what_is_not_here_is_said_to_be_unknown() -> None:
         assert (await watch.read()).status == UNKNOWN
         servicer.stop()
         assert await watch.read() is grpc.aio.EOF
+
+
+def told(caplog: pytest.LogCaptureFixture, *names: str) -> list[dict[str, object]]:
+    """The events of some names, in order."""
+    found: list[dict[str, object]] = [
+        {**vars(record)["lowwater"], "level": record.levelno}
+        for record in caplog.records
+        if hasattr(record, "lowwater")
+    ]
+    return [each for each in found if each["event"] in names]
+
+
+async def test_a_full_disk_is_a_line_with_path_and_fix_and_a_line_when_it_is_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    journal = SqliteJournal(tmp_path / "journal.sqlite")
+    one = await Running(MemoryDisk(), journal=journal).start()
+    states: list[StoreState] = []
+    one.shard.writes.on_change.append(states.append)
+    await one.shard.register(Spec("a"))
+    await pragma(journal, "max_page_count = 1")
+    many = [b"", *(number.to_bytes(16) for number in range(1, 5_000)), b""]
+    for _ in range(20):
+        with pytest.raises(errors.JournalFailed):
+            await one.claim("a", *many)
+    [refused] = told(caplog, "journal_refused", "journal_back")
+    assert refused["level"] == logging.ERROR
+    assert str(tmp_path / "journal.sqlite") in str(refused["reason"])
+    assert "free space on its disk" in str(refused["reason"])
+    assert one.shard.store_state(1_000 * HOUR) is StoreState.REFUSES
+    await pragma(journal, "max_page_count = 1000000")
+    await one.claim("a", *many)
+    await one.claim("a")
+    assert told(caplog, "journal_back") == [{"event": "journal_back", "refused": 20, "level": logging.INFO}]
+    assert states == [StoreState.REFUSES, StoreState.TAKES]
+    await one.stop()
+
+
+@pytest.mark.parametrize(
+    ("resource", "runs_out", "free"),
+    [(FILES, "files_run_out", "files_free"), (MEMORY, "memory_runs_out", "memory_free")],
+)
+async def test_what_runs_out_is_one_line_until_it_is_over(
+    resource: Resource, runs_out: str, free: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    shares = [0.1, 0.85, 0.9, 1.0, 0.85, 0.95, 0.79, 0.9]
+    watch = Watch(replace(resource, share=iter(shares).__next__))
+    for _ in shares:
+        await watch.look()
+    told = [(getattr(each, ATTRIBUTE)["event"], getattr(each, ATTRIBUTE)["share"]) for each in caplog.records]
+    assert told == [(runs_out, 0.9), (free, 0.79), (runs_out, 0.9)]
+
+
+def test_the_memory_limit_is_the_least_of_the_groups_of_the_process(tmp_path: Path) -> None:
+    own, groups = tmp_path / "cgroup", tmp_path / "groups"
+    assert memory_limit(groups, own) == math.inf, "no control groups"
+    own.write_text("1:name=systemd:/x\n")
+    assert memory_limit(groups, own) == math.inf, "of version 1"
+    own.write_text("0::/pod/container\n")
+    (groups / "pod/container").mkdir(parents=True)
+    (groups / "pod/container/memory.max").write_text("max\n")
+    assert memory_limit(groups, own) == math.inf
+    (groups / "pod/memory.max").write_text("2000\n")
+    assert memory_limit(groups, own) == 2000
+    (groups / "pod/container/memory.max").write_text("1000\n")
+    assert memory_limit(groups, own) == 1000
+    own.write_text("0::/\n")
+    assert memory_limit(groups, own) == math.inf
+    (groups / "memory.max").write_text("500\n")
+    assert memory_limit(groups, own) == 500, "the root of the container's own hierarchy"
+    assert MEMORY.share() < 1

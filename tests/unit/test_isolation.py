@@ -4,31 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from lowwater import errors
+from lowwater_authority.cluster.membership import View
+from lowwater_authority.cluster.untaken import LOOK_SECONDS
+from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.requests import ClaimRequest, Grant, GroupReport, TaskAttempt, TaskPart
+from lowwater_authority.core.tasks import TaskGroup
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec
+from lowwater_authority.engine.admission import Gate
 from lowwater_authority.engine.holding import (
     NOBODY,
     Holding,
     Taken,
+    epoch_base,
 )
-from lowwater_authority.engine.holdings import Holdings
+from lowwater_authority.engine.holdings import Holdings, resumed
 from lowwater_authority.engine.logs import SNAPSHOT_AGAIN, Log
 from lowwater_authority.engine.settings import ShardSettings
+from lowwater_authority.engine.task_master import TaskMaster
 from lowwater_authority.journal import JournalFailed, JournalReplaced, LoadedLog, Ownership
+from lowwater_authority.journal.frames import decode, encode
 from lowwater_authority.ops.observer import Observer
 from tests.kit.faults import Outcome
-from tests.kit.memory_journal import MemoryDisk, MemoryJournal
-from tests.kit.shards import Deployment, One, held, ids, numbers, turns
-from tests.kit.times import HOUR
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal, StoredLog
+from tests.kit.releases import newer_release
+from tests.kit.shards import Deployment, One, held, ids, numbers, turns, two
+from tests.kit.times import HOUR, SECOND
 
 NOTHING = np.zeros(0, dtype=np.int64)
 TASK = TaskAttempt(0, 0, 0)
@@ -240,19 +252,33 @@ async def test_a_shard_that_ends_writes_what_it_alone_knows(deployment: Deployme
     assert (other.low("x"), other.low("y")) == (12, 11)
 
 
-async def test_memory_with_half_a_change_is_not_written(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@contextlib.contextmanager
+def failing(method: str, name: str) -> Iterator[None]:
+    """What a request changes of a computation fails when it is done."""
+    whole: Callable[..., Any] = getattr(Computation, method)
+
+    def half(self: Computation, *arguments: Any, **more: Any) -> Any:
+        done = whole(self, *arguments, **more)
+        if self.spec.name == name:
+            raise ZeroDivisionError
+        return done
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Computation, method, half)
+        yield
+
+
+async def half_a_change(one: One, grants: dict[str, Grant], *names: str) -> None:
+    """A request to the first name fails in the middle, in one round with reports of the others."""
+    with failing("_take_values", names[0]):
+        await in_one_round(one, *(report(one, grants, name) for name in reversed(names)))
+
+
+async def test_memory_with_half_a_change_is_not_written(deployment: Deployment) -> None:
     one, grants = await serving(deployment, "x", "y")
     damage(deployment, "x")
-
-    def half(*_: Any, **__: Any) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(Computation, "_take_values", half)
-    with pytest.raises(errors.LowwaterError, match="internal error, nothing was changed"):
+    with failing("_take_values", "x"), pytest.raises(errors.LowwaterError, match="error, nothing was changed"):
         await report(one, grants, "x")
-    monkeypatch.undo()
     before = deployment.disk.logs["x"].copy()
     assert one.shard.held.is_torn("x")
     assert one.low("x") == 11
@@ -261,21 +287,6 @@ async def test_memory_with_half_a_change_is_not_written(
     assert await report(one, grants, "y") == []
     await one.end()
     assert deployment.disk.logs["x"] == before
-
-
-async def half_a_change(one: One, grants: dict[str, Grant], *names: str) -> None:
-    """A request to the first name fails in the middle, in one round with reports of the others."""
-    take_values = Computation._take_values
-
-    def half(self: Computation, *arguments: Any, **more: Any) -> Any:
-        refused = take_values(self, *arguments, **more)
-        if self.spec.name == names[0]:
-            raise ZeroDivisionError
-        return refused
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Computation, "_take_values", half)
-        await in_one_round(one, *(report(one, grants, name) for name in reversed(names)))
 
 
 async def torn_in_a_store_that_lost_its_end(deployment: Deployment) -> tuple[One, dict[str, Grant], Callable[[], None]]:
@@ -348,14 +359,8 @@ async def test_rule2_a_registration_writes_no_half_a_change(deployment: Deployme
     await one.shard.retire("x", b"\x80", b"", force=True)
     damage(deployment, "x")
     before = deployment.disk.logs["x"].copy()
-
-    def half(*_: Any, **__: Any) -> None:
-        raise ZeroDivisionError
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Computation, "_fenced", half)
-        with pytest.raises(errors.LowwaterError, match="internal error"):
-            await one.shard.retire("x", b"\x00", b"\x40", force=True)
+    with failing("_fenced", "x"), pytest.raises(errors.LowwaterError, match="internal error"):
+        await one.shard.retire("x", b"\x00", b"\x40", force=True)
     assert one.shard.held.is_torn("x")
     with contextlib.suppress(errors.Unavailable):
         await one.shard.register(Spec("x", estimated=True))
@@ -455,3 +460,181 @@ async def test_rule7_nothing_is_remembered_of_names_that_nobody_has_registered(d
     await turns()
     assert one.shard.held.known("nobody-0") is None
     assert one.shard.held.known("nor-me") is None
+
+
+def flip_a_bit(log: str, stored: StoredLog) -> None:
+    """A byte on the disk is wrong."""
+    stored.damage()
+
+
+def write_as_a_newer_release(log: str, stored: StoredLog) -> None:
+    """A record has a format that is yet to come."""
+    _, _, payload = decode(log, place := stored.last - 1, stored.records[place])
+    with newer_release():
+        stored.records[place] = encode(log, place, payload, writer=decode(log, place, stored.records[place]).writer)
+
+
+def write_what_does_not_follow(log: str, stored: StoredLog) -> None:
+    """A record is whole, and makes no sense."""
+    place = stored.last - 1
+    stored.records[place] = encode(log, place, b"\xff", writer=decode(log, place, stored.records[place]).writer)
+
+
+def looks_of(one: One) -> Counter[str]:
+    """How often a shard reads each log from now on."""
+    one.journal.loads.clear()
+    return one.journal.loads
+
+
+async def moving(deployment: Deployment) -> tuple[One, One, str]:
+    """Its owner, who has claimed and reported it, the shard that is to have it next, and a computation."""
+    one, other = await two(deployment)
+    name = min(held(one))
+    grant = await one.claim(name)
+    for hour in (10, 11):
+        assert await one.report(name, grant, hour) == []
+    return one, other, name
+
+
+def lines_with(caplog: pytest.LogCaptureFixture, words: str) -> int:
+    """How many lines of the log have some words."""
+    return sum(words in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, write_as_a_newer_release, write_what_does_not_follow])
+async def test_a_damaged_log_stays_with_the_owner_that_has_it_in_memory(
+    deployment: Deployment,
+    damage: Callable[[str, StoredLog], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one, other, name = await moving(deployment)
+    owner, stored = deployment.disk.owners[name], deployment.disk.logs[name]
+    whole = stored.copy()
+    damage(name, stored)
+    looks = looks_of(other)
+    await one.cluster.change(lambda view: view.pinned(name, "other:1"))
+    await deployment.settle(one, other, seconds=6)
+    assert deployment.disk.owners[name] == owner, "nobody took it"
+    assert await other.shard.serve(name) is False
+    assert name in held(one)
+    assert 2 <= looks[name] <= 4, "after 0, 1, 3 seconds, and not at each of twenty beats"
+    assert lines_with(caplog, f"{name} is not taken over") == 1
+    assert lines_with(caplog, "is not served yet") == 0
+    assert await one.report(name, await one.claim(name), 12) == []
+    assert one.low(name) == 12
+
+    # What is behind it was written meanwhile.
+    stored.records.update(whole.records)
+    with caplog.at_level(logging.INFO):
+        await deployment.settle(one, other, seconds=8.1)
+    assert name in held(other)
+    assert other.low(name) == 12
+    assert lines_with(caplog, "its log is whole again") == 1
+
+
+async def test_its_owner_writes_a_damaged_log_whole_when_nobody_takes_it(deployment: Deployment) -> None:
+    """So that it is handed over, and not lost with its owner; all else is as it was."""
+    one, other, name = await moving(deployment)
+    neighbour = max(held(one))
+    assert await one.report(neighbour, await one.claim(neighbour), 10) == []
+    flip_a_bit(name, deployment.disk.logs[name])
+    await one.cluster.change(lambda view: view.pinned(name, "other:1"))
+    await deployment.settle(one, other, seconds=LOOK_SECONDS - 0.6)
+    assert one.shard.journal.statistics().snapshots == 0, "it may only take long"
+    await deployment.settle(one, other, seconds=LOOK_SECONDS + 16)
+    assert name in held(other)
+    assert other.low(name) == 11
+    assert one.shard.journal.statistics().snapshots == 1
+    assert neighbour in held(one)
+    assert deployment.disk.logs[neighbour].snapshot is None
+
+
+async def test_a_damaged_log_that_nobody_has_in_memory_is_refused_with_the_reason(
+    deployment: Deployment, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other, name = await moving(deployment)
+    await one.stop()
+    flip_a_bit(name, deployment.disk.logs[name])
+    looks = looks_of(other)
+    await deployment.settle(other, seconds=6)
+    with pytest.raises(errors.Unavailable, match=rf"log '{name}' at position \d+ is damaged: the checksum differs"):
+        await other.shard.serve(name)
+    assert looks[name] <= 4
+    assert lines_with(caplog, f"{name} is not served yet") == 1
+
+
+async def test_rule7_nothing_is_remembered_of_what_could_not_be_taken_once_another_shard_is_to_serve_it(
+    deployment: Deployment, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other, name = await moving(deployment)
+    neighbours = held(one) - {name}
+    await one.stop()
+    stored = deployment.disk.logs[name]
+    whole = stored.copy()
+    flip_a_bit(name, stored)
+    await deployment.settle(other, seconds=6)
+    assert list(other.cluster._missing) == [name], "so that the reason is told once"
+    assert lines_with(caplog, f"{name} is not served yet") == 1
+    assert neighbours <= held(other)
+    third = await deployment.start("third:1")
+    await other.cluster.change(lambda view: view.pinned(name, "third:1"))
+    await deployment.settle(other, third)
+    assert not other.cluster._missing
+    assert list(third.cluster._missing) == [name]
+    stored.records.update(whole.records)
+    await deployment.settle(other, third, seconds=6)
+    assert name in held(third)
+    assert not third.cluster._missing
+
+
+def pinned(name: str, view: View) -> View:
+    return view.pinned(name, "other:1")
+
+
+async def test_what_is_recovered_in_two_pieces_is_what_is_recovered_in_one(deployment: Deployment) -> None:
+    """Wherever the look ended, through claims, lowerings, shares, a new incarnation, and what its old owner wrote of the incarnation before."""
+    one = await deployment.start("one:1")
+    before = await one.shard.register(Spec("a", heuristics=(900_000,), history_step=SECOND * 3600))
+    grant = await one.claim("a")
+    for hour in (10, 12, 11, 13):
+        assert await one.report("a", grant, hour) == []
+    master = TaskMaster(one.shard, Gate[Any]("task_waits", 2, 0))
+    await master.create_group("a", TaskGroup("hourly", every=HOUR, start=12 * HOUR))
+    taken = await master.take("a", "hourly", "w", bytes(16), wait=0, leaving=asyncio.Event())
+    assert taken is not None
+    await master.commit("a", taken.lease, [], b"", [])
+    middle = (await one.shard.journal.load("a")).last
+    [after] = await one.shard.reset("a")
+    grant = await one.claim("a")
+    for hour in (5, 14):
+        assert await one.report("a", grant, hour) == []
+    log = await one.shard.journal.load("a")
+    ownership = Ownership(epoch=7, nonce=9)
+    for spec, last in ((before, middle), (after, log.last)):
+        whole = replace(log, records=[record for record in log.records if record[0] <= last])
+        expected = (await one.shard.held.recovered_in_pieces(spec, whole)).computation
+        for cut in range(len(whole.records) + 1):
+            known = await one.shard.held.recovered_in_pieces(spec, replace(whole, records=whole.records[:cut]))
+            found = resumed(spec, ownership, whole, known)
+            if spec is after and cut < middle:
+                assert found is None, "what it was recovered for had ended the incarnation that the log goes on with"
+                continue
+            assert found is not None
+            assert recovery.snapshot(found) == recovery.snapshot(expected)
+            assert (found.published, found.reference) == (expected.published, expected.reference)
+            assert found.tasks.published == expected.tasks.published
+            assert found.epoch_base == epoch_base(ownership)
+            found._check()
+
+
+async def test_a_log_of_an_incarnation_that_is_not_known_yet_is_not_taken_for_damaged(
+    deployment: Deployment, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other, name = await moving(deployment)
+    await one.shard.reset(name)
+    await one.claim(name)
+    assert other.shard.topology.get(name).incarnation == 1
+    await other.cluster.change(lambda view: view.pinned(name, "other:1"))
+    assert await other.shard.serve(name)
+    assert other.shard.topology.get(name).incarnation == 2
+    assert lines_with(caplog, "is not taken over") == 0

@@ -13,7 +13,7 @@ import pytest
 
 import lowwater.aio
 from lowwater import errors
-from lowwater._async.tasks import Tasks
+from lowwater.aio import Tasks
 from lowwater.core.call import Gather
 from lowwater.v1 import cluster_pb2 as pb
 from lowwater.v1 import cluster_pb2_grpc, types_pb2, watermarks_pb2

@@ -14,7 +14,6 @@ import pytest
 
 import lowwater
 from lowwater import Watermark, WatermarkView, errors
-from lowwater_page import questions, recall
 from lowwater_page.board import Board
 from lowwater_page.questions import MOST_ASKED, MOST_KEPT, THREADS, Questions
 from lowwater_page.recall import Recall
@@ -49,21 +48,6 @@ def test_what_has_no_time_has_no_lag() -> None:
         "a": None,
         "b": None,
     }
-
-
-@pytest.mark.parametrize("span", SPANS)
-def test_the_heat_map_has_the_furthest_behind_first(span: str) -> None:
-    samples = Samples()
-    length = SPANS[span].column * 2
-    after = run(samples, length, 10, 40, 20, step=SPANS[span].step)
-    run(samples, length, 50, 20, 20, start=after, step=SPANS[span].step)
-    heat = samples.heat(SPANS[span], 2, {})
-    assert (heat.total, list(heat.lags)) == (3, ["c0", "c1"])
-    assert [len(lags) for lags in heat.lags.values()] == [SPANS[span].seconds // SPANS[span].column] * 2
-    assert heat.lags["c0"][-4:] == [10, 10, 50, 50]
-    assert heat.lags["c1"][-4:] == [40, 40, 20, 20]
-    assert all(lag is None for lag in heat.lags["c0"][:-4])
-    assert heat.from_micros == after + length * SECOND - SPANS[span].seconds * SECOND
 
 
 def test_a_new_incarnation_begins_with_nothing_and_a_dropped_one_leaves_nothing() -> None:
@@ -208,8 +192,8 @@ async def test_few_are_asked_at_once_and_more_than_can_wait_are_refused(asking: 
     await asking.ask(("why", "another"), asked)
 
 
-async def test_only_so_many_answers_are_kept(asking: Questions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "GOOD_SECONDS", 60.0)
+async def test_only_so_many_answers_are_kept() -> None:
+    asking = Questions(lambda: cast("lowwater.Client", None), good_seconds=60.0)
     asked = Asked()
     asked.free.set()
     for i in range(MOST_KEPT + 10):
@@ -235,13 +219,12 @@ class Away:
         return [SimpleNamespace(through=lowwater.Watermark(HOUR), time_micros=2 * HOUR, incarnation=1)][:limit]
 
 
-def test_a_shard_that_is_away_keeps_only_its_own_waiting(monkeypatch: Any) -> None:
-    monkeypatch.setattr(recall, "AGAIN_SECONDS", 0.01)
+def test_a_shard_that_is_away_keeps_only_its_own_waiting() -> None:
     board, client = Board(), Away("a")
     for name in ("a", "b", "c"):
         board.admit(WatermarkView(name, registered=True, incarnation=1, low=lowwater.Watermark(HOUR)))
     board.sample(3 * HOUR)
-    recalling = Recall(lambda: cast("lowwater.Client", client), board)
+    recalling = Recall(lambda: cast("lowwater.Client", client), board, again_seconds=0.01)
     recalling.want()
     try:
         eventually(lambda: client.answered == ["b", "c"])

@@ -3,19 +3,54 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
-from collections.abc import Iterator
+import logging
+import stat
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
+from prometheus_client import CollectorRegistry
 
 from lowwater import Watermark, WatermarkView, errors
+from lowwater._server.audit import Audit
+from lowwater._server.http import HttpServer, listen, listen_at
+from lowwater._server.tokens import digest
+from lowwater.core.attempts import error_of_call
+from lowwater.core.events import ATTRIBUTE
+from lowwater.regions import Token
 from lowwater.v1 import regions_pb2 as pb
-from lowwater_authority.regions import questions
-from lowwater_authority.regions.agent import PipelineReport, RegionAgent, _goes_on
+from lowwater.v1 import regions_pb2_grpc
+from lowwater_authority.access.guard import Guard
+from lowwater_authority.access.policy import Access, Action, Allowance, Principal
+from lowwater_authority.ops.observer import Observer
+from lowwater_authority.regions import questions, region
+from lowwater_authority.regions.agent import PipelineReport, RegionAgent, goes_on
 from lowwater_authority.regions.config import BadConfig, Kept, StateFolder, read_config
+from lowwater_authority.regions.figures import FIGURES, ReferenceFigures
+from lowwater_authority.regions.questions import Pipelines, Questions
+from lowwater_authority.regions.references import (
+    LOCAL,
+    SERVING,
+    STOPPED_STORE,
+    Agent,
+    Change,
+    Reference,
+    References,
+    Session,
+)
+from lowwater_authority.regions.registry import Registry
+from lowwater_authority.rpc.regions import RegionServicer
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal
+from tests.kit.served import served
+from tests.kit.times import SECOND
 from tests.unit.test_client_routing import Failed
 
 GOOD = """
@@ -33,7 +68,7 @@ def view(number: int) -> pb.ReferenceView:
 
 
 @pytest.mark.parametrize(
-    ("record", "number", "goes_on"),
+    ("record", "number", "expected"),
     [
         (None, 1, True),  # it was registered just now
         (None, 2, False),  # nobody knows what was before
@@ -46,10 +81,10 @@ def view(number: int) -> pb.ReferenceView:
     ],
 )
 def test_an_own_computation_goes_on_only_if_nobody_else_can_have_owned_it(
-    record: tuple[str, object] | None, number: int, goes_on: bool
+    record: tuple[str, object] | None, number: int, expected: bool
 ) -> None:
     before = None if record is None else json.dumps({"owner": record[0], "number": record[1]})
-    assert _goes_on(before, view(number), "A") is goes_on
+    assert goes_on(before, view(number), "A") is expected
 
 
 def test_a_file_is_read_and_its_defaults_are_those_of_the_documentation(tmp_path: Path) -> None:
@@ -300,15 +335,10 @@ async def test_a_pipeline_that_has_stopped_gets_no_number_before_the_move_is_can
     "body",
     [
         {"number": 1 << 70},
-        {"number": -1},
-        {"batch": 1 << 70},
         {"batch": float("inf")},
         {"digest": "\ud800"},
-        {"digest": "x" * 2000},
         {"positions": [["c", "t", 1 << 40, 0]]},
-        {"positions": [["c", "t", 0]]},
         {"positions": [["c", "t", 0, 0]] * 1001},
-        {"reference": None},
         [],
     ],
 )
@@ -317,4 +347,351 @@ async def test_what_a_pipeline_says_is_refused_where_it_would_end_every_report(b
         return body if isinstance(body, list) else {"reference": "hourly:clicks", "number": 1, **body}
 
     with pytest.raises(errors.InvalidArgument, match="is malformed"):
-        await questions._report_in(SimpleNamespace(json=read))  # type: ignore[arg-type]
+        await questions.report_in(SimpleNamespace(json=read))  # type: ignore[arg-type]
+
+
+HOURLY = "hourly:clicks"
+TOKEN = "t" * 32
+JSON = {"Content-Type": "application/json"}
+BODY = json.dumps({"reference": HOURLY, "number": 1, "batch": 999}).encode()
+
+
+class Asked:
+    """The agent: what was said to it."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Any]] = []
+        self.stale = 0.0
+        self.linked = True
+        self.idle_seconds = 0.0
+
+    def status(self) -> dict[str, Any]:
+        return {"store": "secret"}
+
+    def owned(self, reference: str) -> pb.ReferenceView:
+        return pb.ReferenceView(name=reference, number=1, batch=-1)
+
+    def committed(self, reference: str, told: Any) -> None:
+        if told.number != 1:
+            raise errors.StaleAdoption("it is owned by number 1")
+        self.told.append((reference, told.batch))
+
+
+@asynccontextmanager
+async def asked(*tokens: str, path: str = "") -> AsyncIterator[tuple[Asked, str]]:
+    agent = Asked()
+    listening = listen_at(path) if path else listen("127.0.0.1", 0)
+    place = f"unix:{path}" if path else f"127.0.0.1:{listening.getsockname()[1]}"
+    visitors = Pipelines(tokens, monotonic=lambda: 0.0)
+    server = HttpServer(listening, [Questions(agent)], visitors=visitors)  # type: ignore[arg-type]
+    server.start()
+    try:
+        yield agent, place
+    finally:
+        await asyncio.to_thread(server.close)
+
+
+async def answer_of(
+    place: str, headers: dict[str, str], body: bytes | None = None, path: str = "/"
+) -> tuple[int, bytes]:
+    """Status and body of the answer to a raw request."""
+
+    def ask() -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(place, timeout=60)
+        try:
+            connection.request("POST" if body else "GET", path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    return await asyncio.to_thread(ask)
+
+
+async def status_of(place: str, headers: dict[str, str], body: bytes | None = BODY) -> int:
+    """What a raw request is answered."""
+    return (await answer_of(place, headers, body, "/committed" if body else "/"))[0]
+
+
+async def test_an_agent_that_hangs_is_not_healthy() -> None:
+    """The server answers in a thread of its own, so only the agent's age tells."""
+    async with asked(TOKEN) as (agent, place):
+        for idle, status, says in ((60.0, 200, b'"idle_seconds": 60.0'), (62.0, 503, b"for 62 s: it hangs")):
+            agent.idle_seconds = idle
+            answer, body = await answer_of(place, {}, path="/healthz")
+            assert (answer, says in body) == (status, True), body
+
+
+def say(token: Token, batch: int) -> None:
+    token.committed(token.read(), batch, "d", ())
+
+
+async def test_a_page_in_a_browser_says_nothing_to_the_agent() -> None:
+    """What a page of a stranger can send without asking: no token is needed on this machine, and all of it is refused."""
+    async with asked() as (agent, place):
+        for headers in (
+            {"Content-Type": "text/plain"},
+            {**JSON, "Origin": "https://evil.example"},
+            {**JSON, "Origin": f"http://{place}"},
+            {**JSON, "Sec-Fetch-Site": "cross-site"},
+            {**JSON, "Host": "evil.example"},
+            {**JSON, "Host": f"evil.example:{place.rpartition(':')[2]}"},
+        ):
+            assert await status_of(place, headers) in {403, 415}
+        assert await status_of(place, {"Host": "evil.example"}, None) == 403
+        assert agent.told == []
+        await asyncio.to_thread(say, Token(HOURLY, place), 5)
+        assert agent.told == [(HOURLY, 5)]
+
+
+async def test_with_a_token_nobody_else_is_answered() -> None:
+    async with asked(TOKEN, "o" * 32) as (agent, place):
+        for wrong in ("", "w" * 32):
+            with pytest.raises(errors.Unauthenticated, match="LOWWATER_REGION_TOKEN"):
+                await asyncio.to_thread(Token(HOURLY, place, token=wrong).read)
+        assert await status_of(place, {}, None) == 401
+        assert (
+            await status_of(place, {**JSON, "Authorization": f"Bearer {TOKEN}", "Origin": "https://evil.example"})
+            == 403
+        )
+        for batch, right in enumerate((f"{TOKEN}\n", f"{'o' * 32},\n{TOKEN}")):
+            await asyncio.to_thread(say, Token(HOURLY, place, token=right), batch)
+        assert [batch for _, batch in agent.told] == [0, 1]
+        assert await status_of(place, {**JSON, "Authorization": f"Bearer {TOKEN}", "Host": "region.svc"}) == 200
+
+
+async def test_the_token_of_agent_and_pipeline_stands_in_a_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    monkeypatch.setenv(region.TOKENS, "w" * 32)
+    monkeypatch.setenv(f"{region.TOKENS}_FILE", str(file))
+    with pytest.raises(FileNotFoundError):
+        Token(HOURLY)
+    file.write_text(f"{TOKEN},\n{'o' * 32}\n")
+    door = region.open_door(SimpleNamespace(listen="127.0.0.1:0", tls_cert=None, tls_key=None))  # type: ignore[arg-type]
+    door.listening.close()
+    assert door.tokens == (TOKEN, "o" * 32)
+    async with asked(*door.tokens) as (agent, place):
+        token = Token(HOURLY, place)
+        await asyncio.to_thread(say, token, 1)
+        file.write_text("w" * 32)
+        with pytest.raises(errors.Unauthenticated):
+            await asyncio.to_thread(say, token, 2)
+        assert agent.told == [(HOURLY, 1)]
+
+
+async def test_a_unix_socket_is_for_its_own_user(tmp_path: Path) -> None:
+    path = tmp_path / "agent"
+    async with asked(path=str(path)) as (agent, place):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        await asyncio.to_thread(say, Token(HOURLY, place), 7)
+        assert agent.told == [(HOURLY, 7)]
+        with pytest.raises(OSError, match="in use"):
+            listen_at(str(path))
+    async with asked(path=str(path)) as (_, place):  # what the last one left behind
+        assert await asyncio.to_thread(Token(HOURLY, place).status) == {"store": "secret"}
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(OSError, match="no socket"):
+        listen_at(str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "place", "what"),
+    [
+        ("", "0.0.0.0:0", "other machines can reach --listen 0.0.0.0:0"),
+        ("short", "127.0.0.1:0", "less than 32 characters"),
+        (f"{TOKEN},short", "0.0.0.0:0", "less than 32 characters"),
+        (TOKEN, "7440", "takes HOST:PORT or unix:PATH"),
+    ],
+)
+def test_the_agent_does_not_start_open_to_others(
+    tokens: str, place: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(region.TOKENS, tokens)
+    with pytest.raises(BadConfig, match=what):
+        region.open_door(SimpleNamespace(listen=place, tls_cert=None, tls_key=None))  # type: ignore[arg-type]
+
+
+def test_the_process_fails_when_pipelines_can_no_longer_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(_: HttpServer) -> None:
+        raise OSError("no descriptor left")
+
+    async def once(_: RegionAgent) -> None:
+        """Report nothing."""
+
+    monkeypatch.setattr(HttpServer, "_serve", fail)
+    monkeypatch.setattr(RegionAgent, "once", once)
+    monkeypatch.setattr(region, "set_up", lambda *_, **__: None)
+    config = tmp_path / "region.toml"
+    config.write_text(
+        '[[reference]]\ncomputation = "hourly"\ninputs = ["clicks"]\nregions = ["eu"]\nhome = "eu"\npolicy = "local"\n'
+    )
+    here = ("--authority=127.0.0.1:9", "--global=127.0.0.1:9", "--listen=127.0.0.1:0", f"--state={tmp_path / 'state'}")
+    assert region.main(["--name=eu", f"--config={config}", *here]) == 2, "0 would say that somebody asked for the stop"
+
+
+SALES = "sales/hourly:clicks"
+
+
+def principal(name: str, *regions: str, allow: tuple[Allowance, ...] = ()) -> Principal:
+    return Principal(name, allow, regions=regions, digests=(digest(name),))
+
+
+ACCESS = Access(
+    [
+        principal("eu", "eu"),
+        principal("both", "eu", "us"),
+        principal("sandbox", allow=(Allowance("sandbox", {Action.REPORT: ("only-this",)}),)),
+        principal("ops", allow=(Allowance("*", {Action.OPERATE: ("*",), Action.READ: ("*",)}),)),
+    ]
+)
+
+
+class Callers:
+    """Calls by a token, with turns of their own."""
+
+    def __init__(self, stub: Any, registry: Registry) -> None:
+        self.stub = stub
+        self.registry = registry
+        self._turn = 0
+
+    async def ask(self, who: str, method: str, request: Any, region: str = "", **more: Any) -> Any:
+        if region:
+            self._turn += 1
+            token = self.registry.references.store.token
+            request.caller.CopyFrom(
+                pb.RegionCaller(
+                    region=region, agent=region, run=1, nonce="n", turn=self._turn, store_token=token, **more
+                )
+            )
+        try:
+            return await getattr(self.stub, method)(request, metadata=(("authorization", f"Bearer {who}"),))
+        except grpc.RpcError as failure:
+            raise error_of_call(failure, "here") from None
+
+    async def register(self, who: str, region: str = "", inputs: str = "clicks", *regions: str) -> Any:
+        request = pb.RegisterReferenceRequest(
+            computation="sales/hourly", inputs=[inputs], regions=regions or ("eu", "us"), home="eu", policy="local"
+        )
+        return await self.ask(who, "RegisterReference", request, region)
+
+
+@asynccontextmanager
+async def serving(disk: MemoryDisk) -> AsyncIterator[Callers]:
+    registry = Registry(
+        MemoryJournal(disk, shared=True),
+        clock=lambda: 1,
+        monotonic=lambda: 1,
+        token=lambda: "store",
+        suspect_after=10 * SECOND,
+        lately=0,
+    )
+    await registry.open()
+    guard = Guard(ACCESS, observer=Observer(), audit=Audit(lambda: 0.0), insiders=[], monotonic=lambda: 0.0)
+    add = partial(regions_pb2_grpc.add_RegionServiceServicer_to_server, RegionServicer(registry))
+    async with served(add, interceptors=[guard]) as address, grpc.aio.insecure_channel(address) as channel:
+        yield Callers(regions_pb2_grpc.RegionServiceStub(channel), registry)
+    await registry.close()
+
+
+async def test_a_token_speaks_only_for_the_regions_it_names(disk: MemoryDisk) -> None:
+    [service] = pb.DESCRIPTOR.services_by_name.values()
+    calls = [each for each in service.methods if "caller" in each.input_type.fields_by_name]
+    async with serving(disk) as center:
+        await center.register("ops")
+        before = center.registry.position
+        for who, region in (("sandbox", "eu"), ("sandbox", "nowhere"), ("eu", "us"), ("ops", "eu")):
+            for method in calls:
+                request = getattr(pb, method.input_type.name)()
+                # Who speaks for no region at all is refused before the request is read.
+                with pytest.raises(
+                    errors.PermissionDenied, match=f"does not speak for region '{region}'|speaks for no region"
+                ):
+                    await center.ask(who, method.name, request, region, seen=10**12)
+        assert (center.registry.position, center.registry.references.store.state) == (before, SERVING)
+        answer = await center.ask("eu", "Confirm", pb.ConfirmRequest(), "eu")
+        assert [each.name for each in answer.references] == [SALES]
+
+
+async def test_a_new_reference_takes_all_regions_that_it_concerns_or_an_operator(disk: MemoryDisk) -> None:
+    async with serving(disk) as center:
+        with pytest.raises(errors.PermissionDenied, match="region 'us'"):
+            await center.register("eu", "eu")
+        for who in ("eu", "sandbox"):
+            with pytest.raises(errors.PermissionDenied, match="operate"):
+                await center.register(who)
+        await center.register("both", "eu")
+        await center.register("eu", "eu")  # as it is: every agent says so at its start
+        with pytest.raises(errors.PermissionDenied, match="region 'us'"):
+            await center.register(
+                "eu", "eu", "views", "eu"
+            )  # the least of both is the global watermark of the computation
+        assert list(center.registry.references.references) == [SALES]
+        await center.register("ops", "", "views")
+
+
+async def test_calls_of_regions_stand_in_the_audit_log(disk: MemoryDisk, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "lowwater_authority.audit")
+    async with serving(disk) as center:
+        await center.register("ops")
+        await center.ask("eu", "Confirm", pb.ConfirmRequest(), "eu")
+        with pytest.raises(errors.RegionRefused):
+            await center.ask("eu", "Stop", pb.StopRequest(progress=pb.ReferenceProgress(reference=SALES)), "eu")
+        with pytest.raises(errors.PermissionDenied):
+            await center.ask("sandbox", "Report", pb.RegionReportRequest(), "eu")
+        early = pb.ReferenceProgress(reference="none:clicks", batch=-1)
+        [single] = (await center.ask("eu", "Report", pb.RegionReportRequest(progress=[early]), "eu")).refused
+        refusals = {("Stop", errors.RegionRefused.reason): 1, ("Report", single.reason): 1}
+        assert center.registry.refused == refusals, "whole calls, and a single reference of a report that is taken"
+        decision = pb.DecideRequest(reference=SALES, decision=pb.DECISION_ALLOW_AUTOMATIC, who="the CFO")
+        with pytest.raises(errors.RegionRefused):
+            await center.ask("ops", "Decide", decision)
+        await center.ask("ops", "Recover", pb.RecoverRequest(regions=["eu", "us"]))
+    told = [getattr(each, ATTRIBUTE) for each in caplog.records if each.name == "lowwater_authority.audit"]
+    [decided] = [each for each in (getattr(each, ATTRIBUTE) for each in caplog.records) if each["event"] == "decision"]
+    assert (decided["decision"], decided["reference"], decided["principal"]) == ("allow_automatic", SALES, "ops")
+    lines = [(each["principal"], each["act"], each.get("computation", ""), each["outcome"]) for each in told]
+    assert lines == [
+        ("ops", "register_reference", SALES, "done"),
+        ("eu", "confirm", "eu", "done"),
+        ("eu", "stop", SALES, "failed"),
+        ("sandbox", "Report", "", "refused"),
+        ("ops", "allow_automatic", SALES, "failed"),
+        ("ops", "recover", "eu,us", "done"),
+    ]
+
+
+def test_a_scrape_tells_who_is_silent_and_what_is_published() -> None:
+    now, date = 100 * SECOND, 5000 * SECOND
+    core = References(10 * SECOND, 0, 0)
+    made = Reference("hourly", ("clicks",), ("A", "B", "C"), LOCAL, "A", number=7, published=3 * SECOND)
+    unread: dict[str, Any] = {"daily:clicks": {}}
+    core.apply(Change((made, Reference("weekly", ("clicks",), ("A", "B"), LOCAL, "A")), unread=unread).encode())
+    core.sessions = {
+        region: Session(Agent("agent", 1, "nonce"), now - silent * SECOND) for region, silent in (("A", 30), ("B", 2))
+    }
+    metrics = CollectorRegistry()
+    refused = Counter({("Report", "STALE_ADOPTION"): 2})
+    registry = SimpleNamespace(references=core, monotonic=lambda: now, clock=lambda: date, refused=refused)
+    metrics.register(ReferenceFigures(registry))  # type: ignore[arg-type]
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.get_sample_value(name, labels)
+
+    owned = {"reference": "hourly:clicks", "region": "A"}
+    assert value("lowwater_reference_published_timestamp_seconds", **owned) == 3
+    assert value("lowwater_reference_published_timestamp_seconds", reference="weekly:clicks", region="A") is None
+    assert value("lowwater_reference_adoption_number", **owned) == 7
+    assert value("lowwater_reference_suspect", **owned) == 1
+    heard = [value("lowwater_region_heard_timestamp_seconds", region=region) for region in "ABC"]
+    assert heard == [4970, 4998, None]
+    assert [value("lowwater_region_suspect", region=region) for region in "ABC"] == [1, 0, 1]
+    assert (value("lowwater_damaged_references"), value("lowwater_global_serving")) == (1, 1)
+    assert value("lowwater_region_refusals_total", method="Report", reason="STALE_ADOPTION") == 2
+    core.apply(Change(store=core.store._replace(state=STOPPED_STORE)).encode())
+    assert value("lowwater_global_serving") == 0
+    families = {each.name: each for each in metrics.collect()}
+    assert {name: (each.type, each.documentation) for name, each in families.items()} == {
+        each.name.removesuffix("_total"): (each.kind, each.says) for each in FIGURES
+    }

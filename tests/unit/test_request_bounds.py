@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
 from collections.abc import Awaitable
@@ -10,24 +11,27 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lowwater import errors
 from lowwater._server.audit import Audit
 from lowwater._server.tokens import digest
 from lowwater.core.attempts import error_of_call
 from lowwater.v1 import topology_pb2, watermarks_pb2, workers_pb2
+from lowwater.v1 import workers_pb2 as pb
 from lowwater_authority.access.guard import Guard
 from lowwater_authority.access.policy import Access, Action, Allowance, Principal
+from lowwater_authority.core.requests import DIGESTED_TOGETHER, PIECE, ClaimRequest, finished
+from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import MAX_INPUTS, MAX_SLICE_KEY, MAX_SLICES
 from lowwater_authority.ops.observer import Observer
+from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.codec import MAX_NAMES
 from lowwater_authority.rpc.interceptors import Decoding, Reading
 from lowwater_authority.rpc.refusals import refuse
-from lowwater_authority.rpc.request_bounds import SMALL, shape_of
-from lowwater_authority.rpc.workers import WorkerServicer
+from lowwater_authority.rpc.request_bounds import SMALL
+from lowwater_authority.rpc.workers import WorkerServicer, in_turns
 
 LONGEST = "n" * 128 + "/" + "a" * 128
 WATERMARKS = "/lowwater.v1.WatermarkService/GetWatermarks"
@@ -127,29 +131,6 @@ def test_rule7_what_would_take_many_times_its_bytes_is_not_parsed(what: str) -> 
         Reading(Parsed.parse, method)(data)
 
 
-groups = st.builds(
-    workers_pb2.GroupReport,
-    computation=st.text(max_size=3),
-    handles=st.lists(st.integers(0, 2**32 - 1), max_size=3),
-    mass=st.builds(
-        workers_pb2.Mass, others=st.lists(st.builds(workers_pb2.FinishedAt, recent=st.integers(0, 300)), max_size=3)
-    ),
-    lateness=st.builds(
-        workers_pb2.Lateness, behind=st.lists(st.builds(workers_pb2.Behind, records=st.integers(0, 300)), max_size=3)
-    ),
-)
-
-
-@given(st.lists(groups, min_size=1, max_size=4))
-def test_elements_are_counted_as_the_parser_finds_them(found: list[workers_pb2.GroupReport]) -> None:
-    count = len(found) + sum(len(group.mass.others) + len(group.lateness.behind) for group in found)
-    shape = shape_of(workers_pb2.ReportRequest.FromString)
-    assert shape is not None
-    data = workers_pb2.ReportRequest(report=workers_pb2.Report(number=1, groups=found)).SerializeToString()
-    assert shape.has_more(data, count - 1)
-    assert not shape.has_more(data, count + len(data))
-
-
 class Request:
     """A request that can be watched."""
 
@@ -218,3 +199,66 @@ async def test_what_is_refused_is_freed_at_once(access: bool) -> None:
     finally:
         gc.enable()
         await server.stop(0)
+
+
+NEAR = (0, 1, DIGESTED_TOGETHER, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE - 1, 2 * PIECE)
+
+
+def keys(count: int) -> list[bytes]:
+    return [index.to_bytes(4, "big") for index in range(1, count + 1)]
+
+
+def message(bounds: list[bytes]) -> pb.ClaimRequest:
+    return pb.ClaimRequest(computation="c", worker="w", bounds=bounds, request_id=b"r" * 16, bound_micros=[7])
+
+
+@pytest.mark.parametrize("count", [at for at in NEAR if at > 1])
+@pytest.mark.parametrize("end", [b"", b"\xff"])
+def test_what_is_decoded_in_pieces_is_what_was_asked(count: int, end: bytes) -> None:
+    bounds = [*keys(count - 1), end]
+    asked = finished(codec.claim(message(bounds)))
+    whole = ClaimRequest(bounds, "w", request_id=b"r" * 16, bound_micros=np.array([7], dtype=np.int64))
+    assert asked.bounds == bounds
+    assert asked.digest == whole.digest, "the journal has it: it must not depend on the pieces"
+
+
+@pytest.mark.parametrize("wrong", NEAR[1:])
+@pytest.mark.parametrize("end", [b"", b"\xff"])
+def test_bounds_that_do_not_rise_are_refused_wherever_pieces_meet(wrong: int, end: bytes) -> None:
+    bounds = [*keys(2 * PIECE + 9), end]
+    for bad in (bounds[wrong - 1], b""):
+        asked = message([*bounds[:wrong], bad, *bounds[wrong + 1 :]])
+        with pytest.raises(errors.InvalidArgument, match=rf"bounds\[{wrong}\] .* does not come after"):
+            finished(codec.claim(asked))
+
+
+@pytest.mark.parametrize("place", NEAR)
+def test_a_key_that_is_too_long_is_refused_wherever_it_stands(place: int) -> None:
+    bounds = keys(2 * PIECE + 9)
+    bounds[place] += b"x" * codec.MAX_KEY
+    with pytest.raises(errors.InvalidArgument, match="too long"):
+        finished(codec.claim(message(bounds)))
+
+
+async def test_others_have_their_turn_while_a_claim_is_decoded() -> None:
+    turns = 0
+
+    async def neighbour() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(neighbour())
+    asked = await in_turns(codec.claim(message(keys(10 * PIECE))))
+    task.cancel()
+    assert len(asked.bounds) == 10 * PIECE
+    assert turns >= 2 * 10 - 2, "one for each piece that is checked, and that is digested"
+
+
+def test_where_the_ranges_of_a_claim_stand_is_said_as_protobuf_says_it() -> None:
+    for values in ([], [MIN], [MIN, -1, 0, 1, MAX] * 50):
+        response = pb.ClaimResponse(sequencer=3, epoch=4)
+        codec.claim_watermarks(response, np.array(values, dtype=np.int64))
+        plain = pb.ClaimResponse(sequencer=3, epoch=4, watermarks_micros=values)
+        assert response.SerializeToString() == plain.SerializeToString()

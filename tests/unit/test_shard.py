@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from functools import partial
 from itertools import count
 from typing import Any
@@ -26,14 +26,17 @@ from lowwater_authority.core.requests import (
     TaskAttempt,
 )
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.core.topology import Spec
+from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine import shard as shard_module
+from lowwater_authority.engine.holdings import replayed
 from lowwater_authority.engine.settings import ShardSettings
 from lowwater_authority.engine.shard import Shard
-from lowwater_authority.journal import JournalFenced, JournalUnknown
+from lowwater_authority.journal import GRAPH, Entry, Journal, JournalFenced, JournalUnknown
 from lowwater_authority.ops.observer import Observer
+from tests.kit.eventually import eventually_async
 from tests.kit.faults import FaultPlan, Operation, Outcome
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
+from tests.kit.shards import turns
 from tests.kit.times import HOUR
 from tests.property.core_driver import part
 
@@ -62,10 +65,14 @@ class Running:
     """A shard whose rounds run, and short words for what tests do with it."""
 
     def __init__(
-        self, disk: MemoryDisk, faults: FaultPlan | None = None, settings: ShardSettings | None = None
+        self,
+        disk: MemoryDisk,
+        faults: FaultPlan | None = None,
+        settings: ShardSettings | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self.now = 1_000 * HOUR
-        journal = MemoryJournal(disk, faults=faults)
+        journal = journal or MemoryJournal(disk, faults=faults)
         self.shard = Shard(journal, clock=lambda: self.now, observer=Observer(), settings=settings)
         self.stream, self._number = next(streams), count(1)
 
@@ -129,17 +136,6 @@ async def test_rule2_nothing_is_published_or_acknowledged_before_its_record_is_d
     await one.stop()
 
 
-async def test_rule3_what_was_seen_is_still_there_after_a_crash(disk: MemoryDisk, running: Running) -> None:
-    grant = await running.claim("a", b"", b"m", b"")
-    await running.report(grant, 14, 15)
-    disk.crash()
-    again = await Running(disk).start()
-    assert again.low() == 14
-    assert await again.report(grant, 13, 15) == [], "the claim survives, and an owner may lower its range"
-    assert again.low() == 14, "only the published value ratchets"
-    await again.stop()
-
-
 async def test_rule4_a_replaced_shard_stops_and_shows_nothing(disk: MemoryDisk, running: Running) -> None:
     grant = await running.claim()
     newer = await Running(disk).start()
@@ -183,48 +179,29 @@ async def test_rule10_the_journal_learns_which_records_must_not_be_lost(disk: Me
     await one.stop()
 
 
-async def test_a_surely_failed_append_rolls_back_and_refuses_its_callers(disk: MemoryDisk) -> None:
-    faults = FaultPlan()
-    one = await Running(disk, faults).start()
-    await one.shard.register(Spec("a"))
-    grant = await one.claim()
-    await one.report(grant, 12)
-    faults.then(Outcome.FAILED)
-    with pytest.raises(errors.JournalFailed):
-        await one.report(grant, 14)
-    assert one.low() == 12
-    await one.claim()
-    assert one.low() == 12
-    assert (await one.shard.ranges("a", below=None, limit=9))[0][0].value == 12 * HOUR, "the refused value is gone"
-    await one.stop()
-
-
 @pytest.mark.parametrize("outcome", [Outcome.LOST, Outcome.WRITTEN])
 async def test_an_append_of_unknown_outcome_is_retried_as_is_and_shows_nothing_meanwhile(
-    disk: MemoryDisk, outcome: Outcome, monkeypatch: pytest.MonkeyPatch
+    disk: MemoryDisk, outcome: Outcome
 ) -> None:
-    faults = FaultPlan()
+    shown: list[float] = []
+    one: Running
+
+    class Watching(FaultPlan):
+        async def before(self, operation: Operation) -> Outcome:
+            if operation.places == [("a", 2)]:
+                shown.append(one.low())
+                assert one.shard.confirmed == one.now, "stale since the round began"
+            return await super().before(operation)
+
+    faults = Watching()
     one = await Running(disk, faults).start()
     await one.shard.register(Spec("a"))
     grant = await one.claim()
-    shown: list[float] = []
-    real = asyncio.sleep
-
-    async def watching(delay: float) -> None:
-        shown.append(one.low())
-        assert one.shard.confirmed == one.now, "stale since the round began"
-        await real(0)
-
-    monkeypatch.setattr("lowwater_authority.engine.logs.asyncio.sleep", watching)
     faults.then(outcome, outcome)
-    began = one.now
-    waiting = one.report(grant, 14)
-    assert await waiting == []
-    assert shown == [MIN] * len(shown)
-    assert shown
+    assert await one.report(grant, 14) == []
+    assert shown == [MIN] * 3
     assert one.low() == 14
     assert (await one.shard.journal.load("a")).last == 2, "written once"
-    assert one.now == began
     await one.stop()
 
 
@@ -328,22 +305,14 @@ async def test_an_adopt_and_its_reset_are_durable_together(disk: MemoryDisk) -> 
     await again.stop()
 
 
-async def test_a_stop_gives_up_an_append_of_unknown_outcome(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stop_gives_up_an_append_of_unknown_outcome(disk: MemoryDisk) -> None:
     faults = FaultPlan()
     one = await Running(disk, faults).start()
     await one.shard.register(Spec("a"))
     grant = await one.claim()
     faults.then(*[Outcome.LOST] * 1000)
-    tried = asyncio.Event()
-    real = asyncio.sleep
-
-    async def quick(_: float) -> None:
-        tried.set()
-        await real(0)
-
-    monkeypatch.setattr("lowwater_authority.engine.logs.asyncio.sleep", quick)
     waiting = one.report(grant, 14)
-    await tried.wait()
+    await eventually_async(lambda: one.shard.held.logs.unconfirmed_since is not None)
     one.shard.stop()
     with pytest.raises(errors.ShuttingDown):
         await waiting
@@ -416,44 +385,16 @@ async def test_rule2_what_comes_while_a_snapshot_is_made_is_not_in_it(
     await running.stop()
 
 
-async def test_a_snapshot_is_not_written_by_who_let_its_log_go_meanwhile(
-    running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Pieces are joined beside the rounds: by then the log may be taken again, behind what another shard has written."""
-    journal, held = running.shard.journal, running.shard.held
-    written: list[bytes] = []
-
-    async def note(log: str, position: int, payload: bytes, **_: bool) -> None:
-        written.append(payload)
-
-    async def joined(pieces: list[bytes]) -> bytes:
-        held.served["a"].log.forget()
-        return b"".join(pieces)
-
-    lease = await running.claim("a", b"", b"")
-    assert await running.report(lease, 14) == []
-    monkeypatch.setattr(journal, "snapshot", note)
-    log = held.served["a"].log
-    await held.logs.snapshot(log, partial(recovery.pieces, held.served["a"].computation))
+async def test_a_snapshot_is_not_written_by_who_let_its_log_go_meanwhile(running: Running, disk: MemoryDisk) -> None:
+    """It is written beside the rounds: by then the log may be taken again, behind what another shard has written."""
+    held = running.shard.held
+    assert await running.report(await running.claim("a", b"", b""), 14) == []
+    log, computation = held.served["a"].log, held.served["a"].computation
+    await held.logs.snapshot(log, partial(recovery.pieces, computation))
+    log.forget()
     await held.logs.settle()
-    assert len(written) == 1
-    monkeypatch.setattr("lowwater_authority.engine.logs._joined", joined)
-    await held.logs.snapshot(log, partial(recovery.pieces, held.served["a"].computation))
-    await held.logs.settle()
-    assert len(written) == 1
+    assert disk.logs["a"].snapshot is None
     assert log.snapshotting is None
-
-
-async def test_rule7_a_slow_subscriber_gets_the_newest_value_only(running: Running) -> None:
-    subscription = running.shard.hub.subscribe(["a"])
-    grant = await running.claim()
-    for hour in range(1000):
-        await running.report(grant, hour)
-    assert subscription.statistics().waiting == 1
-    newest = (await subscription.take(0))["a"]
-    assert newest is not None
-    assert newest.low == 999 * HOUR
-    assert await subscription.take(0) == {}
 
 
 async def test_rule7_the_queue_has_a_bound(disk: MemoryDisk) -> None:
@@ -528,3 +469,188 @@ async def test_rule8_nothing_of_a_stream_counts_behind_a_report_that_failed(disk
         await raised
     assert one.low() == 10
     await one.stop()
+
+
+class Plan(FaultPlan):
+    """Keeps which logs each write was of; holds, refuses or stops at appends as it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[list[str]] = []
+        self.open = asyncio.Event()
+        self.open.set()
+        self.takes = asyncio.Event()
+        self.takes.set()
+        self.taking = 0
+        """Takes under way."""
+        self.left: dict[bool, int] = {}
+        """How many more writes begin, or end: behind these, nothing does."""
+
+    async def before(self, operation: Operation) -> Outcome:
+        await self._stop(begins=True)
+        await self.open.wait()
+        if operation.name == "append":
+            self.writes.append([log for log, _ in operation.places])
+            return await super().before(operation)
+        if operation.name == "take":
+            self.taking += 1
+            await self.takes.wait()
+            self.taking -= 1
+        return Outcome.DONE
+
+    async def after(self, operation: Operation) -> None:
+        await self._stop(begins=False)
+
+    async def _stop(self, *, begins: bool) -> None:
+        if begins in self.left:
+            if not self.left[begins]:
+                await asyncio.Event().wait()
+            self.left[begins] -= 1
+
+
+class One(Running):
+    def __init__(self, disk: MemoryDisk, graph_bytes: int = 64 << 10) -> None:
+        self.plan = Plan()
+        # How many share a write is not to depend on the machine.
+        super().__init__(disk, self.plan, ShardSettings(graph_bytes=graph_bytes, round_seconds=float("inf")))
+
+    async def start(self) -> One:
+        await super().start()
+        return self
+
+    async def kill(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+    def register(self, name: str, *inputs: str) -> asyncio.Task[Spec]:
+        return asyncio.create_task(self.shard.register(Spec(name, inputs)))
+
+    async def held_up(self, *names: str) -> list[asyncio.Task[Spec]]:
+        """Register, while the store takes its time for the first one."""
+        self.plan.open.clear()
+        tasks = [self.register(name) for name in names]
+        await turns()
+        return tasks
+
+
+@pytest.fixture
+async def one() -> AsyncIterator[One]:
+    made = await One(MemoryDisk()).start()
+    yield made
+    await made.kill()
+
+
+async def outcomes(tasks: Sequence[asyncio.Task[Spec]]) -> list[str]:
+    """The names that were registered, and why the others were not."""
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    return [each.name if isinstance(each, Spec) else getattr(each, "reason", repr(each)) for each in found]
+
+
+async def test_one_that_fails_as_it_never_should_is_refused_alone(one: One, caplog: pytest.LogCaptureFixture) -> None:
+    def bad(_: Collection[str]) -> None:
+        raise RuntimeError("a fault of this one alone")
+
+    tasks = await one.held_up("first")
+    tasks += [one.register("a"), asyncio.create_task(one.shard.register(Spec("bad"), room=bad)), one.register("b", "a")]
+    await turns()
+    one.plan.open.set()
+    assert await outcomes(tasks) == ["first", "a", "UNKNOWN", "b"]
+    assert one.plan.writes == [[GRAPH], [GRAPH]]
+    assert one.shard.topology.computations.keys() == {"first", "a", "b"}
+    assert "a request failed in a way it never should" in caplog.text
+
+
+async def test_one_that_is_refused_is_refused_alone(one: One) -> None:
+    tasks = await one.held_up("first")
+    tasks += [
+        one.register("a"),
+        one.register("a", "first"),  # for what waits in front of it
+        one.register("a"),
+        one.register("b", "c"),
+        one.register("c", "b"),
+        one.register("no name"),
+        one.register("d", "a"),
+    ]
+    await turns()
+    one.plan.open.set()
+    conflict, cycle, invalid = "REGISTRATION_CONFLICT", "CYCLE", "INVALID_ARGUMENT"
+    assert await outcomes(tasks) == ["first", "a", conflict, "a", "b", cycle, invalid, "d"]
+    assert one.plan.writes == [[GRAPH], [GRAPH]]
+    assert one.shard.topology.computations.keys() == {"first", "a", "b", "d"}
+
+
+async def test_the_log_of_the_graph_stays_bounded() -> None:
+    one = await One(MemoryDisk(), graph_bytes=500).start()
+    for number in range(20):
+        await one.register(f"c{number}")
+    longest = 0
+    for _ in range(100):
+        await one.shard.reset("c7")
+        await one.shard.held.logs.settle()
+        loaded = await one.shard.journal.load(GRAPH)
+        longest = max(longest, sum(len(payload) for _, payload in loaded.records))
+        assert replayed(loaded).topology == one.shard.topology
+    whole = len(one.shard.topology.encode())
+    assert longest <= max(500, 2 * whole) + 100, "the changes since then never outweigh a whole graph by much"
+    await one.kill()
+
+
+@pytest.mark.parametrize("begins", [True, False])
+async def test_a_crash_at_any_write_keeps_what_was_acknowledged(begins: bool) -> None:
+    """Each write in turn is the first that does not begin, or is not told of: of a change, of the whole graph in its place, of a take."""
+    crashes = 0
+    while True:
+        disk = MemoryDisk()
+        one = await One(disk, graph_bytes=60).start()
+        one.plan.left[begins] = crashes
+        told: dict[str, Spec | None] = {}
+
+        async def live(one: One, told: dict[str, Spec | None]) -> None:
+            for name in "abcdef":
+                told[name] = await one.register(name)
+            [told["b"]] = await one.shard.reset("b")
+            await one.shard.drop("c", force=True)
+            told["c"] = None
+            await one.register("g")
+            await one.shard.held.logs.settle()
+
+        task = asyncio.create_task(live(one, told))
+        await turns(300)
+        done = task.done()
+        task.cancel()
+        await one.kill()
+        disk.crash()
+        again = await One(disk, graph_bytes=60).start()
+        for name, spec in told.items():
+            known = again.shard.topology.computations.get(name)
+            assert known == spec or name in "bc", f"{name} behind write {crashes}"
+        if (b := told.get("b")) is not None and b.incarnation == 2:
+            assert again.shard.topology.get("b").incarnation == 2
+        if "c" in told and told["c"] is None:
+            assert "c" in again.shard.topology.dropped
+        assert (await again.register("new")).name == "new"
+        await again.kill()
+        if done:
+            break
+        crashes += 1
+    assert crashes > 12
+
+
+async def test_a_journal_of_whole_graphs_is_gone_on_with(one: One) -> None:
+    """As 0.1 has written it."""
+    await one.kill()
+    graphs = [Topology().register(Spec("a"))]
+    graphs.append(graphs[-1].register(Spec("b", ("a",))))
+    graphs.append(graphs[-1].reset("a")[0])
+    disk = MemoryDisk()
+    journal = MemoryJournal(disk)
+    await journal.open()
+    for position, each in enumerate(graphs, 1):
+        await journal.append([Entry(GRAPH, position, each.encode(), strong=True)])
+    again = await One(disk).start()
+    assert again.shard.topology == graphs[-1]
+    await again.register("c", "b")
+    loaded = await again.shard.journal.load(GRAPH)
+    assert len(loaded.records[-1][1]) < len(loaded.records[0][1]) + 10, "from here on, what changes"
+    await again.kill()
+    assert (await One(disk).start()).shard.topology == graphs[-1].register(Spec("c", ("b",)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -16,20 +16,24 @@ from lowwater.core.columns import Column
 from lowwater.core.fold import Fold
 from lowwater.core.lease import LeaseState
 from lowwater_authority.cluster.peers import _told_lateness
+from lowwater_authority.core.budget import Lateness
 from lowwater_authority.core.computation import CLAIMS_OF_ONE, CUTS_OF_ONE, LARGEST_EPOCH, Computation
 from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, GroupReport
 from lowwater_authority.core.tasks import TaskGroup
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import WHOLE, Spec, Topology, slicing
+from lowwater_authority.engine import slices
 from lowwater_authority.engine.admission import Gate
 from lowwater_authority.engine.rounds import GivenUp, Round
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.engine.slices import Asked, RangeHere, Told
 from lowwater_authority.engine.task_master import TaskMaster
 from lowwater_authority.journal import GRAPH, JournalVersion
+from lowwater_authority.ops.observer import Observer
 from lowwater_authority.rpc.streams import Outbox
-from tests.kit.memory_journal import MemoryDisk
+from tests.kit.faults import FaultPlan
+from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.releases import older_release
 from tests.kit.times import HOUR
 from tests.kit.tree import One, Tree, ids, numbers, rest, until
@@ -62,9 +66,6 @@ async def reader(disk: MemoryDisk) -> AsyncIterator[Tree]:
         assert await made.top.report(name, grant, hour) == []
     yield made
     await made.stop()
-
-
-# -- T2: lowerings --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("hour", [15, 10])
@@ -171,22 +172,21 @@ async def test_T4_breaks_when_an_output_waits_for_its_slice_alone(
     await test_T4_an_output_says_nothing_before_the_root_knows(reader)
 
 
-async def test_T4_a_process_that_is_alone_does_not_read_its_graph_again(
-    disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_T4_a_process_that_is_alone_does_not_read_its_graph_again(disk: MemoryDisk) -> None:
     """It has all of it in memory. What it reads while it writes would be another process's to it, and end it."""
-    alone = await Running(disk).start()
+    read: list[str] = []
+
+    class Noting(FaultPlan):
+        async def load(self, log: str) -> None:
+            read.append(log)
+
+    alone = await Running(disk, Noting()).start()
     for name in ("x", "y"):
         await alone.shard.register(Spec(name))
         assert await alone.report(await alone.claim(name), 50, name=name) == []
     await alone.shard.register(Spec("a", inputs=("x",), slices=(KEY,)))
     await alone.claim("a~0", b"", KEY)
-    read: list[bool] = []
-
-    async def refresh(self: Shard) -> None:
-        read.append(self.shared)
-
-    monkeypatch.setattr(Shard, "refresh", refresh)
+    read.clear()
     await alone.shard.set_inputs("a", ["x", "y"])
     computation = alone.shard.held.computation("a~0")
     assert computation is not None
@@ -240,7 +240,8 @@ async def test_T6_a_retirement_whose_answer_is_lost_is_repeated(tree: Tree) -> N
     await until(lambda: tree.state(0) is GroupState.RETIRED)
     del tree.way.lost["retire"]
     await rest()
-    await until(lambda: tree.state(0) is GroupState.RETIRED and tree.below.slice("a~0")._range is None)
+    await until(lambda: tree.state(0) is GroupState.RETIRED)
+    await rest()
     assert tree.low() == 12
 
 
@@ -424,26 +425,13 @@ async def test_the_graph_is_for_every_release_as_long_as_nothing_is_cut(tree: Tr
 
 
 async def test_a_slice_goes_on_after_a_failure_that_should_never_be(
-    tree: Tree, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tree: Tree, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, _ = await tree.both(10, 10)
-    fails = [True]
-    say = RangeHere.say
-
-    async def failing(self: RangeHere, *what: Any) -> None:
-        if fails:
-            fails.clear()
-            raise ZeroDivisionError
-        await say(self, *what)
-
-    def close(self: RangeHere) -> None:
-        raise ZeroDivisionError
-
-    with monkeypatch.context() as planted:
-        planted.setattr(RangeHere, "say", failing)
-        planted.setattr(RangeHere, "close", close)
-        assert await tree.below.report("a~0", first, 11) == []
-        await until(lambda: not fails)
+    tree.way.lost["say"] = "fails"
+    assert await tree.below.report("a~0", first, 11) == []
+    await until(lambda: "in a way it never should" in caplog.text)
+    del tree.way.lost["say"]
     await until(lambda: tree.stands(0) == 11)
     told = [each for each in caplog.records if getattr(each, "lowwater", {}).get("event") == "slice_failed"]
     assert {each.levelname for each in told} == {"ERROR"}
@@ -594,12 +582,6 @@ async def test_a_claim_for_which_there_is_no_room_binds_nothing(tree: Tree) -> N
     await claim_as(tree.below, "a~0", "Y")
 
 
-# -- inputs -----------------------------------------------------------------------------------------------------------
-
-
-# -- a graph for everybody --------------------------------------------------------------------------------------------
-
-
 def test_slices_take_no_more_of_the_graph_than_others_can_read_beside_them() -> None:
     keys = tuple(number.to_bytes(2) for number in range(1, 1000))
     inputs = [f"i{number}" for number in range(101)]
@@ -627,9 +609,6 @@ def test_a_graph_that_is_put_together_has_the_newest_inputs_and_the_newest_cut()
         assert Topology.decode(merged.encode()) == merged
 
 
-# -- a clock that is wrong --------------------------------------------------------------------------------------------
-
-
 async def test_a_root_that_another_process_takes_meanwhile_is_a_reason_to_try_again() -> None:
     def report(*_: Any, **__: Any) -> asyncio.Future[Any]:
         answer = asyncio.get_running_loop().create_future()
@@ -646,3 +625,256 @@ async def test_a_root_that_another_process_takes_meanwhile_is_a_reason_to_try_ag
     shard: Any = SimpleNamespace(topology=graph, report=report)
     with pytest.raises(errors.Unavailable, match="has taken hourly over"):
         await RangeHere(shard, asked, 1, 0).say(told, None)
+
+
+AT = b"\xc0"
+"""Where ``a~1`` is cut, which begins at 0x80: its keys from there on are those of ``a~2``."""
+
+
+@pytest.fixture
+async def wide() -> AsyncIterator[Tree]:
+    made = await Tree(MemoryDisk(), beside=True).start()
+    yield made
+    await made.stop()
+
+
+async def settled(wide: Tree, *names: str) -> None:
+    """Wait until the root knows of slices as they are."""
+    await until(lambda: all(wide.owner(name).slice(name).is_settled() for name in names))
+    await wide.hear()
+    await rest()
+
+
+async def work(wide: Tree, name: str, hour: int) -> None:
+    """A worker claims all of a slice and reports."""
+    one = wide.owner(name)
+    assert await one.report(name, await one.claim(name), hour) == []
+
+
+async def test_workers_lose_what_moved_and_are_told_where_to_claim(wide: Tree) -> None:
+    _, grant = await wide.both(9, 7)
+    lost: list[Any] = []
+    wide.below.shard.on_fenced = lost.append
+    await wide.split("a~1", AT)
+    await settled(wide, "a~2")
+    assert [(each.sequencer, "claim them again" in each.reason) for each in lost] == [(grant.sequencer, True)]
+    [(_, refused)] = await wide.below.report("a~1", grant, 8)
+    assert refused.reason == "STALE_SEQUENCER"
+    with pytest.raises(errors.OtherSlice) as caught:
+        await wide.below.claim("a~1", AT, b"")
+    assert caught.value.metadata["slice_of"] == "a"
+    with pytest.raises(errors.OtherSlice) as caught:
+        await wide.top.claim("a", AT, b"")
+    assert caught.value.metadata["slice"] == "a~2"
+
+
+async def _lowered(wide: Tree) -> asyncio.Future[Any]:
+    """A worker lowers its range of ``a~1``, of which the root does not hear; then the slice is cut, and nobody serves the new one."""
+    grants = await wide.both(9, 7)
+    await wide.beside.stop()
+    wide.way.hold("say")
+    wide.way.lost["say"] = "there"
+    answer = asyncio.ensure_future(wide.below.report("a~1", grants[1], 3))
+    await rest()
+    await wide.top.shard.split("a", "a~1", AT)
+    await wide.below.shard.refresh()
+    await rest()
+    wide.way.let("say")
+    await until(lambda: wide.below.slice("a~1").is_settled())
+    wide.way.lost.clear()
+    return answer
+
+
+async def test_an_answer_that_waited_is_not_given_by_what_is_left(wide: Tree) -> None:
+    [(_, refused)] = await (await _lowered(wide))
+    assert refused.reason == "UNAVAILABLE"
+    assert wide.stands(1) == 3
+    assert wide.stands(2) == 7, "nobody tells the root of it"
+    wide.beside = await wide.another("beside:2", wide.beside.placement.names)
+    await settled(wide, "a~2")
+    assert wide.stands(2) == 3, "it is known all the same"
+
+
+async def test_an_answer_that_is_given_all_the_same_is_noticed(wide: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    switches.moved_answers_leave(monkeypatch)
+    assert await (await _lowered(wide)) == []
+    assert wide.stands(2) == 7, "the root leads what a worker was told"
+
+
+async def test_nothing_is_granted_before_the_keys_are_taken_in(wide: Tree) -> None:
+    await wide.both(9, 7)
+    await wide.below.stop()  # so that nobody hands anything over
+    made = await wide.top.shard.split("a", "a~1", AT)
+    await wide.beside.shard.refresh()
+    await wide.beside.shard.serve_those([made.name])
+    for refused in (
+        wide.beside.claim("a~2"),
+        wide.beside.shard.retire("a~2", AT, b"", force=True),
+    ):
+        with pytest.raises(errors.Unavailable, match="taking its keys over"):
+            await refused
+    assert wide.stands(2) == 7
+    with pytest.raises(errors.Unavailable, match="still taking over"):
+        await wide.top.shard.split("a", "a~0", b"\x40")
+    wide.below = await wide.another("below:2", wide.below.placement.names)
+    await settled(wide, "a~1", "a~2")
+    await wide.top.shard.refresh()
+    await wide.top.shard.split("a", "a~0", b"\x40")
+
+
+async def test_rule3_what_is_taken_in_goes_by_the_inputs_of_who_handed_it_over(disk: MemoryDisk) -> None:
+    wide = await Tree(disk, beside=True).start(inputs=("x",))
+    try:
+        await wide.top.shard.register(Spec("y"))
+        for name, hour in (("x", 100), ("y", 50)):
+            assert await wide.top.report(name, await wide.top.claim(name), hour) == []
+        await wide.both(40, 95)
+        await wide.below.stop()
+        await wide.top.shard.split("a", "a~1", AT)
+        await wide.top.shard.set_inputs("a", ("x", "y"))
+        await wide.hear()
+        await rest()
+        wide.below = await wide.another("below:2", wide.below.placement.names)
+        await settled(wide, "a~1", "a~2")
+        taken = wide.beside.shard.held.computation("a~2")
+        assert taken is not None
+        assert taken.map.minimum() <= 50 * HOUR
+        assert [wide.stands(number) for number in (1, 2)] == [50, 50]
+    finally:
+        await wide.stop()
+
+
+@pytest.mark.parametrize("which", ["top", "below", "beside"])
+@pytest.mark.parametrize("step", range(6))
+async def test_whoever_dies_at_any_step_the_next_one_goes_on(wide: Tree, which: str, step: int) -> None:
+    _, grant = await wide.both(9, 7)
+    assert await wide.below.report("a~1", grant, 6) == []  # a lowering that was acknowledged
+    reached, go_on, planted = asyncio.Event(), asyncio.Event(), pytest.MonkeyPatch()
+
+    def stop_at(name: str, *, before: bool) -> None:
+        real: Callable[..., Awaitable[object]] = getattr(Shard, name)
+
+        async def stopped(self: Shard, *more: Any) -> object:
+            done = None if before else await real(self, *more)
+            reached.set()
+            await go_on.wait()
+            return await real(self, *more) if before else done
+
+        planted.setattr(Shard, name, stopped)
+
+    if step < 4:
+        stop_at(["_move_out", "_take_in"][step // 2], before=step % 2 == 0)
+    else:
+        wide.way.hold("claim")
+    await wide.split("a~1", AT)
+    if step < 4:
+        await until(reached.is_set)
+    else:
+        await until(lambda: len(wide.way.sent("claim")) > 2)
+    await wide.fail_over(which=which) if which != "top" or step % 2 else await rest()
+    planted.undo()
+    go_on.set()
+    if step >= 4:
+        wide.way.let("claim")
+    if which == "top" and not step % 2:
+        await wide.fail_over(which=which)
+    await wide.hear()
+    await settled(wide, "a~1", "a~2")
+    assert [wide.stands(number) for number in range(3)] == [9, 6, 6]
+    assert not wide.top.shard.topology.get("a~2").source
+    await work(wide, "a~1", 8)
+    await work(wide, "a~2", 8)
+    await until(lambda: wide.low() == 8)
+
+
+async def _sequencers_around_a_reset(wide: Tree) -> tuple[int, int]:
+    """Return those of two claims of the same keys, which are cut and reset in between."""
+    for _ in range(3):
+        await wide.fail_over(which="below")
+    await wide.hear()
+    before = await wide.below.claim("a~1")
+    await wide.below.stop()
+    await wide.top.shard.split("a", "a~1", AT)
+    await wide.top.shard.reset("a")
+    wide.below = await wide.another("below:9", wide.below.placement.names)
+    await wide.hear()
+    [name] = wide.top.shard.topology.get("a").slices_over(AT, b"")
+    return before.sequencer, (await wide.owner(name).claim(name)).sequencer
+
+
+async def test_sequencers_of_keys_go_on_behind_a_reset_in_the_middle(wide: Tree) -> None:
+    before, after = await _sequencers_around_a_reset(wide)
+    assert before < after
+
+
+async def test_a_cut_that_a_reset_leaves_as_it_is_is_noticed(wide: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    switches.resets_keep_a_cut_under_way(monkeypatch)
+    before, after = await _sequencers_around_a_reset(wide)
+    assert before > after
+
+
+async def test_records_are_counted_once_though_the_new_half_claims_first_and_is_retired(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wide = await Tree(MemoryDisk(), beside=True).start(budgets=(100_000,))
+    for number, grant in enumerate(await wide.both()):
+        late = Lateness({0: 1000}, 9 * HOUR, 9 * HOUR, {100_000: (3, MIN)})
+        report = GroupReport(grant.sequencer, np.array([7 * HOUR]), lateness=late)
+        assert await wide.below.shard.report([(f"a~{number}", report)], sender=b"s" * 16, number=(1, number + 1)) == []
+    await wide.below.shard.retire("a~1", AT, b"", force=True)
+
+    def counted() -> list[tuple[int, int]]:
+        view = wide.top.shard.view("a")
+        assert view is not None
+        return [(kept.records, kept.behind) for kept in view.budgets]
+
+    await until(lambda: counted() == [(2000, 6)])
+    real = wide.way.claim
+
+    async def claim(asked: slices.Asked) -> slices.Range:
+        if asked.name == "a~1" and len(wide.root.map) < 3:
+            msg = "the new one is first"
+            raise errors.Unavailable(msg)
+        return await real(asked)
+
+    monkeypatch.setattr(wide.way, "claim", claim)
+    await wide.split("a~1", AT)
+    await settled(wide, "a~1", "a~2")
+    assert counted() == [(2000, 6)]
+    await wide.stop()
+
+
+async def test_a_log_that_cannot_be_read_any_more_holds_until_a_reset_undoes_the_cut(wide: Tree) -> None:
+    await wide.both(9, 7)
+    await wide.below.stop()
+    await wide.top.shard.split("a", "a~1", AT)
+    one = wide.beside
+    wide.disk.logs["a~1"].damage()
+    await one.shard.refresh()
+    await one.shard.serve_those(["a~2"])
+    await rest()
+    with pytest.raises(errors.Unavailable):
+        await one.claim("a~2")
+    assert wide.low() == 7
+    await wide.top.shard.reset("a")
+    await one.shard.refresh()
+    assert "a~2" not in one.shard.topology.computations, "the cut is undone"
+    with pytest.raises(errors.UnknownComputation):
+        await one.claim("a~2")
+
+
+async def test_one_process_cuts_what_it_serves_alone(disk: MemoryDisk) -> None:
+    shard = Shard(MemoryJournal(disk, shared=False), clock=lambda: 1_000 * HOUR, observer=Observer())
+    await shard.start()
+    rounds = asyncio.create_task(shard.run())
+    await shard.register(Spec("a", slices=(b"\x80",)))
+    await shard.split("a", "a~1", AT)
+    for number, span in enumerate(((b"", b"\x80"), (b"\x80", AT), (AT, b""))):
+        asked = ClaimRequest(span, request_id=bytes([number] * 16))
+        grant = await shard.claim(f"a~{number}", asked)
+        report = GroupReport(grant.sequencer, np.array([5 * HOUR]))
+        assert await shard.report([(f"a~{number}", report)], sender=b"s" * 16, number=(1, number + 1)) == []
+    await until(lambda: (view := shard.view("a")) is not None and view.low == 5 * HOUR)
+    shard.stop()
+    await rounds
+    await shard.close()

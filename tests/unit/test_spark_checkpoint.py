@@ -20,8 +20,6 @@ from lowwater_spark.checkpoint.durable import write_once
 from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, StateLost
-from lowwater_spark.sources.head import Candidates
-from lowwater_spark.sources.source_log import File, SourceLog, Taken
 from lowwater_spark.track import handover
 from lowwater_spark.track.batch_log import BatchEntry, BatchLog
 from lowwater_spark.track.cut import EQUAL
@@ -31,7 +29,6 @@ from lowwater_spark.track.inputs import UNREAD, Reading
 from lowwater_spark.track.progress import Committed, Progress
 from lowwater_spark.track.segments import Due, Segment
 from lowwater_spark.track.state import Place, RangeEntry, StateStore, Version
-from tests.kit.times import SECOND
 from tests.spark.support import place
 
 READING = Reading(14, {990_000: 15, 500_000: 16}, 3, (1, 7))
@@ -50,18 +47,6 @@ def test_s5_a_replay_runs_with_the_w_and_the_clock_of_the_first_run(tmp_path: Pa
     log.purge(before=8)
     assert log.read(7) is None
     assert log.read(8) == BatchEntry(8, "cc", Reading(MIN), promised=MIN)
-
-
-def test_the_clock_of_batches_goes_on_where_that_of_the_driver_has_gone_back() -> None:
-    """For as long as it is behind. A jump that was taken back puts nothing on what comes later."""
-    clocks = {"wall": 100.0, "passed": 0.0}
-    hook = Hook(lambda *_: None, lambda *_: None, lambda: clocks["wall"], lambda: clocks["passed"])
-    told = []
-    for wall, passed in [(100.0, 0.0), (40.0, 10.0), (45.0, 15.0), (120.0, 20.0), (20.0, 21.0)]:
-        clocks.update(wall=wall, passed=passed)
-        told.append(hook._clock() // SECOND)
-        hook._note(BatchEntry(0, "", READING, promised=0, now=hook._clock()))
-    assert told == [100, 110, 115, 120, 121]
 
 
 def test_a_batch_that_an_older_release_has_begun_is_replayed_and_none_of_this_one_by_it(tmp_path: Path) -> None:
@@ -280,28 +265,6 @@ def test_a_batch_is_not_behind_the_one_before_when_the_retention_is_larger(tmp_p
     assert lows_of(log, 2, inputs, spark_bound=6, before=4) == (14, 10), "a retention that is larger by ten"
     assert lows_of(log, 3, inputs, spark_bound=30, before=6) == (25, 10)
     assert lows_of(log, 4, UNREAD, spark_bound=30, before=30) == (MIN, MIN), "of other inputs nothing is known"
-
-
-def source_log(folder: Path, name: str, entries: dict[str, int]) -> None:
-    folder.mkdir(exist_ok=True)
-    lines = [json.dumps({"path": f"file://{path}", "timestamp": 1, "batchId": n}) for path, n in entries.items()]
-    (folder / name).write_text("\n".join(["v1", *lines]), encoding="utf-8")
-
-
-def test_a_compacted_entry_beyond_the_offset_stands_in_for_all_before_it(tmp_path: Path) -> None:
-    source_log(tmp_path / "log", "2.compact", {"/in/a": 0, "/in/b": 1, "/in/c": 2})
-    log = SourceLog(tmp_path / "log")
-    waiting = Candidates[str]([log])
-    a, b, c = (File(f"/in/{name}", 1) for name in "abc")
-    waiting.add("first", [{a, b}])
-    waiting.add("second", [{a, b, c}])
-    log.read_to(1)
-    assert (dict(log.taken), log.read) == ({"/in/a": Taken(0, 1), "/in/b": Taken(1, 1), "/in/c": Taken(2, 1)}, 2)
-    assert waiting.newest_reached([1], forget=False) == "first", "what is named beyond the offset is not in the batch"
-    assert waiting.newest_reached([2], forget=False) == "second"
-    source_log(tmp_path / "log", "3", {"/in/d": 3})
-    log.read_to(3)
-    assert (log.taken["/in/d"], log.read) == (Taken(3, 1), 3)
 
 
 def test_a_time_zone_that_a_key_depends_on_is_kept_with_the_state(tmp_path: Path) -> None:

@@ -6,13 +6,17 @@ moments. The oracle knows every row.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Sequence
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyspark.sql.types import LongType, TimestampNTZType, TimestampType
 
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.sources.head import KEPT, Candidates
@@ -20,7 +24,8 @@ from lowwater_spark.sources.source_log import File, Head
 from lowwater_spark.track.inputs import UNREAD, Origin, Reading, floor_stamp
 from lowwater_spark.track.progress import RELIST, Committed, Progress, bound_of, stamped
 from lowwater_spark.track.segments import Due
-from lowwater_spark.track.update import lowest_stamp
+from lowwater_spark.track.update import held_micros, least_record, lowest_stamp, times_in
+from tests.kit.times import at
 from tests.spark.retained import HOUR
 from tests.spark.support import Log
 
@@ -189,36 +194,6 @@ def test_head_of_w_breaks_when_the_rule_is_off() -> None:
         pipeline,
         [("put", 0, 3), ("put", 0, 0), ("promise_more", 2), ("read",), ("list_sources",), ("plan", [0]), ("commit",)],
     )
-
-
-READ_AND_REMOVED: list[tuple[Any, ...]] = [
-    ("put", 0, 0),
-    ("plan", [0]),
-    ("clean_up", 0),
-    ("promise_more", 2),
-    ("read",),
-    ("list_sources",),
-]
-RENAMED_READ_AND_REMOVED: list[tuple[Any, ...]] = [
-    ("put", 0, 0),
-    ("promise_more", 2),
-    ("read",),
-    ("list_sources",),
-    ("rename", 0),
-    ("plan", [0]),
-    ("clean_up", 0),
-    ("wait",),
-    ("list_sources",),
-]
-
-
-@pytest.mark.parametrize("steps", [READ_AND_REMOVED, RENAMED_READ_AND_REMOVED])
-def test_head_of_w_a_file_that_is_removed_while_its_batch_runs_is_waited_for(steps: list[tuple[Any, ...]]) -> None:
-    pipeline = Pipeline(1)
-    live(pipeline, steps)
-    assert pipeline.progress.reading == UNREAD
-    live(pipeline, [("commit",)])
-    assert pipeline.progress.reading.low == 2
 
 
 REWRITTEN: list[tuple[Any, ...]] = [
@@ -435,10 +410,10 @@ class CountsPlans(Progress):
         return self._candidates.newest_reached(self.planned, forget=True) or self.reading
 
 
-def claims_no_more_than_a_restart(progress: Progress) -> None:
+def claims_no_more_than_a_restart(kind: type[Progress]) -> None:
     """A batch has read all that W covers; only when it is committed would a restart know that."""
-    log = progress._candidates._sources[0]
-    assert isinstance(log, Log)
+    log = Log()
+    progress = kind(1, None, [log], Committed())
     progress.observe(Reading(10), [{named("/in/a")}], 0.0, [])
     log.take(named("/in/a"), 0)
     if isinstance(progress, CountsPlans):
@@ -450,12 +425,12 @@ def claims_no_more_than_a_restart(progress: Progress) -> None:
 
 
 def test_rule6_a_report_counts_committed_batches_only() -> None:
-    claims_no_more_than_a_restart(Progress(1, None, [Log()], Committed()))
+    claims_no_more_than_a_restart(Progress)
 
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when rule 6 is switched off")
 def test_rule6_breaks_when_switched_off() -> None:
-    claims_no_more_than_a_restart(CountsPlans(1, None, [Log()], Committed()))
+    claims_no_more_than_a_restart(CountsPlans)
 
 
 def test_what_spark_holds_is_stamped_as_what_comes_is() -> None:
@@ -496,3 +471,51 @@ def test_a_replay_does_not_bring_back_the_w_of_inputs_that_were_changed() -> Non
     for batch, reading in enumerate((Reading(12, {}, 2, (1, 1)), Reading(13, {}, 3, (1, 1, 1))), start=2):
         progress.settle(Committed(batch, [0], reading), "")
         assert progress.reading == reading
+
+
+BEFORE_1970 = dt.datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=dt.UTC)
+MOMENTS = [at(9), BEFORE_1970, None, at(9, 30)]
+MICROS = [1_357_722_000_000_000, -1, MAX, 1_357_723_800_000_000]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
+@pytest.mark.parametrize("unit", ["us", "ns"])
+def test_arrow_times_are_what_their_datetimes_are(unit: str, zone: str) -> None:
+    times: Any = pa.array(MOMENTS, pa.timestamp(unit, tz=zone))
+    assert held_micros(times) == held_micros(times.to_pylist()) == MICROS
+    chunks = pa.chunked_array([times.slice(1), times.slice(0, 1)])
+    assert held_micros(chunks) == [*MICROS[1:], MICROS[0]]
+
+
+def test_other_times_are_as_they_were() -> None:
+    assert held_micros(()) == held_micros(pa.array([], pa.timestamp("us", tz="UTC"))) == []
+    assert held_micros([at(9), 5]) == [MICROS[0], 5]
+    assert held_micros(pa.array([5, None])) == [5, MAX]
+    with pytest.raises(ValueError, match="time zone"):
+        held_micros(pa.array([dt.datetime(2013, 1, 9)]))  # noqa: DTZ001 - the mistake itself
+
+
+def test_the_least_record_is_in_what_is_pending_or_in_the_state() -> None:
+    times = pa.array(MOMENTS, pa.timestamp("ns", tz="Europe/Berlin"))
+    state = pa.table({"t": times, "due": times, "plain": [5, 6, 7, 8]})
+    assert least_record([7], None, "t") == 7
+    assert least_record([], None, "t") == least_record([], state.slice(0, 0), "t") == MAX
+    assert least_record([7], state, "t") == -1
+    assert least_record([-2], state, "t") == -2
+    assert [least_record([], state, name) for name in ("plain", "missing", "")] == [MAX] * 3
+    assert least_record([], state.slice(2, 1), "t") == MAX, "null is nothing"
+    assert least_record([], state, "`T`") == -1, "the rule for names of columns holds in the state as well"
+    assert least_record([], state.rename_columns(["Event Time", "t", "u"]), "event time") == -1
+
+
+def test_the_event_times_are_taken_from_the_rows_own_column_where_that_is_surely_meant() -> None:
+    """Spark takes another case for the same name, and a dot for a field of a struct: there they get a column of their own."""
+    kinds = dict.fromkeys(["t", "T2", "a.b", "x", "X"], TimestampType()) | {
+        "local": TimestampNTZType(),
+        "n": LongType(),
+    }
+    schema = {name: SimpleNamespace(dataType=kind) for name, kind in kinds.items()}
+    frame: Any = SimpleNamespace(columns=[*kinds], schema=schema)
+    assert times_in(frame, "t") == "t"
+    for name in ("T", "t2", "a.b", "x", "X", "`t`", "none", "local", "n"):
+        assert times_in(frame, name) == "__lowwater_time"

@@ -7,7 +7,9 @@ import dataclasses
 import importlib
 import inspect
 import pickle
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from lowwater import errors
 from lowwater_spark.checkpoint.location import spark_path
 from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.settings import SparkSettings, connection
+from lowwater_spark.sidecar.command import Heartbeat, QueryWatch, may_pass
 from lowwater_spark.sidecar.watch import settings_here
 from lowwater_spark.sources.kafka import PACE
 from lowwater_spark.sources.kafka_admin import KafkaAdmin
@@ -179,7 +182,7 @@ def test_both_clients_of_kafka_are_told_how_a_secured_cluster_is_reached_each_by
     told |= {f"ssl.{name}.location": str(tmp_path / name) for name in ("ca", "certificate", "key")}
     options = {f"kafka.{name}": value for name, value in told.items()}
     assert told.items() <= client_settings(options, "read_kafka").items()
-    found = KafkaAdmin(None, {**options, PACE: "folder"})._settings
+    found = KafkaAdmin(None, {**options, PACE: "folder"}).properties
     login = "org.apache.kafka.common.security.scram.ScramLoginModule required"
     jvm = {
         **same,
@@ -193,4 +196,51 @@ def test_both_clients_of_kafka_are_told_how_a_secured_cluster_is_reached_each_by
     }
     assert jvm.items() <= found.items()
     assert not found.keys() & (told.keys() - jvm.keys())
-    assert told.items() <= KafkaAdmin(None, options)._settings.items(), "Spark's own source has one client"
+    assert told.items() <= KafkaAdmin(None, options).properties.items(), "Spark's own source has one client"
+
+
+def test_a_heartbeat_waits_for_each_query_that_is_still_tracked(tmp_path: Path) -> None:
+    file = tmp_path / "heartbeat"
+    heartbeat = Heartbeat(file)
+    for turns, beats in (
+        ({"a": (0, 0), "b": (0, 0)}, True),
+        ({"a": (0, 1), "b": (0, 0)}, False),
+        ({"a": (0, 2), "b": (0, 0)}, False),
+        ({"a": (0, 2), "b": (1, 0)}, True),
+        ({"a": (0, 2)}, False),
+        ({"a": (1, 0)}, True),
+    ):
+        file.unlink()
+        heartbeat.look(turns)
+        assert file.exists() == beats, turns
+        file.touch()
+    with pytest.raises(FileNotFoundError):
+        Heartbeat(tmp_path / "no folder" / "heartbeat")
+    Heartbeat(None).look({"a": (0, 1)})
+
+
+class OneAttempt(threading.Event):
+    """Set as soon as somebody waits for it."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.set()
+        return True
+
+
+def test_a_query_is_tried_again_while_its_token_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LOWWATER_TOKEN_FILE", str(tmp_path / "token"))
+    query: dict[str, Any] = {
+        "name": "a",
+        "checkpoint": str(tmp_path),
+        "inputs": ["b"],
+        "sources": [f"files:{tmp_path}"],
+    }
+    watch = QueryWatch(
+        {**query, "promises": ["sink-visible-before-commit", "nothing-skipped"]}, str(tmp_path), None, None
+    )
+    watch.run(OneAttempt())
+    assert not watch.refused
+    assert watch.turn == (2, 0), "the checkpoint is one step, and the attempt another"
+    assert may_pass(errors.Unauthenticated("unknown token"))
+    assert not may_pass(errors.PermissionDenied("of another principal"))
+    assert not may_pass(errors.InvalidArgument("name", metadata={"field": "name"}))

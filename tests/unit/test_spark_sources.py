@@ -94,9 +94,9 @@ def test_the_lines_of_a_file_come_from_its_end(tmp_path: Path) -> None:
 
 def run_ticks(ticks: Ticks, spark: Log, folder: Path, count: int) -> None:
     for _ in range(count):
-        committed = offset(spark.batch)
+        committed, before = offset(spark.batch), {*folder.iterdir()} if folder.exists() else set()
         assert ticks.force(committed)
-        [new] = [path for path in folder.iterdir() if str(path) not in ticks._log.taken]
+        [new] = {*folder.iterdir()} - before
         planned = offset(spark.write(str(new)))
         ticks.read_to(planned)
         assert ticks.outstanding(committed)
@@ -116,7 +116,6 @@ def test_ticks_are_forgotten(tmp_path: Path) -> None:
         assert ticks.remembered <= 2
         assert len([*folder.iterdir()]) <= 2
     assert max(copied) <= 600, "Spark's compacted entries stay short"
-    assert ticks._log.parsed <= 1_200 + 120 + 30
     later = Ticks(tmp_path, 1, 2)
     later.read_to(offset(spark.batch))
     assert later.remembered <= 600

@@ -247,21 +247,26 @@ async def many_tasks(disk: MemoryDisk) -> None:
     assert reasons == [("tasks", "3")] * 5
 
 
-async def test_rule7_a_group_is_bounded(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most three tasks a group, and two groups."""
     monkeypatch.setattr(tasks, "TASKS", 3)
+    monkeypatch.setattr(tasks, "GROUPS", 2)
+
+
+async def test_rule7_a_group_is_bounded(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    small(monkeypatch)
     await many_tasks(disk)
 
 
 @off(7)
 async def test_rule7_off(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "TASKS", 3)
+    small(monkeypatch)
     task_switches.groups_take_whatever_comes(monkeypatch)
     await many_tasks(disk)
 
 
 async def test_rule7_a_full_group_is_its_own_affair(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "TASKS", 3)
-    monkeypatch.setattr(tasks, "GROUPS", 2)
+    small(monkeypatch)
     running, master = await begun(disk)
     await master.manual("repairs", "n1", "n2", "n3")
     with pytest.raises(errors.Overloaded, match=r"'n1' at .* is the oldest that is not done") as refused:

@@ -79,9 +79,6 @@ def test_it_is_in_no_record_and_moves_no_watermark() -> None:
     assert shown(told) == [""], "after a restart the worker says it again"
 
 
-# -- the worker's side -------------------------------------------------------------------------------------------------
-
-
 def lease_of(count: int) -> LeaseState:
     return LeaseState("c", 7, Column(count, 0), reference=0)
 

@@ -332,11 +332,13 @@ STEADY: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """The clock that makes no steps. Linux's goes on while the machine is suspended; elsewhere the only one there is."""
 
 
-def _steady() -> int:
+def steady() -> int:
+    """Return microseconds of a clock that makes no steps."""
     return time.clock_gettime_ns(STEADY) // 1000
 
 
-def _steady_seconds() -> float:
+def steady_seconds() -> float:
+    """Return seconds of the same clock."""
     return time.clock_gettime(STEADY)
 
 
@@ -357,7 +359,7 @@ def _embedded(args: argparse.Namespace, metrics: Metrics, door: Door | None) -> 
     journal = journal_in(args)
     access = None if door is None else door.access
     limits = limits_given(args.limit)
-    return Authority(journal, clock=clock, monotonic=_steady, observer=metrics, access=access, limits=limits)
+    return Authority(journal, clock=clock, monotonic=steady, observer=metrics, access=access, limits=limits)
 
 
 def _shared(
@@ -402,12 +404,12 @@ def _shared(
     )
     lifelines = Lifelines(me, args.dead_after / BEATS)
     cluster = Cluster(
-        directory, me, peers=peers, lifelines=lifelines, monotonic=_steady_seconds, dead_after=args.dead_after
+        directory, me, peers=peers, lifelines=lifelines, monotonic=steady_seconds, dead_after=args.dead_after
     )
     return Authority(
         journal,
         clock=clock,
-        monotonic=_steady,
+        monotonic=steady,
         observer=metrics,
         cluster=cluster,
         access=access,

@@ -30,8 +30,9 @@ MOST_KEPT: Final = 32
 class Questions:
     """For the one event loop it is used in."""
 
-    def __init__(self, client: Callable[[], Client]) -> None:
+    def __init__(self, client: Callable[[], Client], good_seconds: float = GOOD_SECONDS) -> None:
         self._client = client
+        self._good_seconds = good_seconds
         self._threads = ThreadPoolExecutor(THREADS, "lowwater-ask")
         self._asked = 0
         self._answers: dict[tuple[str, ...], asyncio.Future[bytes]] = {}
@@ -64,7 +65,7 @@ class Questions:
             return await loop.run_in_executor(self._threads, self._ask, question)
         finally:
             self._asked -= 1
-            loop.call_later(GOOD_SECONDS, self._drop, key, self._answers.get(key))
+            loop.call_later(self._good_seconds, self._drop, key, self._answers.get(key))
 
     def _ask(self, question: Callable[[Client], Any]) -> bytes:
         return json.dumps(question(self._client()), separators=(",", ":")).encode()

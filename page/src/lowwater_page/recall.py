@@ -34,8 +34,9 @@ class Recall:
     For one event loop; its thread asks through ``client``, and ends when there is nobody left to ask for.
     """
 
-    def __init__(self, client: Callable[[], Client], board: Board) -> None:
+    def __init__(self, client: Callable[[], Client], board: Board, again_seconds: float = AGAIN_SECONDS) -> None:
         self._client = client
+        self._again_seconds = again_seconds
         self._board = board
         self._asked: set[str] = set()
         self._stopping = threading.Event()
@@ -68,7 +69,7 @@ class Recall:
                     if self._stopping.wait(1 / ASKED):
                         return
                 left = unanswered
-                if left and self._stopping.wait(AGAIN_SECONDS):
+                if left and self._stopping.wait(self._again_seconds):
                     return
         except errors.Closed:
             return

@@ -226,14 +226,14 @@ def _run(args: argparse.Namespace) -> str:
             said = f"the store is {token} now; it serves when {args.regions} have enrolled"
             return to_json({"store_token": token}) if args.json else said
         if args.command == "adopt" and args.write_off:
-            return _tell(args, _adopt_and_write_off(center, args))
+            return _tell(args, adopt_and_write_off(center, args))
         return _tell(
             args,
             center.decide(_DECISIONS[args.command](args), args, getattr(args, "to", getattr(args, "lost", ""))),
         )
 
 
-def _adopt_and_write_off(center: _Global, args: argparse.Namespace) -> pb.ListReferencesResponse:
+def adopt_and_write_off(center: _Global, args: argparse.Namespace) -> pb.ListReferencesResponse:
     """Adopt, and give up what only the last owner has: nothing of another region that was lost before. May be said again after half of it."""
     answer = center.list(args.reference)
     [before] = answer.references

@@ -200,7 +200,7 @@ class Holdings:
 
     def resume(self, spec: Spec, ownership: Ownership, loaded: LoadedLog, recovered: Recovered | None) -> Computation:
         """Recover a computation whose log was taken: as it was ``recovered``, with what came since. Raises JournalCorrupt."""
-        computation = _resumed(spec, ownership, loaded, recovered) if recovered is not None else None
+        computation = resumed(spec, ownership, loaded, recovered) if recovered is not None else None
         return computation if computation is not None else self._recovered(spec, ownership, loaded)
 
     def of(self, name: str) -> Holding:
@@ -721,7 +721,7 @@ def _end_of_stored(tombstone: Spec, ownership: Ownership, loaded: LoadedLog | No
     return _end_of(lost, tombstone.incarnation)
 
 
-def _resumed(spec: Spec, ownership: Ownership, loaded: LoadedLog, recovered: Recovered) -> Computation | None:
+def resumed(spec: Spec, ownership: Ownership, loaded: LoadedLog, recovered: Recovered) -> Computation | None:
     """Replay what came since a computation was recovered; None when the log does not go on from there, or for another incarnation."""
     known = recovered.loaded
     if recovered.spec != spec or not _goes_on(loaded, known):

@@ -382,15 +382,15 @@ class Logs:
         if log.reading != reading:
             return  # it was let go meanwhile
         log.snapshotting = task = asyncio.create_task(
-            self._snapshot(log, log.position, log.behind, pieces, now, newest=newest)
+            self._snapshot(log, reading, log.position, log.behind, pieces, now, newest=newest)
         )
         self._snapshots.add(task)
         task.add_done_callback(self._snapshots.discard)
 
     async def _snapshot(
-        self, log: Log, position: int, covered: int, pieces: list[bytes], now: int, *, newest: bool
+        self, log: Log, reading: int, position: int, covered: int, pieces: list[bytes], now: int, *, newest: bool
     ) -> None:
-        size, reading = sum(map(len, pieces)), log.reading
+        size = sum(map(len, pieces))
         try:
             payload = await _joined(pieces)
             if log.reading != reading:

@@ -79,8 +79,8 @@ class RangeSurvey:
         self._served: dict[str, tuple[Computation, int]] = {}
         """Since when each is known to be served here, within ``PERIOD``; a fail-over leaves another object."""
 
-    async def run(self) -> None:
-        """Survey every ``PERIOD`` until the shard stops. A survey that fails is told, and the next one begins anew."""
+    async def run(self, period: float = PERIOD) -> None:
+        """Survey every ``period`` seconds until the shard stops. A survey that fails is told, and the next one begins anew."""
         while True:
             try:
                 await self.survey()
@@ -90,7 +90,7 @@ class RangeSurvey:
                 log.debug("ranges are counted later: %s", error)
             except Exception:
                 log.exception("ranges could not be counted; trying again", extra=event("internal_error"))
-            await asyncio.sleep(PERIOD)
+            await asyncio.sleep(period)
 
     async def survey(self) -> None:
         """Count once what has changed. Raises ShuttingDown, Unavailable."""

@@ -511,7 +511,7 @@ class RegionAgent:
     async def _begin(self, name: str, view: pb.ReferenceView) -> None:
         """Make the local computation ready for a number that the region was given; again at the next answer, if that fails."""
         record = self.folder.state.records.get(name)
-        if not _goes_on(record, view, self.name):
+        if not goes_on(record, view, self.name):
             low = self.kept[name].low
             try:
                 async with asyncio.timeout(READ_SECONDS):
@@ -699,7 +699,7 @@ class RegionAgent:
         }
 
 
-def _goes_on(record: str | None, view: pb.ReferenceView, region: str) -> bool:
+def goes_on(record: str | None, view: pb.ReferenceView, region: str) -> bool:
     """Whether nobody else can have owned a reference since the record: another owner and the way back are two numbers."""
     if record is None:
         return view.number == 1

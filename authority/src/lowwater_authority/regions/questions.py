@@ -170,13 +170,13 @@ class Questions:
 
     @_answering
     async def _report(self, request: web.Request) -> dict[str, Any]:
-        reference, report, _ = await _report_in(request)
+        reference, report, _ = await report_in(request)
         await self._there(lambda: _TAKE[request.path](self._agent, reference, report))
         return {}
 
     @_answering
     async def _raised(self, request: web.Request) -> dict[str, Any]:
-        reference, report, body = await _report_in(request)
+        reference, report, body = await report_in(request)
         sink, cut = body.get("sink"), body.get("cut", "")
         if not isinstance(sink, str) or not isinstance(cut, str) or len(cut) > MOST_TEXT:
             msg = f"sink and cut must be texts, and cut has at most {MOST_TEXT} characters"
@@ -185,7 +185,7 @@ class Questions:
         return {}
 
 
-async def _report_in(request: web.Request) -> tuple[str, PipelineReport, dict[str, Any]]:
+async def report_in(request: web.Request) -> tuple[str, PipelineReport, dict[str, Any]]:
     """Return the reference that a request names, its report, and its whole body. Raises InvalidArgument."""
     try:
         body = await request.json()

@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         kept = read_config(args.config, args.name)
         folder = StateFolder(args.state, int(time.time()))
         try:
-            return asyncio.run(_run(args, kept, folder, _open(args)))
+            return asyncio.run(_run(args, kept, folder, open_door(args)))
         finally:
             folder.close()
     except (BadConfig, BadFile, BadCertificate, HttpFailed, errors.LowwaterError, OSError) as error:
@@ -138,7 +138,7 @@ class _Door(NamedTuple):
     certificates: Certificates | None
 
 
-def _open(args: argparse.Namespace) -> _Door:
+def open_door(args: argparse.Namespace) -> _Door:
     """Listen for pipelines. Raises BadConfig for what would let in anybody from elsewhere, BadFile, BadCertificate and OSError."""
     tokens = tuple(each for each in map(str.strip, secret(TOKENS, os.environ).split(",")) if each)
     if any(len(each) < LEAST_TOKEN for each in tokens):

@@ -47,11 +47,12 @@ REFUSAL_BYTES: Final = 256
 class Acknowledgement:
     """What is to be said of the reports since the last acknowledgement. Refusals merge by claim and reason: there is one of each, of all ranges.
 
-    ``before`` is the number of the report that was acknowledged last.
+    ``before`` is the number of the report that was acknowledged last; ``message_bytes`` are those of refusals in one message, which may take twice as many.
     """
 
-    def __init__(self, before: int) -> None:
+    def __init__(self, before: int, message_bytes: int = MESSAGE_BYTES) -> None:
         self.number = before
+        self._message_bytes = message_bytes
         self.bytes = 0
         """Of the refusals, about."""
         self._before = before
@@ -100,15 +101,16 @@ class Acknowledgement:
         said in earlier ones, for they stay lost. What else does not fit is said of all ranges of a claim.
         """
         rest = list(self._refused.items())
-        if self.bytes > MESSAGE_BYTES:
+        if self.bytes > self._message_bytes:
             lost = [each for each in rest if _ahead(each[1])]
-            rest = _shortened([each for each in rest if not _ahead(each[1])], MESSAGE_BYTES)
-            for some in _divided(lost):
+            rest = _shortened([each for each in rest if not _ahead(each[1])], self._message_bytes)
+            for some in _divided(lost, self._message_bytes):
                 yield pb.ReportAck(number=self._before, refused=map(self._encoded, some))
         last = pb.ReportAck(number=self.number, refused=map(self._encoded, rest), references=self._references.values())
-        if last.ByteSize() > LARGEST_MESSAGE - REFUSAL_BYTES:
+        largest = 2 * self._message_bytes
+        if last.ByteSize() > largest - REFUSAL_BYTES:
             msg = f"{len(rest)} claims were refused at once, and do not fit into one message; send fewer in a report"
-            raise errors.Overloaded(msg, metadata={"bound": "acknowledgement", "limit": str(LARGEST_MESSAGE)})
+            raise errors.Overloaded(msg, metadata={"bound": "acknowledgement", "limit": str(largest)})
         yield last
 
     def _encoded(self, each: Each) -> pb.RefusedRanges:
@@ -132,12 +134,12 @@ def _size(each: Each) -> int:
     return REFUSAL_BYTES + len(name) + len(value.message) + (0 if value.handles is None else value.handles.nbytes)
 
 
-def _divided(refused: Sequence[Each]) -> Iterator[list[Each]]:
+def _divided(refused: Sequence[Each], most: int) -> Iterator[list[Each]]:
     """Divide refusals into as many as fit into a message."""
     part: list[Each] = []
     size = 0
     for each in refused:
-        if part and size + _size(each) > MESSAGE_BYTES:
+        if part and size + _size(each) > most:
             yield part
             part, size = [], 0
         part.append(each)
@@ -345,7 +347,9 @@ class Shared:
 class Outbox:
     """What waits to be sent down one stream: acknowledgements merge, so it stays small."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream_bytes: int = STREAM_BYTES, message_bytes: int = MESSAGE_BYTES) -> None:
+        """``stream_bytes``: of reports that wait for the journal; ``message_bytes`` as in Acknowledgement."""
+        self._message_bytes = message_bytes
         self.barred: set[str] = set()
         """Computations of which the stream may not report any more: another shard served them in between, and may have been told what
         this one was not."""
@@ -354,7 +358,7 @@ class Outbox:
         self.denied: set[str] = set()
         """Computations that its caller was not allowed to report for."""
         self.permits = asyncio.Semaphore(IN_FLIGHT)
-        self.room = Room(STREAM_BYTES)
+        self.room = Room(stream_bytes)
         self.closed: errors.LowwaterError | None = None
         self.finished = False
         self.silence: asyncio.TimerHandle | None = None
@@ -395,7 +399,7 @@ class Outbox:
         if self.closed is not None:
             return
         if self._ack is None:
-            self._ack = Acknowledgement(self._told)
+            self._ack = Acknowledgement(self._told, self._message_bytes)
         self._ack.add(number, refused, references or {}, redirects or {})
         self._acked += 1
         if not self._ack.fit(max(most - self._sending, UNREAD_LEAST)):
@@ -509,7 +513,11 @@ def watched(room: Shared, names: Collection[str]) -> Iterator[None]:
 class Streams:
     """The open report streams: the newest of each sender, and which one speaks for each claim."""
 
-    def __init__(self) -> None:
+    def __init__(self, silence: float = SILENCE) -> None:
+        """``silence``: as ``SILENCE``."""
+        self._silence = silence
+        self.stream_bytes = STREAM_BYTES
+        """Bytes of the reports that wait for the journal, of each stream that is opened from now on."""
         self.admission: Admission[Turn] = Admission()
         self.room = Room(ALL_BYTES)
         """What waits for the journal, of all streams."""
@@ -556,13 +564,13 @@ class Streams:
             msg = f"this sender has opened stream {newest} already, {stream} was delayed or repeated; count streams up"
             raise errors.OldStream(msg, metadata={"stream": str(stream), "newest": str(newest)})
         loop = asyncio.get_running_loop()
-        outbox = Outbox()
+        outbox = Outbox(self.stream_bytes)
         outbox.who, outbox.place_of = who, who if older is None else older.place_of
         if older is not None:
             older.close(errors.OldStream("a newer stream of this sender was opened", metadata={"newest": str(stream)}))
         else:
             self.admission.streams.enter(Turn(who), loop.time(), who)
-        outbox.silence = loop.call_later(SILENCE, self.started, outbox)
+        outbox.silence = loop.call_later(self._silence, self.started, outbox)
         self._ended.pop(sender, None)
         self._newest[sender] = (stream, outbox)
         return outbox

@@ -53,10 +53,15 @@ MOST_KEPT: Final = 10_000
 class Messages:
     """What is told of the computations of a shard. The message of what was published last is made once, for all streams and answers that tell of it."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: Shard, most: int = MOST_KEPT) -> None:
         self._shard = shard
+        self._most = most
         self._kept: dict[str, tuple[View, Topology, int, types_pb2.Watermark]] = {}
         """By name, without promises, and from what each was made: none of that changes, it is only replaced."""
+
+    def __len__(self) -> int:
+        """Return how many are kept."""
+        return len(self._kept)
 
     def of(self, name: str, view: View | None, promise: types_pb2.Promise | None = None) -> types_pb2.Watermark:
         """Return what is told of a computation of which a value is published; without one, of a name that is not registered. Not to be changed."""
@@ -68,7 +73,7 @@ class Messages:
         if kept is not None and kept[0] is view and kept[1] is topology and kept[2] == epoch:
             return kept[3]
         message = codec.watermark_message(name, view, topology, epoch)
-        if len(self._kept) >= MOST_KEPT:
+        if len(self._kept) >= self._most:
             self._kept.clear()
         self._kept[name] = view, topology, epoch, message
         return message

@@ -155,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stopping = threading.Event()
     for stop in _STOPS:
         signal.signal(stop, lambda _number, _frame: stopping.set())
-    watches = [_Watch(query, args.state, args.address, session) for query in queries]
+    watches = [QueryWatch(query, args.state, args.address, session) for query in queries]
     threads = [threading.Thread(target=watch.run, args=(stopping,), name=f"lowwater-{watch.name}") for watch in watches]
     for thread in threads:
         thread.start()
@@ -273,7 +273,7 @@ class Heartbeat:
             self._file.touch()
 
 
-class _Watch:
+class QueryWatch:
     """One query of many: what becomes of it is no matter to the others."""
 
     def __init__(self, query: Mapping[str, Any], state: str, address: str | None, session: Any) -> None:
@@ -293,7 +293,7 @@ class _Watch:
             try:
                 self._follow(stopping)
             except (errors.LowwaterError, CheckpointMismatch, Unsupported, ValueError, OSError) as failure:
-                if not _may_pass(failure):
+                if not may_pass(failure):
                     logger.error("%s is not tracked any more: %s", self.name, failure)
                     self.refused = True
                     return
@@ -326,7 +326,7 @@ class _Watch:
         self.turn = (self.turn[0] + 1, 0)
 
 
-def _may_pass(failure: Exception) -> bool:
+def may_pass(failure: Exception) -> bool:
     """Return whether it helps to try again: what is needed is away, or a token or a certificate is just being replaced."""
     in_file = isinstance(failure, errors.InvalidArgument) and "file" in failure.metadata
     # Timeout is an OSError.

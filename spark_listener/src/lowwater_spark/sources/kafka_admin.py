@@ -126,12 +126,13 @@ class KafkaAdmin:
         self._jvm = jvm
         told = {name.removeprefix(_PREFIX): value for name, value in options.items() if name.startswith(_PREFIX)}
         # What is read at one pace is read by another client library, and has its names.
-        self._settings = {**(java_settings(told) if PACE in options else told), **_PATIENCE}
-        self._key = id(jvm), frozenset(self._settings.items())
+        self.properties = {**(java_settings(told) if PACE in options else told), **_PATIENCE}
+        """Properties of the JVM's client, by which it reaches the cluster."""
+        self._key = id(jvm), frozenset(self.properties.items())
 
     @property
     def _address(self) -> str:
-        return str(self._settings.get("bootstrap.servers"))
+        return str(self.properties.get("bootstrap.servers"))
 
     def told(self, topics: tuple[str, ...], enough: int) -> list[Told]:
         """Ask brokers, each itself, until enough have answered. One that has not answered is asked last from then on. Raises OSError."""
@@ -376,7 +377,7 @@ class KafkaAdmin:
 
     def _properties(self) -> Any:
         properties = self._jvm.java.util.Properties()
-        for name, value in self._settings.items():
+        for name, value in self.properties.items():
             properties.put(name, value)
         return properties
 
