@@ -624,7 +624,7 @@ async def test_what_is_recovered_in_two_pieces_is_what_is_recovered_in_one(deplo
             assert (found.published, found.reference) == (expected.published, expected.reference)
             assert found.tasks.published == expected.tasks.published
             assert found.epoch_base == epoch_base(ownership)
-            found._check()
+            found.check()
 
 
 async def test_a_log_of_an_incarnation_that_is_not_known_yet_is_not_taken_for_damaged(
