@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -12,32 +10,9 @@ import pytest
 from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine.holdings import BrokenGraph, replayed
 from lowwater_authority.engine.shard import Shard
-from lowwater_authority.journal import GRAPH, Entry, Journal
-from lowwater_authority.ops.observer import Observer
+from lowwater_authority.journal import GRAPH, Entry
 from tests.contract.journal_stores import SharedStore, Store
-
-
-@pytest.fixture(autouse=True)
-def compacted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A whole graph is made of its changes every few of them."""
-    monkeypatch.setattr("lowwater_authority.engine.logs.GRAPH_BYTES", 100)
-
-
-@asynccontextmanager
-async def serving(journal: Journal) -> AsyncIterator[Shard]:
-    shard = Shard(journal, clock=lambda: 1_700_000_000_000_000, observer=Observer())
-    try:
-        await shard.start()
-    except BaseException:
-        await shard.close()
-        raise
-    run = asyncio.create_task(shard.run())
-    try:
-        yield shard
-    finally:
-        shard.stop()
-        await run
-        await shard.close()
+from tests.contract.serving import serving
 
 
 async def stored(shard: Shard) -> Topology:
@@ -83,10 +58,7 @@ async def test_a_log_whose_changes_do_not_fit_each_other_starts_nobody(store: St
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
-async def test_changes_that_the_store_has_lost_are_put_back(
-    shared: SharedStore, lost: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lowwater_authority.engine.logs.GRAPH_BYTES", 1 << 20)
+async def test_changes_that_the_store_has_lost_are_put_back(shared: SharedStore, lost: int) -> None:
     async with serving(shared.make()) as one, serving(shared.make()) as other:
         for name in ("a", "b", "c"):
             await one.register(Spec(name))
