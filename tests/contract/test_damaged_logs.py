@@ -217,17 +217,3 @@ async def test_a_process_that_ends_leaves_a_graph_that_the_next_one_can_read(sto
         assert x is not None
         assert x.low == 11
         await again.register(Spec("z", ("x",)))
-
-
-async def test_a_damaged_graph_that_nobody_has_in_memory_is_left_as_it_is(store: Store) -> None:
-    """The tests above show nothing unless the damage is one that the store notices. Who cannot start puts nothing in its place."""
-    journal, shard, run = await started(store)
-    await at_ten(shard, "x", "y")
-    store.damage(GRAPH, 2)
-    await killed(journal, shard, run)
-    for _ in range(2):
-        with pytest.raises(JournalCorrupt, match="no process that lives has it in memory"):
-            async with serving(store.make()):
-                pass
-    journal = await store.connect()
-    assert (await journal.load_behind(GRAPH, 2)).last == 2

@@ -238,9 +238,9 @@ class Once(Computation):
         self.on_timer(ctx)
 
 
-def once(computation: Computation, low: int = 100, kept: Kept | None = None, now: int = 0) -> Turns:
+def once(computation: Computation, low: int = 100, kept: Kept | None = None, now: int = 0, most: int = 1000) -> Turns:
     outputs = {"out": frozenset("ab"), "other": frozenset("a"), "times": frozenset({"a", "start"})}
-    turns = Turns(computation, outputs, low, now)
+    turns = Turns(computation, outputs, low, now, most)
     turns.take("k", kept or Kept(), [Record(25)] if kept is None else [])
     return turns
 
@@ -269,16 +269,14 @@ def test_what_a_hook_does_wrong_is_told_with_the_fix(
         once(Once(does))
 
 
-def test_a_timer_that_sets_itself_anew_for_ever_ends_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowwater_pipeline.computation.turn._MOST_DESCENDANTS", 1000)
-
+def test_a_timer_that_sets_itself_anew_for_ever_ends_with_a_reason() -> None:
     class Every(Once):
         def process_timer(self, ctx: Context, timer: Timer) -> None:
             ctx.set_timer("t", timer.at + 1)
 
     every = Every(lambda ctx: ctx.set_timer("t", 30))
     once(every, low=9000)
-    turns = Turns(every, {"out": frozenset("ab")}, MAX)
+    turns = Turns(every, {"out": frozenset("ab")}, MAX, most=1000)
     said = r"once, key 'k': timers .* fired 1,000 times in one batch, the last one 't' at .*\. The inputs are finished, .* only while not ctx\.finished"
     with pytest.raises(ValueError, match=said):
         turns.take("k", Kept(), [Record(25)])
@@ -400,9 +398,7 @@ def test_a_timer_at_the_end_fires_when_the_inputs_are_finished() -> None:
 
 
 @pytest.mark.parametrize("kind", ["set_wall_timer", "both"])
-def test_timers_that_do_not_go_on_in_time_end_with_a_reason(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr("lowwater_pipeline.computation.turn._MOST_DESCENDANTS", 1000)
-
+def test_timers_that_do_not_go_on_in_time_end_with_a_reason(kind: str) -> None:
     class Stays(Once):
         def process_timer(self, ctx: Context, timer: Timer) -> None:
             to_wall = kind == "set_wall_timer" or (kind == "both" and not timer.wall)
