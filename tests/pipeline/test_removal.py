@@ -11,13 +11,14 @@ import pytest
 
 import lowwater
 from lowwater_pipeline.command import main
+from lowwater_pipeline.computation import Input
 from lowwater_pipeline.computation.remains import Remains
-from lowwater_pipeline.graph import Pipeline
+from lowwater_pipeline.graph import Folder, Pipeline
 from lowwater_pipeline.graph.removal import Refused, check_unread, drain, mark_running, remove
 from lowwater_spark.track.segments import Segment
 from lowwater_spark.track.state import RangeEntry, StateStore, Version
 from tests.kit.times import MAX, mark
-from tests.pipeline.test_graph import SOURCE, module, named, reads
+from tests.pipeline.test_graph import ROWS, SOURCE, module, named, reads
 from tests.process.serving import Serving
 from tests.spark.support import Upstream, place
 
@@ -56,9 +57,17 @@ def stood(lw: lowwater.Client) -> None:
 
 
 def test_one_that_is_read_is_not_removed(root: Path, lw: lowwater.Client) -> None:
-    made = Pipeline("p", [named("a", reads("in")), named("b", reads("a"))], sources=SOURCE)
-    with pytest.raises(Refused, match="b of the pipeline p reads a: remove that first, or take a out of its inputs="):
+    two = Input(["web", "phone"], key="q", event_time="start", alias="clicks")
+    sources = {**SOURCE, "web+phone": Folder(ROWS, "clicks")}
+    made = Pipeline(
+        "p", [named("a", reads("in")), named("b", reads("a")), named("c", two, reads("a"))], sources=sources
+    )
+    with pytest.raises(
+        Refused, match="b, c of the pipeline p reads a: remove that first, or take a out of its inputs="
+    ):
         check_unread(made, "a")
+    with pytest.raises(Refused, match="c of the pipeline p reads phone"):
+        check_unread(made, "phone")
     check_unread(made, "b")
     with pytest.raises(Refused, match="a of the pipeline p reads in"):
         check_unread(made, "in")
