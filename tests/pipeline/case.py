@@ -36,6 +36,9 @@ class Outcome(NamedTuple):
 
 EXACT: Final = Outcome(0, 0)
 
+QUICK: Final = {"heartbeat.interval.ms": "200"}
+"""A member of a group hears of a new one by its next heartbeat."""
+
 
 class Case:
     """Topics of one deduplicator. ``low`` is what its lanes are told of the senders' watermark."""
@@ -68,7 +71,7 @@ class Case:
             f"{name}-out",
             f"{name}-group",
             state,
-            client_settings(kafka.address, {}),
+            client_settings(kafka.address, QUICK),
             Field.parse(id),
             Window.parse(window, None if event_time is None else Field.parse(event_time)),
             **told,
