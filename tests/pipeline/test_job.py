@@ -111,6 +111,12 @@ def test_what_a_new_lane_would_meet_as_well_is_refused(name: str) -> None:
     assert f"Kafka refuses: {error.str()} ({name})" in str(refusal(KafkaException(error)))
 
 
+def test_what_a_new_lane_may_do_without_holds() -> None:
+    passing = KafkaException(KafkaError(KafkaError.COORDINATOR_LOAD_IN_PROGRESS))
+    held: list[Exception] = [passing, Held("the memory is open elsewhere"), OSError(), SystemError()]
+    assert [refusal(error) for error in held] == [None] * 4
+
+
 def test_brokers_that_do_not_answer_in_time_hold(case: Case) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -150,19 +156,3 @@ def test_a_message_without_an_id_stops_its_partition_alone_and_the_figures_say_s
         assert value("watermark_timestamp_seconds", 1) is None
         said = generate_latest(registry).decode()
         assert all(f"# TYPE {each.name} {each.kind}" in said for each in FIGURES)
-
-
-def test_a_memory_that_cannot_be_opened_holds_its_partition_alone(make: Make) -> None:
-    case = make(partitions=PARTITIONS)
-    place = case.settings.state / f"{case.settings.output}-0"
-    place.parent.mkdir(parents=True)
-    place.write_text("in the way")
-    with running(case) as job:
-        case.put(*by_partition(IDS, PARTITIONS))
-        eventually(
-            lambda: job.counts()[1].admitted == len(SECOND) if 1 in job.counts() else False, "the second one goes on"
-        )
-        assert not any(each.refused for each in job.workers())
-        place.unlink()
-        eventually(has_all(case), "the first one goes on by itself")
-    assert case.outcome() == EXACT
