@@ -63,6 +63,11 @@ def test_what_cannot_be_is_refused_by_name(more: list[str], changed: dict[str, s
         told(*more, **changed)
 
 
+def test_a_partition_has_one_transactional_id_in_every_process() -> None:
+    assert told(state="/elsewhere").transactional_id(1) == told().transactional_id(1)
+    assert told(output="other").transactional_id(1) != told().transactional_id(1) != told().transactional_id(0)
+
+
 def view(low: int, **more: Any) -> lowwater.WatermarkView:
     return lowwater.WatermarkView("a", registered=True, low=lowwater.Watermark(low), **more)
 
