@@ -379,3 +379,13 @@ def test_a_state_as_it_began_and_no_timer_leave_nothing() -> None:
             ctx.state = []
 
     assert not Turns(Forgets(), OUTPUTS, MIN).take("k", Kept(b'["a"]'), [record(1, 1)])
+
+
+def test_an_equal_timer_keeps_the_lower_hold() -> None:
+
+    def sets(ctx: Context) -> None:
+        ctx.set_timer("t", 200, hold=26)
+        ctx.set_timer("t", 200)
+
+    turns = Turns(Once(sets), {"out": frozenset("ab")}, 100)
+    assert turns.take("k", Kept(), [Record(25)]).timers == {(200, "t"): 26}
