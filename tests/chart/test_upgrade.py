@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -90,3 +91,17 @@ def test_a_new_version_of_the_chart_with_the_same_image_restarts_nothing(tmp_pat
     assert found, "the chart's version is in the labels"
     # The checksum is of the URL alone, not of the labels around it.
     assert {each.split()[1] for each in found} == {"metadata.labels.helm.sh/chart"}
+
+
+def test_the_redis_of_a_pod_is_found_in_a_variable_of_older_charts_too(tmp_path: Path) -> None:
+    secret = {"key": "url", "name": "redis"}
+    pods = [
+        {"containers": [{"env": [{"name": "LOWWATER_STORE", "valueFrom": {"secretKeyRef": secret}}]}]},
+        {"volumes": [{"name": "redis-url", "secret": {"secretName": "redis", "items": [{"key": "url"}]}}]},
+    ]
+    chart = shutil.copytree(CHART, tmp_path / "lowwater")
+    found = [f'{{{{ include "lowwater.store" (fromJson {json.dumps(json.dumps(pod))}) }}}}' for pod in pods]
+    text = f"apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: found}}\ndata: [{', '.join(found)}]\n"
+    (chart / "templates/found.yaml").write_text(text)
+    [data] = [each["data"] for each in parsed(rendered(chart=chart)) if each["metadata"]["name"] == "found"]
+    assert data == [secret] * len(pods)

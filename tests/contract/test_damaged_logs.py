@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -14,25 +14,27 @@ from lowwater_authority.core import recovery
 from lowwater_authority.core.requests import ClaimRequest, GroupReport, Refused
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.shard import Shard
-from lowwater_authority.journal import GRAPH, Entry, Journal, JournalCorrupt, JournalFailed
-from lowwater_authority.ops.observer import Observer
+from lowwater_authority.journal import GRAPH, Journal, JournalCorrupt, JournalFailed
 from tests.contract.journal_stores import Store
+from tests.contract.serving import serving, sharded
 
 
-def refuse_once(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next append is surely not written: the disk is full."""
-    append = journal.append
+class FullDisk:
+    """A journal whose store may refuse to write."""
 
-    async def full(entries: Sequence[Entry], **_: object) -> None:
-        del entries
-        monkeypatch.setattr(journal, "append", append)
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.refuses_next_append = self.refuses_whole_logs = False
+
+    def __getattr__(self, name: str) -> Any:
+        refuses = name in ("snapshot", "restore") and self.refuses_whole_logs
+        if name == "append" and self.refuses_next_append:
+            refuses, self.refuses_next_append = True, False
+        return self.full if refuses else getattr(self.journal, name)
+
+    async def full(self, *_: object, **__: object) -> None:
+        """Surely nothing is written."""
         raise JournalFailed("the disk is full")
-
-    monkeypatch.setattr(journal, "append", full)
-
-
-def sharded(journal: Journal) -> Shard:
-    return Shard(journal, clock=lambda: 1_700_000_000_000_000, observer=Observer())
 
 
 Say = Callable[[str, int], Awaitable[list[tuple[str, Refused]]]]
@@ -55,13 +57,8 @@ async def claimed(shard: Shard, *names: str) -> Say:
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
-async def test_what_the_store_has_damaged_is_written_again_from_memory(
-    store: Store, snapshot: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    journal = store.make()
-    shard = sharded(journal)
-    await shard.start()
-    run = asyncio.create_task(shard.run())
+async def test_what_the_store_has_damaged_is_written_again_from_memory(store: Store, snapshot: bool) -> None:
+    journal, shard, run = await started(store)
     say = await claimed(shard, "x", "y")
     for name in ("x", "y"):
         assert await say(name, 10) == []
@@ -73,7 +70,7 @@ async def test_what_the_store_has_damaged_is_written_again_from_memory(
         store.damage("x", 2)
     assert await say("x", 12) == [], "nobody reads it, and all goes well"
 
-    refuse_once(journal, monkeypatch)
+    journal.refuses_next_append = True
     x, y = await asyncio.gather(say("x", 13), say("y", 13), return_exceptions=True)
     assert isinstance(x, errors.Unavailable), "what is in memory counts, and is about to be written"
     assert isinstance(y, errors.JournalFailed), "the log of y is whole, and nothing was changed"
@@ -85,34 +82,25 @@ async def test_what_the_store_has_damaged_is_written_again_from_memory(
     assert await say("x", 14) == []
     assert not run.done()
     await journal.load("x")
-    shard.stop()
-    await run
-    await shard.close()
-
-    again = sharded(store.make())
-    await again.start()
-    assert {name: view.low for name in again.names() if (view := again.view(name))} == {"x": 14, "y": 14}
-    await again.close()
+    await stopped(shard, run)
+    async with serving(store.make()) as again:
+        assert {name: view.low for name in again.names() if (view := again.view(name))} == {"x": 14, "y": 14}
 
 
 # -- a damaged log whose computation is dropped ------------------------------------------------------------------
 
 
-def refuse_whole_logs(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store takes no snapshot and no restore."""
-
-    async def full(*_: Any, **__: Any) -> None:
-        raise JournalFailed("the disk is full")
-
-    for name in ("snapshot", "restore"):
-        monkeypatch.setattr(journal, name, full)
-
-
-async def started(store: Store) -> tuple[Journal, Shard, asyncio.Task[None]]:
-    journal = store.make()
+async def started(store: Store) -> tuple[Any, Shard, asyncio.Task[None]]:
+    journal: Any = FullDisk(store.make())
     shard = sharded(journal)
     await shard.start()
     return journal, shard, asyncio.create_task(shard.run())
+
+
+async def stopped(shard: Shard, run: asyncio.Task[None]) -> None:
+    shard.stop()
+    await run
+    await shard.close()
 
 
 async def killed(journal: Journal, shard: Shard, run: asyncio.Task[None]) -> None:
@@ -138,26 +126,21 @@ async def lives_again(store: Store, shard: Shard, run: asyncio.Task[None], seque
     assert grant.sequencer > sequencer
     report = GroupReport(grant.sequencer, np.array([3]))
     assert await shard.report([("x", report)], sender=b"x" * 16, number=(2, 1)) == []
-    shard.stop()
-    await run
-    await shard.close()
-    again = sharded(store.make())
-    await again.start()
-    views = {name: again.view(name) for name in again.names()}
-    assert {name: (view.incarnation, view.low) for name, view in views.items() if view} == {"x": (2, 3), "y": (1, 10)}
-    await again.close()
+    await stopped(shard, run)
+    async with serving(store.make()) as again:
+        views = {name: again.view(name) for name in again.names()}
+        found = {name: (view.incarnation, view.low) for name, view in views.items() if view}
+        assert found == {"x": (2, 3), "y": (1, 10)}
 
 
 @pytest.mark.parametrize("damaged", [True, False])
-async def test_a_log_that_was_not_shortened_is_by_the_next_process(
-    store: Store, damaged: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_log_that_was_not_shortened_is_by_the_next_process(store: Store, damaged: bool) -> None:
     journal, shard, run = await started(store)
     await at_ten(shard, "x", "y")
     sequencer = shard.held.served["x"].computation.last_sequencer
     if damaged:
         store.damage("x", 2)
-    refuse_whole_logs(journal, monkeypatch)
+    journal.refuses_whole_logs = True
     await shard.drop("x", force=True)
     await killed(journal, shard, run)
 
@@ -209,12 +192,6 @@ async def test_a_damaged_log_that_nobody_has_in_memory_is_dropped_by_force(store
 # -- a damaged log of the graph ----------------------------------------------------------------------------------
 
 
-async def stopped(shard: Shard, run: asyncio.Task[None]) -> None:
-    shard.stop()
-    await run
-    await shard.close()
-
-
 @pytest.mark.parametrize("snapshot", [False, True])
 async def test_a_process_that_ends_leaves_a_graph_that_the_next_one_can_read(store: Store, snapshot: bool) -> None:
     """It has the only good copy, in memory, and nothing has made it look at the store's."""
@@ -233,26 +210,10 @@ async def test_a_process_that_ends_leaves_a_graph_that_the_next_one_can_read(sto
     assert await say("x", 11) == []
     await stopped(shard, run)
 
-    journal, again, run = await started(store)
-    views = {name: again.view(name) for name in again.names()}
-    assert {name: view.incarnation for name, view in views.items() if view} == {"x": 1, "y": 2}
-    x = views["x"]
-    assert x is not None
-    assert x.low == 11
-    await again.register(Spec("z", ("x",)))
-    await stopped(again, run)
-
-
-async def test_a_damaged_graph_that_nobody_has_in_memory_is_left_as_it_is(store: Store) -> None:
-    """The tests above show nothing unless the damage is one that the store notices. Who cannot start puts nothing in its place."""
-    journal, shard, run = await started(store)
-    await at_ten(shard, "x", "y")
-    store.damage(GRAPH, 2)
-    await killed(journal, shard, run)
-    for _ in range(2):
-        shard = sharded(store.make())
-        with pytest.raises(JournalCorrupt, match="no process that lives has it in memory"):
-            await shard.start()
-        await shard.close()
-    journal = await store.connect()
-    assert (await journal.load_behind(GRAPH, 2)).last == 2
+    async with serving(store.make()) as again:
+        views = {name: again.view(name) for name in again.names()}
+        assert {name: view.incarnation for name, view in views.items() if view} == {"x": 1, "y": 2}
+        x = views["x"]
+        assert x is not None
+        assert x.low == 11
+        await again.register(Spec("z", ("x",)))

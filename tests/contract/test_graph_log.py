@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -13,28 +11,12 @@ from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine.holdings import BrokenGraph, replayed
 from lowwater_authority.engine.settings import ShardSettings
 from lowwater_authority.engine.shard import Shard
-from lowwater_authority.journal import GRAPH, Entry, Journal
-from lowwater_authority.ops.observer import Observer
+from lowwater_authority.journal import GRAPH, Entry
 from tests.contract.journal_stores import SharedStore, Store
+from tests.contract.serving import serving
 
-
-@asynccontextmanager
-async def serving(journal: Journal, graph_bytes: int = 100) -> AsyncIterator[Shard]:
-    """A whole graph is made of its changes every few of them."""
-    settings = ShardSettings(graph_bytes=graph_bytes)
-    shard = Shard(journal, clock=lambda: 1_700_000_000_000_000, observer=Observer(), settings=settings)
-    try:
-        await shard.start()
-    except BaseException:
-        await shard.close()
-        raise
-    run = asyncio.create_task(shard.run())
-    try:
-        yield shard
-    finally:
-        shard.stop()
-        await run
-        await shard.close()
+COMPACTED = ShardSettings(graph_bytes=100)
+"""Every few changes of the graph are replaced by a whole graph."""
 
 
 async def stored(shard: Shard) -> Topology:
@@ -46,7 +28,7 @@ async def stored(shard: Shard) -> Topology:
 async def test_a_log_whose_changes_do_not_fit_each_other_is_put_right_from_memory(
     shared: SharedStore, same_version: bool
 ) -> None:
-    async with serving(shared.make()) as one, serving(shared.make()) as other:
+    async with serving(shared.make(), COMPACTED) as one, serving(shared.make(), COMPACTED) as other:
         await one.register(Spec("a"))
         await other.confirm(())
         await other.register(Spec("b", ("a",)))
@@ -63,7 +45,7 @@ async def test_a_log_whose_changes_do_not_fit_each_other_is_put_right_from_memor
         await other.confirm(())
         assert one.topology == other.topology == await stored(one)
         assert one.topology.computations.keys() == {"a", "b", "c", "new"}
-    async with serving(shared.make()) as third:
+    async with serving(shared.make(), COMPACTED) as third:
         assert third.topology.computations.keys() == {"a", "b", "c", "new"}
 
 
@@ -81,7 +63,7 @@ async def test_a_log_whose_changes_do_not_fit_each_other_starts_nobody(store: St
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
 async def test_changes_that_the_store_has_lost_are_put_back(shared: SharedStore, lost: int) -> None:
-    async with serving(shared.make(), 1 << 20) as one, serving(shared.make(), 1 << 20) as other:
+    async with serving(shared.make()) as one, serving(shared.make()) as other:
         for name in ("a", "b", "c"):
             await one.register(Spec(name))
         await other.confirm(())

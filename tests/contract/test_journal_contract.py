@@ -85,23 +85,15 @@ async def test_a_cancelled_snapshot_leaves_the_old_one(store: Store) -> None:
 
 
 @pytest.mark.parametrize("position", [3, 6])
-async def test_damaged_record_is_refused_with_its_place(store: Store, position: int) -> None:
+@pytest.mark.parametrize(("hurt", "said"), [("damage", "is damaged"), ("remove", "missing")])
+async def test_damaged_or_missing_record_is_refused_with_its_place(
+    store: Store, position: int, hurt: str, said: str
+) -> None:
     journal = await store.open()
     await journal.append([entry("a", n) for n in range(1, 7)])
     await journal.snapshot("a", 2, b"")
-    store.damage("a", position)
-    with pytest.raises(JournalCorrupt, match=f"log 'a' at position {position} is damaged") as refused:
-        await journal.load("a")
-    assert (refused.value.log, refused.value.position) == ("a", position)
-
-
-@pytest.mark.parametrize("position", [3, 6])
-async def test_missing_record_is_refused_with_its_place(store: Store, position: int) -> None:
-    journal = await store.open()
-    await journal.append([entry("a", n) for n in range(1, 7)])
-    await journal.snapshot("a", 2, b"")
-    store.remove("a", position)
-    with pytest.raises(JournalCorrupt, match="missing") as refused:
+    getattr(store, hurt)("a", position)
+    with pytest.raises(JournalCorrupt, match=said) as refused:
         await journal.load("a")
     assert (refused.value.log, refused.value.position) == ("a", position)
 

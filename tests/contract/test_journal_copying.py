@@ -265,11 +265,3 @@ async def test_a_target_that_returns_something_else_is_refused(old: Journal) -> 
     with pytest.raises(CopyRefused, match="log 'both' comes back from the target other than it was written"):
         await Copy(old, facts, target, whole=newest).run()
     assert GRAPH not in disk.logs
-
-
-async def test_a_survey_names_the_place_of_damage(store: Store) -> None:
-    journal = await store.open("a")
-    await journal.append([entry("a", 1), entry("a", 2)])
-    store.damage("a", 2)
-    with pytest.raises(Exception, match="log 'a' at position 2 is damaged"):
-        await survey(journal, fence=True)

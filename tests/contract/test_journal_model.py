@@ -162,6 +162,6 @@ class SqliteMachine(JournalMachine):
 
 
 TestMemoryModel = MemoryMachine.TestCase
-TestMemoryModel.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
+TestMemoryModel.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)
 TestSqliteModel = SqliteMachine.TestCase
 TestSqliteModel.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
@@ -13,25 +11,9 @@ from lowwater import errors
 from lowwater_authority.core.layout import Layout, Told
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Fenced, GroupReport, Prepare
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.engine.shard import Shard
-from lowwater_authority.ops.observer import Observer
 from tests.contract.journal_stores import MemoryStore, Store
+from tests.contract.serving import serving
 from tests.kit.times import HOUR
-
-NOW = 1_700_000_000_000_000
-
-
-@asynccontextmanager
-async def running(store: Store) -> AsyncIterator[Shard]:
-    shard = Shard(store.make(), clock=lambda: NOW, observer=Observer())
-    await shard.start()
-    run = asyncio.create_task(shard.run())
-    try:
-        yield shard
-    finally:
-        shard.stop()
-        await run
-        await shard.close()
 
 
 @pytest.fixture
@@ -46,7 +28,7 @@ def claim(number: int, *inner: bytes, instead_of: int = 0, bound: int | None = N
 
 
 async def test_a_layout_is_there_after_a_restart_and_moves_nothing(store: Store) -> None:
-    async with running(store) as shard:
+    async with serving(store.make()) as shard:
         await shard.register(Spec("x"))
         grant = await shard.claim("x", claim(1, b"\x80"))
         report = GroupReport(grant.sequencer, np.array([5 * HOUR, 6 * HOUR]))
@@ -59,7 +41,7 @@ async def test_a_layout_is_there_after_a_restart_and_moves_nothing(store: Store)
         assert shard.view("x") == before
         assert not fenced
         assert await shard.report([("x", report)], sender=b"s" * 16, number=(1, 2)) == []
-    async with running(store) as again:
+    async with serving(store.make()) as again:
         await again.serve("x")
         assert again.wanted("x") == Layout(2, (0, 7, 9), (0, 2, 0))
         view = again.view("x")
@@ -68,7 +50,7 @@ async def test_a_layout_is_there_after_a_restart_and_moves_nothing(store: Store)
 
 
 async def test_a_stale_change_is_refused_with_the_version_that_is_wanted(memory: Store) -> None:
-    async with running(memory) as shard:
+    async with serving(memory.make()) as shard:
         await shard.register(Spec("x"))
         await shard.claim("x", claim(1))
         assert await shard.change_layout("x", 1, 0, [0, 7], []) == 1
@@ -85,34 +67,6 @@ async def test_a_stale_change_is_refused_with_the_version_that_is_wanted(memory:
         assert [each for each in results if each == 2] == [2], "of all that change one version one wins"
 
 
-async def test_a_claim_in_place_of_another_is_nobodys_who_has_lost_that(memory: Store) -> None:
-    async with running(memory) as shard:
-        await shard.register(Spec("x"))
-        first = await shard.claim("x", claim(1, b"\x40", b"\x80"))
-        second = await shard.claim("x", claim(2, b"\x40", b"\x60", b"\x80", instead_of=first.sequencer))
-        again = await shard.claim("x", claim(2, b"\x40", b"\x60", b"\x80", instead_of=first.sequencer))
-        assert again.sequencer == second.sequencer, "its repeat gets the same answer"
-        with pytest.raises(errors.StaleSequencer):
-            await shard.claim("x", claim(3, instead_of=first.sequencer))
-        part = ClaimRequest([b"\x40", b"\x60"], request_id=b"4" * 16)
-        await shard.claim("x", part)
-        with pytest.raises(errors.StaleSequencer):
-            await shard.claim("x", claim(5, instead_of=second.sequencer))
-
-
-async def test_what_an_owner_says_counts_with_its_commit_alone(memory: Store) -> None:
-    told = Told(Layout(3, (0, 9)), "for a reason", 1)
-    async with running(memory) as shard:
-        await shard.register(Spec("x"))
-        grant = await shard.claim("x", claim(1))
-        with pytest.raises(errors.NotPrepared):
-            await shard.commit("x", grant.sequencer, 1, told)
-        assert await shard.ask("x", lambda found, _: found.told) is None
-        shard.prepare("x", Prepare(grant.sequencer, 1, b"d", (), 5 * HOUR, False, NO_FOLD, 0, {}))
-        await shard.commit("x", grant.sequencer, 1, told)
-        assert await shard.ask("x", lambda found, _: found.told) == told
-
-
 async def test_an_owner_leaves_out_what_it_has_told_under_its_claim(memory: Store) -> None:
 
     async def tell(sequencer: int, batch: int, layout: Layout) -> Told | None:
@@ -120,7 +74,7 @@ async def test_an_owner_leaves_out_what_it_has_told_under_its_claim(memory: Stor
         await shard.commit("x", sequencer, batch, Told(layout, "", batch))
         return await shard.ask("x", lambda found, _: found.told)
 
-    async with running(memory) as shard:
+    async with serving(memory.make()) as shard:
         await shard.register(Spec("x"))
         first = await shard.claim("x", claim(1))
         assert await tell(first.sequencer, 1, Layout(3)) is None
@@ -131,7 +85,7 @@ async def test_an_owner_leaves_out_what_it_has_told_under_its_claim(memory: Stor
         second = await shard.claim("x", ClaimRequest([b"", b""], request_id=b"2" * 16, generation=6))
         assert await tell(second.sequencer, 6, Layout(3)) is None
         assert shard.told_layout("x", first.sequencer) is None
-    async with running(memory) as again:
+    async with serving(memory.make()) as again:
         await again.serve("x")
         assert again.told_layout("x", second.sequencer) is None
 
@@ -154,15 +108,3 @@ def test_a_layout_is_compared_by_what_it_is_and_not_by_its_version_alone(
     wanted: Layout, told: Layout, differs: bool
 ) -> None:
     assert wanted.differs(told) == differs
-
-
-async def test_a_claim_of_the_parts_copies_and_one_of_the_whole_takes_the_least(memory: Store) -> None:
-    async with running(memory) as shard:
-        await shard.register(Spec("x"))
-        first = await shard.claim("x", claim(1, b"\x80"))
-        report = GroupReport(first.sequencer, np.array([5 * HOUR, 6 * HOUR]))
-        await shard.report([("x", report)], sender=b"s" * 16, number=(1, 1))
-        second = await shard.claim("x", claim(2, b"\x40", b"\x80", b"\xc0", instead_of=first.sequencer))
-        assert second.watermarks.tolist() == [5 * HOUR, 5 * HOUR, 6 * HOUR, 6 * HOUR]
-        third = await shard.claim("x", claim(3, b"\x40", instead_of=second.sequencer))
-        assert third.watermarks.tolist() == [5 * HOUR, 5 * HOUR]

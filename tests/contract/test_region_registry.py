@@ -10,7 +10,6 @@ import pytest
 from lowwater import errors
 from lowwater_authority.core.times import MAX
 from lowwater_authority.journal import JournalFenced
-from lowwater_authority.regions import registry as regions_registry
 from lowwater_authority.regions.references import (
     LOCAL,
     Agent,
@@ -39,6 +38,7 @@ class Deployment:
         self.store = store
         self.clock = Clock()
         self.turn = 0
+        self.snapshot_records = 1000
         self.opened: list[Registry] = []
 
     async def start(self, journal: MemoryJournal | None = None) -> Registry:
@@ -49,6 +49,7 @@ class Deployment:
             token=lambda: f"token-{len(self.opened)}",
             suspect_after=10 * SECOND,
             lately=600 * SECOND,
+            snapshot_records=self.snapshot_records,
         )
         self.opened.append(made)
         await made.open()
@@ -237,10 +238,8 @@ def test_a_process_that_was_asleep_suspects_nobody() -> None:
     assert core.is_suspect("A", 70 * SECOND)
 
 
-async def test_a_snapshot_takes_the_place_of_the_records(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(regions_registry, "SNAPSHOT_RECORDS", 3)
+async def test_a_snapshot_takes_the_place_of_the_records(deployment: Deployment) -> None:
+    deployment.snapshot_records = 3
     registry = await ready(deployment)
     for low in range(50, 60):
         await deployment.report(registry, low)

@@ -33,7 +33,7 @@ def test_of_two_runs_one_fails_also_when_the_other_commits_between_the_look_and_
 ) -> None:
     said = {"batch": 0, "digest": "d", "run": 1}
 
-    class Late(iceberg_out._Unchanged):
+    class Late(iceberg_out.Unchanged):
         attempts = 0
 
         def validate(self, ancestors: Any) -> bool:
@@ -46,7 +46,7 @@ def test_of_two_runs_one_fails_also_when_the_other_commits_between_the_look_and_
                 )
             return passed
 
-    monkeypatch.setattr(iceberg_out, "_Unchanged", Late)
+    monkeypatch.setattr(iceberg_out, "Unchanged", Late)
     with pytest.raises(CheckpointMismatch, match="another run of this checkpoint has written"):
         append(table.rows(("a", 9)), table.log, "lowwater:c:stage", 0, said, NOWHERE, replayed=False)
     assert Late.attempts == 2
@@ -115,8 +115,8 @@ def test_what_is_written_is_synced_before_it_counts(table: TableFlow, monkeypatc
     table.drop()
     table.flow.spark.sql(f"create table {table.name} (key string, t timestamp) using iceberg partitioned by (key)")
     synced: set[Path] = set()
-    monkeypatch.setattr(iceberg_out, "sync_file", synced.add)
-    monkeypatch.setattr(iceberg_out, "sync_directory", synced.add)
+    for name in ("sync_file", "sync_directory"):
+        monkeypatch.setattr(iceberg_out, name, synced.add)
     root = Path(table.log.table().location)
     there = {*(root / "metadata").iterdir()}
     said = {"batch": 0, "digest": "d", "run": 1}

@@ -36,6 +36,9 @@ class Outcome(NamedTuple):
 
 EXACT: Final = Outcome(0, 0)
 
+QUICK: Final = {"heartbeat.interval.ms": "200"}
+"""A member of a group hears of a new one by its next heartbeat."""
+
 
 class Case:
     """Topics of one deduplicator. ``low`` is what its lanes are told of the senders' watermark."""
@@ -68,7 +71,7 @@ class Case:
             f"{name}-out",
             f"{name}-group",
             state,
-            client_settings(kafka.address, {}),
+            client_settings(kafka.address, QUICK),
             Field.parse(id),
             Window.parse(window, None if event_time is None else Field.parse(event_time)),
             **told,
@@ -78,14 +81,12 @@ class Case:
         self._open: list[Lane] = []
 
     def close(self) -> None:
-        """Close every lane."""
         for lane in (*self._open, *self._zombies):
             with contextlib.suppress(Exception):
                 lane.close()
         self._member.close()
 
     def pins(self) -> Pins:
-        """The topics as they are."""
         return pin(self.settings)
 
     def send(self, *ids: str | bytes, partition: int = 0, times: Iterable[int | None] = itertools.repeat(None)) -> None:
@@ -97,7 +98,6 @@ class Case:
         self.put(*rows)
 
     def put(self, *rows: Row) -> None:
-        """Write messages."""
         self.kafka.put(self.settings.input, rows)
         self.sent += rows
 
@@ -108,7 +108,6 @@ class Case:
         probe: Callable[[str], None] = lambda _: None,
         **changes: Any,
     ) -> Lane:
-        """A lane that is open."""
         settings = replace(self.settings, **changes)
         lane = Lane(
             settings,
@@ -158,16 +157,13 @@ class Case:
                 old.close()
 
     def open_lanes(self) -> list[Lane]:
-        """Those that are neither shut nor buried."""
         return [*self._open]
 
     def bury_all(self) -> None:
-        """The same for all that are open."""
         for lane in [*self._open]:
             self.bury(lane)
 
     def shut(self, lane: Lane) -> None:
-        """End a lane in good order."""
         self._open.remove(lane)
         lane.close()
 
@@ -176,11 +172,9 @@ class Case:
         return self.kafka.rows(topic or self.settings.output)
 
     def ids(self) -> list[str]:
-        """The ids in the output, in its order."""
         return [(row.key or b"").decode() for row in self.rows()]
 
     def kafka_offset(self, name: str) -> int:
-        """Where the row of an id stands in the output."""
         reader = consumer(self.settings, committed=True)
         try:
             reader.assign([TopicPartition(self.settings.output, 0, 0)])

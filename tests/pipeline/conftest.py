@@ -17,7 +17,9 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(scope="package")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    with Kafka(tmp_path_factory.mktemp("pipeline") / "kafka") as running:
+    # A member that was killed is missed after two seconds, not six.
+    settings = {"group.min.session.timeout.ms": 1000}
+    with Kafka(tmp_path_factory.mktemp("pipeline") / "kafka", settings=settings) as running:
         yield running
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from enum import IntEnum
@@ -190,7 +189,6 @@ def test_bytes_of_one_type_are_refused_as_another_one_or_read_as_exactly_that(da
     ("kind", "data", "said"),
     [
         (list[str], b'{"a":1}', r"the state is \{'a': 1\}, which is no list"),
-        (list[str], b'"abc"', "the state is 'abc', which is no list"),
         (tuple[int, int], b"[1,2,3]", r"the state is \[1, 2, 3\] and does not have 2 values"),
         (dict[str | None, str], b'["ab"]', "a pair of the state is 'ab', which is no list"),
         (dict[int, int], b"[[1,2],[1,3]]", "two keys of the state are the same"),
@@ -201,7 +199,6 @@ def test_bytes_of_one_type_are_refused_as_another_one_or_read_as_exactly_that(da
         (bool, b"1", "the state is 1, which is no bool"),
         (bytes, b'"a!b="', "base64|padding"),
         (str, b'"\\ud800"', "has a lone surrogate at 0"),
-        (datetime | None, b"1.5", "the state is 1.5, which is no int"),
         (datetime | None, b"1" + b"0" * 18, "out of range"),
         (list[int], b"[" * 200_000, "recursion"),
     ],
@@ -224,9 +221,8 @@ def test_sets_of_what_has_no_order_are_written_in_one() -> None:
     assert Codec[Any](set[int]).encode({9, 10}) == b"[10,9]"
 
 
-def test_equal_states_have_equal_bytes_and_the_initial_one_is_new_each_time() -> None:
+def test_the_initial_state_is_new_each_time() -> None:
     codec = Codec[Bucket](Bucket)
-    assert codec.encode(Bucket(seen={"b", "a", "c"})) == codec.encode(Bucket(seen={"c", "b", "a"}))
     codec.initial().seen.add("x")
     assert codec.initial() == Bucket()
     assert [Codec[Any](kind).initial() for kind in (int, str, list[int], int | None)] == [0, "", [], None]
@@ -252,14 +248,11 @@ def test_a_dataclass_may_grow_and_nothing_is_dropped() -> None:
     [
         (int, True, "the state is True where int is declared"),
         (dict[str, int], {1: 1}, "a key of the state is 1 where str is declared"),
-        (tuple[int, ...], [1], r"the state is \[1\] where tuple is declared"),
-        (tuple[int, ...] | None, ("a",), "an element of the state is 'a' where int"),
         (dict[int, int], defaultdict(int), "the state is defaultdict.* where dict is declared, and would come back as"),
         (Bucket, Grown(), "the state is Grown.* where Bucket is declared, and would come back as Bucket"),
         (dict[str, Bucket], {"a": Bucket(seen=["a"])}, r"Bucket.seen is \['a'\] where set is declared"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         (int, Level.LOW, "where int is declared"),
         (float, 1, "the state is 1 where float is declared: convert it, or declare what it is"),
-        (list[str], [10**5000], "an element of the state is a int where str is declared"),
         (list[int], "a" * 1000, "the state is 'aa*[.]{3} where list is declared"),
     ],
 )
@@ -268,7 +261,7 @@ def test_a_value_of_another_type_is_refused(kind: Any, state: Any, said: str) ->
         Codec[Any](kind).encode(state)
 
 
-EAST, WEST = timezone(timedelta(hours=1)), timezone(timedelta(hours=-1))
+EAST = timezone(timedelta(hours=1))
 
 
 @pytest.mark.parametrize(
@@ -276,9 +269,7 @@ EAST, WEST = timezone(timedelta(hours=1)), timezone(timedelta(hours=-1))
     [
         (datetime | None, datetime(2013, 1, 9), "the state is datetime.* and has no time zone"),  # noqa: DTZ001
         (datetime | None, datetime.min.replace(tzinfo=EAST), "in UTC outside of the years 1 to 9999"),
-        (datetime | None, datetime.max.replace(tzinfo=WEST), "in UTC outside of the years 1 to 9999"),
         (int, 2**2048, "the state is an int of 2049 bits, at most 2048 can be read again"),
-        (dict[int, int], {10**5000: 1}, "a key of the state is an int of 16610 bits"),
         (str, "a\ud800", r"the state is 'a\\ud800', which has a lone surrogate at 1 and is no text"),
         (set[float], {float("nan"), -float("nan")}, "two elements of the state are the same in bytes"),
         (dict[float, int], {float("nan"): 1, -float("nan"): 2}, "two keys of the state are the same in bytes"),
@@ -304,11 +295,9 @@ def test_the_largest_int_is_read_where_the_limit_of_digits_is_the_lowest() -> No
     [
         (object, "a state cannot be of object: take bool, int"),
         (Bare, r"Bare makes no initial state without arguments: pass Codec\(Bare, initial=...\)"),
-        (tuple[int, str], "makes no initial state"),
         (dict[Bucket, int], "a key of the state cannot be a Bucket, which has no hash of its values: declare it with"),
         (set[Listed], r"Listed.all cannot be a list\[int\], which has no hash"),
         (dict[list[int], int], r"a key of the state cannot be a list\[int\], which has no hash: take a tuple"),
-        (dict[tuple[set[int], ...], int], r"an element of a key of the state cannot be a set\[int\]"),
         (set[tuple[int, dict[str, int]]], r"\[1\] of an element of the state cannot be a dict"),
         (dict[str, Derived], "Derived cannot be made again of its fields, because of twice"),
     ],
@@ -318,19 +307,6 @@ def test_a_type_that_it_does_not_know_is_refused_when_it_is_declared(kind: Any, 
         Codec[Any](kind)
 
 
-@pytest.mark.parametrize(
-    ("kind", "initial", "said"),
-    [
-        (
-            dict[int, int],
-            lambda: defaultdict(int),
-            r"initial= makes no state of dict\[int, int\] \(the state is default",
-        ),
-        (float, lambda: 0, r"initial= makes no state of float \(the state is 0 where float is declared"),
-    ],
-)
-def test_an_initial_state_of_another_type_is_refused_when_it_is_declared(
-    kind: Any, initial: Callable[[], Any], said: str
-) -> None:
-    with pytest.raises(TypeError, match=said):
-        Codec[Any](kind, initial=initial)
+def test_an_initial_state_of_another_type_is_refused_when_it_is_declared() -> None:
+    with pytest.raises(TypeError, match=r"initial= makes no state of float \(the state is 0 where float is declared"):
+        Codec[Any](float, initial=lambda: 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -62,6 +63,11 @@ def test_what_cannot_be_is_refused_by_name(more: list[str], changed: dict[str, s
         told(*more, **changed)
 
 
+def test_a_partition_has_one_transactional_id_in_every_process() -> None:
+    assert told(state="/elsewhere").transactional_id(1) == told().transactional_id(1)
+    assert told(output="other").transactional_id(1) != told().transactional_id(1) != told().transactional_id(0)
+
+
 def view(low: int, **more: Any) -> lowwater.WatermarkView:
     return lowwater.WatermarkView("a", registered=True, low=lowwater.Watermark(low), **more)
 
@@ -81,8 +87,7 @@ def test_a_watermark_that_nobody_promises_is_refused() -> None:
         eventually(refused, "the lanes are told")
 
 
-def test_without_the_authority_the_watermark_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowwater_pipeline.dedup.senders.EVERY", 0.01)
+def test_without_the_authority_the_watermark_stands() -> None:
     answers = [{"a": view(7)}]
     asked = []
 
@@ -92,12 +97,14 @@ def test_without_the_authority_the_watermark_stands(monkeypatch: pytest.MonkeyPa
             return answers.pop()
         raise lowwater.Unavailable("nobody is there")
 
-    with Senders(["a"], ask) as senders:
+    with Senders(["a"], ask, every=0.01) as senders:
         eventually(lambda: len(asked) > 3, "it is asked again")
         assert senders.low() == Low(7, (0,))
 
 
-def test_the_watermark_of_a_real_authority_decides(make: Callable[..., Case], tmp_path: Path) -> None:
+def test_a_process_is_killed_and_goes_on_and_the_watermark_of_a_real_authority_decides(
+    make: Callable[..., Case], tmp_path: Path
+) -> None:
     case = make("watermark:orders", event_time="json:at", topics=["undecidable"])
     settings = case.settings
 
@@ -107,21 +114,30 @@ def test_the_watermark_of_a_real_authority_decides(make: Callable[..., Case], tm
     command = [sys.executable, "-m", "lowwater_pipeline", "dedup", "--brokers", case.kafka.address, "--id", "key"]
     command += ["--input", settings.input, "--output", settings.output, "--undecidable", str(settings.undecidable)]
     command += ["--window", "watermark:orders", "--event-time", "json:at", "--state", str(settings.state)]
+    command += ["--kafka", "session.timeout.ms=2000", "--kafka", "heartbeat.interval.ms=200"]
     log = tmp_path / "log"
     with Serving(tmp_path / "authority") as server, lowwater.connect(server.address) as lw, log.open("wb") as output:
         lw.register("orders")
-        process = subprocess.Popen([*command, "--address", server.address], stderr=output)
+        command += ["--address", server.address]
+        process = subprocess.Popen(command, stderr=output)
         try:
             with lw.worker("orders") as worker:
                 lease = worker.claim()
                 orders(1, 2, 3, 2)
                 eventually(lambda: case.ids() == ["order-1", "order-2", "order-3"], "each comes once")
+                process.kill()
+                process.wait()
+                orders(3, 4)
+                process = subprocess.Popen(command, stderr=output)
+                eventually(lambda: len(case.ids()) >= 4, "another goes on")
                 lease.advance(None, oldest=None, frontier=3 * SECOND)
                 side = str(settings.undecidable)
                 while not case.rows(side):
                     orders(1, 3)
                 assert {row.key for row in case.rows(side)} == {b"order-1"}, "it is forgotten, and 3 is not"
-                assert case.ids() == ["order-1", "order-2", "order-3"]
+                assert case.ids() == ["order-1", "order-2", "order-3", "order-4"]
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(60) == 0, log.read_text()
         finally:
             process.kill()
             process.wait()

@@ -230,7 +230,7 @@ def test_rows_that_wait_go_with_their_keys_when_a_range_is_cut(sent: Range) -> N
     assert both.num_rows == 3
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_each_row_comes_once_by_its_id_whatever_dies_and_whoever_is_away(sent: Range, seed: int) -> None:
     chance = Random(seed)
     [broker] = sent.kafka.brokers
@@ -357,8 +357,8 @@ def test_rows_that_an_older_release_has_kept_are_sent(sent: Range) -> None:
 
 
 def test_code_that_was_mended_between_two_attempts_gives_no_row_the_id_of_another(sent: Range) -> None:
-    before = sent.delivery._ids("sums", ["a", "a"], [b"1", b"2"])
-    after = sent.delivery._ids("sums", ["a", "a", "a"], [b"0", b"1", b"2"])
+    before = sent.delivery.ids("sums", ["a", "a"], [b"1", b"2"])
+    after = sent.delivery.ids("sums", ["a", "a", "a"], [b"0", b"1", b"2"])
     assert after[1:] == before
     assert len({*after}) == 3
-    assert len({*sent.delivery._ids("sums", ["a", "a"], [b"1", b"1"])}) == 2, "two equal rows are two"
+    assert len({*sent.delivery.ids("sums", ["a", "a"], [b"1", b"1"])}) == 2, "two equal rows are two"

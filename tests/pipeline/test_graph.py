@@ -186,7 +186,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / f"{name}.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", "")
-    monkeypatch.setattr("sys.path", ["", *__import__("sys").path])
+    monkeypatch.syspath_prepend("")
     return name
 
 
@@ -218,6 +218,10 @@ def test_the_command_tells_what_is_wrong_in_a_pipeline(
     (tmp_path / f"{module}_wrong.py").write_text(MODULE.replace('reads("in")', 'reads("in", id="x")'))
     assert main(["graph", f"{module}_wrong"]) == 2
     assert "a: the input in has id='x'" in capsys.readouterr().err
+    (tmp_path / f"{module}_type.py").write_text("raise TypeError('Counts has no process_record')\n")
+    for command in (["graph"], ["run", "--root", "r"], ["remove", "a", "--root", "r"]):
+        assert main([command[0], f"{module}_type", *command[1:]]) == 2
+        assert "Counts has no process_record" in capsys.readouterr().err
     for more, said in ((["--only", "b"], "has no computation b; it has a"), (["--conf", "x"], "write NAME=VALUE")):
         assert main(["run", module, "--root", str(tmp_path), *more]) == 2
         assert said in capsys.readouterr().err
@@ -336,32 +340,25 @@ def test_weak_productions_that_would_not_be_read_once_are_refused(
 
 
 class Stuck(Query):
-    """Cannot be stopped."""
+    """Cannot be stopped, and ends all."""
+
+    def stage_status(self) -> Query:
+        raise KeyboardInterrupt
 
     def stop(self) -> None:
         msg = "no gateway"
         raise ConnectionError(msg)
 
 
-def test_one_that_cannot_be_stopped_does_not_keep_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_cannot_be_stopped_does_not_keep_the_others() -> None:
     b = Query()
     made = running(a=Query(), b=b, c=Stuck())
-    monkeypatch.setattr(Running, "look", lambda *_: False)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(ConnectionError, match="no gateway") as raised:
         made.wait(tell=Lines().tell)
     assert raised.value.__notes__ == ["c could not be stopped"]
     assert sorted(b.stops) == ["a", "b"]
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_the_command_tells_of_a_computation_that_is_not_whole(
-    module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / f"{module}_type.py").write_text("raise TypeError('Counts has no process_record')\n")
-    for command in (["graph"], ["run", "--root", "r"], ["remove", "a", "--root", "r"]):
-        assert main([command[0], f"{module}_type", *command[1:]]) == 2
-        assert "Counts has no process_record" in capsys.readouterr().err
 
 
 def test_pictures_have_each_box_and_each_arrow() -> None:

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from lowwater_pipeline.dedup.errors import Held
 from lowwater_pipeline.dedup.figures import FIGURES, Collector
-from lowwater_pipeline.dedup.job import Job, _refusal
+from lowwater_pipeline.dedup.job import Job, refusal
 from lowwater_pipeline.dedup.settings import client_settings
 from lowwater_pipeline.dedup.topics import pin
 from tests.kit.eventually import eventually
@@ -51,20 +51,6 @@ def sum_of(job: Job, name: str) -> int:
 
 def has_all(case: Case) -> Callable[[], bool]:
     return lambda: {row.key for row in case.rows()} >= {row.key for row in case.sent if row.key}
-
-
-def test_a_message_without_an_id_stops_its_partition_alone(make: Make) -> None:
-    case = make(partitions=PARTITIONS)
-    case.put(Row(b"v", None, 0))
-    with running(case) as job:
-        eventually(lambda: any(each.refused for each in job.workers()), "the first partition stops")
-        for _ in range(2):
-            case.put(*by_partition(SECOND, PARTITIONS))
-        eventually(has_all(case), "the second one goes on")
-        (stopped,) = [each for each in job.workers() if each.refused is not None]
-        assert (stopped.partition, stopped.running) == (0, False)
-        assert "at offset 0 stops the partition" in str(stopped.refused)
-    assert case.outcome().doubled == 0
 
 
 def test_a_partition_that_is_fenced_goes_on_and_its_neighbour_never_stops(make: Make) -> None:
@@ -107,10 +93,8 @@ def test_partitions_go_from_process_to_process(make: Make) -> None:
     assert case.outcome() == EXACT
 
 
-def test_a_topic_that_goes_away_stops_everything(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowwater_pipeline.dedup.job._LOOK", 0.1)
-    monkeypatch.setattr("lowwater_pipeline.dedup.topics._UNTIL_KNOWN", 0.5)
-    case = make(partitions=PARTITIONS)
+def test_a_topic_that_goes_away_stops_everything(make: Make) -> None:
+    case = make(partitions=PARTITIONS, look=0.1, until_known=0.5)
     with running(case) as job:
         case.put(*by_partition(IDS, PARTITIONS))
         eventually(has_all(case), "it works")
@@ -124,7 +108,13 @@ def test_a_topic_that_goes_away_stops_everything(make: Make, monkeypatch: pytest
 @pytest.mark.parametrize("name", ["OFFSET_METADATA_TOO_LARGE", "INVALID_TIMESTAMP"])
 def test_what_a_new_lane_would_meet_as_well_is_refused(name: str) -> None:
     error = KafkaError(getattr(KafkaError, name))
-    assert f"Kafka refuses: {error.str()} ({name})" in str(_refusal(KafkaException(error)))
+    assert f"Kafka refuses: {error.str()} ({name})" in str(refusal(KafkaException(error)))
+
+
+def test_what_a_new_lane_may_do_without_holds() -> None:
+    passing = KafkaException(KafkaError(KafkaError.COORDINATOR_LOAD_IN_PROGRESS))
+    held: list[Exception] = [passing, Held("the memory is open elsewhere"), OSError(), SystemError()]
+    assert [refusal(error) for error in held] == [None] * 4
 
 
 def test_brokers_that_do_not_answer_in_time_hold(case: Case) -> None:
@@ -135,13 +125,19 @@ def test_brokers_that_do_not_answer_in_time_hold(case: Case) -> None:
             pin(settings)
 
 
-def test_the_figures_say_what_was_counted(make: Make) -> None:
+def test_a_message_without_an_id_stops_its_partition_alone_and_the_figures_say_so(make: Make) -> None:
     case = make(partitions=PARTITIONS)
     with running(case) as job:
         case.put(*by_partition(IDS, PARTITIONS), *by_partition(IDS[:50], PARTITIONS))
         case.put(Row(b"v", None, 0))
         eventually(lambda: (sum_of(job, "admitted"), sum_of(job, "duplicates")) == (len(IDS), 50), "all is read")
         eventually(lambda: any(each.refused for each in job.workers()), "the first partition stops")
+        (stopped,) = [each for each in job.workers() if each.refused is not None]
+        assert f"[0] at offset {len(FIRST) + len([each for each in FIRST if each in IDS[:50]])} stops" in str(
+            stopped.refused
+        )
+        case.put(*by_partition(SECOND, PARTITIONS))
+        eventually(lambda: sum_of(job, "duplicates") == 50 + len(SECOND), "the second one goes on")
         registry = CollectorRegistry()
         registry.register(Collector(job))
         topic = case.settings.input
@@ -150,7 +146,7 @@ def test_the_figures_say_what_was_counted(make: Make) -> None:
             return registry.get_sample_value(f"lowwater_dedup_{name}", {"topic": topic, "partition": str(partition)})
 
         assert [value("admitted_messages_total", each) for each in (0, 1)] == [len(FIRST), len(SECOND)]
-        assert sum(value("duplicate_messages_total", each) or 0 for each in (0, 1)) == 50
+        assert sum(value("duplicate_messages_total", each) or 0 for each in (0, 1)) == 50 + len(SECOND)
         assert [value("remembered_ids", each) for each in (0, 1)] == [len(FIRST), len(SECOND)]
         assert [value("refused", each) for each in (0, 1)] == [1, 0]
         assert [value("running", each) for each in (0, 1)] == [0, 1]
@@ -160,19 +156,3 @@ def test_the_figures_say_what_was_counted(make: Make) -> None:
         assert value("watermark_timestamp_seconds", 1) is None
         said = generate_latest(registry).decode()
         assert all(f"# TYPE {each.name} {each.kind}" in said for each in FIGURES)
-
-
-def test_a_memory_that_cannot_be_opened_holds_its_partition_alone(make: Make) -> None:
-    case = make(partitions=PARTITIONS)
-    place = case.settings.state / f"{case.settings.output}-0"
-    place.parent.mkdir(parents=True)
-    place.write_text("in the way")
-    with running(case) as job:
-        case.put(*by_partition(IDS, PARTITIONS))
-        eventually(
-            lambda: job.counts()[1].admitted == len(SECOND) if 1 in job.counts() else False, "the second one goes on"
-        )
-        assert not any(each.refused for each in job.workers())
-        place.unlink()
-        eventually(has_all(case), "the first one goes on by itself")
-    assert case.outcome() == EXACT

@@ -148,7 +148,7 @@ def follow(disk: Disk, steps: list[tuple[Touch, int, int]], chance: Random) -> N
         assert keys.least("hold") == min((hold for hold in holds if hold != MAX), default=None)
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(steps, st.randoms(use_true_random=False))
 def test_keys_are_found_and_due_as_in_a_dict_whatever_dies(steps: list[tuple[Touch, int, int]], chance: Random) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -1,28 +1,28 @@
-"""The protocol of one partition, over a real broker; each rule with a twin that runs without it."""
+"""The protocol of one partition, over a real broker. What is told by killing a lane: test_kills.py."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaException, Producer, TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
 from lowwater_pipeline.dedup.errors import Held, Refused
 from lowwater_pipeline.dedup.lane import Lane
-from lowwater_pipeline.dedup.mark import NO_FLOOR
+from lowwater_pipeline.dedup.mark import NO_FLOOR, Mark
+from lowwater_pipeline.dedup.memory import Memory, Standing
 from lowwater_pipeline.dedup.senders import Low
 from tests.kit.eventually import eventually
 from tests.kit.kafka import Row
 from tests.kit.times import SECOND
-from tests.pipeline.case import EXACT, Case, Killed, at
+from tests.pipeline.case import EXACT, Case
 
 Make = Callable[..., Case]
 
@@ -38,193 +38,90 @@ def forget_memory(case: Case) -> None:
     shutil.rmtree(case.settings.state, ignore_errors=True)
 
 
-def test_copies_are_dropped_and_the_rest_is_as_it_was(case: Case) -> None:
+def transaction_of_another(case: Case, topic: str) -> Producer:
+    """Somebody who has no business there has a transaction open; whoever calls this ends it."""
+    name = f"{case.settings.group}-stranger"
+    producer = Producer({"bootstrap.servers": case.kafka.address, "log_level": 0, "transactional.id": name})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    producer.produce(topic, b"v", b"stranger", partition=0)
+    producer.flush(60)
+    return producer
+
+
+def test_copies_and_aborted_rows_are_dropped_and_the_rest_is_as_it_was(case: Case) -> None:
+    transaction_of_another(case, case.settings.input).abort_transaction(60)
     rows = [
         Row(b"first", b"a", 0, 1_500_000_000_000),
         Row(b"a copy", b"a", 0, 1_500_000_000_001),
         Row(b"", b"b", 0, 1_400_000_000_000),
     ]
     case.put(*rows)
-    case.drain(case.lane())
-    assert case.rows() == [rows[0], rows[2]]
-
-
-def test_an_id_passes_again_behind_a_window_by_count(make: Make) -> None:
-    case = make("3")
-    case.send("a", "b", "c", "a", "d", "a", "b")
-    case.drain(case.lane())
-    # a is the third last before d, and the fourth last behind it.
-    assert case.ids() == ["a", "b", "c", "d", "a", "b"]
-
-
-def test_transactions_of_senders_that_are_aborted_do_not_pass(case: Case) -> None:
-    producer = Producer(
-        {"bootstrap.servers": case.kafka.address, "log_level": 0, "transactional.id": case.settings.input}
-    )
-    producer.init_transactions(60)
-    producer.begin_transaction()
-    producer.produce(case.settings.input, b"v", b"aborted", partition=0)
-    producer.flush(60)
-    producer.abort_transaction(60)
-    case.send("a")
     lane = case.lane()
-    while not lane.counts.admitted:
+    while lane.counts.admitted < 2:
         lane.step()
-    assert case.ids() == ["a"]
-
-
-def test_an_id_is_stored_after_the_commit(case: Case) -> None:
-    case.send("first")
-    case.shut(case.drain(case.lane()))
-    case.send(*"abcdef")
-    with pytest.raises(Killed):
-        case.drain(case.lane(probe=at("begun")))
-    case.bury_all()
-    case.drain(case.lane())
-    assert case.outcome() == EXACT
-
-
-def test_a_zombie_is_fenced_by_the_transactional_id_of_the_partition(case: Case) -> None:
-    successors: list[Lane] = []
-
-    def paused(step: str) -> None:
-        if step == "begun" and len(case.sent) > 1 and not successors:
-            successors.append(case.lane(state=case.settings.state.with_name("elsewhere")))
-
-    zombie = case.lane(probe=paused)
-    case.send("first")
-    case.drain(zombie)
-    case.send(*"abcdef")
-    try:
-        case.drain(zombie)
-    except KafkaException as error:
-        assert error.args[0].name() in {"_FENCED", "INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED"}  # noqa: PT017
-    case.drain(successors[0])
-    assert case.outcome() == EXACT
-
-
-def test_the_end_of_the_output_is_asked_for_when_the_partition_is_taken(case: Case) -> None:
-    case.send(*"abc")
-    case.shut(case.drain(case.lane()))
-    predecessor = case.lane(probe=at("sent"))
-    case.send(*"def")
-    with pytest.raises(Killed):
-        case.drain(predecessor)
-    case.bury(predecessor)
-    forget_memory(case)
-    successor = case.lane()
-    case.send(*"def")
-    case.drain(successor)
-    assert case.outcome() == EXACT
-
-
-@contextmanager
-def stranger(case: Case) -> Iterator[Callable[[], None]]:
-    """Somebody who has no business there has a transaction open in the output; yields what ends it."""
-    producer = Producer(
-        {"bootstrap.servers": case.kafka.address, "log_level": 0, "transactional.id": f"{case.settings.group}-stranger"}
-    )
-    producer.init_transactions(60)
-    producer.begin_transaction()
-    producer.produce(case.settings.output, b"v", b"stranger", partition=0)
-    producer.flush(60)
-    ended: list[bool] = []
-
-    def end() -> None:
-        producer.abort_transaction(60)
-        ended.append(True)
-
-    yield end
-    if not ended:
-        end()
+    assert case.rows() == [rows[0], rows[2]]
 
 
 def test_a_strangers_open_transaction_hides_nothing(case: Case) -> None:
     lane = case.lane()
-    with stranger(case) as end:
-        case.send(*"abc")
-        case.drain(lane)
-        case.shut(lane)
-        forget_memory(case)
-        case.send(*"abc")
-        try:
-            case.drain(case.lane(patience=3.0))
-        except Held as held:
-            assert "somebody else has a transaction open" in str(held)  # noqa: PT017
-        end()
+    other = transaction_of_another(case, case.settings.output)
+    case.send(*"abc")
+    case.drain(lane)
+    case.shut(lane)
+    forget_memory(case)
+    case.send(*"abc")
+    try:
+        case.drain(case.lane(patience=3.0))
+    except Held as held:
+        assert "somebody else has a transaction open" in str(held)  # noqa: PT017
+    finally:
+        other.abort_transaction(60)
     case.bury_all()
     case.drain(case.lane())
     assert case.outcome() == EXACT
 
 
-def new_input(case: Case, *, keeps: bool, **told: Any) -> None:
-    """Kafka forgets the offsets of a topic that is deleted, as soon as its coordinator hears of it; or they come back from a copy."""
+def test_an_input_made_anew_is_refused_and_adopted_loses_nothing(case: Case) -> None:
     case.send(*"abc")
     case.shut(case.drain(case.lane()))
     with case.asking() as asked:
         kept = asked.committed([TopicPartition(case.settings.input, 0)], 60)
         case.kafka.delete(case.settings.input)
         case.kafka.create(case.settings.input)
-        if keeps:
-            asked.commit(offsets=kept, asynchronous=False)
+        # Kafka forgets the offsets of a topic that is deleted; these come back from a copy.
+        asked.commit(offsets=kept, asynchronous=False)
     case.sent.clear()
     case.send(*"defabcghi")
-    case.drain(case.lane(**told))
-    assert case.outcome() == EXACT
-
-
-@pytest.mark.parametrize(
-    ("keeps", "why"),
-    [
-        (True, "was deleted and made anew: offset 3 is none of its own"),
-        (False, "or the input was deleted and made anew"),
-    ],
-)
-def test_an_input_made_anew_is_refused_and_adopted_loses_nothing(case: Case, *, keeps: bool, why: str) -> None:
-    with pytest.raises(Refused, match=why):
-        new_input(case, keeps=keeps)
-    case.drain(case.lane(adopt=True))
+    with pytest.raises(Refused, match="was deleted and made anew: offset 3 is none of its own"):
+        case.lane()
+    case.shut(case.drain(case.lane(adopt=True)))
     assert case.outcome() == EXACT
     assert len(case.ids()) == 9, "what was passed on from the old one is remembered"
-    case.send("j")
-    case.bury_all()
     forget_memory(case)
-    case.send("a")
+    case.send("j", "a")
     case.drain(case.lane())  # it is ours now
     assert case.outcome() == EXACT
 
 
-def test_an_output_made_anew_is_refused(case: Case) -> None:
+def test_an_offset_of_another_life_is_refused(case: Case) -> None:
     case.send(*"abc")
     case.shut(case.drain(case.lane()))
-    case.kafka.delete(case.settings.output)
-    case.kafka.create(case.settings.output)
-    with pytest.raises(Refused, match="what was passed on is gone"):
-        case.lane()
-
-
-def offsets_reset(case: Case, **told: Any) -> None:
-    """Somebody resets the offsets of the group, because the output was lost downstream and is to be made again; the memory is still there."""
-    case.send(*"abc")
-    case.shut(case.drain(case.lane()))
-    with case.asking() as asked:
-        asked.commit(offsets=[TopicPartition(case.settings.input, 0, 0)], asynchronous=False)
-    lane = case.lane(**told)
-    while lane.position < 3:
-        lane.step()
-    assert lane.counts.admitted == 3, "they were asked for again"
-
-
-def test_offsets_that_somebody_has_set_are_refused(case: Case) -> None:
-    with pytest.raises(Refused, match="Somebody has set or reset the offsets"):
-        offsets_reset(case)
-
-
-def test_another_window_is_a_new_life(case: Case) -> None:
-    case.send(*"abc")
-    case.shut(case.drain(case.lane()))
+    source, output = case.settings.input, case.settings.output
     with pytest.raises(Refused, match="by the rule key/1000, and is to go on by key/5"):
         case.lane(window=replace(case.settings.window, size=5))
+    for topic in (source, output):
+        case.kafka.grow(topic, 2)
+    with pytest.raises(Refused, match="had 1 partitions, and has 2 now"):
+        case.lane()
+    case.kafka.delete(output)
+    case.kafka.create(output, 2)
+    with pytest.raises(Refused, match="what was passed on is gone"):
+        case.lane()
+    with case.asking() as asked:
+        asked.commit(offsets=[TopicPartition(source, 0, 0)], asynchronous=False)
+    with pytest.raises(Refused, match="Somebody has set or reset the offsets"):
+        case.lane()
 
 
 @pytest.mark.parametrize("window", ["4", "1h"])
@@ -243,44 +140,30 @@ def test_a_memory_that_is_lost_is_read_from_the_output(make: Make, window: str) 
     assert case.ids() == [*"abcdefgh"]
 
 
-def test_a_damaged_memory_is_made_anew(case: Case) -> None:
+def test_a_memory_that_is_damaged_or_of_another_output_is_made_anew(case: Case) -> None:
+    place = case.settings.state / f"{case.settings.output}-0"
     case.send(*"abc")
     case.shut(case.drain(case.lane()))
-    for path in case.settings.state.rglob("MANIFEST*"):
+    for path in place.glob("MANIFEST*"):
         path.write_bytes(b"garbage")
     case.send(*"abcd")
     lane = case.drain(case.lane())
     assert lane.counts.rebuilt == 1
-    assert case.outcome() == EXACT
-
-
-def test_a_memory_damaged_at_work_is_made_anew(case: Case) -> None:
-    case.send(*"abc")
+    with pytest.raises(Held, match="another process has the memory open"):
+        case.lane()
+    case.shut(lane)
+    with Memory.anew(place) as theirs:
+        theirs.write({b"e": 9}, {}, NO_FLOOR, Standing("another", case.settings.rule, 1, 10, 0))
+    case.send(*"ade")
     lane = case.drain(case.lane())
+    assert lane.counts.rebuilt == 1
     assert lane.memory is not None
     lane.memory.close()  # every call fails from now on
-    case.send(*"abcd")
+    case.send(*"aef")
     with pytest.raises(Held, match="is damaged, and is made anew"):
         case.drain(lane)
     case.drain(case.lane())
     assert case.outcome() == EXACT
-
-
-def test_a_memory_of_another_output_is_not_believed(make: Make) -> None:
-    first, second = make(), make()
-    first.send(*"abc")
-    first.shut(first.drain(first.lane()))
-    second.send(*"abc")
-    theirs = first.settings.state / f"{first.settings.output}-0"
-    ours = second.settings.state / f"{second.settings.output}-0"
-    second.send("d")
-    second.shut(second.drain(second.lane()))
-    shutil.rmtree(ours)
-    shutil.copytree(theirs, ours)
-    lane = second.lane()
-    assert lane.counts.rebuilt == 1
-    second.drain(lane)
-    assert second.outcome() == EXACT
 
 
 def forget_offsets(case: Case) -> None:
@@ -369,6 +252,7 @@ def test_an_id_is_forgotten_at_the_watermark_and_what_comes_later_is_undecidable
     case.low = Low(2 * SECOND, (1,))
     while lane.counts.floor < 2 * SECOND:
         lane.step()  # without any message
+    case.low = Low(SECOND, (1,))  # a floor is never lower
     case.send(*"abcd", times=[1000, 2000, 3000, 1999])
     case.drain(lane)
     assert case.ids() == [*"abc"]
@@ -401,8 +285,7 @@ def test_the_watermark_is_committed_with_the_rows(make: Make) -> None:
     assert case.ids() == [*"abcd"]
 
 
-@pytest.mark.parametrize("micros", [3 * SECOND, NO_FLOOR])
-def test_a_computation_that_was_reset_is_refused(make: Make, micros: int) -> None:
+def test_a_computation_that_was_reset_is_refused(make: Make) -> None:
     case = watermark(make)
     case.low = Low(2 * SECOND, (1,))
     case.send("a", times=[5000])
@@ -411,15 +294,10 @@ def test_a_computation_that_was_reset_is_refused(make: Make, micros: int) -> Non
         lane.step()
     case.low = Low(NO_FLOOR, (0,))
     lane.step()  # an authority that has never known it says nothing
-    case.low = Low(micros, (2,))
-    with pytest.raises(Refused, match="was reset: its watermark is of incarnation"):
-        lane.step()
-
-
-def test_a_window_by_time_needs_the_brokers_times(make: Make) -> None:
-    case = make("1h", stamped=False)
-    with pytest.raises(Refused, match=r"needs the brokers' own times.*message\.timestamp\.type=LogAppendTime"):
-        case.lane()
+    for micros in (3 * SECOND, NO_FLOOR):
+        case.low = Low(micros, (2,))
+        with pytest.raises(Refused, match="was reset: its watermark is of incarnation"):
+            lane.step()
 
 
 def test_rows_of_somebody_else_in_the_output_are_refused(case: Case) -> None:
@@ -431,28 +309,13 @@ def test_rows_of_somebody_else_in_the_output_are_refused(case: Case) -> None:
             case.lane()
 
 
-def test_more_partitions_are_a_new_life(make: Make) -> None:
-    case = make()
-    case.send(*"abc")
-    case.shut(case.drain(case.lane()))
-    for topic in (case.settings.input, case.settings.output):
-        case.kafka.grow(topic, 2)
-    with pytest.raises(Refused, match="had 1 partitions, and has 2 now"):
-        case.lane()
-
-
-def test_a_memory_that_another_process_has_open_holds(case: Case) -> None:
-    lane = case.lane()
-    with pytest.raises(Held, match="another process has the memory open"):
-        case.lane()
-    del lane
-
-
 def test_an_input_longer_than_the_window_is_adopted_only_by_one_who_knows(make: Make) -> None:
     case = make("3")
     case.send(*"abcdef")
     case.shut(case.drain(case.lane()))
     forget_offsets(case)
+    with pytest.raises(Refused, match="its offsets have expired, or the input was deleted and made anew"):
+        case.lane()
     with pytest.raises(
         Refused, match="has up to 6 messages to be read again, and the window remembers the last 3 of 6"
     ):
@@ -461,24 +324,16 @@ def test_an_input_longer_than_the_window_is_adopted_only_by_one_who_knows(make: 
     assert case.outcome().doubled == 6, "as was said"
 
 
-def test_a_watermark_is_never_lower(make: Make) -> None:
-    case = watermark(make)
-    case.low = Low(2 * SECOND, (1,))
-    case.send("a", times=[5000])
-    lane = case.drain(case.lane())
-    case.low = Low(SECOND, (1,))
-    case.send("b", times=[1500])
-    case.drain(lane)
-    assert case.ids() == ["a"]
-
-
 def test_a_message_that_is_stamped_below_the_floor_is_not_passed_on_as_new(make: Make) -> None:
     case = make("1h")
-    lane = case.lane()
-    lane._mark = replace(lane._mark, floor=int(time.time() * 1000) + 365 * 24 * 3_600_000)
+    pins, floor = case.pins(), int(time.time() * 1000) + 365 * 24 * 3_600_000
+    mark = Mark(pins.input.id, pins.output.id, 1, case.settings.rule, floor, 0)
+    with case.asking() as asked:
+        offset = TopicPartition(case.settings.input, 0, 0, mark.text())
+        asked.commit(offsets=[offset], asynchronous=False)
     case.send("a", "a")
     with pytest.raises(Refused, match=r"at offset 0 stops the partition: the broker has stamped it .* further back"):
-        case.drain(lane)
+        case.drain(case.lane())
     assert case.ids() == []
 
 
@@ -498,8 +353,10 @@ def stamp_by_broker(case: Case) -> None:
     eventually(known, "the broker says so")
 
 
-def test_a_backlog_with_the_senders_times_stops_a_window_by_time(make: Make) -> None:
+def test_a_window_by_time_takes_the_brokers_times_alone(make: Make) -> None:
     case = make("1h", stamped=False)
+    with pytest.raises(Refused, match=r"needs the brokers' own times.*message\.timestamp\.type=LogAppendTime"):
+        case.lane()
     case.send("ahead", times=[int(time.time() * 1000) + 3_000_000])
     stamp_by_broker(case)
     with pytest.raises(Refused, match="at offset 0 stops the partition: it has the time of its sender"):

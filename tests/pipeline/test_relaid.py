@@ -87,7 +87,7 @@ steps = st.lists(
 Steps = list[tuple[list[tuple[str, int, list[Action]]], int, int, set[int]]]
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(steps, st.sampled_from([1, 5]), st.booleans())
 def test_every_key_meets_what_its_oracle_does_however_its_range_is_cut(
     history: Steps, length: int, in_order: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,13 +11,14 @@ import pytest
 
 import lowwater
 from lowwater_pipeline.command import main
+from lowwater_pipeline.computation import Input
 from lowwater_pipeline.computation.remains import Remains
-from lowwater_pipeline.graph import Pipeline, removal
+from lowwater_pipeline.graph import Folder, Pipeline
 from lowwater_pipeline.graph.removal import Refused, check_unread, drain, mark_running, remove
 from lowwater_spark.track.segments import Segment
 from lowwater_spark.track.state import RangeEntry, StateStore, Version
 from tests.kit.times import MAX, mark
-from tests.pipeline.test_graph import SOURCE, module, named, reads
+from tests.pipeline.test_graph import ROWS, SOURCE, module, named, reads
 from tests.process.serving import Serving
 from tests.spark.support import Upstream, place
 
@@ -55,9 +57,17 @@ def stood(lw: lowwater.Client) -> None:
 
 
 def test_one_that_is_read_is_not_removed(root: Path, lw: lowwater.Client) -> None:
-    made = Pipeline("p", [named("a", reads("in")), named("b", reads("a"))], sources=SOURCE)
-    with pytest.raises(Refused, match="b of the pipeline p reads a: remove that first, or take a out of its inputs="):
+    two = Input(["web", "phone"], key="q", event_time="start", alias="clicks")
+    sources = {**SOURCE, "web+phone": Folder(ROWS, "clicks")}
+    made = Pipeline(
+        "p", [named("a", reads("in")), named("b", reads("a")), named("c", two, reads("a"))], sources=sources
+    )
+    with pytest.raises(
+        Refused, match="b, c of the pipeline p reads a: remove that first, or take a out of its inputs="
+    ):
         check_unread(made, "a")
+    with pytest.raises(Refused, match="c of the pipeline p reads phone"):
+        check_unread(made, "phone")
     check_unread(made, "b")
     with pytest.raises(Refused, match="a of the pipeline p reads in"):
         check_unread(made, "in")
@@ -80,49 +90,79 @@ def test_one_that_runs_is_not_removed(root: Path, lw: lowwater.Client) -> None:
 
 
 def test_one_that_runs_elsewhere_is_not_removed(root: Path, authority: Serving, lw: lowwater.Client) -> None:
+    refused = threading.Event()
+
+    def report(upstream: Upstream) -> None:
+        for minute in range(60):
+            if not refused.wait(0.1):
+                upstream.at(9, minute)
+
     with lowwater.connect(authority.address, namespace=lw.settings.namespace) as elsewhere:
-        Upstream(elsewhere, "a").at(9)
-        with pytest.raises(Refused, match=r"a runs elsewhere: .* on .* reports for it, at .* Stop that first"):
-            remove(root, "a", lw, discard=True, silence=120)
+        thread = threading.Thread(target=report, args=(Upstream(elsewhere, "a"),))
+        thread.start()
+        try:
+            with pytest.raises(Refused, match=r"a runs elsewhere: .* on .* reports for it, at .* Stop that first"):
+                remove(root, "a", lw, discard=True, silence=120)
+        finally:
+            refused.set()
+            thread.join()
     assert lw.get("a")["a"].registered
-    assert remove(root, "a", lw, discard=True, silence=1).startswith("a is removed")
+    assert remove(root, "a", lw, discard=True, silence=0).startswith("a is removed")
+
+
+def entry(*segments: Segment) -> RangeEntry:
+    return RangeEntry(segments=segments, facts=(1,))
+
+
+IDLE = Segment("x", 0, 5, 1, 1, (0, 5, MAX, MAX, MAX, 1, 9))
+TIMERS = entry(Segment("x", 1, 2, 1, 1, (0, 2, mark(10).micros, MAX, 60, 1, 9)))
+UNSENT = entry(Segment("x", 1, 3, 1, 1, (1, 30, 20, 0)))
 
 
 class Process:
-    """One that runs, with what it has left in turn; None while its files are just removed. Then it is stopped."""
+    """One that runs, and commits batches that leave something."""
 
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, *left: Remains | None) -> None:
+    def __init__(self, root: Path, first: int = 7) -> None:
         self.mark = mark_running(root, "a")
-        self.left: list[Remains | None] = [*left]
-        self.said: list[str] = []
-        monkeypatch.setattr(removal, "_EVERY", 0.0)
-        monkeypatch.setattr(Remains, "of", lambda _: self.look())
+        self.checkpoint = root / "checkpoints/a"
+        (self.checkpoint / "commits").mkdir()
+        state = self.checkpoint / "lowwater/state"
+        self.store = StateStore.opened(place(self.checkpoint), state, 2, first, ordinal=1)
 
-    def look(self) -> Remains:
-        found = self.left.pop(0)
-        if not self.left:
-            self.mark.close()
-        if found is None:
-            raise FileNotFoundError
-        return found
+    def build(self, batch: int, *ranges: RangeEntry) -> None:
+        self.store.build(batch, "aa", lambda _: Version(batch, "aa", 0, [*ranges]))
+
+    def commit(self, batch: int) -> None:
+        (self.checkpoint / f"commits/{batch}").touch()
 
 
-def test_it_is_drained_before_it_is_stopped(root: Path, lw: lowwater.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_drained_before_it_is_stopped(root: Path, lw: lowwater.Client) -> None:
     stood(lw)
-    some = Remains(2, mark(10).micros, None, 3)
-    process = Process(root, monkeypatch, some, None, some, Remains(), Remains(), Remains())
-    drain(root, "a", within=60, tell=process.said.append)
-    assert process.said == [
-        "a has left: timers, or records that wait, in 2 key ranges, the first due at the low watermark 2013-01-09T10:00:00Z, 3 productions that no broker has acknowledged",
+    process = Process(root)
+    process.build(7, TIMERS, UNSENT)
+    process.commit(7)
+    said: list[str] = []
+
+    def tell(line: str) -> None:
+        said.append(line)
+        if len(said) == 1:
+            process.build(8, RangeEntry())
+            process.commit(8)
+        else:
+            process.mark.close()
+
+    drain(root, "a", within=60, tell=tell, every=0)
+    assert said == [
+        "a has left: timers, or records that wait, in 1 key ranges, the first due at the low watermark 2013-01-09T10:00:00Z, 3 productions that no broker has acknowledged",
         "a has left: nothing. Stop its process now, by Ctrl-C or SIGTERM",
     ]
-    process.left = [Remains(1, None, mark(9).micros)]
-    with pytest.raises(
-        Refused, match=r"a has stopped, and has left: timers, .* in 1 key ranges, the first by the clock at"
-    ):
+    process.build(9, UNSENT)
+    process.commit(9)
+    with pytest.raises(Refused, match=r"a has stopped, and has left: 3 productions"):
         remove(root, "a", lw, discard=False, drained=True)
     assert lw.get("a")["a"].registered
-    process.left = [Remains()]
+    process.build(10, RangeEntry())
+    process.commit(10)
     assert remove(root, "a", lw, discard=False, drained=True).startswith("a is removed")
 
 
@@ -131,47 +171,44 @@ def test_what_a_batch_has_read_that_was_cut_off_is_not_drained(
     root: Path, lw: lowwater.Client, committed: int | None
 ) -> None:
     stood(lw)
-    checkpoint = root / "checkpoints/a"
     following = 0 if committed is None else committed + 1
-    store = StateStore.opened(place(checkpoint), checkpoint / "lowwater/state", 1, following, ordinal=1)
-    (checkpoint / "commits").mkdir()
+    process = Process(root, committed or 0)
+    process.mark.close()
     if committed is not None:
-        (checkpoint / f"commits/{committed}").touch()
-        store.first = committed
-        store._keep(None)
-        store.build(committed, "aa", lambda _: Version(committed, "aa", 0, [RangeEntry()]))
-    store.build(following, "bb", lambda _: Version(following, "bb", 0, [RangeEntry()]))
+        process.build(committed, RangeEntry())
+        process.commit(committed)
+    process.build(following, RangeEntry())
     with pytest.raises(Refused, match=rf"a has stopped within batch {following}, .* let it finish that batch"):
         remove(root, "a", lw, discard=False, drained=True)
     assert lw.get("a")["a"].registered
-    (checkpoint / f"commits/{following}").touch()
+    process.commit(following)
     assert remove(root, "a", lw, discard=False, drained=True).startswith("a is removed")
 
 
-def test_a_drain_gives_up_with_what_is_left(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    process = Process(root, monkeypatch, Remains(unsent=1), Remains())
-    with pytest.raises(Refused, match=r"a still runs after 0 seconds\. a has left: 1 productions .* --within"):
-        drain(root, "a", within=0, tell=process.said.append)
+def test_a_drain_gives_up_with_what_is_left(root: Path) -> None:
+    process, said = Process(root), list[str]()
+    process.build(7, UNSENT)
+    process.commit(7)
+    with pytest.raises(Refused, match=r"a still runs after 0 seconds\. a has left: 3 productions .* --within"):
+        drain(root, "a", within=0, tell=said.append)
+    process.commit(8)  # what was looked at is removed meanwhile
+    with pytest.raises(Refused, match="a still runs after 0 seconds"):
+        drain(root, "a", within=0, tell=said.append)
     process.mark.close()
-    assert len(process.said) == 1
+    assert len(said) == 1
     with pytest.raises(Refused, match="there is no b in"):
         drain(root, "b", within=0, tell=print)
 
 
-def test_after_a_crash_in_the_middle_it_does_what_is_left(
-    root: Path, lw: lowwater.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_crash_in_the_middle_it_does_what_is_left(root: Path, lw: lowwater.Client) -> None:
     stood(lw)
-    (root / "removed/a.4").mkdir(parents=True)
-
-    def die(*_: object) -> str:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as crash:
-        crash.setattr(removal, "_put_aside", die)
-        with pytest.raises(KeyboardInterrupt):
-            remove(root, "a", lw, discard=True)
+    in_the_way = root / "removed"
+    in_the_way.touch()
+    with pytest.raises(FileExistsError):
+        remove(root, "a", lw, discard=True)
     assert lw.get("a")["a"].dropped
+    in_the_way.unlink()
+    (root / "removed/a.4").mkdir(parents=True)
     remove(root, "a", lw, discard=False)
     assert (root / "removed/a.5/begun").exists()
     assert not (root / "removing/a").exists()
@@ -220,15 +257,10 @@ def test_what_would_be_lost_is_lost_only_when_that_is_said(root: Path, lw: lowwa
 
 
 def test_what_is_left_is_told_by_the_newest_version(tmp_path: Path) -> None:
-
-    def entry(*segments: Segment) -> RangeEntry:
-        return RangeEntry(segments=segments, facts=(1,))
-
-    idle = Segment("x", 0, 5, 1, 1, (0, 5, MAX, MAX, MAX, 1, 9))
     ranges = [
         RangeEntry(),
-        entry(idle),
-        entry(idle, Segment("x", 1, 2, 1, 1, (0, 2, 70, MAX, 60, 1, 9))),
+        entry(IDLE),
+        entry(IDLE, Segment("x", 1, 2, 1, 1, (0, 2, 70, MAX, 60, 1, 9))),
         entry(Segment("x", 0, 2, 1, 1, (0, 2, 50, 90, 40, 1, 9)), Segment("x", 1, 4, 1, 1, (1, 30, 20, 0))),
     ]
     assert Remains.of_ranges(ranges) == Remains(2, 50, 90, 4)

@@ -7,27 +7,16 @@ import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
-import pytest
 from prometheus_client import CollectorRegistry
 
 from lowwater_pipeline.dedup.sieve import Counts
-from lowwater_pipeline.dedup.stage_figures import StageCollector, register
+from lowwater_pipeline.dedup.stage_figures import register
 
 if TYPE_CHECKING:
     from lowwater_spark import Batch
 
 FIRST = Counts(10, 1, 2, 3, 4, 100, 5000, 30, 12, 7)
 SECOND = Counts(20, 2, 4, 6, 8, 50, 2000, 60, 24, 14)
-
-
-@pytest.fixture
-def registry() -> CollectorRegistry:
-    return CollectorRegistry()
-
-
-@pytest.fixture
-def figures(registry: CollectorRegistry) -> StageCollector:
-    return register(registry)
 
 
 def batch(number: int, digest: str = "a") -> Batch:
@@ -40,21 +29,16 @@ def exported(registry: CollectorRegistry, computation: str = "unique") -> list[i
     return [int(each.value) for each in found if each.labels["computation"] == computation]
 
 
-def test_counters_are_sums_and_gauges_are_of_the_last_batch(
-    registry: CollectorRegistry, figures: StageCollector
-) -> None:
-    figures.count("unique", batch(0), FIRST)
+def test_each_batch_counts_once_in_sums_and_the_last_one_in_gauges() -> None:
+    registry = CollectorRegistry()
+    figures = register(registry)
+    for _ in range(2):
+        figures.count("unique", batch(0), FIRST)
     assert exported(registry) == [10, 1, 2, 3, 4, 18, 7, 5, 100, 5000]
     figures.count("unique", batch(1), SECOND)
     assert exported(registry) == [30, 3, 6, 9, 12, 54, 21, 15, 50, 2000]
-
-
-def test_a_batch_counts_once_and_one_of_another_plan_is_another(
-    registry: CollectorRegistry, figures: StageCollector
-) -> None:
-    for each in (batch(0), batch(0), batch(0, "b"), batch(0, "b")):
-        figures.count("unique", each, FIRST)
-    assert exported(registry)[0] == 20
+    figures.count("unique", batch(1, "b"), SECOND)
+    assert exported(registry)[0] == 50, "one of another plan is another"
 
 
 def test_neither_spark_nor_kafka_is_imported_for_figures_and_prometheus_client_not_for_stages() -> None:

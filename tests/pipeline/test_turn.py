@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lowwater_pipeline.computation.codec import Codec
 from lowwater_pipeline.computation.computation import END, Computation, Input, Output, Record, Timer, floor
-from lowwater_pipeline.computation.turn import Context, Kept, TimerId, Turns
+from lowwater_pipeline.computation.turn import Context, Kept, Turns
 from tests.kit.times import MAX, MIN
 
 LOG = Codec[list[str]](list[str])
@@ -238,9 +238,9 @@ class Once(Computation):
         self.on_timer(ctx)
 
 
-def once(computation: Computation, low: int = 100, kept: Kept | None = None, now: int = 0) -> Turns:
+def once(computation: Computation, low: int = 100, kept: Kept | None = None, now: int = 0, most: int = 1000) -> Turns:
     outputs = {"out": frozenset("ab"), "other": frozenset("a"), "times": frozenset({"a", "start"})}
-    turns = Turns(computation, outputs, low, now)
+    turns = Turns(computation, outputs, low, now, most)
     turns.take("k", kept or Kept(), [Record(25)] if kept is None else [])
     return turns
 
@@ -269,16 +269,14 @@ def test_what_a_hook_does_wrong_is_told_with_the_fix(
         once(Once(does))
 
 
-def test_a_timer_that_sets_itself_anew_for_ever_ends_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowwater_pipeline.computation.turn._MOST_DESCENDANTS", 1000)
-
+def test_a_timer_that_sets_itself_anew_for_ever_ends_with_a_reason() -> None:
     class Every(Once):
         def process_timer(self, ctx: Context, timer: Timer) -> None:
             ctx.set_timer("t", timer.at + 1)
 
     every = Every(lambda ctx: ctx.set_timer("t", 30))
     once(every, low=9000)
-    turns = Turns(every, {"out": frozenset("ab")}, MAX)
+    turns = Turns(every, {"out": frozenset("ab")}, MAX, most=1000)
     said = r"once, key 'k': timers .* fired 1,000 times in one batch, the last one 't' at .*\. The inputs are finished, .* only while not ctx\.finished"
     with pytest.raises(ValueError, match=said):
         turns.take("k", Kept(), [Record(25)])
@@ -349,47 +347,6 @@ def test_names_are_compared_as_spark_does() -> None:
         once(Once(lambda ctx: ctx.produce("out", {"A": 1, "a": 1, "b": 2})))
 
 
-def reports(
-    make: Callable[..., Turns],
-    script: Script,
-    given: list[tuple[int, list[Action]]],
-    cuts: list[tuple[int, int, int]],
-    chance: Any,
-) -> None:
-    """Play the stage around one key, and look at nothing but what others see: stamps, and the low watermark that is reported.
-
-    W of the inputs is not above what is still to come. Reported is the least of it, as windows round it down, and of the hold.
-    """
-    length = 1 if script.stamp is None else script.stamp // timedelta(microseconds=1)
-    left = [record(timestamp, number, *actions) for number, (timestamp, actions) in enumerate(given)]
-    chance.shuffle(left)
-    kept, reported, low, now = Kept(), MIN, MIN, 0
-    for count, behind, tick in [*cuts, (len(left), 0, 0), (0, 0, 100)]:
-        batch, left = left[:count], left[count:]
-        to_come = min((each.timestamp for each in left), default=MAX)
-        low = max(low, to_come if to_come == MAX else to_come - behind)
-        now += tick
-        kept, out = take(make(script, OUTPUTS, low, now), kept, batch)
-        assert all(stamp >= reported for stamp in out), "nothing comes below what was reported"
-        assert kept.hold(length) >= reported, "nothing is held that was given up"
-        reported = max(reported, min(kept.hold(length), low if low == MAX else low // length * length))
-    assert (kept.timers, kept.waiting) == ({}, [])
-
-
-played = (
-    st.lists(st.tuples(st.integers(0, 40), actions), max_size=9),
-    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5), st.integers(0, 8)), max_size=5),
-    st.randoms(use_true_random=False),
-)
-
-
-@given(*played, st.sampled_from([1, 5, 7]), st.booleans())
-def test_nothing_comes_out_below_what_was_reported_over_all_batches(
-    given: list[tuple[int, list[Action]]], cuts: list[tuple[int, int, int]], chance: Any, length: int, in_order: bool
-) -> None:
-    reports(Turns, Script(length, in_order=in_order), given, cuts, chance)
-
-
 def test_a_timer_at_the_end_fires_when_the_inputs_are_finished() -> None:
     told = []
     ends = Once(lambda ctx: ctx.set_timer("t", END), lambda ctx: told.append(ctx.finished))
@@ -400,9 +357,7 @@ def test_a_timer_at_the_end_fires_when_the_inputs_are_finished() -> None:
 
 
 @pytest.mark.parametrize("kind", ["set_wall_timer", "both"])
-def test_timers_that_do_not_go_on_in_time_end_with_a_reason(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr("lowwater_pipeline.computation.turn._MOST_DESCENDANTS", 1000)
-
+def test_timers_that_do_not_go_on_in_time_end_with_a_reason(kind: str) -> None:
     class Stays(Once):
         def process_timer(self, ctx: Context, timer: Timer) -> None:
             to_wall = kind == "set_wall_timer" or (kind == "both" and not timer.wall)
@@ -434,17 +389,3 @@ def test_an_equal_timer_keeps_the_lower_hold() -> None:
 
     turns = Turns(Once(sets), {"out": frozenset("ab")}, 100)
     assert turns.take("k", Kept(), [Record(25)]).timers == {(200, "t"): 26}
-
-
-def test_a_timer_produces_nothing_below_its_hold_unless_another_one_holds_that() -> None:
-    def produces(ctx: Context) -> None:
-        ctx.produce("out", ROW, timestamp=50)
-
-    timer: TimerId = (60, "t")
-    once(Once(produces, produces), kept=Kept(timers={timer: 50}))
-    with pytest.raises(
-        ValueError, match="which the low watermark may have passed: set the timer with the lowest timestamp"
-    ):
-        once(Once(produces, produces), kept=Kept(timers={timer: 51}))
-    turns = once(Once(produces, produces), kept=Kept(timers={timer: 51}, wall_timers={(9, "w"): 50}))
-    assert [stamp for _, _, stamp in turns.productions] == [50]

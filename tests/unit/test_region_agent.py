@@ -287,6 +287,26 @@ async def test_what_was_read_before_the_own_computation_was_reset_is_not_reporte
     assert told["hourly:clicks"] == (3, 2)
 
 
+async def test_rule9_what_was_read_under_one_owner_does_not_arrive_under_the_next_one(world: World) -> None:
+    """The next owner may have begun anew: rows of the last one would count as its rows."""
+    arrival, call = PipelineReport(batch=7, digest="d"), world.center.Arrive
+
+    async def arrive(request: Any, **more: Any) -> Any:
+        # While one reference arrives, the pipeline tells that the other one has, under the owner that it has by now.
+        world.agent.arrived("daily:clicks", arrival)
+        return await call(request, **more)
+
+    world.center.Arrive = arrive  # type: ignore[attr-defined]
+    world.center.own("hourly", 2, "B", "A", "stopped")
+    world.center.own("daily", 2, "B")
+    await world.agent.once()
+    world.agent.arrived("hourly:clicks", arrival)
+    world.center.own("daily", 3, "B", "A", "stopped")
+    await world.agent.once()
+    told = [request.replica for method, request in world.center.asked if method == "Arrive"]
+    assert {each.reference: each.number for each in told} == {"hourly:clicks": 2, "daily:clicks": 2}
+
+
 async def test_an_estimate_is_not_reported(world: World) -> None:
     await world.agent.once()
     world.center.own("daily", 2, owner="B")

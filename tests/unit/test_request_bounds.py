@@ -135,13 +135,14 @@ class Request:
     """A request that can be watched."""
 
     computations = ()
+    open = SimpleNamespace(server_token="", sender=bytes(16), stream=1)
 
     def __init__(self, data: bytes) -> None:
         self.data = data
         requests.append(weakref.ref(self))
 
     def WhichOneof(self, _: str) -> str:
-        return "report"
+        return "open" if self.data.startswith(b"open") else "report"
 
 
 requests: list[weakref.ref[Any]] = []
@@ -164,7 +165,10 @@ async def test_what_is_refused_is_freed_at_once(access: bool) -> None:
     guard = Guard(Access([reader]), observer=Observer(), audit=Audit(lambda: 0.0), insiders=[], monotonic=lambda: 0.0)
     server = grpc.aio.server(interceptors=[Decoding(Observer()), *([guard] if access else [])])
     services: Any = SimpleNamespace(shard=SimpleNamespace(), observer=Observer(), check=lambda: None)
-    report: Any = grpc.stream_stream_rpc_method_handler(WorkerServicer(services).Report, Request)
+    services.token, services.leaving = "", asyncio.Event()
+    report: Any = grpc.stream_stream_rpc_method_handler(
+        WorkerServicer(services).Report, Request, workers_pb2.ReportResponse.SerializeToString
+    )
     handlers: tuple[tuple[str, str, Any], ...] = (
         ("lowwater.v1.WorkerService", "Report", report),
         ("lowwater.v1.ClusterService", "ListShards", grpc.unary_unary_rpc_method_handler(refused, Request)),
@@ -193,9 +197,13 @@ async def test_what_is_refused_is_freed_at_once(access: bool) -> None:
                     await call
                 found = error_of_call(failure.value, "here")
                 assert isinstance(found, errors.UnknownComputation | errors.InvalidArgument)
-        assert len(requests) == len(calls)
+            later = unopened(iter([b"open", b"open again, which is refused"]), metadata=right)
+            assert await later.read(), "it is opened"
+            with pytest.raises(grpc.aio.AioRpcError, match="open a stream once"):
+                await later.read()
+        assert len(requests) == len(calls) + 2
         await server.stop(None)
-        assert [kept() for kept in requests] == [None] * len(calls)
+        assert [kept() for kept in requests] == [None] * (len(calls) + 2)
     finally:
         gc.enable()
         await server.stop(0)

@@ -107,7 +107,7 @@ _TAKEN_AT_ONCE: Final = 256
 _IDLE_SECONDS: Final = 10.0
 """After which a connection is not used again: what lies in between, a load balancer say, may have forgotten it without a word."""
 
-_READINGS: Final = 100
+READINGS: Final = 100
 """How often a log is read at most when each time a new snapshot, or owner, came between."""
 
 _logger = logging.getLogger(__name__)
@@ -266,7 +266,7 @@ class RedisJournal(Journal):
         """
         owner = self._owned.ownership(log)
         seen = await self._look(log, owner)
-        for _ in range(_READINGS):
+        for _ in range(READINGS):
             try:
                 loaded = await self._load(log, seen, known)
             except JournalCorrupt:
@@ -288,7 +288,7 @@ class RedisJournal(Journal):
         """See Journal. Raises JournalFailed when the log is replaced as often as it is read."""
         owner = self._owned.ownership(log)
         seen = await self._look(log, owner)
-        for _ in range(_READINGS):
+        for _ in range(READINGS):
             try:
                 _refuse_behind(log, seen)
                 refuse_snapshot_behind(log, position, seen.position)
@@ -548,7 +548,7 @@ def _refuse_behind(log: str, seen: Look) -> None:
 
 
 def _replaced_too_often(log: str) -> JournalFailed:
-    return JournalFailed(f"log {log!r} was replaced by a snapshot {_READINGS} times while it was read; try again")
+    return JournalFailed(f"log {log!r} was replaced by a snapshot {READINGS} times while it was read; try again")
 
 
 def _basis(log: str, seen: Look) -> tuple[object, ...]:

@@ -50,6 +50,7 @@ class Registry:
         token: Returns a new random token for a store.
         suspect_after: See References.
         lately: Likewise.
+        snapshot_records: A snapshot takes the place of so many records.
     """
 
     def __init__(
@@ -61,11 +62,13 @@ class Registry:
         token: Callable[[], str],
         suspect_after: int,
         lately: int,
+        snapshot_records: int = SNAPSHOT_RECORDS,
     ) -> None:
         self.journal = journal
         self.clock = clock
         self.monotonic = monotonic
         self.token = token
+        self._snapshot_records = snapshot_records
         self.references = References(suspect_after, lately, monotonic())
         self.position = 0
         """Where the log ends: all up to there is taken over."""
@@ -166,7 +169,7 @@ class Registry:
             raise refusal
         if change.raises is not None:
             raise change.raises
-        if self._behind >= SNAPSHOT_RECORDS:
+        if self._behind >= self._snapshot_records:
             await self._snapshot()
         return change
 
@@ -202,7 +205,7 @@ class Registry:
                 await self.journal.snapshot(LOG, self.position, self.references.snapshot())
                 self._behind = 0
             except JournalError as error:
-                self._behind = SNAPSHOT_RECORDS // 2  # not at once again
+                self._behind = self._snapshot_records // 2  # not at once again
                 log.warning("no snapshot: %s", error, extra=event("snapshot_failed", reason=str(error)))
 
     def _end(self, error: JournalError) -> None:

@@ -177,7 +177,7 @@ class Delivery:
             parts.append(
                 pa.table(
                     {
-                        "id": pa.array(self._ids(output, keys, values), pa.large_string()),
+                        "id": pa.array(self.ids(output, keys, values), pa.large_string()),
                         "output": pa.array([output] * len(at), pa.large_string()),
                         "key": pa.array(map(_bytes, keys), pa.large_binary()),
                         "value": pa.array(values, pa.large_binary()),
@@ -188,7 +188,7 @@ class Delivery:
             )
         return pa.concat_tables(parts).combine_chunks() if parts else None
 
-    def _ids(self, output: str, keys: Sequence[Any], values: Sequence[bytes]) -> list[str]:
+    def ids(self, output: str, keys: Sequence[Any], values: Sequence[bytes]) -> list[str]:
         """Return the ids of rows: of the batch, the key, the output and the row itself, and of equal ones the how many-th it is. So code that was mended between two attempts gives no row the id of another."""
         seen: Counter[bytes] = Counter()
         found: list[str] = []

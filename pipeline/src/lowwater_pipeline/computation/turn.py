@@ -31,7 +31,7 @@ Production = tuple[str, Mapping[str, Any], int]
 _PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes, datetime, date, Decimal})
 """Types of values that cannot change."""
 
-_MOST_DESCENDANTS: Final = 1_000_000
+MOST_DESCENDANTS: Final = 1_000_000
 """So often fire in one turn, at most, timers that timers have set and that do not go on in time. What goes on in time comes to the low watermark, if that is not MAX."""
 
 
@@ -322,9 +322,15 @@ class Turns(Context):
     """The turns of all keys of a batch, one after another: the shell gives what is kept of each, and takes what is to be kept."""
 
     def __init__(
-        self, computation: Computation, outputs: Mapping[str, frozenset[str]], low: int = MIN, now: int = MIN
+        self,
+        computation: Computation,
+        outputs: Mapping[str, frozenset[str]],
+        low: int = MIN,
+        now: int = MIN,
+        most: int = MOST_DESCENDANTS,
     ) -> None:
         super().__init__(computation, outputs, low, now)
+        self._most: Final = most
         self._computation = computation
         self._order: Final = order_of(computation.inputs)
         self._nothing = None if self._codec is None else self._codec.encode(self._codec.initial())
@@ -407,7 +413,7 @@ class Turns(Context):
         if self._again and (wall, timer) in self._again:
             self._again.discard((wall, timer))
             self._fired += 1
-            if self._fired > _MOST_DESCENDANTS:
+            if self._fired > self._most:
                 raise ValueError(self._endless())
         self._computation.process_timer(self, self._doing)
 
@@ -415,7 +421,7 @@ class Turns(Context):
         """Return what is wrong with timers that set each other without end, in words."""
         timer = self._doing
         assert isinstance(timer, Timer)
-        said = f"{self._name}, key {self.key!r}: timers that timers have set fired {_MOST_DESCENDANTS:,} times in one batch, the last one {timer.tag!r} at {Watermark(timer.at)}. "
+        said = f"{self._name}, key {self.key!r}: timers that timers have set fired {self._most:,} times in one batch, the last one {timer.tag!r} at {Watermark(timer.at)}. "
         if self.finished and not timer.wall:
             return said + (
                 "The inputs are finished, so every timer is due at once, and a chain of them does not end: in process_timer set the next one only while not ctx.finished, or while the key still "

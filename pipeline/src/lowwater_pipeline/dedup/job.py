@@ -19,7 +19,7 @@ from lowwater_pipeline.dedup.senders import Low
 from lowwater_pipeline.dedup.settings import Settings
 from lowwater_pipeline.dedup.topics import Pins, pin
 
-__all__ = ["Job", "Worker"]
+__all__ = ["Job", "Worker", "refusal"]
 
 logger = logging.getLogger("lowwater.pipeline")
 
@@ -28,9 +28,6 @@ _AGAIN: Final = 0.25
 
 _LONGEST: Final = 10.0
 """up to so many."""
-
-_LOOK: Final = 5.0
-"""Seconds between two looks whether the topics are still the same ones."""
 
 _JOIN: Final = 30.0
 """Seconds that a lane may take to end its transaction when its partition goes. After that its successor fences it."""
@@ -97,7 +94,7 @@ class Worker:
                     pause = _AGAIN
                 return
             except Exception as error:  # noqa: BLE001 - whatever it is, it is this partition's alone
-                refused = _refusal(error)
+                refused = refusal(error)
                 if refused is not None:
                     logger.error("partition %d has stopped: %s", self.partition, refused)
                     self.refused = refused
@@ -118,7 +115,7 @@ def _close(lane: Lane) -> None:
         logger.exception("a lane has not closed in good order")
 
 
-def _refusal(error: Exception) -> Refused | None:
+def refusal(error: Exception) -> Refused | None:
     """Return why a partition cannot go on; None when a new lane may."""
     if isinstance(error, Refused):
         return error
@@ -261,7 +258,7 @@ class Job:
 
     def _look(self) -> None:
         """Stop everything when a topic becomes another one: messages of a new topic must not be taken for those of the old one."""
-        while not self._closing.wait(_LOOK):
+        while not self._closing.wait(self._settings.look):
             try:
                 self._check()
             except Held:

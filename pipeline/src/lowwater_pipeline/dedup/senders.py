@@ -45,9 +45,12 @@ def low_of(names: Sequence[str], views: Mapping[str, WatermarkView]) -> Low:
 class Senders:
     """Asks for the watermark on a thread of its own, until it is closed. While the authority is away the last answer stands."""
 
-    def __init__(self, names: Sequence[str], ask: Callable[..., Mapping[str, WatermarkView]]) -> None:
+    def __init__(
+        self, names: Sequence[str], ask: Callable[..., Mapping[str, WatermarkView]], every: float = EVERY
+    ) -> None:
         self._names = names
         self._ask = ask
+        self._every = every
         self._low: Low | None = None
         self._refused: Refused | None = None
         self._closing = threading.Event()
@@ -85,4 +88,4 @@ class Senders:
                 if not away:
                     logger.warning("the watermark stands: the authority says nothing: %s", error)
                 away = True
-            self._closing.wait(EVERY)
+            self._closing.wait(self._every)

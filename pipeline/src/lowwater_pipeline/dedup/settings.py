@@ -75,6 +75,10 @@ class Settings:
     """Messages in a transaction, at most."""
     patience: float = field(default=60.0)
     """Seconds for one answer of Kafka."""
+    look: float = field(default=5.0)
+    """Seconds between two looks whether the topics are still the same ones."""
+    until_known: float = field(default=5.0)
+    """Seconds until a topic is believed to be missing. A broker that has just started does not know all of them yet."""
 
     def __post_init__(self) -> None:
         by_watermark = self.window.kind is WindowKind.WATERMARK

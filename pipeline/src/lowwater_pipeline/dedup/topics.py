@@ -34,9 +34,6 @@ _SOON: Final = frozenset(
 )
 """Answers while a leader or a coordinator changes, or a broker does not know a new topic yet."""
 
-_UNTIL_KNOWN: Final = 5.0
-"""Seconds until a topic is believed to be missing. A broker that has just started does not know all of them yet."""
-
 _NO_ID: Final = "AAAAAAAAAAAAAAAAAAAAAA"
 
 _STAMPED_BY_BROKER: Final = "LogAppendTime"
@@ -88,7 +85,7 @@ def pin(settings: Settings) -> Pins:
     admin = AdminClient(dict(settings.clients))
     names = (settings.input, *settings.outputs)
     try:
-        found = {name: _topic(name, future) for name, future in _descriptions(admin, names, settings.patience)}
+        found = {name: _topic(name, future) for name, future in _descriptions(admin, names, settings)}
         configs = {name: _config(admin, name, settings.patience) for name in names}
     except (KafkaException, TimeoutError) as error:
         raise Held(
@@ -139,8 +136,9 @@ def _check(settings: Settings, configs: Mapping[str, Mapping[str, str]]) -> None
         )
 
 
-def _descriptions(admin: AdminClient, names: Collection[str], patience: float) -> list[tuple[str, TopicDescription]]:
-    deadline = time.monotonic() + min(patience, _UNTIL_KNOWN)
+def _descriptions(admin: AdminClient, names: Collection[str], settings: Settings) -> list[tuple[str, TopicDescription]]:
+    patience = settings.patience
+    deadline = time.monotonic() + min(patience, settings.until_known)
     while True:
         asked = admin.describe_topics(TopicCollection([*names]), request_timeout=patience)
         missing, found = "", []

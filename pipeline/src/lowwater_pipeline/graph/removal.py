@@ -74,7 +74,7 @@ def check_unread(pipeline: Pipeline, name: str) -> None:
         raise Refused(msg)
 
 
-def drain(root: Path, name: str, *, within: float, tell: Callable[[str], object]) -> None:
+def drain(root: Path, name: str, *, within: float, tell: Callable[[str], object], every: float = _EVERY) -> None:
     """Wait until a computation that runs has nothing left to do, and its process is stopped. ``tell`` takes a line whenever what is left has changed.
 
     Returns at once for one that does not run. Raises :class:`Refused` after ``within`` seconds, with what is left.
@@ -91,7 +91,7 @@ def drain(root: Path, name: str, *, within: float, tell: Callable[[str], object]
         if time.monotonic() >= deadline:
             msg = f"{name} still runs after {within:g} seconds. {said}. Nothing has changed: wait longer by --within, or stop it and say --discard"
             raise Refused(msg)
-        time.sleep(_EVERY)
+        time.sleep(every)
 
 
 def remove(

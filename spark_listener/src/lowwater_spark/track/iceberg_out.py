@@ -33,7 +33,7 @@ from lowwater_spark.sources.iceberg_log import IcebergLog
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["append"]
+__all__ = ["Unchanged", "append"]
 
 logger = logging.getLogger("lowwater.spark")
 
@@ -151,7 +151,7 @@ def _write(frame: DataFrame, log: IcebergLog) -> list[Any]:
         written.clearRewrite(log.java, group)
 
 
-class _Unchanged:
+class Unchanged:
     """Lets a commit go through while the property is what it was. Iceberg asks it at each attempt, on a thread of the JVM."""
 
     def __init__(self, transaction: Any, app: str, said: str | None) -> None:
@@ -185,7 +185,7 @@ def _commit(log: IcebergLog, files: list[Any], app: str, said: str | None, mark:
 
     ensure_callback_server_started(log.gateway)
     transaction = log.java.newTransaction()
-    unchanged = _Unchanged(transaction, app, said)
+    unchanged = Unchanged(transaction, app, said)
     try:
         rows = transaction.newAppend()
         for file in files:
