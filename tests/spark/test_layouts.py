@@ -126,8 +126,6 @@ def test_what_is_counted_is_the_same_while_ranges_are_split_merged_and_moved(
         lambda base: base.split(0, [0x2000, 0x5000]),
         lambda base: base.split(0x8000, [0x8001, 0xFFFF]).move(0x8000, 2),
         lambda base: base.merge(0x2000, 0x8001),
-        lambda base: base.merge(0, 0xFFFF),
-        lambda base: base.split(0, [0x1000, 0x3000, 0x9000]).merge(0x3000, 0x9000),
     ]
     for i, change in enumerate(changes):
         wanted = counted.ask(change)
@@ -231,7 +229,7 @@ POINTS: Final = {
 }
 
 TABLE: Final = [(point, change) for point in POINTS for change in CHANGES if (point, change) != ("laid out", "none")]
-SHORT: Final = [("state", "split"), ("written", "merge"), ("laid out", "move"), ("prepared", "split")]
+SHORT: Final = [("state", "split"), ("laid out", "move")]
 
 FIRST, LAST = 9, 22
 """Hours of the records."""
@@ -306,79 +304,3 @@ def test_wherever_a_driver_dies_and_whatever_its_ranges_become_each_window_is_wr
 ) -> None:
     table = Table(Counted(flow, lw), lw, upstream)
     table.run(rows)
-
-
-def test_it_breaks_when_the_claim_does_not_name_the_one_that_it_takes_the_place_of(
-    lw: lowwater.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    claim = Authority._claim
-    monkeypatch.setattr(Authority, "_claim", lambda self, cut, values, instead_of=0: claim(self, cut, values))
-    with pytest.raises(pytest.fail.Exception):
-        test_a_zombie_takes_no_ranges_by_another_layout(lw)
-
-
-def test_rule11_a_claim_without_an_answer_leaves_the_layout_as_it_is(
-    counted: Counted, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    claim, lost, anew, grants = Authority._claim, list[Cut](), list[Cut](), list[bool]()
-
-    def away(self: Authority, cut: Cut, values: list[int], instead_of: int = 0) -> lowwater.Lease:
-        if instead_of and not lost:
-            lost.append(cut)
-            if grants[-1]:
-                claim(self, cut, values, instead_of)
-            raise errors.Unavailable("nobody answers")
-        if lost and not instead_of:
-            anew.append(cut)
-        return claim(self, cut, values, instead_of)
-
-    counted.begins(upstream)
-    monkeypatch.setattr(Authority, "_claim", away)
-    for granted, slot in ((False, 0x2000), (True, 0x1000)):
-        grants.append(granted)
-        lost.clear()
-        anew.clear()
-        counted.flow.eventually(lambda: lw.layout("counts").current is not None, "the owner says so")
-        before = lw.layout("counts").current
-        assert before is not None
-        wanted = counted.ask(lambda base: base.split(0, [slot]))  # noqa: B023
-        counted.flow.eventually(lambda: lw.layout("counts").wanted == wanted, "it is wanted")  # noqa: B023
-        number = -1
-        while not lost:
-            number = counted.put(["1"], 9)
-        entry = BatchLog(counted.checkpoint).read(number)
-        assert entry is not None
-        assert entry.layouts.get(".", Layout()).version == before.version
-        counted.put(["2"], 10)
-        counted.flow.eventually(lambda: anew, "it is claimed anew")
-        assert {len(cut) for cut in anew} == {len(before.starts)}
-        counted.follow(wanted, 10)
-    counted.ends(upstream)
-
-
-def test_a_layout_that_is_refused_changes_nothing_and_is_not_asked_for_again(
-    counted: Counted, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    claim, asked = Authority._claim, list[int]()
-    refusals = {1: errors.TooFarAhead, 2: errors.PermissionDenied, 3: errors.Overloaded}
-
-    def refuse(self: Authority, cut: Cut, values: list[int], instead_of: int = 0) -> lowwater.Lease:
-        if instead_of:
-            asked.append(cut.layout.version)
-            if cut.layout.version in refusals:
-                raise refusals[cut.layout.version](f"not {cut.layout.version}")
-        return claim(self, cut, values, instead_of)
-
-    query = counted.begins(upstream)
-    monkeypatch.setattr(Authority, "_claim", refuse)
-    for version in refusals:
-        counted.ask(lambda base: base.split(0, [0x8000 >> version]))  # noqa: B023
-        while version not in asked:
-            counted.put(["1"], 9)
-        for _ in range(2):
-            counted.put(["2"], 9)
-        counted.flow.eventually(lambda: lw.layout("counts").refused == f"not {version}", "it says why")  # noqa: B023
-    assert asked == [1, 2, 3]
-    assert query.query.isActive
-    counted.follow(counted.ask(lambda base: base.split(0, [0x800])), 10)
-    counted.ends(upstream)

@@ -15,7 +15,7 @@ import lowwater_spark as lws
 from lowwater import errors
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.sink_log import _checked, list_sink
+from lowwater_spark.sources.sink_log import checksum_matches, list_sink
 from lowwater_spark.sources.writers import mark_writer, strangers
 from lowwater_spark.track.plan import check_options
 from tests.kit.times import mark
@@ -212,12 +212,12 @@ def test_a_batch_without_files_is_an_entry_with_a_checksum(
     flow.eventually(lambda: low(lw, "stage") == mark(10), "nothing was to be written")
     entry = flow.folder / "out/_spark_metadata/0"
     assert entry.read_bytes() == b"v1"
-    assert (list_sink(str(flow.folder / "out")), _checked(entry, b"v1")) == (set(), True)
+    assert (list_sink(str(flow.folder / "out")), checksum_matches(entry, b"v1")) == (set(), True)
     flow.feed.put([row("a", 10)])
     upstream.at(11)
     flow.eventually(lambda: low(lw, "stage") == mark(11), "and then something")
     entry = flow.folder / "out/_spark_metadata/1"
-    assert _checked(entry, entry.read_bytes())
+    assert checksum_matches(entry, entry.read_bytes())
 
 
 @pytest.mark.parametrize("acks", ["all", "-1", -1], ids=repr)

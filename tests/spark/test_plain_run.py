@@ -28,7 +28,7 @@ from lowwater_spark.track.batch import Keyed
 from lowwater_spark.track.inputs import UNREAD, Change, Origin, Reading, still_counts
 from lowwater_spark.track.operators import Operator
 from lowwater_spark.track.part import Part
-from lowwater_spark.track.plain import LastReading, Plain
+from lowwater_spark.track.plain import LastReading, Plain, Witness
 from lowwater_spark.track.plan import Checked
 from lowwater_spark.track.run import Run
 from lowwater_spark.track.shape import check_shape
@@ -94,6 +94,7 @@ class Checkpoint:
         *,
         inputs: Sequence[str] = ("source",),
         sink: bool = False,
+        witness: Witness | None = None,
     ) -> Run:
         first = 1 + max((int(entry.name) for entry in (self.path / "commits").iterdir()), default=-1)
         registration = Registration(
@@ -104,7 +105,7 @@ class Checkpoint:
         authority = Authority(self.client, registration)
         output = self.folder / "out" if sink else None
         parts = [Part(authority, keyed, self.path)]
-        run = Run(self.path, checked, parts, Plain(output, lambda _: self.boot), lambda: self.now)
+        run = Run(self.path, checked, parts, Plain(output, lambda _: self.boot, witness), lambda: self.now)
         self.runs.append(run)
         run.start()
         return run
@@ -126,50 +127,9 @@ def ticks(run: Run, condition: Callable[[], bool]) -> Callable[[], bool]:
     return look
 
 
-def test_what_is_reported_is_durable_first(
-    checkpoint: Checkpoint, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced: list[str] = []
-    monkeypatch.setattr(plain, "sync_file", lambda path: synced.append(str(path.relative_to(checkpoint.path))))
-    monkeypatch.setattr(plain, "sync_directory", lambda path: synced.append(f"{path.relative_to(checkpoint.path)}/"))
-    upstream.at(13)
-    run = checkpoint.start()
-    assert synced == []
-    for batch in range(2):
-        checkpoint.plan(batch, [checkpoint.put(f"{batch}.json")])
-        checkpoint.commit(batch)
-    told: list[str] = []
-    prepare = Authority.prepare
-
-    def watched(authority: Authority, batch: int, *arguments: object, **named: object) -> str:
-        told.extend(synced)
-        return prepare(authority, batch, *arguments, **named)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Authority, "prepare", watched)
-    run.tick()
-    folders = {"commits/", "offsets/", "sources/0/"}
-    assert set(told) == {"commits/1", "offsets/0", "offsets/1", "sources/0/0", "sources/0/1"} | folders
-    run.tick()
-    assert len(synced) == len(told), "once"
-
-
 def test_rule6_the_output_of_a_file_sink_is_durable_before_its_commit_and_the_report(
     checkpoint: Checkpoint, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert order_of_syncs(checkpoint, upstream, monkeypatch, sink=True) == [
-        ["out/year=1/a", "out/b", "out/year=1/", "out/", "out/_spark_metadata/0", "out/_spark_metadata/", "out/"],
-        ["ck/commits/0"],
-        ["reported"],
-        ["out/c", "out/", "out/_spark_metadata/1.compact", "out/_spark_metadata/", "out/"],
-        ["ck/commits/1"],
-        ["reported"],
-    ]
-
-
-def order_of_syncs(
-    checkpoint: Checkpoint, upstream: Upstream, monkeypatch: pytest.MonkeyPatch, *, sink: bool
-) -> list[list[str]]:
-    """What is synced of the output, and when commits are synced and reported; cut where one follows another."""
     order: list[str] = []
 
     def synced(path: Path) -> None:
@@ -182,7 +142,7 @@ def order_of_syncs(
     monkeypatch.setattr(Authority, "prepare", reported)
     monkeypatch.setattr(Authority, "commit", lambda *_: "")
     upstream.at(13)
-    run = checkpoint.start(sink=sink)
+    run = checkpoint.start(sink=True)
     for module in (plain, sink_log):
         for name in ("sync_file", "sync_directory"):
             monkeypatch.setattr(module, name, synced)
@@ -203,7 +163,24 @@ def order_of_syncs(
             found.append([])
         elif name.startswith("out/"):
             found[-1].append(name)
-    return [each for each in found if each]
+    assert [each for each in found if each] == [
+        ["out/year=1/a", "out/b", "out/year=1/", "out/", "out/_spark_metadata/0", "out/_spark_metadata/", "out/"],
+        ["ck/commits/0"],
+        ["reported"],
+        ["out/c", "out/", "out/_spark_metadata/1.compact", "out/_spark_metadata/", "out/"],
+        ["ck/commits/1"],
+        ["reported"],
+    ]
+    order.clear()
+    for batch in (2, 3):
+        checkpoint.write(batch, f"{batch}")
+        checkpoint.plan(batch, [])
+        checkpoint.commit(batch)
+    run.tick()
+    assert order.pop() == "reported"
+    own = {"ck/offsets/2", "ck/offsets/3", "ck/sources/0/2", "ck/sources/0/3", "ck/commits/3"}
+    folders = {"ck/offsets/", "ck/sources/0/", "ck/commits/"}
+    assert {name for name in order if name.startswith("ck/")} == own | folders, "and those before not again"
 
 
 def test_rule6_a_commit_whose_output_a_power_cut_has_taken_is_not_reported(
@@ -309,6 +286,40 @@ def crc(content: bytes, chunk: int = 512) -> bytes:
     return b"crc\0" + chunk.to_bytes(4, "big") + b"".join(sums)
 
 
+@dataclass
+class Another:
+    """A witness of a checkpoint that becomes another query's when a batch of it was confirmed."""
+
+    after: int
+    exchanged: bool = False
+
+    def attend(self) -> None:
+        if self.exchanged:
+            raise CheckpointMismatch("of another query by now")
+
+    def confirm(self, plan: Plan | None) -> None:
+        self.attend()
+        self.exchanged = plan is not None and plan.batch == self.after
+
+
+def test_rule1_what_was_read_while_the_checkpoint_was_exchanged_is_not_reported(
+    checkpoint: Checkpoint, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    upstream.at(13)
+    run = checkpoint.start(witness=Another(1))
+    checkpoint.plan(0, [])
+    checkpoint.commit(0)
+    eventually(ticks(run, lambda: low(lw, "out").micros == micros(13)), "the first batch")
+    file = checkpoint.put("1.json")
+    upstream.at(14)
+    eventually(ticks(run, lambda: run.status().waiting_for != ()), "the file is listed, and its batch is awaited")
+    checkpoint.plan(1, [file])
+    checkpoint.commit(1)
+    with pytest.raises(CheckpointMismatch, match="another query"):
+        eventually(ticks(run, lambda: False), "never")
+    assert low(lw, "out").micros == micros(13)
+
+
 def window(kind: str = "aggregation") -> Operator:
     return Operator(kind, ("t",), None, driven=False)
 
@@ -401,28 +412,8 @@ def test_what_spark_holds_is_bounded_by_the_watermark_of_the_committed_batch() -
     assert holds.spark_bound(plan(END)) < MAX, "rows may be dated so; only a control says that nothing comes any more"
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when rule 6 is switched off")
-def test_rule6_breaks_when_the_output_is_not_synced(
-    checkpoint: Checkpoint, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert "out/b" in order_of_syncs(checkpoint, upstream, monkeypatch, sink=False)[0]
-
-
 def test_rule6_a_batch_that_was_written_before_the_run_is_compared_when_it_is_committed(
     checkpoint: Checkpoint, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    three_batches_and_a_power_cut(checkpoint, lw, upstream)
-
-
-@pytest.mark.xfail(strict=True, raises=pytest.fail.Exception, reason="breaks when rule 6 is switched off")
-def test_rule6_breaks_when_a_power_cut_is_taken_for_none(
-    checkpoint: Checkpoint, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    three_batches_and_a_power_cut(checkpoint, lw, upstream, boot=checkpoint.boot)
-
-
-def three_batches_and_a_power_cut(
-    checkpoint: Checkpoint, lw: lowwater.Client, upstream: Upstream, boot: str = "second"
 ) -> None:
     upstream.at(13)
     run = checkpoint.start(sink=True)
@@ -434,7 +425,7 @@ def three_batches_and_a_power_cut(
             eventually(ticks(run, lambda: low(lw, "out").micros == micros(13)), "the first batch")
     run.close()
     checkpoint.commit(1)
-    checkpoint.boot = boot
+    checkpoint.boot = "second"
     written = checkpoint.folder / "out/ccc"
     written.write_text("")
     upstream.at(14)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 import lowwater
-from lowwater import Layout, RangeLoad
+from lowwater import Layout, RangeLoad, errors
 from lowwater.cli import main
 from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.checkpoint.manifest import Manifest
@@ -34,6 +34,31 @@ from tests.process.serving import Serving
 HALVES = Layout(0, (0, 0x8000))
 
 
+class Gate(lowwater.Client):
+    """A client; what a claim in place of another one meets is what the test says."""
+
+    meets: Callable[[Callable[[], object]], object] = staticmethod(lambda _claim: None)
+    """Gets the claim; None: it is made."""
+
+    def worker(self, *named: Any, **asked: Any) -> Any:
+        return Gated(super().worker(*named, **asked), self)
+
+
+class Gated:
+    """A worker of such a client."""
+
+    def __init__(self, worker: lowwater.Worker, gate: Gate) -> None:
+        self.worker, self.gate = worker, gate
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.worker, name)
+
+    def claim(self, **asked: Any) -> lowwater.Lease:
+        if asked["instead_of"]:
+            self.gate.meets(lambda: self.worker.claim(**asked))
+        return self.worker.claim(**asked)
+
+
 class Owner:
     """The stage "one"."""
 
@@ -48,6 +73,11 @@ class Owner:
         self.part.place = Place(Manifest(folder), folder)
         self.part.open([], Committed())
         self.number = 0
+        self.claim()
+
+    def claim(self) -> None:
+        """Claim, as a run does that has no claim."""
+        self.authority.problem = ""
         assert self.part.claim(None, threading.RLock())
 
     def batch(self, **outcome: Any) -> Layout:
@@ -139,6 +169,63 @@ def test_a_range_is_not_moved_to_a_task_that_no_batch_has(
     lw.change_layout("one", 1, Layout(2, (0, 0x8000), (0, 9)))
     owner.batch(partitions=4)
     assert owner.batch(partitions=4).version == 3, "Spark's hash decides then, whatever is said"
+
+
+@pytest.fixture
+def gate(lw: lowwater.Client) -> Iterator[Gate]:
+    with Gate(lw.settings) as made:
+        yield made
+
+
+@pytest.mark.parametrize("granted", [False, True])
+def test_rule11_a_claim_without_an_answer_leaves_the_layout_as_it_is(
+    lw: lowwater.Client, owners: Any, gate: Gate, granted: bool
+) -> None:
+    def lost(claim: Callable[[], object]) -> None:
+        if granted:
+            claim()
+        raise errors.Unavailable("nobody answers")
+
+    owner = owners(client=gate)
+    owner.batch()
+    lw.change_layout("one", 1, HALVES.split(0, [0x2000]))
+    owner.batch()
+    gate.meets = lost
+    assert owner.batch() == EQUAL
+    assert owner.authority.lease is None, "it may be fenced by now"
+    gate.meets = lambda _claim: None
+    owner.claim()
+    assert sorted(each.start for each in lw.ranges("one")) == HALVES.bounds[:-1]
+    owner.batch()
+    wanted = lw.layout("one").wanted
+    assert owner.batch() == wanted == Layout(1, (0, 0x2000, 0x8000))
+    assert sorted(each.start for each in lw.ranges("one")) == wanted.bounds[:-1]
+
+
+def test_a_layout_that_is_refused_changes_nothing_and_is_not_asked_for_again(
+    lw: lowwater.Client, owners: Any, gate: Gate
+) -> None:
+    asked: list[str] = []
+    owner = owners(client=gate)
+    owner.batch()
+    for version, kind in enumerate((errors.TooFarAhead, errors.PermissionDenied, errors.Overloaded), 1):
+
+        def refuse(_claim: Callable[[], object], kind: type[errors.LowwaterError] = kind) -> None:
+            asked.append(kind.reason)
+            raise kind(f"not {kind.reason}")
+
+        gate.meets = refuse
+        lw.change_layout("one", 1, Layout(version - 1, (0, 0x8000 >> version, 0x8000)))
+        for _ in range(4):
+            assert owner.batch() == EQUAL
+            if owner.authority.lease is None:
+                owner.claim()
+        assert len(asked) == version
+        assert lw.layout("one").refused == f"not {kind.reason}"
+    gate.meets = lambda _claim: None
+    lw.change_layout("one", 1, Layout(3, (0, 0x800, 0x8000)))
+    owner.batch()
+    assert owner.batch() == Layout(4, (0, 0x800, 0x8000))
 
 
 # -- the log of batches and the state ------------------------------------------------------------------------------
