@@ -14,20 +14,15 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as sf
 
 import lowwater
-import lowwater_spark as lws
-from lowwater_pipeline.dedup.sieve import Counts
-from lowwater_pipeline.dedup.stage import Deduplicated
 from tests.kit.eventually import eventually
 from tests.kit.kafka import Kafka, Row
 from tests.kit.times import at, mark
@@ -43,8 +38,8 @@ RECORDS = 8
 """New ones in a round."""
 SEEDS = range(1, 4)
 """Of the orders in which drivers are killed."""
-SHOWN = ["function done", "delivery published", "told"]
-"""Points at which `make test` cuts a life off: in the function, in the delivery, and between commit and acknowledgement."""
+SHOWN = ["delivery published", "told"]
+"""Points at which `make test` cuts a life off: in the delivery, and between commit and acknowledgement."""
 AGES = 5
 """Minutes that are longer than the slack."""
 
@@ -300,39 +295,6 @@ def test_the_page_has_every_point() -> None:
         rf"^\| (.*?) \| {len(SEEDS)} \| 0 \| 0 \| 0 \|$", (ROOT / "docs/exactly-once.md").read_text(), re.MULTILINE
     )
     assert rows == [*POINTS.values()]
-
-
-def without(_: lws.Batch, rows: DataFrame) -> Deduplicated:
-    """No deduplication."""
-    none = rows.where("false")
-    return Deduplicated(rows, none, none, Counts())
-
-
-def apart(file: Path) -> Callable[[lws.Batch, DataFrame], Deduplicated]:
-    """Deduplication whose ids are durable by themselves, and not with the rows of their batch."""
-
-    def sift(_: lws.Batch, rows: DataFrame) -> Deduplicated:
-        known = file.read_text().split() if file.exists() else []
-        fresh = rows.dropDuplicates(["id"]).where(~sf.col("id").isin(known)).persist()
-        with file.open("a") as more:
-            more.writelines(f"{row.id}\n" for row in fresh.collect())
-        none = rows.where("false")
-        return Deduplicated(fresh, none, none, Counts())
-
-    return sift
-
-
-def test_without_deduplication_rows_come_twice(life: Life) -> None:
-    with doomed(life.doom):
-        life.run(["written"], Thread(life, dedup=without))
-    assert life.outcome().doubled
-
-
-@pytest.mark.long
-def test_ids_that_are_not_one_with_their_rows_lose_some(life: Life) -> None:
-    with doomed(life.doom):
-        life.run(["function begun"], Thread(life, dedup=apart(Path(life.place.folder, "known"))))
-    assert life.outcome().lost
 
 
 @pytest.mark.long

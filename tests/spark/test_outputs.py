@@ -134,7 +134,7 @@ class Table(Output):
             self.output.close()
 
 
-MARKED = ["folder", "topic", "Delta"]
+MARKED = ["folder", "topic"]
 
 
 def made(request: pytest.FixtureRequest, flow: Flow) -> Output:
@@ -144,12 +144,12 @@ def made(request: pytest.FixtureRequest, flow: Flow) -> Output:
     return kinds[request.param](flow)
 
 
-@pytest.fixture(params=MARKED)
+@pytest.fixture(params=[*MARKED, pytest.param("Delta", marks=pytest.mark.long)])
 def marked(request: pytest.FixtureRequest, flow: Flow) -> Output:
     return made(request, flow)
 
 
-@pytest.fixture(params=[*MARKED, "guarded Delta", "PostgreSQL"])
+@pytest.fixture(params=[*MARKED, "Delta", pytest.param("guarded Delta", marks=pytest.mark.long), "PostgreSQL"])
 def output(request: pytest.FixtureRequest, flow: Flow) -> Iterator[Output]:
     if request.param == "PostgreSQL":
         with Postgres() as server:

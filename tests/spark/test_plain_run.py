@@ -20,6 +20,7 @@ from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources import sink_log
 from lowwater_spark.sources.control import END, ControlSource
 from lowwater_spark.sources.files import FileSource
+from lowwater_spark.sources.opaque import OpaqueSource
 from lowwater_spark.sources.sink_log import list_sink
 from lowwater_spark.sources.source_log import NOTHING
 from lowwater_spark.track import plain
@@ -344,6 +345,7 @@ def test_a_checkpoint_keeps_what_its_query_holds(tmp_path: Path) -> None:
         ("plain", Checked(FILES, [window()], retention=2 * HOUR, declared=False)),
         ("plain", Checked(FILES, [window("join of two streams")], retention=HOUR)),
         ("plain", Checked([ControlSource("/told"), *FILES], [window()], retention=HOUR)),
+        ("plain", Checked([OpaqueSource("tape")], [window()], retention=HOUR)),
     ):
         with pytest.raises(CheckpointMismatch, match=said):
             check_shape(tmp_path, kind, other)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.track import part as parts
-from lowwater_spark.track.authority import Authority, Registration
+from lowwater_spark.track.authority import REPLACED, Authority, Registration
 from lowwater_spark.track.batch import Keyed, Outcome
 from lowwater_spark.track.batch_log import BatchEntry
 from lowwater_spark.track.cut import EQUAL, Cut
@@ -32,6 +33,24 @@ from tests.kit.times import MAX
 from tests.process.serving import Serving
 
 HALVES = Layout(0, (0, 0x8000))
+
+
+def registration(name: str) -> Registration:
+    return Registration(name, (), (), 2, "here", 0, 1, b"", adopt=False)
+
+
+def test_a_stage_on_what_is_cut_is_refused_with_what_to_do(lw: lowwater.Client) -> None:
+    lw.register("cut", slices=[b"\x40", b"\x80"])
+    with pytest.raises(lowwater.RegistrationConflict, match="registered in 3 slices, and a stage commits") as refused:
+        Authority(lw, registration("cut")).enter(lambda _: None, lambda: pytest.fail("nothing is claimed"), None)  # type: ignore[arg-type]
+    assert "another name" in refused.value.metadata["fix"]
+    assert isinstance(refused.value, REPLACED), "it ends the query"
+
+
+def test_another_conflict_is_told_as_it_is(lw: lowwater.Client) -> None:
+    lw.register("whole", inputs=["cut"])
+    with pytest.raises(lowwater.RegistrationConflict, match="registered with inputs"):
+        Authority(lw, registration("whole")).register()
 
 
 class Gate(lowwater.Client):
@@ -65,9 +84,9 @@ class Owner:
     def __init__(
         self, lw: lowwater.Client, folder: Path, layout: Layout = EQUAL, ranges: int = 2, **options: Any
     ) -> None:
-        registration = Registration("one", (), (), ranges, "here", 0, 1, b"", adopt=False)
+        asked = dataclasses.replace(registration("one"), ranges=ranges)
         keyed = Keyed("key", "t", ranges, injector=True, layout=layout, **options)
-        self.authority = Authority(lw, registration)
+        self.authority = Authority(lw, asked)
         self.authority.cut = keyed.cut
         self.part = Part(self.authority, keyed, folder)
         self.part.place = Place(Manifest(folder), folder)
@@ -239,7 +258,7 @@ def stage(folder: Path, name: str, layout: Layout) -> tuple[Part, StateStore]:
     store.build(4, "aa", lambda _: Version(4, "aa", 0, [RangeEntry(oldest=7)] * len(Cut(2, layout)), layout=layout))
     with lowwater.connect("127.0.0.1:1") as nobody:
         made = Part(
-            Authority(nobody, Registration(name, (), (), 2, "here", 0, 1, b"", adopt=False)),
+            Authority(nobody, registration(name)),
             Keyed("key", "t", 2, injector=True),
             folder,
         )
