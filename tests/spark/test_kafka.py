@@ -53,8 +53,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 class Topic:
-    """A topic, and stages over it. Its rows are those of a feed."""
-
     def __init__(self, kafka: Kafka, flow: Flow, name: str, partitions: int = 1) -> None:
         self.kafka = kafka
         self.flow = flow
@@ -109,8 +107,6 @@ def topic(kafka: Kafka, flow: Flow, request: pytest.FixtureRequest, tmp_path: Pa
 
 
 class Transaction:
-    """A producer with an open transaction."""
-
     def __init__(self, topic: Topic, name: str) -> None:
         self._topic = topic
         self.producer = Producer({"bootstrap.servers": topic.kafka.address, "log_level": 0, "transactional.id": name})

@@ -45,8 +45,6 @@ AGES = 5
 
 
 class Outcome(NamedTuple):
-    """What is wrong with the outputs."""
-
     lost: int
     doubled: int
     wrong: int
@@ -92,7 +90,6 @@ class Senders:
         self._send([late, forgotten, late])
 
     def acknowledged(self) -> bool:
-        """Return whether nothing waits."""
         self._listen()
         if not self.waiting:
             self.upstream.at(10, self.minute)
@@ -128,8 +125,6 @@ class Senders:
 
 
 class Life:
-    """A pipeline, its senders, and what ends it."""
-
     def __init__(self, kafka: Kafka, flow: Flow, lw: lowwater.Client, upstream: Upstream, seed: int = 0) -> None:
         self.kafka, self.flow, self.lw = kafka, flow, lw
         name = f"life-{flow.folder.name}-{seed}"
@@ -200,7 +195,6 @@ class Life:
         return Outcome(lost, doubled, wrong + strange)
 
     def answers(self) -> list[dict[str, Any]]:
-        """What a reader of the output sees."""
         return [json.loads(each.value) for each in self.kafka.rows(self.place.outgoing)]
 
     def _beside(self, name: str) -> Counter[str]:
@@ -211,12 +205,12 @@ class Life:
 class Thread:
     """A query in the process of the tests, which fails where it is to die."""
 
-    def __init__(self, life: Life, **options: Any) -> None:
-        self.life, self.options = life, options
+    def __init__(self, life: Life) -> None:
+        self.life = life
 
     def start(self) -> None:
         life = self.life
-        life.flow.queries.append(start(life.flow.spark, life.place, life.doom, **self.options))
+        life.flow.queries.append(start(life.flow.spark, life.place, life.doom))
 
     def died(self, point: str) -> None:
         [query] = self.life.flow.queries

@@ -36,7 +36,6 @@ PARTS = [Partition("t", number) for number in range(3)]
 
 
 def first_at(logs: Mapping[Partition, Sequence[int]], time: int) -> dict[Partition, int]:
-    """What Kafka answers."""
     found = {place: next((i for i, each in enumerate(log) if each >= time), -1) for place, log in logs.items()}
     return {place: offset for place, offset in found.items() if offset >= 0}
 

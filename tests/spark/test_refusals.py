@@ -26,7 +26,6 @@ def read(spark: SparkSession, feed: Feed, *, schema: str = SCHEMA, **options: st
 
 
 def having(feed: Feed, *names: str) -> Feed:
-    """The feed with empty files of these names in it."""
     for name in names:
         feed.put([], name)
     return feed

@@ -64,7 +64,6 @@ class Elsewhere(PlainFlow):
         return job
 
     def begun(self, checkpoint: str = "ck") -> None:
-        """Wait until the job has a checkpoint."""
         eventually((self.folder / checkpoint / "metadata").exists, "the job has begun")
 
     def follow(self, *more: str, checkpoint: str = "ck", state: str = "state", **declared: Any) -> lws.Sidecar:
@@ -352,8 +351,6 @@ def test_a_source_is_a_text_or_a_table() -> None:
 
 @dataclass
 class Operator:
-    """A state directory as Spark writes it."""
-
     checkpoint: Path
 
     def put(self, number: int, name: str, *schemas: str) -> None:

@@ -29,7 +29,6 @@ def hourly(stage: lws.Stage, frame: DataFrame, **options: Any) -> DataFrame:
 
 
 def closed(flow: PlainFlow) -> list[tuple[int, str, int]]:
-    """Hour, key and count of what was written."""
     found = flow.spark.read.schema("window struct<start: timestamp>, key string, count long").json(
         str(flow.folder / "out")
     )

@@ -64,8 +64,6 @@ class Gate(lowwater.Client):
 
 
 class Gated:
-    """A worker of such a client."""
-
     def __init__(self, worker: lowwater.Worker, gate: Gate) -> None:
         self.worker, self.gate = worker, gate
 
@@ -79,8 +77,6 @@ class Gated:
 
 
 class Owner:
-    """The stage "one"."""
-
     def __init__(
         self, lw: lowwater.Client, folder: Path, layout: Layout = EQUAL, ranges: int = 2, **options: Any
     ) -> None:
@@ -95,12 +91,10 @@ class Owner:
         self.claim()
 
     def claim(self) -> None:
-        """Claim, as a run does that has no claim."""
         self.authority.problem = ""
         assert self.part.claim(None, threading.RLock())
 
     def batch(self, **outcome: Any) -> Layout:
-        """Have a batch; returns the layout that it runs with."""
         number, self.number = self.number, self.number + 1
         self.part.follow_wanted(number, "aa")
         layout, made = self.part.keyed.layout, Outcome(**outcome)
@@ -123,7 +117,6 @@ def owners(lw: lowwater.Client, tmp_path: Path) -> Iterator[Any]:
 
 
 def hot(layout: Layout) -> tuple[RangeLoad, ...]:
-    """The first range takes all of the time."""
     spans = zip(layout.starts, layout.ends, strict=True)
     return tuple(RangeLoad(start, end, 160, 0 if start else 1_000_000, 0, (10,) * 16, 1) for start, end in spans)
 
@@ -280,7 +273,6 @@ def test_a_state_of_another_layout_than_was_logged_starts_nothing(tmp_path: Path
 
 
 def built(store: StateStore, cut: Cut, logged: dict[int, Layout], batch: int = 5) -> Any:
-    """Build a version where nothing may be run."""
     asked: Any = dict.fromkeys(("frame", "update", "key", "event_time", "window", "destination"))
     asked["destination"] = type("To", (), {"batch": batch})
     numbers: Any = {"low": 0, "promised": 0, "reference": 0, "budgeted": False, "injector": False, "digest": "aa"}

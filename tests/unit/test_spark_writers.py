@@ -43,7 +43,6 @@ def test_of_the_file_sinks_of_one_directory_one_gets_the_mark(tmp_path: Path) ->
 
 
 def winners(folder: Path) -> list[str]:
-    """Those of several that may write, when all ask at once."""
     together, won = threading.Barrier(8), list[str]()
 
     def ask(name: str) -> None:

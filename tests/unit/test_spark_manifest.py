@@ -1,4 +1,4 @@
-"""What a checkpoint keeps: its versions, two runs that write at once, and the files of older releases. No Spark here."""
+"""What a checkpoint keeps: its versions, two runs that write at once, and the files of older releases."""
 
 from __future__ import annotations
 
@@ -91,7 +91,6 @@ def content(manifest: Manifest) -> dict[str, Any]:
 
 
 def left(checkpoint: Path) -> set[str]:
-    """The files in ``lowwater`` itself."""
     return {path.name for path in (checkpoint / "lowwater").iterdir() if path.is_file()}
 
 
@@ -100,7 +99,6 @@ def versions(checkpoint: Path) -> list[int]:
 
 
 def begun(checkpoint: Path, run: int = 0) -> Manifest:
-    """A run's manifest, as it is when the run has begun."""
     manifest = Manifest(checkpoint)
     manifest.take_over()
     manifest.run = run
@@ -217,7 +215,6 @@ class Killed(BaseException):
 
 
 def steps(tmp_path: Path) -> list[str]:
-    """The steps of a take-over."""
     write_old(tmp_path)
     made: list[str] = []
     Manifest(tmp_path, made.append).take_over()
