@@ -301,12 +301,10 @@ SAID: dict[str, Any] = {
     ("wrong", "message"),
     [
         ({"name": ""}, "name of a query is a text that is not empty"),
-        ({"inputs": "source"}, "inputs is a list of texts"),
         ({"sources": ["files:/in/*"]}, "no pattern"),
         ({"sources": ["files:/in,latestFirst=true"]}, "option latestfirst, which says nothing here"),
         ({"promises": ["nothing-skipped"]}, "promises.*sink-visible|sink-visible-before-commit"),
         ({"output_mode": "complete"}, "writes old results again"),
-        ({"retention": "soon"}, "retention: 'soon' is no duration"),
         ({"heuristics": [1.5]}, "shares between 0 and 1"),
         ({"windows": "1h", "stamp": "1h"}, "stands for retention and stamp; leave those two out"),
         ({"windows_start": "15m"}, "windows_start is the startTime of the windows whose length windows or stamp"),
