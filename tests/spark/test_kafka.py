@@ -20,7 +20,6 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
-from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import EARLIER
 from lowwater_spark.sources.control import END
@@ -45,7 +44,7 @@ from tests.kit.times import at, mark
 from tests.spark.drive_support import HOUR, Driven, counts, driven, millis, record, say
 from tests.spark.flow import Flow
 from tests.spark.kafka_answers import OPTIONS, Answers, over
-from tests.spark.support import Upstream, low, waits
+from tests.spark.support import Upstream, begun, low, waits
 
 __all__ = ["driven"]
 
@@ -391,8 +390,7 @@ def test_topics_without_ids_are_refused() -> None:
 
 def test_3c_a_log_that_is_shorter_under_a_new_leader_is_found_however_long_it_is_by_now(tmp_path: Path) -> None:
     for lost, how in [(False, "look"), (False, "commit"), (True, "look"), (True, "commit")]:
-        manifest = Manifest(tmp_path / f"{lost} {how}")
-        manifest.begin(1)
+        manifest = begun(tmp_path / f"{lost} {how}")
         answers = Answers(end=10, epoch=3)
         opened = OpenKafka(over(answers), manifest, 0)
         waiting = opened.wait(opened.head('{"t":{"0":3}}'), None)
@@ -418,9 +416,7 @@ def test_3c_a_log_that_is_shorter_under_a_new_leader_is_found_however_long_it_is
 
 
 def test_a_reader_names_open_transactions_first_and_a_limit_only_for_what_is_not_planned(tmp_path: Path) -> None:
-    manifest = Manifest(tmp_path)
-    manifest.begin(1)
-    opened = OpenKafka(over(Answers(end=10), maxoffsetspertrigger="5"), manifest, 0)
+    opened = OpenKafka(over(Answers(end=10), maxoffsetspertrigger="5"), begun(tmp_path), 0)
     first, second = Partition("t", 0), Partition("t", 1)
     head = Ends({first: 10, second: 10}, {first: 10, second: 8}, {second: "bank"})
     held = "partition 1 of t (read to 0 of 10: a transaction is open since 8, that of bank)"
@@ -435,9 +431,7 @@ def test_a_reader_names_open_transactions_first_and_a_limit_only_for_what_is_not
 
 def test_kafka_is_asked_once_a_commit(tmp_path: Path) -> None:
     answers = Answers(end=10)
-    manifest = Manifest(tmp_path)
-    manifest.begin(1)
-    opened = OpenKafka(over(answers), manifest, 0)
+    opened = OpenKafka(over(answers), begun(tmp_path), 0)
     before = answers.asked
     opened.knock('{"t":{"0":3}}')
     opened.confirm('{"t":{"0":3}}')
@@ -450,8 +444,7 @@ def test_kafka_is_asked_once_a_commit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["closed", "later"])
 def test_3c_how_far_partitions_were_seen_to_go_is_known_to_the_next_run(how: str, tmp_path: Path) -> None:
-    manifest, now = Manifest(tmp_path), Clock(100.0)
-    manifest.begin(1)
+    manifest, now = begun(tmp_path), Clock(100.0)
     answers = Answers(end=10, epoch=3)
     opened = OpenKafka(over(answers), manifest, 0, now)
     opened.head('{"t":{"0":3}}')

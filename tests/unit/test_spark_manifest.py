@@ -285,22 +285,16 @@ def test_a_run_that_looks_again_sees_what_was_noted_before_its_claim(tmp_path: P
     assert newer["sink"] == CONTENT["sink"]
 
 
-def test_what_an_older_release_has_written_after_a_take_over_that_was_not_decided_counts(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("decided", "batch"), [(False, 18), (True, 17)])
+def test_what_an_older_release_writes_counts_until_the_take_over_is_decided(
+    tmp_path: Path, decided: bool, batch: int
+) -> None:
     write_old(tmp_path)
-    killed_at(tmp_path, 1)
-    newer = {**OLD["reading.json"], "batch": 18}
-    (tmp_path / "lowwater/reading.json").write_text(json.dumps(newer))
-    manifest = begun(tmp_path)
-    assert manifest["reading"]["batch"] == 18
-    assert Manifest(tmp_path)["reading"]["batch"] == 18
-    assert versions(tmp_path)[-1] == 2
-
-
-def test_what_an_older_release_writes_after_the_decision_nobody_reads(tmp_path: Path) -> None:
-    write_old(tmp_path)
-    killed_at(tmp_path, 2)
+    killed_at(tmp_path, 1 + decided)
     (tmp_path / "lowwater/reading.json").write_text(json.dumps({**OLD["reading.json"], "batch": 18}))
-    assert begun(tmp_path)["reading"] == CONTENT["reading"]
+    assert begun(tmp_path)["reading"]["batch"] == batch
+    assert Manifest(tmp_path)["reading"]["batch"] == batch
+    assert versions(tmp_path)[-1] == 2 - decided
 
 
 def test_entries_that_threads_note_at_the_same_time_all_stay(tmp_path: Path) -> None:
