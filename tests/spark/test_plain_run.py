@@ -96,6 +96,7 @@ class Checkpoint:
         inputs: Sequence[str] = ("source",),
         sink: bool = False,
         witness: Witness | None = None,
+        authority: type[Authority] = Authority,
     ) -> Run:
         first = 1 + max((int(entry.name) for entry in (self.path / "commits").iterdir()), default=-1)
         registration = Registration(
@@ -103,9 +104,8 @@ class Checkpoint:
         )
         checked = Checked([FileSource(str(self.folder / "in"), recursive=False)], retention=retention)
         keyed = Keyed(("key",), "t", 4, injector=False, window=window)
-        authority = Authority(self.client, registration)
         output = self.folder / "out" if sink else None
-        parts = [Part(authority, keyed, self.path)]
+        parts = [Part(authority(self.client, registration), keyed, self.path)]
         run = Run(self.path, checked, parts, Plain(output, lambda _: self.boot, witness), lambda: self.now)
         self.runs.append(run)
         run.start()
@@ -136,14 +136,16 @@ def test_rule6_the_output_of_a_file_sink_is_durable_before_its_commit_and_the_re
     def synced(path: Path) -> None:
         order.append(f"{path.relative_to(checkpoint.folder)}{'/' if path.is_dir() else ''}")
 
-    def reported(*_: object, **__: object) -> str:
-        order.append("reported")
-        return ""
+    class Noting(Authority):
+        def prepare(self, *_: object, **__: object) -> str:
+            order.append("reported")
+            return ""
 
-    monkeypatch.setattr(Authority, "prepare", reported)
-    monkeypatch.setattr(Authority, "commit", lambda *_: "")
+        def commit(self, *_: object, **__: object) -> str:
+            return ""
+
     upstream.at(13)
-    run = checkpoint.start(sink=True)
+    run = checkpoint.start(sink=True, authority=Noting)
     for module in (plain, sink_log):
         for name in ("sync_file", "sync_directory"):
             monkeypatch.setattr(module, name, synced)
