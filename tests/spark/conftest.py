@@ -19,7 +19,6 @@ from tests.spark.support import SETTINGS, Feed, Upstream
 
 if TYPE_CHECKING:
     from tests.kit.kafka import Kafka
-    from tests.kit.s3 import S3
 
 
 @pytest.fixture(scope="module")
@@ -37,16 +36,6 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     from tests.kit.kafka import Kafka  # the environment of tests/iceberg has no client of Kafka
 
     with Kafka(tmp_path_factory.mktemp("kafka"), settings={"log.cleaner.backoff.ms": 100}) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def s3(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    from tests.kit.s3 import S3
-
-    with S3(tmp_path_factory.mktemp("s3")).start() as running:
-        for name, value in running.settings.items():
-            spark.conf.set(name, value)
         yield running
 
 

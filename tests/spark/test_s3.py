@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -26,8 +27,17 @@ from tests.spark.updates import HOURLY, hourly
 pytestmark = pytest.mark.timeout(600)
 
 
+@pytest.fixture(scope="module")
+def s3(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    with S3(tmp_path_factory.mktemp("s3")).start() as s3:
+        for name, value in s3.settings.items():
+            spark.conf.set(name, value)
+        yield s3
+
+
 @pytest.fixture
 def checkpoint(spark: SparkSession, s3: S3, tmp_path: Path) -> Location:
+    """A checkpoint of a test's own."""
     return checkpoint_of(spark, s3.path(f"{tmp_path.name}/ck"), single_driver=True)
 
 
