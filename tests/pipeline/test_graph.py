@@ -291,6 +291,18 @@ def test_one_that_fails_ends_alone_and_the_code_says_so() -> None:
     assert a.stops == ["c", "b"], "each before those that read it"
 
 
+def test_a_signal_stops_all() -> None:
+    made, lines = running(a=Query(), b=Query(), c=Query()), Lines()
+
+    def tell(line: str) -> None:
+        lines.append(line)
+        if line.startswith("c"):
+            signal.raise_signal(signal.SIGINT)
+
+    assert made.wait(tell=tell) == 0
+    assert lines[-1] == "stopping, since it was told to"
+
+
 def test_until_finished_it_does_not_wait_for_what_reads_one_that_has_failed() -> None:
     done = lowwater.Watermark.FINISHED
     made, lines = running(a=Query(reported=done), b=Query(reported=done), c=Query(reported=done)), Lines()

@@ -29,8 +29,8 @@ from lowwater_spark.sources.kafka import (
     Partition,
     written,
 )
-from lowwater_spark.sources.kafka_admin import KafkaAdmin
 from lowwater_spark.sources.kafka_marks import Begun, Slot, SlotMark, marks_topic, same_id
+from lowwater_spark.track.plan import check_plan
 from tests.kit.kafka import ANSWERS_WITHIN, Kafka
 from tests.kit.times import at, mark
 from tests.spark.flow import Flow
@@ -55,7 +55,6 @@ class Reader:
         self.going.set()
 
     def publish(self, *keys: str, probe: Callable[[str, int, int], None] | None = None) -> None:
-        """Publish a batch of one slot."""
         rows = [json.dumps({"key": key, "t": at(9).isoformat()}) for key in keys]
         assert self.slot.publish(self.slots.batch(self.written, *rows, probe=probe)).wrote
         self.written += 1
@@ -132,16 +131,6 @@ def test_what_the_writer_has_open_for_its_next_batch_is_not_waited_for(
 def test_head_of_w_what_is_marked_is_waited_for_behind_whatever_is_open(
     reader: Reader, lw: lowwater.Client, upstream: Upstream
 ) -> None:
-    query = hidden(reader, lw, upstream)
-    reader.flow.eventually(waits(query, f"of {reader.slots.slot.topic} (read to"), "the row is planned, not committed")
-    assert low(lw, "stage") == mark(9)
-    reader.going.set()
-    reader.flow.eventually(lambda: low(lw, "stage") == mark(10), "now it is")
-    assert reader.keys() == ["a", "b"]
-
-
-def hidden(reader: Reader, lw: lowwater.Client, upstream: Upstream) -> lws.TrackedQuery:
-    """A stage that has planned a published row, and has not committed it, while a stranger's transaction hides the row's mark."""
     reader.publish("a")
     upstream.at(9)
     query = reader.start()
@@ -154,7 +143,11 @@ def hidden(reader: Reader, lw: lowwater.Client, upstream: Upstream) -> lws.Track
     reader.going.clear()
     reader.publish("b")
     upstream.at(10)
-    return query
+    reader.flow.eventually(waits(query, f"of {reader.slots.slot.topic} (read to"), "the row is planned, not committed")
+    assert low(lw, "stage") == mark(9)
+    reader.going.set()
+    reader.flow.eventually(lambda: low(lw, "stage") == mark(10), "now it is")
+    assert reader.keys() == ["a", "b"]
 
 
 def test_who_goes_by_marks_needs_them() -> None:
@@ -191,8 +184,11 @@ def test_both_clients_of_kafka_write_the_id_of_a_topic_in_the_same_letters(reade
     while same_id(kafka.id_of(name)) == kafka.id_of(name):
         name += "-"
         kafka.create(name)
-    admin = KafkaAdmin(reader.flow.spark._jvm, {"kafka.bootstrap.servers": kafka.address})
-    assert admin.ids((name,)) == (kafka.cluster, {name: same_id(kafka.id_of(name))})
+    options = {"kafka.bootstrap.servers": kafka.address, "subscribe": name}
+    frame = reader.flow.spark.readStream.format("kafka").options(**options).load()
+    [source] = check_plan(reader.flow.spark, frame).sources
+    assert isinstance(source, KafkaSource)
+    assert source.cluster.ids((name,)) == (kafka.cluster, {name: same_id(kafka.id_of(name))})
 
 
 marks = st.builds(
@@ -227,7 +223,6 @@ ROW = Partition("t", 0)
 
 
 def marking() -> Answers:
-    """A cluster whose topic has a writer with marks."""
     return Answers(ids_of={"t": "1", marks_topic("t"): "2"})
 
 

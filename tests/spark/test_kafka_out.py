@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import re
-import shutil
-import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 from pyspark import SparkConf
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -26,21 +23,24 @@ import lowwater
 import lowwater_spark as lws
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.kafka_marks import Begun, Slot, marks_topic, parse
-from lowwater_spark.track import kafka_out, kafka_slot
-from lowwater_spark.track.handover import publish_directory
-from lowwater_spark.track.kafka_out import _columns
-from lowwater_spark.track.kafka_slot import Published, SlotWriter
+from lowwater_spark.track import kafka_out
+from lowwater_spark.track.kafka_out import KafkaOut, kafka_columns
+from lowwater_spark.track.kafka_slot import SlotWriter
 from tests.kit.eventually import eventually
 from tests.kit.kafka import ANSWERS_WITHIN, Kafka
 from tests.kit.times import mark
 from tests.spark.flow import Flow
 from tests.spark.kafka_slots import Slots
 from tests.spark.kafka_tasks import Ends
-from tests.spark.support import Upstream, low, row
+from tests.spark.support import Upstream, low, place, row
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 SLOTS = 2
+
+SPECULATING = SimpleNamespace(
+    sparkContext=SimpleNamespace(getConf=lambda: SparkConf(loadDefaults=False).set("spark.speculation", "true"))
+)
 
 
 class Out:
@@ -77,7 +77,6 @@ class Out:
         return self.flow.start(write or self.write, ranges=2, **options)
 
     def feed(self, count: int = 40) -> None:
-        """One more batch, when the one before it is done."""
         self.minute += 1
         keys = [f"{self.minute}-{number}" for number in range(count)]
         self.put += keys
@@ -85,7 +84,6 @@ class Out:
         self.upstream.at(10, self.minute)
 
     def done(self) -> None:
-        """Wait until all of it is committed."""
         self.flow.eventually(lambda: low(self.lw, "stage") == mark(10, self.minute), "all is committed", seconds=300)
 
     def times(self) -> Counter[int]:
@@ -114,7 +112,6 @@ class Out:
             return sum(consumer.get_watermark_offsets(place, timeout=ANSWERS_WITHIN)[1] for place in places)
 
     def once(self) -> None:
-        """Each row is there, and once."""
         assert self.times() == {1: len(self.put)}
 
 
@@ -164,29 +161,6 @@ def test_a_worker_that_is_killed_at_any_step_and_a_driver_that_ends_between_them
 
 
 def test_a_batch_that_is_published_in_part_is_completed_from_the_same_rows(out: Out) -> None:
-    half(out)
-    out.once()
-
-
-@pytest.mark.long
-def test_once_breaks_when_a_batch_that_is_run_again_makes_its_rows_anew(
-    out: Out, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def anew(parent: Path, name: str, *rest: Any, **options: Any) -> bool:
-        shutil.rmtree(parent / name, ignore_errors=True)
-        return publish_directory(parent, name, *rest, **options)
-
-    monkeypatch.setattr(kafka_out, "publish_directory", anew)
-    same = SimpleNamespace(uuid4=lambda: uuid.UUID(int=0))
-    monkeypatch.setattr(kafka_out, "uuid", same)  # else what was made anew is refused
-    half(out)
-    times = out.times()
-    assert times[0], "rows are lost"
-    assert times[2], "and others are doubled"
-
-
-def half(out: Out) -> None:
-    """A batch of which one slot is published when the query ends; and the same batch again."""
     out.ends.plan("begun", 0, 1, kind="fail")
     query = out.start()
     out.feed(400)
@@ -197,6 +171,7 @@ def half(out: Out) -> None:
     out.ends.forgive()
     out.start()
     out.done()
+    out.once()
 
 
 def test_marks_that_are_gone_are_refused(out: Out) -> None:
@@ -254,66 +229,47 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         r"with the option kafka\.max\.request\.size .* Use kafka\.message\.max\.bytes instead",
     ),
     "Spark's": ({"options": {"includeHeaders": True}}, "takes options of Kafka's client, .* and not includeheaders"),
-    "no topic": (
-        {"topic": "nowhere"},
-        r"The topic nowhere, which is not there, .* kafka-topics.sh .* --create --topic nowhere",
-    ),
-    "slots": ({"slots": 0}, "at least 1: 0"),
+    "no topic": ({"topic": "nowhere"}, r"The topic nowhere, which is not there, .* kafka-topics.sh .* --create"),
     "more slots": ({"slots": 3}, "written by 2 slots, and 3 are asked for"),
-    "no value's column": ({"columns": ["key"]}, "has a column value"),
-    "a type": ({"columns": ["1 AS value"]}, "the column value for Kafka is of string or binary, not of int"),
+    "speculation": ({"session": SPECULATING}, r"with spark\.speculation .* Set spark\.speculation to false"),
 }
 
 
-def test_what_would_not_be_once_is_refused_by_its_name(out: Out, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: dict[str, str] = {}
+def test_what_would_not_be_once_is_refused_by_its_name(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
+    kafka.create(tmp_path.name, partitions=3)
+    checkpoint = place(tmp_path / "ck")
 
-    def write(rows: DataFrame, batch: lws.Batch) -> None:
-        def ask(what: str, topic: str = out.name, **how: Any) -> None:
-            if what != "twice":
-                batch._taken.clear()
-            columns, options = how.pop("columns", ["key", "key AS value"]), {**out.options, **how.pop("options", {})}
-            with contextlib.suppress(ValueError, CheckpointMismatch):
-                batch.write_kafka(rows.selectExpr(*columns), topic, options=options, **{"slots": 2, **how})
-            said[what] = str(batch._failures[-1]) if batch._failures else ""
-            batch._failures.clear()
+    def ask(topic: str = tmp_path.name, slots: int = 2, session: Any = spark, **more: Any) -> None:
+        options = {"kafka.bootstrap.servers": kafka.address, **more.get("options", {})}
+        with contextlib.closing(KafkaOut(checkpoint, tmp_path / "staged", "default/a", topic, options, 1)) as made:
+            made.open(session, 0, slots)
 
-        ask("nothing")
-        ask("twice")
-        for what, (how, _) in REFUSED.items():
-            ask(what, **how)
-        with monkeypatch.context() as twice:
-            twice.setattr(out.flow.spark.sparkContext, "_conf", SparkConf().set("spark.speculation", "true"))
-            batch._topics.clear()
-            ask("speculation")
-
-    out.start(write)
-    out.feed()
-    out.done()
-    assert said.pop("nothing") == ""
-    assert re.search(r"has been written to .* already", said["twice"])
-    for what, (_, expected) in REFUSED.items():
-        assert re.search(expected, said[what]), (what, said[what])
-    assert re.search(r"with spark\.speculation .* Set spark\.speculation to false", said["speculation"])
-    out.once()
+    ask()
+    for how, said in REFUSED.values():
+        with pytest.raises((ValueError, CheckpointMismatch), match=said):
+            ask(**how)
 
 
-HEADER = "named_struct('key', {}, 'value', cast('x' as binary))"
+HEADER = "array(named_struct('key', {}, 'value', cast('x' as binary))) AS headers"
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("columns", "why"),
     [
-        ("array(cast(null as struct<key:string,value:binary>)) AS headers", "a header for Kafka is null"),
-        (f"array({HEADER.format('cast(null as string)')}) AS headers", "a header for Kafka is null"),
-        ("3 AS partition", "says 3, and the topic has the partitions 0 to 2"),
-        ("-1 AS partition", "says -1"),
+        (["value", "array(cast(null as struct<key:string,value:binary>)) AS headers"], "a header for Kafka is null"),
+        (["value", HEADER.format("cast(null as string)")], "a header for Kafka is null"),
+        (["value", "3 AS partition"], "says 3, and the topic has the partitions 0 to 2"),
+        (["value", "-1 AS partition"], "says -1"),
+        (["value AS key"], "has a column value"),
+        (["1 AS value"], "the column value for Kafka is of string or binary, not of int"),
     ],
 )
-def test_a_row_that_kafka_does_not_take_fails_before_it_is_staged(spark: SparkSession, said: str, why: str) -> None:
-    rows = spark.range(1).selectExpr("'a' AS value", said)
-    with pytest.raises(PySparkException, match=why):
-        rows.select(*_columns(rows, 3)).collect()
+def test_a_row_that_kafka_does_not_take_fails_before_it_is_staged(
+    spark: SparkSession, columns: list[str], why: str
+) -> None:
+    rows = spark.sql("SELECT 'a' AS value").selectExpr(*columns)
+    with pytest.raises((ValueError, PySparkException), match=why):
+        rows.select(*kafka_columns(rows, 3)).collect()
 
 
 @pytest.fixture
@@ -365,16 +321,6 @@ def test_a_batch_is_found_also_where_it_was_left_out_of_others(slots: Slots) -> 
 
 
 def test_a_mark_that_hides_behind_a_strangers_transaction_is_waited_for(slots: Slots) -> None:
-    done, stranger = hidden(slots)
-    with pytest.raises(TimeoutError):
-        done.result(1.0)
-    stranger.abort_transaction(ANSWERS_WITHIN)
-    assert not done.result(ANSWERS_WITHIN).wrote
-    assert slots.values() == ["a", "b"]
-
-
-def hidden(slots: Slots) -> tuple[Future[Published], Producer]:
-    """A batch that is published while a stranger has a transaction open where the marks are; and the same batch in another process, under way."""
     stranger = Producer({**slots.settings, "transactional.id": f"{slots.slot.topic}-stranger"})
     stranger.init_transactions(ANSWERS_WITHIN)
     first = slots.writer()
@@ -384,52 +330,37 @@ def hidden(slots: Slots) -> tuple[Future[Published], Producer]:
     assert stranger.flush(ANSWERS_WITHIN) == 0
     batch = slots.batch(1, "a", "b")
     assert first.publish(batch).at > 3, "behind the stranger"
-    executor = ThreadPoolExecutor(1)
-    second = executor.submit(slots.writer().publish, batch)
-    executor.shutdown(wait=False)
-    return second, stranger
+    with ThreadPoolExecutor(1) as executor:
+        done = executor.submit(slots.writer().publish, batch)
+        with pytest.raises(TimeoutError):
+            done.result(1.0)
+        stranger.abort_transaction(ANSWERS_WITHIN)
+        assert not done.result(ANSWERS_WITHIN).wrote
+    assert slots.values() == ["a", "b"]
 
 
-def test_two_stages_of_a_query_write_each_for_itself(out: Out) -> None:
+def test_two_stages_of_a_query_write_each_for_itself_and_once(out: Out) -> None:
     declared: dict[str, Any] = {"key": "key", "event_time": "t", "ranges": 2, "address": out.flow.address}
     second = lws.stage(out.flow.spark, "second", inputs=["source"], **declared)
-    refused: list[str] = []
 
     def write(rows: DataFrame, batch: lws.Batch) -> None:
         out.write(rows, batch)
         other = batch.of("second")
+        other.write_kafka(rows.selectExpr("key AS value"), out.name, options=out.options, slots=3)
         if batch.id == 1:
-            with contextlib.suppress(CheckpointMismatch):
-                other.write_kafka(rows.selectExpr("key AS value"), out.name, options=out.options, slots=1)
-            refused.append(str(batch._failures.pop()))
-        else:
-            other.write_kafka(rows.selectExpr("key AS value"), out.name, options=out.options, slots=3)
+            out.write(rows, batch)
 
-    out.start(write, also=[second])
+    query = out.start(write, also=[second])
     out.ends.plan("marked", 0, 2)
-    for _ in range(2):
-        out.feed()
-        out.done()
-    assert re.search(r"written by 3 slots, and 1 are asked for", refused[0])
+    out.feed()
+    out.done()
+    out.feed()
+    with pytest.raises(Exception, match=r"has been written to .* already"):
+        query.await_termination(120)
+    out.flow.queries.clear()
     by_key = Counter(each.key is None for each in out.kafka.rows(out.name))
-    assert by_key == {False: 80, True: 40}
+    assert by_key == {False: 80, True: 80}
     assert out.returned == [(0, True), (1, True)]
-
-
-def test_once_breaks_when_a_slot_reads_only_what_is_stable(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stable(consumer: Consumer, _end: int, deadline: float) -> Iterator[Message]:
-        while True:
-            message = consumer.poll(1.0)
-            if message is not None and message.error() is not None:
-                return
-            if message is not None:
-                yield message
-
-    monkeypatch.setattr(kafka_slot, "until", stable)
-    done, stranger = hidden(slots)
-    assert done.result(ANSWERS_WITHIN).wrote
-    stranger.abort_transaction(ANSWERS_WITHIN)
-    assert slots.values() == ["a", "a", "b", "b"]
 
 
 def test_one_slots_trouble_leaves_the_others_alone(slots: Slots) -> None:

@@ -60,14 +60,11 @@ class Source:
         self.lease = lw.worker("source", identity="tests").claim()
 
     def say(self, frontier: dt.datetime, oldest: dt.datetime, times: Sequence[dt.datetime] = (), **said: Any) -> None:
-        """Say how far it is, with something left at a time, durably."""
         self.lease.advance(None, oldest=oldest, frontier=frontier, finished=times or 1000, pending=[oldest], **said)
         self.lease.flush(20)
 
 
 class Late(Flow):
-    """A stage with a lateness budget."""
-
     def begin(self, write: Any, **declared: Any) -> lws.TrackedQuery:
         stage = self.stage(**declared)
         query = stage.foreach_batch(self.read(), write, checkpoint=self.folder / "ck")

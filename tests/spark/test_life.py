@@ -14,20 +14,15 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as sf
 
 import lowwater
-import lowwater_spark as lws
-from lowwater_pipeline.dedup.sieve import Counts
-from lowwater_pipeline.dedup.stage import Deduplicated
 from tests.kit.eventually import eventually
 from tests.kit.kafka import Kafka, Row
 from tests.kit.times import at, mark
@@ -43,15 +38,13 @@ RECORDS = 8
 """New ones in a round."""
 SEEDS = range(1, 4)
 """Of the orders in which drivers are killed."""
-SHOWN = ["function done", "delivery published", "told"]
-"""Points at which `make test` cuts a life off: in the function, in the delivery, and between commit and acknowledgement."""
+SHOWN = ["delivery published", "told"]
+"""Points at which `make test` cuts a life off: in the delivery, and between commit and acknowledgement."""
 AGES = 5
 """Minutes that are longer than the slack."""
 
 
 class Outcome(NamedTuple):
-    """What is wrong with the outputs."""
-
     lost: int
     doubled: int
     wrong: int
@@ -97,7 +90,6 @@ class Senders:
         self._send([late, forgotten, late])
 
     def acknowledged(self) -> bool:
-        """Return whether nothing waits."""
         self._listen()
         if not self.waiting:
             self.upstream.at(10, self.minute)
@@ -133,8 +125,6 @@ class Senders:
 
 
 class Life:
-    """A pipeline, its senders, and what ends it."""
-
     def __init__(self, kafka: Kafka, flow: Flow, lw: lowwater.Client, upstream: Upstream, seed: int = 0) -> None:
         self.kafka, self.flow, self.lw = kafka, flow, lw
         name = f"life-{flow.folder.name}-{seed}"
@@ -205,7 +195,6 @@ class Life:
         return Outcome(lost, doubled, wrong + strange)
 
     def answers(self) -> list[dict[str, Any]]:
-        """What a reader of the output sees."""
         return [json.loads(each.value) for each in self.kafka.rows(self.place.outgoing)]
 
     def _beside(self, name: str) -> Counter[str]:
@@ -216,12 +205,12 @@ class Life:
 class Thread:
     """A query in the process of the tests, which fails where it is to die."""
 
-    def __init__(self, life: Life, **options: Any) -> None:
-        self.life, self.options = life, options
+    def __init__(self, life: Life) -> None:
+        self.life = life
 
     def start(self) -> None:
         life = self.life
-        life.flow.queries.append(start(life.flow.spark, life.place, life.doom, **self.options))
+        life.flow.queries.append(start(life.flow.spark, life.place, life.doom))
 
     def died(self, point: str) -> None:
         [query] = self.life.flow.queries
@@ -300,39 +289,6 @@ def test_the_page_has_every_point() -> None:
         rf"^\| (.*?) \| {len(SEEDS)} \| 0 \| 0 \| 0 \|$", (ROOT / "docs/exactly-once.md").read_text(), re.MULTILINE
     )
     assert rows == [*POINTS.values()]
-
-
-def without(_: lws.Batch, rows: DataFrame) -> Deduplicated:
-    """No deduplication."""
-    none = rows.where("false")
-    return Deduplicated(rows, none, none, Counts())
-
-
-def apart(file: Path) -> Callable[[lws.Batch, DataFrame], Deduplicated]:
-    """Deduplication whose ids are durable by themselves, and not with the rows of their batch."""
-
-    def sift(_: lws.Batch, rows: DataFrame) -> Deduplicated:
-        known = file.read_text().split() if file.exists() else []
-        fresh = rows.dropDuplicates(["id"]).where(~sf.col("id").isin(known)).persist()
-        with file.open("a") as more:
-            more.writelines(f"{row.id}\n" for row in fresh.collect())
-        none = rows.where("false")
-        return Deduplicated(fresh, none, none, Counts())
-
-    return sift
-
-
-def test_without_deduplication_rows_come_twice(life: Life) -> None:
-    with doomed(life.doom):
-        life.run(["written"], Thread(life, dedup=without))
-    assert life.outcome().doubled
-
-
-@pytest.mark.long
-def test_ids_that_are_not_one_with_their_rows_lose_some(life: Life) -> None:
-    with doomed(life.doom):
-        life.run(["function begun"], Thread(life, dedup=apart(Path(life.place.folder, "known"))))
-    assert life.outcome().lost
 
 
 @pytest.mark.long

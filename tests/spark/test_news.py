@@ -88,7 +88,6 @@ def test_an_input_that_moves_and_a_committed_batch_are_news(
 def test_an_input_that_moves_is_found_though_nobody_tells(
     flow: Gated, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is told may be lost: then a slow glance finds it."""
     monkeypatch.setattr(Tracked, "_hear", lambda *_: None)
     flow.start("plain")
     flow.feed.put([row("a", 9)])

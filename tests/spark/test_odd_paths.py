@@ -90,6 +90,7 @@ def test_a_stage_stands_in_folders_of_any_name(
     ]
 
 
+@pytest.mark.long
 def test_a_guard_and_a_sync_find_the_table_of_any_name(spark: SparkSession, tmp_path: Path) -> None:
     spark.sql(f"CREATE DATABASE IF NOT EXISTS guarded LOCATION '{tmp_path / ODD}'")
     spark.sql("CREATE TABLE guarded.t (value INT) USING delta")

@@ -168,14 +168,3 @@ def test_what_a_source_has_noted_is_named_until_a_batch_with_it_is_committed(tmp
     source.confirm("1")
     (tmp_path / "0/1").touch()
     assert source.evidence("2") == [tmp_path / "0/1"]
-
-
-def test_a_checkpoint_keeps_the_kinds_of_its_sources(flow: Flow, lw: lowwater.Client, tape: Tape) -> None:
-    begin = Beginning(flow)
-    tape.put(row("a", 9))
-    query = begin.start(taped(flow))
-    flow.eventually(lambda: low(lw, "begin") == mark(9), "the first batch")
-    query.stop()
-    flow.queries.clear()
-    with pytest.raises(CheckpointMismatch, match=r"begun with foreach_batch\(\), 1 source\(s\) \(tape\), .*adopt=True"):
-        begin.start(flow.read())

@@ -32,8 +32,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 class Folder(Output):
-    """A directory."""
-
     older = "was not made from this batch: .* or the batch was planned anew"
 
     def __init__(self, flow: Flow) -> None:
@@ -53,8 +51,6 @@ class Folder(Output):
 
 
 class Delta(Folder):
-    """A Delta table."""
-
     older = "made from another plan: the checkpoint is older than the table"
 
     def write(self, rows: DataFrame, batch: lws.Batch) -> bool:
@@ -68,8 +64,6 @@ class Delta(Folder):
 
 
 class GuardedDelta(Delta):
-    """A Delta table that takes rows from the owner alone."""
-
     def __init__(self, flow: Flow) -> None:
         super().__init__(flow)
         self.place = None
@@ -84,8 +78,6 @@ class GuardedDelta(Delta):
 
 
 class Topic(Output):
-    """A topic of Kafka."""
-
     older = "from other rows than those that are staged"
 
     def __init__(self, flow: Flow, kafka: Any) -> None:
@@ -134,7 +126,7 @@ class Table(Output):
             self.output.close()
 
 
-MARKED = ["folder", "topic", "Delta"]
+MARKED = ["folder", "topic"]
 
 
 def made(request: pytest.FixtureRequest, flow: Flow) -> Output:
@@ -144,12 +136,12 @@ def made(request: pytest.FixtureRequest, flow: Flow) -> Output:
     return kinds[request.param](flow)
 
 
-@pytest.fixture(params=MARKED)
+@pytest.fixture(params=[*MARKED, pytest.param("Delta", marks=pytest.mark.long)])
 def marked(request: pytest.FixtureRequest, flow: Flow) -> Output:
     return made(request, flow)
 
 
-@pytest.fixture(params=[*MARKED, "guarded Delta", "PostgreSQL"])
+@pytest.fixture(params=[*MARKED, "Delta", pytest.param("guarded Delta", marks=pytest.mark.long), "PostgreSQL"])
 def output(request: pytest.FixtureRequest, flow: Flow) -> Iterator[Output]:
     if request.param == "PostgreSQL":
         with Postgres() as server:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,12 +17,11 @@ import lowwater
 from lowwater_pipeline.computation import Computation, Input, Output
 from lowwater_pipeline.graph import Folder, Pipeline, PipelineError, Table, Topic
 from lowwater_pipeline.graph.removal import Refused, remove
-from tests.kit import delta
 from tests.kit.eventually import eventually
 from tests.kit.kafka import Kafka
 from tests.kit.times import at, mark
 from tests.process.serving import Serving
-from tests.spark.session import QUICK, spark_session
+from tests.spark.session import QUICK
 from tests.spark.support import SETTINGS, Feed, Upstream, low
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
@@ -35,9 +33,6 @@ MODULE = re.sub(r'"(searches|clicks)"\)', r'"\1", format="json")', PAGE.split("`
 """The module of the page, over JSON."""
 
 CONF = SETTINGS | QUICK
-
-CLICKED = "            ctx.state = before, clicks + 1\n"
-BREAKS = CLICKED + '            if record["q"] == "BROKEN":\n                raise ValueError("broken by a click")\n'
 
 
 class Zeitgeist:
@@ -79,12 +74,6 @@ class Zeitgeist:
         self.processes.append(process)
         return process
 
-    def run(self, *arguments: str) -> tuple[int, str]:
-        """Until it ends; returns the code and what it has said."""
-        process = self.start(*arguments)
-        said, _ = process.communicate(timeout=300)
-        return process.returncode, said
-
     def rows(self, output: str) -> list[dict[str, Any]]:
         import pyarrow.parquet as pq
 
@@ -115,50 +104,25 @@ SPIKES = [minute("a", 0, 1, clicks=0), minute("a", 1, 2, clicks=1), minute("b", 
 
 
 def test_the_command_runs_all_until_the_inputs_are_finished(zeitgeist: Zeitgeist, lw: lowwater.Client) -> None:
-    module = zeitgeist.folder / "zeitgeist.py"
-    module.write_text(MODULE.replace(CLICKED, BREAKS))
     zeitgeist.search("a", 0, 1, 2)
     zeitgeist.click("A", 0, 2)
-    zeitgeist.click("BROKEN", 0)
     for each in zeitgeist.upstreams:
         each.at(9, 1)
-    process = zeitgeist.start()
+    process = zeitgeist.start("--until-finished")
     eventually(lambda: zeitgeist.rows("counts/minutes"), "the first minute is there", seconds=300)
-    failed = "spikes  has failed: ValueError: broken by a click"
-    heard = iter(process.stdout or ())
-    assert any(failed in line for line in heard), "the other one has ended, and this one runs"
-    process.send_signal(signal.SIGINT)
-    rest = [line[10:].strip() for line in heard]
-    # A batch that had begun may end after the signal.
-    assert process.wait(120) == 1, rest
-    assert "stopping, since it was told to" in rest
-    module.write_text(MODULE)
     zeitgeist.search("a", 1, 2, 2)
     zeitgeist.search("b", 5)
     zeitgeist.click("b", 3, 4)
     for each in zeitgeist.upstreams:
         each.lease.finish()
-    code, said = zeitgeist.run("--until-finished")
-    assert code == 0, said
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said
     assert zeitgeist.rows("counts/minutes") == COUNTED
     assert zeitgeist.rows("spikes/spikes") == SPIKES
     assert low(lw, "spikes").finished
 
 
-# -- in a session ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    session = spark_session("lowwater-pipeline", "local[2,3]", SETTINGS | QUICK | delta.SETTINGS)
-    yield session
-    for query in session.streams.active:
-        query.stop()
-
-
 class Passes(Computation):
-    """Passes its rows on."""
-
     def __init__(self, name: str, source: str, key: str = "key") -> None:
         self.name = name  # type: ignore[misc]
         self.inputs = [Input(source, key=key, event_time="t")]  # type: ignore[misc]

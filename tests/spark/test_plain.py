@@ -7,21 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
 from lowwater import errors
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.sink_log import _checked, list_sink
+from lowwater_spark.sources.sink_log import checksum_matches, list_sink
 from lowwater_spark.sources.writers import mark_writer, strangers
 from lowwater_spark.track.plan import check_options
 from tests.kit.times import mark
 from tests.spark.flow import PlainFlow
-from tests.spark.support import Feed, Follower, Upstream, low, row
-from tests.spark.updates import HOURLY, hourly
+from tests.spark.support import Upstream, low, row
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
@@ -212,12 +209,12 @@ def test_a_batch_without_files_is_an_entry_with_a_checksum(
     flow.eventually(lambda: low(lw, "stage") == mark(10), "nothing was to be written")
     entry = flow.folder / "out/_spark_metadata/0"
     assert entry.read_bytes() == b"v1"
-    assert (list_sink(str(flow.folder / "out")), _checked(entry, b"v1")) == (set(), True)
+    assert (list_sink(str(flow.folder / "out")), checksum_matches(entry, b"v1")) == (set(), True)
     flow.feed.put([row("a", 10)])
     upstream.at(11)
     flow.eventually(lambda: low(lw, "stage") == mark(11), "and then something")
     entry = flow.folder / "out/_spark_metadata/1"
-    assert _checked(entry, entry.read_bytes())
+    assert checksum_matches(entry, entry.read_bytes())
 
 
 @pytest.mark.parametrize("acks", ["all", "-1", -1], ids=repr)
@@ -245,46 +242,3 @@ def test_what_a_plain_query_cannot_be(flow: PlainFlow) -> None:
         with pytest.raises(ValueError, match=message):
             flow.start(**options)
     assert not (flow.folder / "ck").exists()
-
-
-def test_w_counts_when_every_source_has_been_read(flow: PlainFlow, lw: lowwater.Client) -> None:
-    first, second = Upstream(lw, "first"), Upstream(lw, "second")
-    slow = Feed(flow.folder / "slow")
-    flow.feed.put([row("a", 9)])
-    for i in range(4):
-        slow.put([row(f"s{i}", 9 + i)])
-    first.at(11)
-    second.at(12)
-    lw.register("stage", inputs=["first", "second"], key_hash="xxhash64")
-    follower = Follower(flow.address, flow.folder / "ck", mark(11))
-    names = flow.spark.createDataFrame([("a", "Anna"), ("s3", "Sara")], "key string, name string")
-    both = flow.read().union(flow.read("slow", maxFilesPerTrigger="1")).join(names, "key", "left")
-    query = flow.start(both, stage=flow.stage("stage", "first", "second"))
-    early = [value for value, last in follower.seen(query) if not value.unknown and (last is None or last < 3)]
-    assert early == []
-    first.at(14)
-    flow.eventually(lambda: low(lw, "stage") == mark(12), "the other input rules now")
-    assert flow.out() == ["a", "s0", "s1", "s2", "s3"]
-
-
-NESTED = "struct(key as id, struct(length(key) as n) as inner) as who"
-
-
-def test_stages_run_by_any_key(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
-    out: list[str] = []
-
-    def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
-        out.extend(entry.key for entry in batch.stateful(rows.select("key", "t", "who"), hourly, HOURLY).collect())
-
-    upstream.at(11)
-    flow.feed.put([row("a", 9), row("stuck", 9)])
-    key = [sf.upper("key"), "who.inner.n"]
-    stage = flow.stage("stage", "source", key=key)
-    stream = flow.read().selectExpr("*", NESTED)
-    flow.queries.append(stage.foreach_batch(stream, write_batch, checkpoint=flow.folder / "ck"))
-    flow.eventually(lambda: low(lw, "stage") == mark(9), "held by what is stuck")
-    assert sorted(each.watermark for each in lw.ranges("stage"))[1:] == [mark(11)] * 3
-    assert out == ["a"]
-    plain = flow.stage("plain", "source", key=key)
-    flow.start(stream.drop("who").selectExpr("*", NESTED), stage=plain, checkpoint="ck2", format="noop")
-    flow.eventually(lambda: low(lw, "plain") == mark(11), "the same key in a plain query")

@@ -33,8 +33,6 @@ def postgres() -> Iterator[Postgres]:
 
 
 class Out:
-    """A table, and what was put in to come out there."""
-
     def __init__(self, postgres: Postgres, flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
         self.postgres, self.flow, self.lw, self.upstream = postgres, flow, lw, upstream
         postgres.execute("DROP SCHEMA public CASCADE")
@@ -48,7 +46,6 @@ class Out:
         self.anew()
 
     def anew(self) -> None:
-        """A process of its own, as far as the output knows."""
         self.output = PostgresOutput(self.postgres.dsn, "Out", name="stage")
         self.batch = -1
         self.output.probe = self.reached
@@ -84,13 +81,11 @@ class Out:
         self.anew()
 
     def times(self) -> Counter[int]:
-        """How many rows are there how often."""
         found = Counter(key for [key] in self.postgres.execute('SELECT key FROM "Out"'))
         assert found.keys() <= set(self.put)
         return Counter(found[key] for key in self.put)
 
     def staged(self) -> int:
-        """How many rows are left in tables for what is staged."""
         tables = self.postgres.execute("SELECT relname FROM pg_class WHERE relname LIKE 'lowwater_staged_%'")
         return sum(self.postgres.execute(f"SELECT count(*) FROM {table}")[0][0] for [table] in tables)
 

@@ -26,7 +26,6 @@ def read(spark: SparkSession, feed: Feed, *, schema: str = SCHEMA, **options: st
 
 
 def having(feed: Feed, *names: str) -> Feed:
-    """The feed with empty files of these names in it."""
     for name in names:
         feed.put([], name)
     return feed
@@ -52,8 +51,6 @@ REFUSED: dict[str, tuple[Callable[[SparkSession, Feed], DataFrame], str]] = {
     "a batch frame": (lambda spark, _: spark.range(3).toDF("key"), "not streaming"),
     "a pattern": (lambda spark, feed: spark.readStream.schema(SCHEMA).json(f"{feed.folder}*"), "pattern"),
     "pathGlobFilter": (lambda spark, feed: read(spark, feed, pathGlobFilter="*.json"), "pathglobfilter"),
-    "modifiedAfter": (lambda spark, feed: read(spark, feed, modifiedAfter="2013-01-01T00:00:00"), "modifiedafter"),
-    "sub-directories": (lambda spark, feed: read(spark, having(feed, "sub/a.json")), "recursiveFileLookup"),
     "sub-directories of partitions": (
         lambda spark, feed: read(spark, having(feed, "year=2013/sub/a.json")),
         r"sub-directory \(sub\) .* recursiveFileLookup",

@@ -33,8 +33,6 @@ def minute(number: int) -> lowwater.Watermark:
 
 
 class Readers(Queries):
-    """A stage that hands over and removes, and its readers."""
-
     def __init__(self, spark: SparkSession, address: str, base: Path) -> None:
         super().__init__(spark, address, base)
         self.out = base / "out"
@@ -123,7 +121,8 @@ def test_a_stage_removes_what_its_readers_have_read_and_they_go_on(
     upstream.at(9, 1)
     flow.writer()
     eventually(lambda: low(lw, "daily") == lowwater.Watermark.of(at(9, 1)), "the writer")
-    one, two = flow.reader("one"), flow.plain("two")
+    one = flow.reader("one")
+    flow.plain("two")
     more("one", "two")
     more_until(lambda: flow.through() >= 1 and not flow.left() & {0, 1}, "one", "two")
     assert (flow.rows("one"), flow.plain_rows("two")) == (put, put)
@@ -135,24 +134,3 @@ def test_a_stage_removes_what_its_readers_have_read_and_they_go_on(
     assert "late" not in {mark.reader for mark in bookmarks.bookmarks(flow.out)}
     assert not lw.get("late")["late"].registered, "nothing was claimed"
     assert one.query.isActive
-
-    # One of both rests. The other goes on; what the resting one needs stays.
-    two.stop()
-    held = next(mark.read for mark in bookmarks.bookmarks(flow.out) if mark.reader == "two")
-    for _ in range(2):
-        more("one")
-    assert flow.through() <= held
-    assert held + 1 in flow.left()
-    assert flow.rows("one") == put
-    two = flow.plain("two")
-    eventually(lambda: low(lw, "two") == lowwater.Watermark.of(at(9, len(put))), "it goes on where it was")
-    more_until(lambda: flow.through() > held, "one", "two")
-    assert (flow.rows("one"), flow.plain_rows("two")) == (put, put)
-
-    # All start again.
-    for query in flow.queries:
-        query.stop()
-    flow.writer()
-    flow.reader("one")
-    more("one")
-    assert flow.rows("one") == put

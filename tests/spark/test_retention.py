@@ -303,24 +303,19 @@ class Stamped:
         yield self.hours, start, [Stamp("start", hour)]
         yield self.hours, end, [Stamp("end", hour)]
         yield self.hours, sf.window_time("window"), [Stamp("end", hour, shift=-timedelta(microseconds=1))]
-        day = self.truncated("day")
-        yield self.hours, sf.date_trunc("day", start), [Stamp("start", hour, truncated=day)]
         twice = (*self.truncated("hour"), *self.truncated("week"))
         yield self.hours, sf.date_trunc("week", sf.date_trunc("hour", end)), [Stamp("end", hour, truncated=twice)]
         yield self.hours, sf.date_trunc("dey", start), None
-        yield self.hours, start - sf.expr("INTERVAL 7 DAYS"), None
         yield self.left.groupBy("t", "key").count(), "t", [Stamp("time")]
         sessions = self.left.groupBy(sf.session_window("t", "1 hour"), "key").count()
         yield sessions, sf.col("session_window.end"), [Stamp("time")]
         yield sessions, sf.col("session_window.start"), None
         yield self.joined(within), "t", [Stamp("time", lag=lag)]
         yield self.joined(within), "u", [Stamp("time", lag=timedelta(milliseconds=1))]
-        yield self.joined(within, "leftOuter"), "t", [Stamp("time", lag=lag)]
         yield self.joined("key = other AND t = u"), "t", [Stamp("time")]
         # A bound above an inner join is a part of its condition. An outer one is an inner one, where the bound drops rows without a match.
         both, times = "key = other", within.removeprefix("key = other AND ")
         yield self.joined(both).where(times), "t", [Stamp("time", lag=lag)]
-        yield self.joined(both).select("t", "u").where(times), "u", [Stamp("time", lag=timedelta(milliseconds=1))]
         yield self.joined(both, "leftOuter").where(times), "t", [Stamp("time", lag=lag)]
         # By another name, of the window and of the columns that it goes through.
         named = (

@@ -41,11 +41,12 @@ def checkpoint(spark: SparkSession, s3: S3, tmp_path: Path) -> Location:
     return checkpoint_of(spark, s3.path(f"{tmp_path.name}/ck"), single_driver=True)
 
 
-@pytest.fixture(params=["plain", pytest.param("function", marks=pytest.mark.long)])
+@pytest.fixture(params=["plain", "function"])
 def query(request: pytest.FixtureRequest, flow: Flow, checkpoint: Location) -> Query:
     return Query(request.param, flow, checkpoint, single_driver=True)
 
 
+@pytest.mark.long
 def test_a_stage_goes_on_from_a_checkpoint_on_s3(
     query: Query, flow: Flow, lw: lowwater.Client, upstream: Upstream, checkpoint: Location, s3: S3
 ) -> None:

@@ -16,7 +16,7 @@ import lowwater
 import lowwater_spark as lws
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.checkpoint.identity import check_names
-from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.stages import Declared, check_together
 from lowwater_spark.track.inputs import Reading
 from lowwater_spark.track.progress import Committed, passed_on
@@ -52,6 +52,7 @@ def test_which_stages_stand_together() -> None:
         ([declared("a", "x"), declared("b", "x", client="b")], "different clients"),
         ([declared("a", "x"), declared("b", "y")], "stages of one query read the same"),
         ([declared("a", "b"), declared("b", "x")], "name b first"),
+        ([declared("a", "x"), declared("b", "a", "x")], "b, which reads a of the same query and x from outside"),
         ([declared("a", "x"), declared("b", "x", heuristics=[0.9])], "different heuristics"),
         ([declared("a", "x"), declared("b", "x", retention=HOUR)], "b has the retention 1:00:00 and a, .* None"),
         ([declared("a", "x", retention=HOUR), declared("b", "a")], "declare the largest one in all"),
@@ -60,11 +61,6 @@ def test_which_stages_stand_together() -> None:
 def test_which_do_not(stages: list[Declared], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         check_together(stages)
-
-
-def test_an_earlier_stage_and_an_input_from_outside_are_not_folded_into_one() -> None:
-    with pytest.raises(Unsupported, match=r"b, which reads a of the same query and x from outside"):
-        check_together([declared("a", "x"), declared("b", "a", "x")])
 
 
 def test_a_checkpoint_keeps_its_stages(tmp_path: Path) -> None:

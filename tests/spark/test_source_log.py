@@ -54,8 +54,6 @@ HIDDEN_NAMES = [
 
 
 class Batches:
-    """Runs a query and keeps the keys of each batch."""
-
     def __init__(self, frame: DataFrame, checkpoint: Path) -> None:
         self.keys: dict[int, list[str]] = {}
         self.log = CheckpointLog(checkpoint)

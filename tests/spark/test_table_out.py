@@ -73,8 +73,8 @@ def test_what_is_written_is_synced_before_it_counts(
     frame.write.format("delta").partitionBy("key").save(str(table.path))
     log = DeltaLog(flow.spark, str(table.path))
     synced: set[Path] = set()
-    monkeypatch.setattr(table_out, "sync_file", synced.add)
-    monkeypatch.setattr(table_out, "sync_directory", synced.add)
+    for name in ("sync_file", "sync_directory"):
+        monkeypatch.setattr(table_out, name, synced.add)
     assert append(frame, log, "lowwater:c:stage", 0, {"digest": "d", "run": 1}, STANDING, replayed=False)
     rows = {table.path / name for name in log.files(1)}
     assert len(rows) == 2

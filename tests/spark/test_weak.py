@@ -26,8 +26,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 class Sent(Counts):
-    """Sends its hours."""
-
     inputs: ClassVar[Sequence[Input]] = [Input("source", key="key", event_time="t", id="id")]
 
     def __init__(self, kafka: Kafka, topic: str, patience: timedelta) -> None:
@@ -36,8 +34,6 @@ class Sent(Counts):
 
 
 class Pair:
-    """The computation, and its topic."""
-
     def __init__(self, flow: Flow, kafka: Kafka, topic: str) -> None:
         self.flow, self.kafka, self.topic = flow, kafka, topic
         self.patience = timedelta(minutes=1)
@@ -61,7 +57,6 @@ class Pair:
         return query
 
     def sent(self) -> list[tuple[str, int]]:
-        """The rows that stand in the topic, each once."""
         said = {each.value for each in self.kafka.rows(self.topic)}
         return sorted((found["key"], found["n"]) for found in map(json.loads, said))
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ import pytest
 from pyspark.sql.types import StructType
 
 import lowwater
-from lowwater import Layout, RangeLoad
+from lowwater import Layout, RangeLoad, errors
 from lowwater.cli import main
 from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.track import part as parts
-from lowwater_spark.track.authority import Authority, Registration
+from lowwater_spark.track.authority import REPLACED, Authority, Registration
 from lowwater_spark.track.batch import Keyed, Outcome
 from lowwater_spark.track.batch_log import BatchEntry
 from lowwater_spark.track.cut import EQUAL, Cut
@@ -34,24 +35,66 @@ from tests.process.serving import Serving
 HALVES = Layout(0, (0, 0x8000))
 
 
-class Owner:
-    """The stage "one"."""
+def registration(name: str) -> Registration:
+    return Registration(name, (), (), 2, "here", 0, 1, b"", adopt=False)
 
+
+def test_a_stage_on_what_is_cut_is_refused_with_what_to_do(lw: lowwater.Client) -> None:
+    lw.register("cut", slices=[b"\x40", b"\x80"])
+    with pytest.raises(lowwater.RegistrationConflict, match="registered in 3 slices, and a stage commits") as refused:
+        Authority(lw, registration("cut")).enter(lambda _: None, lambda: pytest.fail("nothing is claimed"), None)  # type: ignore[arg-type]
+    assert "another name" in refused.value.metadata["fix"]
+    assert isinstance(refused.value, REPLACED), "it ends the query"
+
+
+def test_another_conflict_is_told_as_it_is(lw: lowwater.Client) -> None:
+    lw.register("whole", inputs=["cut"])
+    with pytest.raises(lowwater.RegistrationConflict, match="registered with inputs"):
+        Authority(lw, registration("whole")).register()
+
+
+class Gate(lowwater.Client):
+    """A client; what a claim in place of another one meets is what the test says."""
+
+    meets: Callable[[Callable[[], object]], object] = staticmethod(lambda _claim: None)
+    """Gets the claim; None: it is made."""
+
+    def worker(self, *named: Any, **asked: Any) -> Any:
+        return Gated(super().worker(*named, **asked), self)
+
+
+class Gated:
+    def __init__(self, worker: lowwater.Worker, gate: Gate) -> None:
+        self.worker, self.gate = worker, gate
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.worker, name)
+
+    def claim(self, **asked: Any) -> lowwater.Lease:
+        if asked["instead_of"]:
+            self.gate.meets(lambda: self.worker.claim(**asked))
+        return self.worker.claim(**asked)
+
+
+class Owner:
     def __init__(
         self, lw: lowwater.Client, folder: Path, layout: Layout = EQUAL, ranges: int = 2, **options: Any
     ) -> None:
-        registration = Registration("one", (), (), ranges, "here", 0, 1, b"", adopt=False)
+        asked = dataclasses.replace(registration("one"), ranges=ranges)
         keyed = Keyed("key", "t", ranges, injector=True, layout=layout, **options)
-        self.authority = Authority(lw, registration)
+        self.authority = Authority(lw, asked)
         self.authority.cut = keyed.cut
         self.part = Part(self.authority, keyed, folder)
         self.part.place = Place(Manifest(folder), folder)
         self.part.open([], Committed())
         self.number = 0
+        self.claim()
+
+    def claim(self) -> None:
+        self.authority.problem = ""
         assert self.part.claim(None, threading.RLock())
 
     def batch(self, **outcome: Any) -> Layout:
-        """Have a batch; returns the layout that it runs with."""
         number, self.number = self.number, self.number + 1
         self.part.follow_wanted(number, "aa")
         layout, made = self.part.keyed.layout, Outcome(**outcome)
@@ -74,7 +117,6 @@ def owners(lw: lowwater.Client, tmp_path: Path) -> Iterator[Any]:
 
 
 def hot(layout: Layout) -> tuple[RangeLoad, ...]:
-    """The first range takes all of the time."""
     spans = zip(layout.starts, layout.ends, strict=True)
     return tuple(RangeLoad(start, end, 160, 0 if start else 1_000_000, 0, (10,) * 16, 1) for start, end in spans)
 
@@ -141,6 +183,63 @@ def test_a_range_is_not_moved_to_a_task_that_no_batch_has(
     assert owner.batch(partitions=4).version == 3, "Spark's hash decides then, whatever is said"
 
 
+@pytest.fixture
+def gate(lw: lowwater.Client) -> Iterator[Gate]:
+    with Gate(lw.settings) as made:
+        yield made
+
+
+@pytest.mark.parametrize("granted", [False, True])
+def test_rule11_a_claim_without_an_answer_leaves_the_layout_as_it_is(
+    lw: lowwater.Client, owners: Any, gate: Gate, granted: bool
+) -> None:
+    def lost(claim: Callable[[], object]) -> None:
+        if granted:
+            claim()
+        raise errors.Unavailable("nobody answers")
+
+    owner = owners(client=gate)
+    owner.batch()
+    lw.change_layout("one", 1, HALVES.split(0, [0x2000]))
+    owner.batch()
+    gate.meets = lost
+    assert owner.batch() == EQUAL
+    assert owner.authority.lease is None, "it may be fenced by now"
+    gate.meets = lambda _claim: None
+    owner.claim()
+    assert sorted(each.start for each in lw.ranges("one")) == HALVES.bounds[:-1]
+    owner.batch()
+    wanted = lw.layout("one").wanted
+    assert owner.batch() == wanted == Layout(1, (0, 0x2000, 0x8000))
+    assert sorted(each.start for each in lw.ranges("one")) == wanted.bounds[:-1]
+
+
+def test_a_layout_that_is_refused_changes_nothing_and_is_not_asked_for_again(
+    lw: lowwater.Client, owners: Any, gate: Gate
+) -> None:
+    asked: list[str] = []
+    owner = owners(client=gate)
+    owner.batch()
+    for version, kind in enumerate((errors.TooFarAhead, errors.PermissionDenied, errors.Overloaded), 1):
+
+        def refuse(_claim: Callable[[], object], kind: type[errors.LowwaterError] = kind) -> None:
+            asked.append(kind.reason)
+            raise kind(f"not {kind.reason}")
+
+        gate.meets = refuse
+        lw.change_layout("one", 1, Layout(version - 1, (0, 0x8000 >> version, 0x8000)))
+        for _ in range(4):
+            assert owner.batch() == EQUAL
+            if owner.authority.lease is None:
+                owner.claim()
+        assert len(asked) == version
+        assert lw.layout("one").refused == f"not {kind.reason}"
+    gate.meets = lambda _claim: None
+    lw.change_layout("one", 1, Layout(3, (0, 0x800, 0x8000)))
+    owner.batch()
+    assert owner.batch() == Layout(4, (0, 0x800, 0x8000))
+
+
 # -- the log of batches and the state ------------------------------------------------------------------------------
 
 
@@ -152,7 +251,7 @@ def stage(folder: Path, name: str, layout: Layout) -> tuple[Part, StateStore]:
     store.build(4, "aa", lambda _: Version(4, "aa", 0, [RangeEntry(oldest=7)] * len(Cut(2, layout)), layout=layout))
     with lowwater.connect("127.0.0.1:1") as nobody:
         made = Part(
-            Authority(nobody, Registration(name, (), (), 2, "here", 0, 1, b"", adopt=False)),
+            Authority(nobody, registration(name)),
             Keyed("key", "t", 2, injector=True),
             folder,
         )
@@ -174,7 +273,6 @@ def test_a_state_of_another_layout_than_was_logged_starts_nothing(tmp_path: Path
 
 
 def built(store: StateStore, cut: Cut, logged: dict[int, Layout], batch: int = 5) -> Any:
-    """Build a version where nothing may be run."""
     asked: Any = dict.fromkeys(("frame", "update", "key", "event_time", "window", "destination"))
     asked["destination"] = type("To", (), {"batch": batch})
     numbers: Any = {"low": 0, "promised": 0, "reference": 0, "budgeted": False, "injector": False, "digest": "aa"}

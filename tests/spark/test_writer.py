@@ -23,7 +23,6 @@ FLOW = PlainFlow
 
 
 def told(flow: PlainFlow) -> DataStreamWriter:
-    """A writer over the feed, with a checkpoint."""
     return flow.read().writeStream.option("checkpointLocation", str(flow.folder / "ck"))
 
 

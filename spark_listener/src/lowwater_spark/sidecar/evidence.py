@@ -204,7 +204,7 @@ class Evidence:
     def _check(self, plan: Plan) -> bool:
         """Compare a committed batch with what is declared; return whether more of the checkpoint was read for it. Raises Unsupported, CheckpointMismatch, OSError."""
         self._check_lines(plan)
-        return self._check_operators(plan.batch)
+        return self.check_operators(plan.batch)
 
     def _check_lines(self, plan: Plan) -> None:
         if len(plan.lines) != len(self._sources):
@@ -216,7 +216,8 @@ class Evidence:
         for source, line in zip(self._sources, plan.lines, strict=True):
             source.check(line)
 
-    def _check_operators(self, batch: int) -> bool:
+    def check_operators(self, batch: int) -> bool:
+        """Compare what Spark holds in its state, as of a batch, with what is declared; return whether it was read. Raises Unsupported, OSError."""
         if self._known == batch:
             return False
         found = operators(self._checkpoint)

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from lowwater_spark.sources.base import Source
 
-__all__ = ["Sidecar", "settings_here", "track"]
+__all__ = ["Sidecar", "checked", "settings_here", "track"]
 
 _ENVIRONMENT: Final[Mapping[str, str]] = {
     "spark.lowwater.token": "LOWWATER_TOKEN",
@@ -156,7 +156,7 @@ class _Beginning:
             output = None if not self.declared.output else Path(self.declared.output)
             run = Run(
                 checkpoint,
-                self._checked(sources),
+                checked(self.declared, sources),
                 [Part(authority, keyed, checkpoint)],
                 Plain(output, witness=evidence),
                 elsewhere=manifest,
@@ -169,12 +169,6 @@ class _Beginning:
                 used.close()
             raise
         return Sidecar(run, interval=interval, owned=used if client is None else None)
-
-    def _checked(self, sources: Sequence[Source]) -> Checked:
-        """Return what the query reads and holds. Of tumbling windows nothing that is still to come ends at or before Spark's watermark."""
-        windows = self.declared.windows
-        stamps = () if windows is None else (Stamp("start", Window(windows, windows, self.declared.windows_start)),)
-        return Checked(sources, retention=self.declared.retention, stamps=stamps, declared=windows is None)
 
     def _session(self, what: str) -> SparkSession:
         if self.spark is None:
@@ -278,6 +272,13 @@ class _Beginning:
             sidecar=True,
         )
         return _as_committed(asked, CheckpointLog(checkpoint))
+
+
+def checked(declared: Declaration, sources: Sequence[Source]) -> Checked:
+    """Return what the query reads and holds. Of tumbling windows nothing that is still to come ends at or before Spark's watermark."""
+    windows = declared.windows
+    stamps = () if windows is None else (Stamp("start", Window(windows, windows, declared.windows_start)),)
+    return Checked(sources, retention=declared.retention, stamps=stamps, declared=windows is None)
 
 
 def settings_here(address: str | None = None) -> SparkSettings:

@@ -27,7 +27,7 @@ from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.source_log import NOTHING, File
 from lowwater_spark.sources.writers import MARKS, SINK_MARK
 
-__all__ = ["SINK_LOG", "DurableSink", "check_sink", "list_sink", "refuse_sink"]
+__all__ = ["SINK_LOG", "DurableSink", "check_sink", "checksum_matches", "list_sink", "refuse_sink"]
 
 SINK_LOG: Final = "_spark_metadata"
 """The name of the log in the directory that the sink writes to."""
@@ -158,7 +158,7 @@ def _entry(path: Path) -> list[dict[str, Any]]:
     content = path.read_bytes()
     if not content:
         raise _Damaged(path, "it is empty")
-    if _checked(path, content) is False:
+    if checksum_matches(path, content) is False:
         raise _Damaged(path, "it is not what the checksum beside it is of")
     # Only "\n" ends a line: paths may hold other characters that splitlines() would break at.
     version, *lines = content.split(b"\n")
@@ -178,7 +178,7 @@ def _line(path: Path, line: bytes) -> dict[str, Any]:
     return entry
 
 
-def _checked(path: Path, content: bytes) -> bool | None:
+def checksum_matches(path: Path, content: bytes) -> bool | None:
     """Return whether a file has the content that Hadoop has written a checksum of, beside it; None when there is none that is whole."""
     try:
         sums = path.with_name(f".{path.name}.crc").read_bytes()
@@ -297,7 +297,7 @@ class DurableSink:
 def _refuse_cut(last: int, entries: Iterable[Path]) -> None:
     """Refuse an entry of no files when nothing says that it was written so: it may have been cut."""
     for entry in entries:
-        if entry.read_bytes() == _VERSION and _checked(entry, _VERSION) is None:
+        if entry.read_bytes() == _VERSION and checksum_matches(entry, _VERSION) is None:
             raise _damaged(
                 last, f"{entry} names no files, and there is no checksum beside it that says that it never did"
             )

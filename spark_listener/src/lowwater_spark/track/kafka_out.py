@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["KafkaOut", "spread"]
+__all__ = ["KafkaOut", "kafka_columns", "spread"]
 
 logger = logging.getLogger("lowwater.spark")
 
@@ -221,7 +221,7 @@ class KafkaOut:
 
         ``digest`` is the plan's, ``life`` the computation's, 0 while the run has not claimed it. Raises CheckpointMismatch when Kafka has another batch of this checkpoint than it should, and OSError when it does not answer.
         """
-        name, rows = f"batch={batch}", frame.select(*_columns(frame, self._partitions))
+        name, rows = f"batch={batch}", frame.select(*kafka_columns(frame, self._partitions))
         if life > self.life:
             # Who goes on in an earlier one must not write behind what this one promises.
             self._end_others(life)
@@ -561,7 +561,7 @@ class KafkaOut:
         return [each for each, ended in begun.items() if not ended and each[0].checkpoint != self.checkpoint]
 
 
-def _columns(frame: DataFrame, partitions: int) -> list[Column]:
+def kafka_columns(frame: DataFrame, partitions: int) -> list[Column]:
     """Return the columns that Kafka takes, by their names. Raises ValueError.
 
     A row that no producer takes fails the job that stages the rows. Once staged, the rows of a batch are never made anew: such a row would end every start, also after

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lowwater_spark.checkpoint.durable import write_over
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.sources import writers
 from lowwater_spark.sources.control import ControlSource
 from lowwater_spark.sources.files import FileSource, Intruder, hidden, intruders, list_head
 from lowwater_spark.sources.sink_log import refuse_sink
@@ -45,7 +43,6 @@ def test_of_the_file_sinks_of_one_directory_one_gets_the_mark(tmp_path: Path) ->
 
 
 def winners(folder: Path) -> list[str]:
-    """Those of several that may write, when all ask at once."""
     together, won = threading.Barrier(8), list[str]()
 
     def ask(name: str) -> None:
@@ -147,17 +144,6 @@ def found_by_links(folder: Path, what: str) -> list[Intruder]:
     link.symlink_to(folder / leads_to)
     (folder / "in/nowhere").symlink_to(folder / "sink/year=2013/missing")
     return intruders(reading(folder / "in" if name else link, "x"))
-
-
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when a mark is left and not taken")
-def test_a_mark_breaks_when_it_is_left_and_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def left(path: Path, data: bytes) -> bool:
-        write_over(path.with_name(f"{hash(data)}.json"), data)
-        return True
-
-    monkeypatch.setattr(writers, "write_once", left)
-    monkeypatch.setattr(writers, "check_alone", lambda *_: None)
-    assert len(winners(tmp_path)) == 1
 
 
 def test_a_driven_frame_waits_for_its_own_inputs() -> None:
