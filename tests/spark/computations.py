@@ -75,10 +75,3 @@ class Rings(Computation):
     def process_timer(self, ctx: Context, timer: Timer) -> None:
         t = timer.hold if timer.wall else timer.at
         ctx.produce("rings", {"key": ctx.key, "t": t, "now": ctx.now, "wall": timer.wall})
-
-
-class Broken(Counts):
-    """Forgets a column."""
-
-    def process_timer(self, ctx: Context, timer: Timer) -> None:
-        ctx.produce("hours", {"key": ctx.key, "start": timer.at - HOUR, "n": 1})

@@ -16,7 +16,6 @@ import lowwater
 import lowwater_spark as lws
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.sources.source_log import log_offset
-from tests.kit.eventually import TooLate
 from tests.kit.times import at
 from tests.process.serving import Serving
 from tests.spark.queries import Queries
@@ -25,19 +24,6 @@ from tests.spark.support import Feed, Upstream
 HOUR = timedelta(hours=1)
 
 Row = tuple[Any, ...]
-
-
-CARE = pytest.mark.parametrize(
-    "care",
-    [
-        True,
-        pytest.param(
-            False,
-            marks=[pytest.mark.long, pytest.mark.xfail(strict=True, raises=AssertionError, reason="no care")],
-        ),
-    ],
-)
-"""With the care, and a twin without it that must fail."""
 
 
 def millis(moment: dt.datetime) -> int:
@@ -163,15 +149,10 @@ class Driven(Queries):
         """Raise what has ended a query, also when its own clock has."""
         super().check()
         for query in self.queries:
-            if query._run.failure is not None:
-                query.await_termination()
+            query.await_termination(0.001)
 
     def _await(self, condition: Callable[[], bool], what: str) -> None:
-        # A slow machine is not what a twin without the care fails by.
-        try:
-            self.eventually(condition, what, seconds=100)
-        except TooLate as late:
-            raise TimeoutError(str(late)) from None
+        self.eventually(condition, what, seconds=100)
 
 
 def counts(rows: Sequence[Mapping[str, str]], before: dt.datetime | None = None) -> list[Row]:
@@ -191,4 +172,4 @@ def driven(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[
     made.stop()
 
 
-__all__ = ["CARE", "HOUR", "Driven", "Row", "at", "counts", "driven", "millis", "record", "say"]
+__all__ = ["HOUR", "Driven", "Row", "at", "counts", "driven", "millis", "record", "say"]

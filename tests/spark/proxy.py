@@ -35,11 +35,11 @@ class Proxy(grpc.GenericRpcHandler):
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
         # On the wire a unary call is a stream of one message, so one kind of handler passes on all.
         def forward(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-            return self._forward(handler_call_details.method, requests, context)
+            return self.forward(handler_call_details.method, requests, context)
 
         return grpc.stream_stream_rpc_method_handler(forward)
 
-    def _forward(self, method: str, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    def forward(self, method: str, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         request: workers_pb2.StageTaskRequest | None = None
         if method.endswith("/StageTask"):
             [message] = requests

@@ -66,4 +66,4 @@ def spark_session(name: str, master: str, settings: Mapping[str, str]) -> SparkS
     first.sparkContext.setLogLevel("OFF")
     # The new one is what is found by those that ask for the active session.
     SparkSession._instantiatedSession = None
-    return SparkSession(first.sparkContext, first._jsparkSession.newSession())
+    return first.newSession()

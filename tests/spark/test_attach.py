@@ -33,6 +33,7 @@ class Windows:
         self.folder = folder
         self.feed = Feed(folder / "in")
         self.out: list[tuple[int, str, int]] = []
+        self.broken = False
 
     def start(
         self, name: str | None = "hourly", checkpoint: str = "ck", watermark: str | None = "10 minutes", **trigger: Any
@@ -47,6 +48,9 @@ class Windows:
         return writer.trigger(**(trigger or {"processingTime": "0 seconds"})).start()
 
     def take(self, rows: DataFrame, batch: int) -> None:
+        if self.broken:
+            msg = "broken on purpose"
+            raise RuntimeError(msg)
         self.out += [(batch, f"{each.window.start:%H:%M}", each["count"]) for each in rows.collect()]
 
 
@@ -125,7 +129,7 @@ def test_a_query_without_watermark_or_name_is_counted(
 
 
 def test_an_idle_query_says_so_and_one_that_fails_is_shown_with_its_reason(
-    windows: Windows, authority: Serving, attached: Attach, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    windows: Windows, authority: Serving, attached: Attach, spark: SparkSession
 ) -> None:
     seen = attached(authority.address)
     spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "200")
@@ -137,11 +141,7 @@ def test_an_idle_query_says_so_and_one_that_fails_is_shown_with_its_reason(
         spark.conf.unset("spark.sql.streaming.noDataProgressEventInterval")
     assert seen.status().query("hourly").state == "idle"
 
-    def broken(_rows: DataFrame, _batch: int) -> None:
-        msg = "broken on purpose"
-        raise RuntimeError(msg)
-
-    monkeypatch.setattr(windows, "take", broken)
+    windows.broken = True
     windows.start("other", checkpoint="other")
     eventually(lambda: [each for each in seen.status().queries if each.state == "ended"], "it ended")
     assert "broken on purpose" in seen.status().query("other").failure
@@ -228,15 +228,11 @@ def test_without_an_address_an_authority_comes_along(
 
 def test_the_kill_switch(spark: SparkSession, windows: Windows, authority: Serving, attached: Attach) -> None:
     spark.conf.set("spark.lowwater.enabled", "false")
-    spark.conf.set("spark.lowwater.address", authority.address)
     try:
-        off = attached()
-        assert (off.status().enabled, off.address) == (False, "")
-        on = attached(enabled=True)
-        assert (on.status().enabled, on.address) == (True, authority.address)
+        off, on = attached(authority.address), attached(authority.address, enabled=True)
     finally:
         spark.conf.unset("spark.lowwater.enabled")
-        spark.conf.unset("spark.lowwater.address")
+    assert (off.status().enabled, off.address, on.status().enabled) == (False, "", True)
     on.stop()
     windows.feed.put([row("a", 9)])
     windows.start(availableNow=True).awaitTermination(100)

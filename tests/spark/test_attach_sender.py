@@ -207,14 +207,3 @@ def test_without_the_authority_attempts_stop_and_it_is_found_again(
 
     eventually(probed, "the newest, after a probe")
     assert (driver.sender.problem, view(lw).low.micros) == ("", micros(19))
-
-
-def test_a_query_that_ends_holds_and_never_finishes(authority: Serving, lw: lowwater.Client, drivers: Drivers) -> None:
-    """Rule 1: nothing but finish() is MAX. It may go on tomorrow."""
-    driver = drivers(authority.address)
-    driver.batch("q1", micros(9))
-    driver.end("q1")
-    left(lw, "q1")
-    [held] = lw.ranges("spark.hourly")
-    assert (held.state, held.watermark.micros) == (lowwater.RangeState.UNOWNED, micros(9))
-    assert view(lw).low.micros == micros(9)

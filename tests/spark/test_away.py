@@ -84,13 +84,13 @@ class SlowClaims(Proxy):
         self.claiming = threading.Event()
         self.granting = threading.Event()
 
-    def _forward(self, method: str, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    def forward(self, method: str, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         if not self.opened.is_set():
             context.abort(grpc.StatusCode.UNAVAILABLE, "not yet")
         if method.endswith("/Claim"):
             self.claiming.set()
             self.granting.wait(300)
-        yield from super()._forward(method, requests, context)
+        yield from super().forward(method, requests, context)
 
 
 def test_rule11_a_batch_does_not_wait_for_a_claim(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:

@@ -33,7 +33,6 @@ from lowwater_spark.sources.files import FileSource, OpenFiles
 from lowwater_spark.sources.head import Heads
 from lowwater_spark.sources.source_log import NOTHING
 from lowwater_spark.sources.writers import mark_writer
-from lowwater_spark.track import removal as removal_module
 from lowwater_spark.track.handover import publish_directory, sweep
 from lowwater_spark.track.removal import Removal
 from tests.spark.support import Log, begun, lines
@@ -58,8 +57,6 @@ Steps = Callable[[str], None]
 class Writer:
     """Hands over one file a batch, commits, and removes."""
 
-    removal: type[Removal] = Removal
-
     def __init__(self, base: Path, name: str = "out") -> None:
         self.folder = base / name
         self.query = base / "writer"
@@ -82,7 +79,7 @@ class Writer:
         commit(self.query, self.last)
 
     def remove(self, at: Steps = lambda _point: None) -> list[int]:
-        return self.removal(self.folder, at).remove(timedelta(0), self.last, LATER)
+        return Removal(self.folder, at).remove(timedelta(0), self.last, LATER)
 
     def begin_anew(self) -> None:
         """Somebody has deleted all batches, and the note with them: another checkpoint writes there."""
@@ -113,15 +110,23 @@ class Reader:
         self.batch = NOTHING
         self.running = False
         self.forgotten = False
+        self.at: Steps = lambda _point: None
         self.heads: Heads
         self.marks: Bookmarks
 
     def start(self, at: Steps = lambda _point: None, *, skip_removed: bool = False) -> bool:
         source = FileSource(os.fspath(self.writer.folder), recursive=True)
-        self.running = False
+        self.running, self.at = False, at
         manifest = begun(self.checkpoint)
         self.heads = Heads([OpenFiles(source, 0, manifest, self.log)])
-        self.marks = Bookmarks(manifest, self.heads.outputs, self.name, self.name, skip_removed=skip_removed, probe=at)
+        self.marks = Bookmarks(
+            manifest,
+            self.heads.outputs,
+            self.name,
+            self.name,
+            skip_removed=skip_removed,
+            probe=self.reach,
+        )
         self.heads.list_heads(lines(self.batch))
         at("listed")
         try:
@@ -130,6 +135,9 @@ class Reader:
             return False
         self.running, self.forgotten = True, False
         return True
+
+    def reach(self, point: str) -> None:
+        self.at(point)
 
     def read(self, which: int | None = None) -> None:
         """A batch takes all that is there and was not taken, or one file of it."""
@@ -144,7 +152,7 @@ class Reader:
 
     def look(self, at: Steps = lambda _point: None) -> bool:
         """One look of the clock; whether a watermark that was read before it counts."""
-        self.marks._probe = at
+        self.at = at
         heads = self.heads.list_heads(lines(self.batch))
         counts = heads == [set()]
         if counts:
@@ -163,8 +171,8 @@ class Reader:
 class WriterAndReaders:
     """A writer and two readers. A step is its name, its arguments, and what comes at which point of it: other steps, or a kill."""
 
-    def __init__(self, base: Path, writer: type[Writer] = Writer) -> None:
-        self.writer = writer(base)
+    def __init__(self, base: Path) -> None:
+        self.writer = Writer(base)
         self.readers = [Reader(base, self.writer, name) for name in ("a", "b")]
 
     def do(self, step: tuple[Any, ...]) -> None:
@@ -277,30 +285,6 @@ def test_removal_a_reader_that_comes_then_is_refused_or_waited_for(tmp_path: Pat
     world = WriterAndReaders(tmp_path / "between")
     live(world, COMES_WHILE_ALL_IS_REMOVED)
     assert (started(world), left(world)) == ([True, False], [])
-
-
-class LooksOnce(Removal):
-    """Goes by the bookmarks that it has seen before its note."""
-
-    def remove(self, keep: timedelta, committed: int, now: float) -> list[int]:
-        seen: list[list[Any]] = []
-
-        def look(folder: Path) -> list[Any]:
-            seen.append(bookmarks(folder))
-            return seen[0]
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(removal_module, "bookmarks", look)
-            return super().remove(keep, committed, now)
-
-
-class HastyWriter(Writer):
-    removal = LooksOnce
-
-
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when the bookmarks are not looked at again")
-def test_removal_breaks_when_the_bookmarks_are_looked_at_once(tmp_path: Path) -> None:
-    live(WriterAndReaders(tmp_path, HastyWriter), COMES_BEFORE_THE_NOTE)
 
 
 def test_removal_keeps_what_the_slowest_reader_and_the_writer_may_still_need(

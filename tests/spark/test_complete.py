@@ -22,13 +22,11 @@ from lowwater_spark.sources.delta import app_id
 from lowwater_spark.sources.delta_log import DeltaLog
 from lowwater_spark.track.table_out import append
 from tests.kit.times import at, mark
-from tests.spark.drive_support import HOUR, driven
+from tests.spark.drive_support import HOUR
 from tests.spark.flow import Flow
 from tests.spark.support import Upstream, low, row
-from tests.spark.test_delta import PATIENCE, TableFlow, table
+from tests.spark.test_delta import PATIENCE
 from tests.spark.updates import HOURLY, hourly
-
-__all__ = ["driven", "table"]
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -104,12 +102,6 @@ def test_what_a_stage_holds_is_not_complete(flow: Flow, out: Path, lw: lowwater.
     flow.eventually(lambda: low(lw, "stage") == mark(10), "the hour is closed, by an empty batch")
     assert through(flow, out).low == mark(10)
     assert flow.spark.read.format("delta").load(str(out)).count() == 1
-    for key, hour in (("stuck", 10), ("b", 12)):
-        before = len(marks(out))
-        flow.feed.put([row(key, hour, 10)])
-        upstream.at(12)
-        flow.eventually(lambda: len(marks(out)) > before, "a further version")  # noqa: B023 - asked here and now
-    assert through(flow, out).low == mark(10)
 
 
 def test_what_is_written_before_the_state_begins_is_refused(flow: Flow, out: Path, upstream: Upstream) -> None:
@@ -121,24 +113,6 @@ def test_what_is_written_before_the_state_begins_is_refused(flow: Flow, out: Pat
     upstream.at(9, 30)
     with pytest.raises(Exception, match=r"says already what stage holds after batch 0; call batch\.stateful"):
         flow.start(write, stamp=HOUR, ranges=2).await_termination(PATIENCE)
-
-
-def test_what_a_plan_of_a_table_or_topic_names_counts_when_it_is_committed(
-    table: TableFlow, out: Path, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    flow, said = table.flow, list[tuple[lowwater.Watermark, lowwater.Watermark]]()
-
-    def write(rows: DataFrame, batch: lws.Batch) -> None:
-        batch.write_table(rows, out)
-        said.append((batch.low, through(flow, out).low))
-
-    table.put(("a", 9))
-    upstream.at(9)
-    table.track(write)
-    flow.eventually(lambda: low(lw, "stage") == mark(9), "the first batch is committed")
-    assert said[0] == (lowwater.Watermark.UNKNOWN, lowwater.Watermark.UNKNOWN)
-    table.put(("b", 10))
-    flow.eventually(lambda: through(flow, out).low == mark(9), "and the second says so")
 
 
 class Appender:
@@ -167,68 +141,20 @@ def filled(flow: Flow, out: Path) -> Appender:
     return stage
 
 
-HARM = {
-    "RESTORE": "RESTORE TABLE {table} TO VERSION AS OF 0",
-    "WRITE": "INSERT OVERWRITE {table} SELECT * FROM {table} WHERE false",
-    "UPDATE": "UPDATE {table} SET key = 'x'",
-}
-
-
-@pytest.mark.parametrize("what", HARM)
-def test_rows_that_were_taken_away_make_it_unknown(flow: Flow, out: Path, filled: Appender, what: str) -> None:
-    flow.spark.sql(HARM[what].format(table=f"delta.`{out}`"))
-    assert "takes rows away" in through(flow, out).why
-    for hour in (11, 12):
-        filled(hour)
-        assert through(flow, out).low.unknown, "also when its writer has gone on"
-    assert f"({what})" in through(flow, out, ignore_deletes=True).why
-
-
-def test_a_delete_may_be_meant(flow: Flow, out: Path, filled: Appender) -> None:
-    flow.spark.sql(f"DELETE FROM delta.`{out}` WHERE t < timestamp '2013-01-09 09:30:00Z'")
-    for hour in (10, 12):
-        assert "(DELETE) takes rows away" in through(flow, out).why
-        assert through(flow, out, ignore_deletes=True).low == mark(hour)
-        filled(12)
-
-
-def test_what_only_rearranges_or_adds_takes_nothing_away(flow: Flow, out: Path, filled: Appender) -> None:
-    for statement in (
-        "OPTIMIZE {table}",
-        "ALTER TABLE {table} SET TBLPROPERTIES ('a' = 'b')",
-        "ALTER TABLE {table} ADD COLUMN more string",
-        "INSERT INTO {table} VALUES ('late', timestamp '2013-01-01', '')",
-    ):
+def test_what_only_rearranges_or_adds_takes_nothing_away_and_a_restore_makes_it_unknown(
+    flow: Flow, out: Path, filled: Appender
+) -> None:
+    for statement in ("OPTIMIZE {table}", "INSERT INTO {table} VALUES ('late', timestamp '2013-01-01')"):
         flow.spark.sql(statement.format(table=f"delta.`{out}`"))
         assert through(flow, out).low == mark(10), statement
     assert through(flow, out, "stage", "other").why == "other: it has written nothing that says how far it is"
     with pytest.raises(ValueError, match="one at least"):
         lws.complete_through(flow.spark, out, [])
-
-
-def test_a_version_that_the_log_has_not_any_more_may_have_been_anything(
-    flow: Flow, out: Path, filled: Appender
-) -> None:
-    for _ in range(2):
-        flow.spark.sql(f"INSERT INTO delta.`{out}` VALUES ('a', timestamp '2013-01-01')")
-    flow.spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(flow.spark._jsparkSession, str(out)).checkpoint()  # type: ignore[union-attr]
-    (out / f"_delta_log/{0:020}.json").unlink()
-    assert through(flow, out).low == mark(10)
-    (out / f"_delta_log/{2:020}.json").unlink()
-    assert "version 2 is not there any more" in through(flow, out).why
-
-
-def test_a_life_begins_with_adopt(flow: Flow, out: Path, lw: lowwater.Client, upstream: Upstream) -> None:
-    flow.feed.put([row("a", 9)])
-    upstream.at(9)
-    query = flow.start(into(out), ranges=2)
-    flow.eventually(lambda: low(lw, "stage") == mark(9), "the first life")
-    query.stop()
-    flow.spark.sql(f"DELETE FROM delta.`{out}`")
-    assert through(flow, out).low.unknown
-    flow.start(into(out), ranges=2, checkpoint="anew", adopt=True)
-    flow.eventually(lambda: through(flow, out).low == mark(9), "the second")
-    assert through(flow, out).writers["stage"].life == 2
+    flow.spark.sql(f"RESTORE TABLE delta.`{out}` TO VERSION AS OF 0")
+    filled(11)
+    assert "(RESTORE) takes rows away" in through(flow, out, ignore_deletes=True).why, (
+        "also when its writer has gone on"
+    )
 
 
 def test_after_a_lost_journal_lives_are_counted_on_by_resets(
@@ -260,8 +186,7 @@ def test_a_run_that_was_fenced_says_nothing_new(flow: Flow, out: Path, lw: lowwa
         if batch.id == 1:
             with lw.worker("stage", name="other", identity="other", generation=0, ordinal=1) as worker:
                 worker.claim(adopt=True)
-            part = query._run.parts[0]
-            flow.eventually(lambda: part.authority.lease is None or bool(part.authority.lease.lost), "it is told")
+            flow.eventually(lambda: query.stage_status().holding, "it is told")
         batch.write_table(rows.withColumn("n", sf.lit(batch.id)), out)
 
     query = flow.start(write, ranges=2)
@@ -352,6 +277,7 @@ def test_a_function_of_sql_says_the_same(flow: Flow, out: Path, filled: Appender
     assert asked().astimezone(dt.UTC) == at(11)
     flow.spark.sql(f"DELETE FROM delta.`{out}` WHERE t < timestamp '2013-01-09 09:30:00Z'")
     assert asked() is None
+    assert "(DELETE) takes rows away" in through(flow, out).why
     lws.register_function(flow.spark, "result_complete", out, ["stage"], ignore_deletes=True)
     assert asked().astimezone(dt.UTC) == at(11)
     with pytest.raises(ValueError, match="no name of a function"):

@@ -1,4 +1,4 @@
-"""Deduplication in a tracked stage: behind senders that repeat themselves each record comes out once, whatever dies, and what is remembered follows the low watermark."""
+"""Deduplication in a tracked stage: behind senders that repeat themselves each record comes out once, and what is remembered follows the low watermark."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from pyspark.sql import DataFrame
 
 import lowwater
 import lowwater_spark as lws
-from lowwater_pipeline.dedup.sieve import Counts
-from lowwater_pipeline.dedup.stage import Deduplication
+from lowwater_pipeline.dedup.sieve import Counts, Sieve
+from lowwater_pipeline.dedup.stage import Deduplication, IdUpdate
 from lowwater_pipeline.dedup.stage_figures import register
+from lowwater_spark.track.segments import Segments
 from tests.kit.times import mark
 from tests.spark.flow import Flow
 from tests.spark.support import Upstream, low, row
@@ -29,7 +30,6 @@ class Dedup:
 
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
-        self.counts: list[Counts] = []
         self.last = Counts()
         self.registry = CollectorRegistry()
         self.figures = register(self.registry)
@@ -41,7 +41,6 @@ class Dedup:
                 batch.write(getattr(done, route), self.flow.folder / route)
             self.last = done.counts
             self.figures.count("stage", batch, self.last)
-            self.counts.append(Counts(*self.last[:6]))  # the rest depends on how many rows make a batch
 
         return self.flow.start(write, ranges=2, **options)
 
@@ -58,79 +57,30 @@ def dedup(flow: Flow) -> Dedup:
     return Dedup(flow)
 
 
-def test_records_come_out_once_whatever_dies_and_ids_are_forgotten_by_the_low_watermark(
+def test_records_come_out_once_and_ids_are_forgotten_by_the_low_watermark(
     dedup: Dedup, lw: lowwater.Client, upstream: Upstream
 ) -> None:
-    left = [("state", 1), ("written", 2)]
-
-    def fail(reached: str, number: int) -> None:
-        if (reached, number) in left:
-            left.remove((reached, number))
-            raise ConnectionResetError(reached)
-
     flow = dedup.flow
-    dedup.start(Deduplication("key", "t"), probe=fail)
-    sent: list[str] = []
-    for hour in range(4):
-        names = [f"{hour}-{number}" for number in range(20)]
-        # Those of the hour before are not acknowledged yet, and are sent again.
-        again = [f"{hour - 1}-{number}" for number in range(20)] if hour else []
-        flow.feed.put(
-            [*(row(name, 10 + hour) for name in [*names, *names[:5]]), *(row(name, 9 + hour) for name in again)]
-        )
-        sent += names
-        upstream.at(9 + hour)
-        if hour in (1, 2):
-            with pytest.raises(Exception, match="state" if hour == 1 else "written"):
-                flow.queries[-1].await_termination(120)
-            flow.queries.clear()
-            dedup.start(Deduplication("key", "t"), probe=fail)
-        flow.eventually(lambda: low(lw, "stage") == mark(9 + hour), f"batch {hour}")  # noqa: B023
-    upstream.at(13)
-    flow.eventually(lambda: low(lw, "stage") == mark(13), "nothing older will come")
-    flow.feed.put([row("3-0", 13), row("0-0", 10)])
-    flow.eventually(lambda: dedup.counts[-1].undecidable, "two copies: one is still remembered, and one is not")
-    upstream.at(14)
-    flow.eventually(lambda: low(lw, "stage") == mark(14), "both are committed")
-    assert left == []
-    assert dedup.out() == Counter(sent)
-    assert dedup.out("late") == Counter()
-    assert dedup.out("undecidable") == Counter(["0-0"])
-    [copies] = [each for each in dedup.counts if each.undecidable]
-    assert copies == Counts(undecidable=1, duplicates=1, remembered=20), "those of thirteen o'clock"
+    dedup.start(Deduplication("key", "t"))
+    names = [f"{number}" for number in range(20)]
+    flow.feed.put([row(name, 10) for name in [*names, *names[:5]]])
+    upstream.at(9)
+    flow.eventually(lambda: low(lw, "stage") == mark(9), "the first batch")
+    upstream.at(11)
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "nothing of ten o'clock will come")
+    flow.feed.put([row("0", 10), row("new", 12), row("new", 12)])
+    flow.eventually(lambda: dedup.last.undecidable, "a copy whose id is forgotten")
+    upstream.at(12)
+    flow.eventually(lambda: low(lw, "stage") == mark(12), "it is committed")
+    assert [dedup.out(route) for route in ROUTES] == [Counter([*names, "new"]), Counter(), Counter(["0"])]
     routes = {route: dedup.figure("rows_total", route=route) for route in (*ROUTES, "duplicate")}
-    assert routes == {"main": 80, "late": 0, "undecidable": 1, "duplicate": 4 * 5 + 3 * 20 + 1}
-    assert sum(each.duplicates for each in dedup.counts) > 81, "a batch that was counted has run again"
-    outcomes = {outcome: dedup.figure("lookups_total", outcome=outcome) for outcome in ("filtered", "found", "vain")}
-    assert outcomes == {"filtered": 0, "found": 3 * 20 + 1, "vain": 0}, "no other row is of an hour that has a segment"
+    assert routes == {"main": 21, "late": 0, "undecidable": 1, "duplicate": 6}
     assert dedup.figure("forgotten_early_ids_total") == 0
-    assert (dedup.figure("remembered_ids"), dedup.figure("state_bytes")) == (20, dedup.last.state_bytes)
+    assert (dedup.figure("remembered_ids"), dedup.figure("state_bytes")) == (1, dedup.last.state_bytes)
 
 
-def passed(_: int, state: pa.Table | None, rows: pa.Table, _low: lowwater.Watermark) -> lws.UpdateResult:
-    """Pass all rows, and keep something."""
-    return pa.table({"n": [1]}), rows.append_column("lowwater_route", pa.array(["main"] * rows.num_rows)), None, ()
-
-
-def test_what_another_function_has_made_is_refused(dedup: Dedup, lw: lowwater.Client, upstream: Upstream) -> None:
-    flow = dedup.flow
-
-    def function() -> lws.TrackedQuery:
-        def write(frame: DataFrame, batch: lws.Batch) -> None:
-            batch.write(
-                batch.stateful(frame, passed, "key string, t timestamp, lowwater_route string"), flow.folder / "main"
-            )
-
-        return flow.start(write, ranges=2)
-
-    query = function()
-    flow.feed.put([row("a", 10)])
-    upstream.at(9, 30)
-    flow.eventually(lambda: low(lw, "stage") == mark(9, 30), "it is committed")
-    query.stop()
-    flow.queries.remove(query)
-    query = dedup.start(Deduplication("key", "t"))
-    flow.feed.put([row("b", 11)])
-    with pytest.raises(Exception, match="was made by another function"):
-        query.await_termination(120)
-    flow.queries.remove(query)
+@pytest.mark.parametrize("before", [Segments("state", whole="state/0.arrow"), Segments("state", facts=(1, 2, 3))])
+def test_what_another_function_has_made_is_refused(before: Segments) -> None:
+    update = IdUpdate(Sieve("key", "t"), 0)
+    with pytest.raises(ValueError, match="was made by another function"):
+        update.update_segments(before, pa.table({"key": ["a"]}), lowwater.Watermark(1))

@@ -57,14 +57,6 @@ class TableFlow:
             self.flow.plain if write_batch is None else write_batch, stream=stream, ranges=2, **options
         )
 
-    def followed(self, lw: lowwater.Client, upstream: Upstream, *rows: tuple[str, int]) -> lws.TrackedQuery:
-        """Start the stage over rows of nine o'clock, and wait until it has come so far."""
-        self.put(*rows)
-        upstream.at(9)
-        query = self.track()
-        self.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows are committed")
-        return query
-
     def keys(self) -> list[str]:
         out = str(self.flow.folder / "out")
         return sorted(r.key for r in self.flow.spark.read.schema("key string, t timestamp").parquet(out).collect())
@@ -169,17 +161,6 @@ def test_d4_a_rate_limit_leaves_rows_of_the_first_snapshot_behind(
     assert table.keys() == ["0", "1", "2"]
 
 
-def test_d8_a_version_that_takes_rows_away_ends_the_query_and_holds(
-    table: TableFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    query = table.followed(lw, upstream, ("a", 9), ("b", 9))
-    table.sql("UPDATE {table} SET t = t + INTERVAL 1 HOUR WHERE key = 'a'")
-    upstream.at(11)
-    with pytest.raises(Exception, match="DELTA_SOURCE_TABLE_IGNORE_CHANGES"):
-        query.await_termination(PATIENCE)
-    assert low(lw, "stage") == mark(9)
-
-
 class Opened:
     """A source over such a log, in a checkpoint that has planned a batch."""
 
@@ -256,10 +237,7 @@ def test_what_was_looked_at_need_not_stay_in_the_log(tmp_path: Path) -> None:
     "options",
     [
         {"ignoreChanges": "true"},
-        {"skipChangeCommits": "true"},
         {"readChangeFeed": "true"},
-        {"failOnDataLoss": "false"},
-        {"startingTimestamp": "2013-01-09"},
         {"heardOfTomorrow": "true"},
     ],
     ids=lambda options: next(iter(options)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,7 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import lowwater
-from lowwater_spark.drive.late import _step
+from lowwater_spark.drive.late import LateRule, keep_late, open_late, reserve_late
+from lowwater_spark.sources.control import Drive
 from tests.kit.times import at
 from tests.spark.drive_support import HOUR, Driven, counts, driven, millis, record, say
 from tests.spark.support import Upstream
@@ -97,13 +97,14 @@ def test_what_comes_after_its_id_was_forgotten_is_kept(driven: Driven, lw: lowwa
 def test_late_rows_of_partitions_that_one_task_runs_are_all_kept(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "ck/offsets").mkdir(parents=True)
     (tmp_path / "ck/offsets/0").write_text(f'v1\n{{"batchWatermarkMs":{10**9}}}\n-')
-    (tmp_path / "rule.json").write_text(json.dumps({"checkpoint": str(tmp_path / "ck"), "windows": [], "at": True}))
-    rows = spark.range(0, 12, 1, 4).selectExpr("id", "timestamp_seconds(id) AS t")
-    step = _step(str(tmp_path / "late"), str(tmp_path / "rule.json"), "t")
+    drive = Drive(str(tmp_path / "control"), ("source",), "t", late=str(tmp_path / "late"))
+    reserve_late(drive, "checkpoint")
+    open_late(drive, LateRule(str(tmp_path / "ck"), at=True), 0)
+    rows = keep_late(spark.range(0, 12, 1, 4).selectExpr("id", "timestamp_seconds(id) AS t"), drive)
     spark.sparkContext.setLocalProperty("streaming.sql.batchId", "1")
     try:
         for _ in range(2):
-            assert rows.mapInArrow(step, rows.schema).coalesce(1).count() == 12
+            assert rows.coalesce(1).count() == 12
     finally:
         spark.sparkContext.setLocalProperty("streaming.sql.batchId", None)  # type: ignore[arg-type]
     late = spark.read.parquet(str(tmp_path / "late/batch=1"))

@@ -14,13 +14,12 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.columns import check_column, columns_of, quoted
-from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.errors import Unsupported
 from lowwater_spark.track.operators import nodes
 from lowwater_spark.track.rows import event_micros
 from tests.kit.times import at
 from tests.process.serving import Serving, serving
-from tests.spark.drive_support import HOUR, Driven, driven, record, say
-from tests.spark.support import Upstream
+from tests.spark.drive_support import HOUR, Driven, driven
 
 __all__ = ["driven"]
 
@@ -58,11 +57,6 @@ def by_another_column(driven: Driven) -> DataFrame:
     return frame.groupBy(sf.window("u", "1 hour"), "key").count().withColumn("t", sf.col("window.end"))
 
 
-def by_session(driven: Driven) -> DataFrame:
-    frame = driven.drive().groupBy(sf.session_window("t", "1 hour"), "key").count()
-    return frame.withColumn("t", sf.col("session_window.start"))
-
-
 REFUSED: dict[str, tuple[Callable[[Driven], DataFrame], str]] = {
     "own_watermark": (
         lambda driven: driven.hourly(driven.drive(driven.read().withWatermark("t", "1 hour"))),
@@ -76,10 +70,6 @@ REFUSED: dict[str, tuple[Callable[[Driven], DataFrame], str]] = {
     "no_window": (
         lambda driven: driven.drive().groupBy("key").agg(sf.max("t").alias("t")),
         "aggregation that is not grouped by the event time .*Group by window",
-    ),
-    "session_of_unknown_length": (
-        by_session,
-        "A driven aggregation .*how far below the low watermark.* declare with retention=",
     ),
     "joined_with_undriven": (
         lambda driven: driven.drive().join(driven.read("other").withColumnRenamed("t", "u"), "key"),
@@ -185,23 +175,3 @@ def test_an_event_time_that_is_no_moment(refused: Driven) -> None:
             refused.drive(refused.read().select("key", cut.alias("t")))
     with pytest.raises(Unsupported, match="not streaming"):
         refused.drive(refused.spark.createDataFrame([("a", at(9))], "key string, t timestamp"))
-
-
-def test_a_checkpoint_from_before_the_query_was_driven(driven: Driven, upstream: Upstream) -> None:
-    driven.feed().put([record("a", at(9, 30))])
-    say(upstream, at(10))
-    driven.start(driven.read())
-    driven.await_read(1, source=0)
-    driven.stop()
-    with pytest.raises(
-        CheckpointMismatch, match=r"has 1 lws.drive\(\), and .*/ck is the checkpoint of one .* not driven"
-    ):
-        driven.start(driven.hourly(driven.drive()), stamp=HOUR)
-    # The way on: a new checkpoint, and another incarnation of the computation.
-    driven.out.clear()
-    driven.start(driven.hourly(driven.drive()), stamp=HOUR, checkpoint="new", adopt=True)
-    driven.await_watermark(at(10), "new")
-    assert driven.rows == [("a", at(9), 1)]
-    driven.stop()
-    with pytest.raises(CheckpointMismatch, match=r"has no lws.drive\(\), and .*/new is the checkpoint of one with 1"):
-        driven.start(driven.read(), checkpoint="new")

@@ -1,53 +1,24 @@
-"""Each way in which a driven query could drop rows, or keep its windows for ever; and that it would, without the care taken."""
+"""Each way in which a driven query could drop rows, or keep its windows for ever."""
 
 from __future__ import annotations
-
-from datetime import timedelta
-from typing import Any
 
 import pytest
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
 import lowwater
-import lowwater_spark as lws
-from lowwater import errors
+from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.drive import frame as frame_module
-from lowwater_spark.drive import watermark as watermark_module
 from lowwater_spark.drive.watermark import Driving
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.sources.control import Offset, Told
 from lowwater_spark.track.plan import check_plan
 from tests.kit.times import at
-from tests.spark.drive_support import CARE, HOUR, Driven, counts, driven, millis, record, say
+from tests.spark.drive_support import HOUR, Driven, counts, driven, millis, record, say
 from tests.spark.support import Upstream
 
 __all__ = ["driven"]
 
 pytestmark = pytest.mark.timeout(400)
-
-
-def newest_at_once(self: Driving) -> Any:
-    """Give out what was read last, wherever its head is."""
-    Driving.read_plans(self)
-    return self._seen
-
-
-@CARE
-def test_rows_that_a_rate_limit_leaves_behind(
-    care: bool, driven: Driven, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not care:
-        monkeypatch.setattr(Driving, "_reached", newest_at_once)
-    rows = [record(f"k{hour}", at(hour, 30)) for hour in (14, 13, 12, 11, 10, 9)]
-    for row in rows:
-        driven.feed().put([row])
-    say(upstream, at(15))
-    driven.start(driven.hourly(driven.drive(driven.read(maxFilesPerTrigger=1))), stamp=HOUR)
-    driven.await_read(3)  # each wait has its own deadline
-    driven.await_read(6)
-    driven.await_watermark(at(15))
-    assert driven.rows == counts(rows, at(15))
 
 
 def slower_than_the_query(self: Driving) -> None:
@@ -60,15 +31,10 @@ def slower_than_the_query(self: Driving) -> None:
 _tick = Driving.tick
 
 
-@CARE
 def test_a_query_that_ends_by_itself_closes_its_windows_first(
-    care: bool, driven: Driven, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+    driven: Driven, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Driving, "tick", slower_than_the_query)
-    if not care:
-        monkeypatch.setattr(
-            watermark_module, "Told", lambda offset, answered=0, final=True: Told(offset, answered, final=True)
-        )
     rows = [record("a", at(9, 10 * i)) for i in range(3)]
     for row in rows:
         driven.feed().put([row])
@@ -91,7 +57,7 @@ def test_rule_8_a_restart_goes_on_from_the_last_value(driven: Driven, upstream: 
     driven.await_read(2)
     assert driven.watermark() == millis(at(9))
     # The batch with the control row is planned, and dies.
-    log = query._run.log
+    log = CheckpointLog(driven.folder / "ck")
     last = log.last_committed()
     assert last is not None
     driven.fails_in = last + 1
@@ -106,20 +72,6 @@ def test_rule_8_a_restart_goes_on_from_the_last_value(driven: Driven, upstream: 
     say(upstream, at(11))
     driven.await_watermark(at(11))
     assert driven.rows == counts(rows)
-
-
-def test_a_watermark_that_spark_does_not_follow_ends_the_query(
-    driven: Driven, lw: lowwater.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same restart without saying everything again: found out at the first batch."""
-
-    class Forgetful(Offset):
-        def __init__(self, watermark: int = 0, incarnations: Any = None, run: int = 0) -> None:
-            super().__init__(watermark, incarnations or {}, 0 * run)
-
-    monkeypatch.setattr(watermark_module, "Offset", Forgetful)
-    with pytest.raises(lws.WatermarkLost, match="as its control rows say"):
-        test_several_controls_say_everything_again_after_a_restart(driven, lw)
 
 
 def test_several_controls_say_everything_again_after_a_restart(driven: Driven, lw: lowwater.Client) -> None:
@@ -141,37 +93,6 @@ def test_several_controls_say_everything_again_after_a_restart(driven: Driven, l
     driven.start(both(), inputs=["left", "right"], stamp=HOUR)
     say(right, at(11))
     driven.await_watermark(at(11))
-    assert driven.rows == counts(rows)
-
-
-def test_rule_9_a_reset_input_ends_the_query_and_keeps_it_from_starting(
-    driven: Driven, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    driven.feed().put([record("a", at(9, 30))])
-    query = driven.start(driven.hourly(driven.drive()), stamp=HOUR)
-    say(upstream, at(9))
-    driven.await_watermark(at(9))
-    lw.reset("source")
-    with pytest.raises((errors.IncarnationChanged, errors.StaleSequencer)):
-        query.await_termination(60)
-    assert driven.watermark() == millis(at(9))
-    with pytest.raises(errors.IncarnationChanged, match="earlier incarnation"):
-        driven.start(driven.hourly(driven.drive()), stamp=HOUR)
-
-
-@CARE
-def test_the_control_row_is_in_no_window(
-    care: bool, driven: Driven, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not care:
-        monkeypatch.setattr(frame_module, "_data_rows", lambda _: sf.spark_partition_id() >= 0)
-    rows = [record("a", at(9, 30))]
-    driven.feed().put(rows)
-    driven.start(driven.hourly(driven.drive(step=timedelta(minutes=1))), stamp=HOUR)
-    say(upstream, at(9, 45))
-    driven.await_watermark(at(9, 45))
-    say(upstream, at(10, 1))
-    driven.await_watermark(at(10, 1))
     assert driven.rows == counts(rows)
 
 

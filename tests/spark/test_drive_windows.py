@@ -12,7 +12,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import lowwater
-from lowwater_spark.drive.frame import _control_time
+from lowwater_spark.drive.frame import control_time
 from lowwater_spark.sources.control import END
 from tests.kit.times import at
 from tests.spark.drive_support import HOUR, Driven, counts, driven, millis, record, say
@@ -23,7 +23,6 @@ __all__ = ["driven"]
 pytestmark = pytest.mark.timeout(400)
 
 MILLI = timedelta(milliseconds=1)
-GAP = timedelta(minutes=10)
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 
 OPEN_END = record("open", datetime(9999, 12, 31, tzinfo=UTC))
@@ -84,41 +83,11 @@ def test_the_control_row_is_later_by_its_delay_when_the_clocks_change(spark: Spa
     zone = "spark.sql.session.timeZone"
     spark.conf.set(zone, "Europe/Berlin")
     try:
-        time = _control_time(sf.col("id"), delay)
+        time = control_time(sf.col("id"), delay)
         found = spark.range(value, value + 1).select(sf.unix_millis(time)).collect()
     finally:
         spark.conf.set(zone, "UTC")
     assert found[0][0] == value + delay
-
-
-def test_sessions_close_a_millisecond_after_their_end(driven: Driven, lw: lowwater.Client, upstream: Upstream) -> None:
-    """A row exactly at W may still come, and does: it begins a session of its own, and joins the one that is open."""
-    driven.feed().put([record("a", at(9)), record("a", at(9, 8)), record("b", at(9, 30))])
-    sessions = driven.drive(step=MILLI).groupBy(sf.session_window("t", "10 minutes"), "key").count()
-    stamped = sessions.select("key", sf.col("session_window.end").alias("t"), "session_window.start", "count")
-    driven.start(stamped, retention=timedelta(0))
-    driven.await_read(1)
-    end = at(9, 8) + GAP
-    say(upstream, end)
-    driven.await_watermark(end - MILLI)
-    assert driven.out == []
-    say(upstream, end + MILLI)
-    driven.await_watermark(end)
-    assert driven.rows == [("a", end, at(9), 2)]
-    driven.eventually(lambda: low(lw, "stage") == lowwater.Watermark.of(end), "what is open ends later")
-    # At the low watermark itself: one that goes on with what is open, one that is alone.
-    say(upstream, at(9, 35))
-    driven.await_watermark(at(9, 35) - MILLI)
-    driven.feed().put([record("b", at(9, 35)), record("c", at(9, 35))])
-    driven.await_read(2)
-    upstream.lease.finish()
-    driven.eventually(lambda: low(lw, "stage").finished, "everything is written", seconds=100)
-    assert driven.rows == [
-        ("a", end, at(9), 2),
-        ("b", at(9, 45), at(9, 30), 2),
-        ("c", at(9, 45), at(9, 35), 1),
-    ]
-    assert driven.queries[0].stage_status().dropped_rows == 0
 
 
 class Alarms(StatefulProcessor):
@@ -138,6 +107,7 @@ class Alarms(StatefulProcessor):
     def close(self) -> None: ...
 
 
+@pytest.mark.long
 def test_timers_ring_at_the_millisecond(driven: Driven, upstream: Upstream) -> None:
     """At W itself rows may still come, so a timer at W waits for the millisecond after it."""
     driven.spark.conf.set(PROVIDER, "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")

@@ -13,9 +13,8 @@ import pytest
 import lowwater
 from lowwater import errors
 from lowwater_spark.checkpoint.identity import identity, new_ordinal
-from lowwater_spark.drive.plan import check_ending
-from lowwater_spark.drive.watermark import Driving
-from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.drive.watermark import Driving, WatermarkLost
+from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.base import NONE, Line, Source
 from lowwater_spark.sources.control import Control, ControlSource, Drive, Offset
 from lowwater_spark.sources.files import FileSource
@@ -28,7 +27,7 @@ from lowwater_spark.track.run import Run
 from tests.kit.eventually import eventually
 from tests.kit.times import at
 from tests.process.serving import Serving
-from tests.spark.support import Upstream
+from tests.spark.support import Upstream, lines
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -140,6 +139,42 @@ def test_an_estimated_input_is_not_followed_though_the_authority_was_away(
         assert query.given() == 0
 
 
+def test_rows_that_a_rate_limit_leaves_behind_are_planned_first(
+    lw: lowwater.Client, upstream: Upstream, tmp_path: Path, queries: list[Query]
+) -> None:
+    query = Query(tmp_path, lw, "source")
+    queries.append(query)
+    files = [tmp_path / "in0" / name for name in ("a.json", "b.json")]
+    for batch, file in enumerate(files):
+        file.touch()
+        entry = {"path": file.as_uri(), "timestamp": file.stat().st_mtime_ns // 1_000_000, "batchId": batch}
+        log = query.checkpoint / "sources/1" / str(batch)
+        log.parent.mkdir(exist_ok=True)
+        log.write_text(f"v1\n{json.dumps(entry)}")
+    query.plan(0, Offset(), read=lines(0)[0])
+    query.start()
+    upstream.at(12)
+    eventually(query.driving.news, "the input has moved")
+    query.tick()
+    assert query.given() == 0, "b.json is in no plan"
+    query.plan(1, Offset(), read=lines(1)[0])
+    query.tick()
+    assert query.given() == VALUE
+
+
+def test_rule_9_a_reset_input_ends_the_query(
+    lw: lowwater.Client, upstream: Upstream, tmp_path: Path, queries: list[Query]
+) -> None:
+    query = Query(tmp_path, lw, "source")
+    queries.append(query)
+    query.start()
+    upstream.at(12)
+    eventually(lambda: query.moves(0), "the value of the first incarnation")
+    lw.reset("source")
+    with pytest.raises(errors.IncarnationChanged, match="source was reset"):
+        eventually(query.driving.tick, "the end")
+
+
 @pytest.mark.parametrize("what", ["late rows", "frame", "inputs"])
 def test_a_refusal_comes_before_the_claim(
     what: str, lw: lowwater.Client, upstream: Upstream, tmp_path: Path, queries: list[Query]
@@ -165,30 +200,26 @@ def test_a_refusal_comes_before_the_claim(
     assert first.given() >= 0, "the other query keeps what it has"
 
 
-def test_rule_9_a_value_of_an_earlier_incarnation_is_not_carried_on(
+def test_a_start_from_a_plan_that_does_not_fit_is_refused(
     lw: lowwater.Client, upstream: Upstream, tmp_path: Path, queries: list[Query]
 ) -> None:
-    query = Query(tmp_path, lw, "source")
-    queries.append(query)
-    query.plan(0, Offset(5, {"source": 7}))
+    """Rule 9: a value of an earlier incarnation is not carried on. And Spark's watermark is where the control rows have put it."""
+    reset = Query(tmp_path, lw, "source", name="reset")
+    queries.append(reset)
+    reset.plan(0, Offset(5, {"source": 7}))
     with pytest.raises(errors.IncarnationChanged, match="source was reset"):
-        query.start()
-
-
-def test_the_directory_of_a_control_is_there_only_while_it_is_driven(
-    lw: lowwater.Client, upstream: Upstream, tmp_path: Path, queries: list[Query]
-) -> None:
-    upstream.at(12)
-    for _ in range(2):
-        query = Query(tmp_path, lw, "source")
-        assert not (tmp_path / "stage0").exists()
-        query.start()
-        query.driving.silence()
-        assert query.controls[0].told() is None, "a source that is asked now fails"
-        with pytest.raises(ValueError, match="runs in another query"):
-            query.controls[0].reserve()
-        query.close()
-    assert not (tmp_path / "stage0").exists()
+        reset.start()
+    reset.close()
+    lost = Query(tmp_path, lw, "source", name="lost", adopt=True)
+    queries.append(lost)
+    lost.plan(0, Offset(5, {"source": 1}))
+    (lost.checkpoint / "commits/0").write_text('v1\n{"nextBatchWatermarkMs":5}')
+    lost.start()
+    for batch, watermark in ((1, 4), (2, 6)):
+        lost.plan(batch, Offset(5, {"source": 1}))
+        (lost.checkpoint / "commits" / str(batch)).write_text(f'v1\n{{"nextBatchWatermarkMs":{watermark}}}')
+        with pytest.raises(WatermarkLost, match="as its control rows say"):
+            lost.driving.tick()
 
 
 def test_only_an_approximate_frame_follows_a_guess(
@@ -222,9 +253,3 @@ def test_a_refusal_is_the_stages_own(lw: lowwater.Client, tmp_path: Path) -> Non
     assert not one.problem
     one.close()
     other.close()
-
-
-def test_a_query_of_one_batch_is_refused() -> None:
-    with pytest.raises(Unsupported, match="availableNow"):
-        check_ending({"once": True})
-    check_ending({"availableNow": True})

@@ -17,8 +17,7 @@ import lowwater
 import lowwater_spark as lws
 from lowwater.watermark import MIN
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.kafka import KafkaSource, Pin
-from lowwater_spark.track import hook
+from lowwater_spark.sources.kafka import KafkaSource
 from lowwater_spark.track.frontier import STRANGERS, Bounds, Seen, look
 from tests.kit.kafka import ANSWERS_WITHIN, Kafka, Row
 from tests.kit.times import at, mark
@@ -109,22 +108,22 @@ def test_the_slowest_partition_holds_and_one_without_rows_holds_all(source: Sour
     assert "no row" not in str(query.stage_status().waiting_for)
 
 
-def made_anew(folder: Path, **how: str) -> None:
-    """An injector reads of a topic, which is made anew while it is away and grows past what was read: Spark sees nothing of that."""
+@pytest.mark.parametrize(
+    "how", [{"subscribe": "t"}, {"assign": '{"t":[0]}'}, {"subscribepattern": "^t$"}], ids=lambda how: next(iter(how))
+)
+def test_a_topic_that_is_made_anew_while_its_injector_is_away_is_refused_however_it_is_named(
+    how: dict[str, str], tmp_path: Path
+) -> None:
+    """It has grown past what was read by then: Spark sees nothing of that."""
     answers = Answers(end=2)
     source = KafkaSource(how, answers)
-    reading = source.open(begun(folder), 0)
+    reading = source.open(begun(tmp_path), 0)
     reading.confirm('{"t":{"0":2}}')
     answers.ids_of["u"] = "2"
-    source.open(begun(folder, 2), 0)
+    source.open(begun(tmp_path, 2), 0)
     answers.ids_of["t"] = "3"
     with pytest.raises(CheckpointMismatch, match=r"the topic t is another one .* adopt=True"):
-        source.open(begun(folder, 3), 0)
-
-
-def test_a_topic_that_is_made_anew_while_its_injector_is_away_is_refused_however_it_is_named(tmp_path: Path) -> None:
-    for option, value in (("subscribe", "t"), ("assign", '{"t":[0]}'), ("subscribepattern", "^t$")):
-        made_anew(tmp_path / option, **{option: value})
+        source.open(begun(tmp_path, 3), 0)
 
 
 def test_what_breaks_the_declared_disorder_is_named_and_lowers_nothing(
@@ -166,7 +165,9 @@ class Transaction:
         self._producer.commit_transaction(ANSWERS_WITHIN)
 
 
-def held_by_a_backlog(source: Source, lw: lowwater.Client) -> None:
+def test_idle_an_idle_partition_moves_with_evidence_and_holds_with_a_backlog(
+    source: Source, lw: lowwater.Client
+) -> None:
     """Partition 1 has a row that is not read yet, and older than what partition 0 shows."""
     frame = source.read(**{"kafka.isolation.level": "read_committed"})
     query = source.start(source.injector(across=MINUTES[30]), frame)
@@ -184,21 +185,6 @@ def held_by_a_backlog(source: Source, lw: lowwater.Client) -> None:
     # It is at its end again, after the newer row.
     source.reaches(lw, 10, 30)
     assert query.stage_status().late_rows == 0
-
-
-def test_idle_an_idle_partition_moves_with_evidence_and_holds_with_a_backlog(
-    source: Source, lw: lowwater.Client
-) -> None:
-    held_by_a_backlog(source, lw)
-
-
-@pytest.mark.long
-@pytest.mark.xfail(strict=True, reason="without the listing an unread row counts as no row", raises=AssertionError)
-def test_twin_without_the_listing_an_unread_row_is_passed(
-    source: Source, lw: lowwater.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hook, "unread", lambda _ends, _planned: [])
-    held_by_a_backlog(source, lw)
 
 
 def test_by_the_clock_a_silent_topic_moves_too(source: Source, lw: lowwater.Client) -> None:
@@ -318,11 +304,3 @@ def test_one_topic_in_two_sources_is_refused(source: Source) -> None:
     with pytest.raises(Exception, match=r"partition 0 of .*, which two sources of the query read"):
         source.start(frame=both).await_termination(120)
     source.flow.queries.clear()
-
-
-@pytest.mark.xfail(strict=True, raises=pytest.fail.Exception, reason="the topics' ids are not compared")
-def test_a_topic_that_is_made_anew_is_read_on_when_ids_are_not_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Pin, "differs", lambda *_: "")
-    made_anew(tmp_path, subscribe="t")

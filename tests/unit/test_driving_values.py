@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.drive.late import LateRule
-from lowwater_spark.drive.plan import given_offsets, steps_of
+from lowwater_spark.drive.plan import check_checkpoint, given_offsets, steps_of
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sources.control import END, NOTHING_GIVEN, Control, Drive, Offset, Told
+from lowwater_spark.sources.base import Source
+from lowwater_spark.sources.control import END, NOTHING_GIVEN, Control, ControlSource, Drive, Offset, Told
+from lowwater_spark.sources.files import FileSource
 from lowwater_spark.track.bounds import Window
 from tests.kit.times import MINUTE
 
@@ -128,6 +130,22 @@ def test_an_input_that_comes_later_is_refused(tmp_path: Path) -> None:
         else:
             assert given_offsets(log, {0: two}) == {0: offset}
         assert given_offsets(log, {0: one}) == {0: offset}
+
+
+@pytest.mark.parametrize("driven", [True, False])
+def test_a_checkpoint_of_a_query_that_was_not_driven_is_none_of_one_that_is_and_the_reverse(
+    driven: bool, tmp_path: Path
+) -> None:
+    control, file = json.dumps(Offset(5, {"a": 1}).to_json()), '{"logOffset":0}'
+    plain: list[Source] = [FileSource("/in", recursive=False)]
+    with_control = [ControlSource("/control"), *plain]
+    (tmp_path / "offsets").mkdir()
+    check_checkpoint(tmp_path, with_control)
+    (tmp_path / "offsets/0").write_text("\n".join(["v1", "{}", *([control] if driven else []), file]))
+    fits, other = (with_control, plain) if driven else (plain, with_control)
+    check_checkpoint(tmp_path, fits)
+    with pytest.raises(CheckpointMismatch, match=r"no lws.drive.* with 1" if driven else r"1 lws.drive.*not driven"):
+        check_checkpoint(tmp_path, other)
 
 
 def test_a_control_is_driven_once(tmp_path: Path) -> None:

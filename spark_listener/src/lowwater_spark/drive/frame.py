@@ -40,7 +40,7 @@ from lowwater_spark.track.plan import check_classic
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["drive", "drive_of"]
+__all__ = ["control_time", "drive", "drive_of"]
 
 _MARK: Final = "__lowwater_control"
 
@@ -106,7 +106,7 @@ def drive(
     data = data if declared.late is None else keep_late(data, declared)
     # Spark subtracts the delay again: its watermark is the value, and only the memory of duplicates is longer.
     control = spark.readStream.format(FORMAT).option(DIRECTORY, declared.directory).load()
-    value = _control_time(control["value"], delay)
+    value = control_time(control["value"], delay)
     fields = df.schema.fields
     columns = [
         value.alias(field.name) if field.name == event_time else null
@@ -118,7 +118,7 @@ def drive(
     return united.where(_data_rows(event_time)).drop(_MARK)
 
 
-def _control_time(value: Column, delay: int) -> Column:
+def control_time(value: Column, delay: int) -> Column:
     """Return the event time of the control row: its value, later by the delay, milliseconds both.
 
     The sum is of numbers. Spark adds an interval of a day or more in the calendar of the session's time zone. Where the clocks change
