@@ -11,7 +11,7 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
-from lowwater_pipeline.computation import Computation, Output, start
+from lowwater_pipeline.computation import Computation, Input, Output, start
 from tests.kit.times import mark
 from tests.spark.computations import Busiest, Counts, Rings
 from tests.spark.flow import Flow
@@ -153,3 +153,27 @@ def test_what_only_spark_knows_is_refused_at_the_start(computed: Computed) -> No
         computed.start(declares)
     with pytest.raises(ValueError, match="the frame has a column lowwater_key already; rename it"):
         computed.start(Counts(), flow.read().withColumn("lowwater_key", sf.lit(1)))
+
+
+def test_fused_computations_that_do_not_go_together_are_refused(computed: Computed) -> None:
+    def write(outputs: Mapping[str, DataFrame], batch: lws.Batch) -> None:
+        """Never called."""
+
+    def reading(name: str, event_time: str = "start", output: str | None = "hours") -> Computation:
+        made = Busiest()
+        made.inputs = [Input(name, key="'all'", event_time=event_time, output=output)]  # type: ignore[misc]
+        return made
+
+    frame, both = computed.flow.read(), {"counts": write, "busiest": write}
+    wrong: list[tuple[Computation, Any, str]] = [
+        (Counts(), both, "two computations of the query are called counts"),
+        (reading("source"), both, "it has one Input, that names a computation before it, of counts"),
+        (reading("counts", output=None), both, "does not say which of its outputs: .* one of hours, keys"),
+        (reading("counts", "t"), both, "has event_time='t', and the output hours of counts is stamped by start"),
+        (Busiest(), write, "with then= there is a write"),
+        (Busiest(), both | {"other": write}, "write= names other, and the query has counts, busiest"),
+        (Busiest(), {"busiest": write}, "nobody writes keys, of counts"),
+    ]
+    for then, writes, said in wrong:
+        with pytest.raises((ValueError, TypeError), match=said):
+            start(Counts(), frame, writes, checkpoint=computed.flow.folder / "ck", then=[then])
