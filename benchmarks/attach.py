@@ -69,9 +69,9 @@ SETTINGS: Final = {
 class Slow(Proxy):
     """Lets every call through, late."""
 
-    def _forward(self, method: str, requests: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
+    def forward(self, method: str, requests: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
         threading.Event().wait(DELAY)
-        yield from super()._forward(method, requests, context)
+        yield from super().forward(method, requests, context)
 
 
 def run(folder: Path, *, quick: bool) -> list[Result]:

@@ -44,14 +44,14 @@ async def claimed(shard: Shard, *names: str) -> Say:
     """Register and claim computations; returns what reports a value of one."""
     sequencers = {}
     for number, name in enumerate(names, start=1):
-        await shard.register(Spec(name))
+        await shard.graph.register(Spec(name))
         sequencers[name] = (
-            await shard.claim(name, ClaimRequest([b"", b""], request_id=bytes([number] * 16)))
+            await shard.owners.claim(name, ClaimRequest([b"", b""], request_id=bytes([number] * 16)))
         ).sequencer
 
     def say(name: str, value: int) -> Awaitable[list[tuple[str, Refused]]]:
         report = GroupReport(sequencers[name], np.array([value]))
-        return shard.report([(name, report)], sender=name.encode() * 16, number=(1, value))
+        return shard.owners.report([(name, report)], sender=name.encode() * 16, number=(1, value))
 
     return say
 
@@ -74,7 +74,7 @@ async def test_what_the_store_has_damaged_is_written_again_from_memory(store: St
     x, y = await asyncio.gather(say("x", 13), say("y", 13), return_exceptions=True)
     assert isinstance(x, errors.Unavailable), "what is in memory counts, and is about to be written"
     assert isinstance(y, errors.JournalFailed), "the log of y is whole, and nothing was changed"
-    view = shard.view("x")
+    view = shard.served.view("x")
     assert view is not None
     assert view.low in {12, 13}
     assert await say("y", 14) == []
@@ -84,7 +84,10 @@ async def test_what_the_store_has_damaged_is_written_again_from_memory(store: St
     await journal.load("x")
     await stopped(shard, run)
     async with serving(store.make()) as again:
-        assert {name: view.low for name in again.names() if (view := again.view(name))} == {"x": 14, "y": 14}
+        assert {name: view.low for name in again.served.names() if (view := again.served.view(name))} == {
+            "x": 14,
+            "y": 14,
+        }
 
 
 # -- a damaged log whose computation is dropped ------------------------------------------------------------------
@@ -120,15 +123,15 @@ async def at_ten(shard: Shard, *names: str) -> Say:
 
 async def lives_again(store: Store, shard: Shard, run: asyncio.Task[None], sequencer: int) -> None:
     """X is registered in its next incarnation, above all of the last one, and can be read after a restart; y has not noticed."""
-    spec = await shard.register(Spec("x"))
+    spec = await shard.graph.register(Spec("x"))
     assert spec.incarnation == 2
-    grant = await shard.claim("x", ClaimRequest([b"", b""], request_id=b"again".ljust(16)))
+    grant = await shard.owners.claim("x", ClaimRequest([b"", b""], request_id=b"again".ljust(16)))
     assert grant.sequencer > sequencer
     report = GroupReport(grant.sequencer, np.array([3]))
-    assert await shard.report([("x", report)], sender=b"x" * 16, number=(2, 1)) == []
+    assert await shard.owners.report([("x", report)], sender=b"x" * 16, number=(2, 1)) == []
     await stopped(shard, run)
     async with serving(store.make()) as again:
-        views = {name: again.view(name) for name in again.names()}
+        views = {name: again.served.view(name) for name in again.served.names()}
         found = {name: (view.incarnation, view.low) for name, view in views.items() if view}
         assert found == {"x": (2, 3), "y": (1, 10)}
 
@@ -141,11 +144,11 @@ async def test_a_log_that_was_not_shortened_is_by_the_next_process(store: Store,
     if damaged:
         store.damage("x", 2)
     journal.refuses_whole_logs = True
-    await shard.drop("x", force=True)
+    await shard.graph.drop("x", force=True)
     await killed(journal, shard, run)
 
     journal, shard, run = await started(store)
-    assert shard.names() == ["y"]
+    assert shard.served.names() == ["y"]
     shard.end_dropped()
     await shard.held.ended("x")
     loaded = await journal.load("x")
@@ -173,19 +176,19 @@ async def test_a_damaged_log_that_nobody_has_in_memory_is_dropped_by_force(store
     await killed(journal, shard, run)
 
     journal, shard, run = await started(store)
-    assert shard.names() == ["y"], "the others are served"
+    assert shard.served.names() == ["y"], "the others are served"
     with pytest.raises(errors.Unavailable, match="is damaged"):
-        await shard.serve("x")
+        await shard.takeover.serve("x")
     report = GroupReport(sequencer, np.array([11]))
-    [(_, refused)] = await shard.report([("x", report)], sender=b"x" * 16, number=(2, 1))
+    [(_, refused)] = await shard.owners.report([("x", report)], sender=b"x" * 16, number=(2, 1))
     assert refused.reason == "MOVED"
     with pytest.raises(errors.OwnedRanges, match="nobody can tell whether workers own key ranges of it"):
-        await shard.drop("x", force=False)
+        await shard.graph.drop("x", force=False)
     assert "x" in shard.topology.computations
-    assert (await shard.drop("x", force=True)).incarnation == 1
-    assert not shard.is_damaged("x")
+    assert (await shard.graph.drop("x", force=True)).incarnation == 1
+    assert not shard.takeover.is_damaged("x")
     with pytest.raises(errors.UnknownComputation, match="x was dropped"):
-        await shard.drop("x", force=True)
+        await shard.graph.drop("x", force=True)
     await lives_again(store, shard, run, sequencer)
 
 
@@ -197,7 +200,7 @@ async def test_a_process_that_ends_leaves_a_graph_that_the_next_one_can_read(sto
     """It has the only good copy, in memory, and nothing has made it look at the store's."""
     journal, shard, run = await started(store)
     say = await at_ten(shard, "x", "y")
-    await shard.reset("y")
+    await shard.graph.reset("y")
     if snapshot:
         await shard.held.logs.snapshot(shard.held.graph, lambda: [shard.topology.encode()], shard.now)
         await shard.held.logs.settle()
@@ -211,9 +214,9 @@ async def test_a_process_that_ends_leaves_a_graph_that_the_next_one_can_read(sto
     await stopped(shard, run)
 
     async with serving(store.make()) as again:
-        views = {name: again.view(name) for name in again.names()}
+        views = {name: again.served.view(name) for name in again.served.names()}
         assert {name: view.incarnation for name, view in views.items() if view} == {"x": 1, "y": 2}
         x = views["x"]
         assert x is not None
         assert x.low == 11
-        await again.register(Spec("z", ("x",)))
+        await again.graph.register(Spec("z", ("x",)))

@@ -29,10 +29,10 @@ async def test_a_log_whose_changes_do_not_fit_each_other_is_put_right_from_memor
     shared: SharedStore, same_version: bool
 ) -> None:
     async with serving(shared.make(), COMPACTED) as one, serving(shared.make(), COMPACTED) as other:
-        await one.register(Spec("a"))
-        await other.confirm(())
-        await other.register(Spec("b", ("a",)))
-        await one.confirm(())
+        await one.graph.register(Spec("a"))
+        await other.confirmation.confirm(())
+        await other.graph.register(Spec("b", ("a",)))
+        await one.confirmation.confirm(())
         known = one.topology
         strange = replace(known.reset("a")[0], version=known.version) if same_version else known.register(Spec("lost"))
         stranger = await shared.connect()
@@ -40,9 +40,9 @@ async def test_a_log_whose_changes_do_not_fit_each_other_is_put_right_from_memor
         await stranger.append([Entry(GRAPH, last + 1, strange.register(Spec("new")).encode(strange), strong=True)])
         with pytest.raises(BrokenGraph, match="shards that still serve put it right from memory"):
             await stored(one)
-        await asyncio.gather(one.confirm(()), other.confirm(()))
-        await one.register(Spec("c"))
-        await other.confirm(())
+        await asyncio.gather(one.confirmation.confirm(()), other.confirmation.confirm(()))
+        await one.graph.register(Spec("c"))
+        await other.confirmation.confirm(())
         assert one.topology == other.topology == await stored(one)
         assert one.topology.computations.keys() == {"a", "b", "c", "new"}
     async with serving(shared.make(), COMPACTED) as third:
@@ -65,15 +65,15 @@ async def test_a_log_whose_changes_do_not_fit_each_other_starts_nobody(store: St
 async def test_changes_that_the_store_has_lost_are_put_back(shared: SharedStore, lost: int) -> None:
     async with serving(shared.make()) as one, serving(shared.make()) as other:
         for name in ("a", "b", "c"):
-            await one.register(Spec(name))
-        await other.confirm(())
+            await one.graph.register(Spec(name))
+        await other.confirmation.confirm(())
         for number in range(lost):
-            await one.register(Spec(f"lost{number}", ("a",)))
+            await one.graph.register(Spec(f"lost{number}", ("a",)))
         await one.held.logs.settle()
         last = (await one.journal.load(GRAPH)).last
         shared.forget(GRAPH, last - lost)
-        await other.register(Spec("new", ("b",)))
+        await other.graph.register(Spec("new", ("b",)))
         for each in (one, other, one):
-            await each.confirm(())
+            await each.confirmation.confirm(())
         assert one.topology == other.topology == await stored(one)
         assert {"a", "b", "c", "new", *(f"lost{number}" for number in range(lost))} == one.topology.computations.keys()

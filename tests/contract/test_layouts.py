@@ -29,40 +29,40 @@ def claim(number: int, *inner: bytes, instead_of: int = 0, bound: int | None = N
 
 async def test_a_layout_is_there_after_a_restart_and_moves_nothing(store: Store) -> None:
     async with serving(store.make()) as shard:
-        await shard.register(Spec("x"))
-        grant = await shard.claim("x", claim(1, b"\x80"))
+        await shard.graph.register(Spec("x"))
+        grant = await shard.owners.claim("x", claim(1, b"\x80"))
         report = GroupReport(grant.sequencer, np.array([5 * HOUR, 6 * HOUR]))
-        await shard.report([("x", report)], sender=b"s" * 16, number=(1, 1))
-        before = shard.view("x")
+        await shard.owners.report([("x", report)], sender=b"s" * 16, number=(1, 1))
+        before = shard.served.view("x")
         fenced: list[Fenced] = []
-        shard.on_fenced = fenced.append
-        assert await shard.change_layout("x", 1, 0, [0, 7], []) == 1
-        assert await shard.change_layout("x", 1, 1, [0, 7, 9], [0, 2, 0]) == 2
-        assert shard.view("x") == before
+        shard.rounds.on_fenced = fenced.append
+        assert await shard.owners.change_layout("x", 1, 0, [0, 7], []) == 1
+        assert await shard.owners.change_layout("x", 1, 1, [0, 7, 9], [0, 2, 0]) == 2
+        assert shard.served.view("x") == before
         assert not fenced
-        assert await shard.report([("x", report)], sender=b"s" * 16, number=(1, 2)) == []
+        assert await shard.owners.report([("x", report)], sender=b"s" * 16, number=(1, 2)) == []
     async with serving(store.make()) as again:
-        await again.serve("x")
-        assert again.wanted("x") == Layout(2, (0, 7, 9), (0, 2, 0))
-        view = again.view("x")
+        await again.takeover.serve("x")
+        assert again.served.wanted_layout("x") == Layout(2, (0, 7, 9), (0, 2, 0))
+        view = again.served.view("x")
         assert view is not None
         assert (view.low, view.ranges) == (5 * HOUR, 2)
 
 
 async def test_a_stale_change_is_refused_with_the_version_that_is_wanted(memory: Store) -> None:
     async with serving(memory.make()) as shard:
-        await shard.register(Spec("x"))
-        await shard.claim("x", claim(1))
-        assert await shard.change_layout("x", 1, 0, [0, 7], []) == 1
-        assert await shard.change_layout("x", 1, 0, [0, 7], []) == 1, "a repeat is answered as the first"
+        await shard.graph.register(Spec("x"))
+        await shard.owners.claim("x", claim(1))
+        assert await shard.owners.change_layout("x", 1, 0, [0, 7], []) == 1
+        assert await shard.owners.change_layout("x", 1, 0, [0, 7], []) == 1, "a repeat is answered as the first"
         with pytest.raises(errors.LayoutConflict) as refused:
-            await shard.change_layout("x", 1, 0, [0, 8], [])
+            await shard.owners.change_layout("x", 1, 0, [0, 8], [])
         assert refused.value.metadata["version"] == "1"
         with pytest.raises(errors.IncarnationChanged):
-            await shard.change_layout("x", 2, 1, [0, 8], [])
-        assert shard.wanted("x") == Layout(1, (0, 7))
+            await shard.owners.change_layout("x", 2, 1, [0, 8], [])
+        assert shard.served.wanted_layout("x") == Layout(1, (0, 7))
         results = await asyncio.gather(
-            *(shard.change_layout("x", 1, 1, [0, start], []) for start in range(1, 20)), return_exceptions=True
+            *(shard.owners.change_layout("x", 1, 1, [0, start], []) for start in range(1, 20)), return_exceptions=True
         )
         assert [each for each in results if each == 2] == [2], "of all that change one version one wins"
 
@@ -70,24 +70,24 @@ async def test_a_stale_change_is_refused_with_the_version_that_is_wanted(memory:
 async def test_an_owner_leaves_out_what_it_has_told_under_its_claim(memory: Store) -> None:
 
     async def tell(sequencer: int, batch: int, layout: Layout) -> Told | None:
-        shard.prepare("x", Prepare(sequencer, batch, b"d", (), 5 * HOUR, False, NO_FOLD, 0, {}))
-        await shard.commit("x", sequencer, batch, Told(layout, "", batch))
-        return await shard.ask("x", lambda found, _: found.told)
+        shard.owners.prepare("x", Prepare(sequencer, batch, b"d", (), 5 * HOUR, False, NO_FOLD, 0, {}))
+        await shard.owners.commit("x", sequencer, batch, Told(layout, "", batch))
+        return await shard.reads.ask("x", lambda found, _: found.told)
 
     async with serving(memory.make()) as shard:
-        await shard.register(Spec("x"))
-        first = await shard.claim("x", claim(1))
+        await shard.graph.register(Spec("x"))
+        first = await shard.owners.claim("x", claim(1))
         assert await tell(first.sequencer, 1, Layout(3)) is None
         assert await tell(first.sequencer, 2, Layout(3, (0, 9), (0, 2))) == Told(Layout(3, (0, 9), (0, 2)), "", 2)
         assert await tell(first.sequencer, 3, Layout(3)) == Told(Layout(3, (0, 9), (0, 2)), "", 3)
         assert await tell(first.sequencer, 4, Layout(4)) is None, "it is of another version"
         assert await tell(first.sequencer, 5, Layout(3, (0, 9))) is not None
-        second = await shard.claim("x", ClaimRequest([b"", b""], request_id=b"2" * 16, generation=6))
+        second = await shard.owners.claim("x", ClaimRequest([b"", b""], request_id=b"2" * 16, generation=6))
         assert await tell(second.sequencer, 6, Layout(3)) is None
-        assert shard.told_layout("x", first.sequencer) is None
+        assert shard.served.reported_layout("x", first.sequencer) is None
     async with serving(memory.make()) as again:
-        await again.serve("x")
-        assert again.told_layout("x", second.sequencer) is None
+        await again.takeover.serve("x")
+        assert again.served.reported_layout("x", second.sequencer) is None
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2_grpc
 
 from lowwater import errors
 from lowwater_authority.authority import Authority
-from lowwater_authority.ops.observer import Observer
+from lowwater_authority.engine.observer import Observer
 from lowwater_authority.rpc.health import HealthServicer
 from lowwater_authority.rpc.refusals import refuse
 from tests.kit.faults import FaultPlan

@@ -17,11 +17,12 @@ from lowwater_authority.core import recovery
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Fold, Grant, GroupReport, Refused
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec
+from lowwater_authority.engine.observer import Observer
+from lowwater_authority.engine.root_here import Here
+from lowwater_authority.engine.roots import Asked, Range
 from lowwater_authority.engine.settings import ShardSettings
 from lowwater_authority.engine.shard import Shard
-from lowwater_authority.engine.slices import Asked, Here, Range
 from lowwater_authority.journal import JournalFailed
-from lowwater_authority.ops.observer import Observer
 from lowwater_authority.rpc.cluster import ClusterServicer
 from lowwater_authority.rpc.services import Services
 from lowwater_authority.rpc.streams import Streams
@@ -111,7 +112,7 @@ class Deployment:
                 await one.beat()
 
     def owner(self, name: str) -> One:
-        [one] = [one for one in self.shards if one.shard.serves(name) and not one.ended]
+        [one] = [one for one in self.shards if name in one.shard.served and not one.ended]
         return one
 
 
@@ -124,17 +125,18 @@ class Asks:
     async def lows(self, names: Sequence[str]) -> dict[str, tuple[int, int]]:
         found = {}
         for name in names:
-            view = self._deployment.owner(name).shard.view(name)
+            view = self._deployment.owner(name).shard.served.view(name)
             assert view is not None
             found[name] = (view.incarnation, view.low)
         return found
 
     async def claim(self, asked: Asked) -> Range:
         """See Above: it goes to the shard that serves the root."""
-        return await Here(self._deployment.owner(asked.root).shard).claim(asked)
+        shard = self._deployment.owner(asked.root).shard
+        return await Here(shard.served, shard.owners).claim(asked)
 
     async def epoch(self, root: str) -> int:
-        return self._deployment.owner(root).shard.epoch(root)
+        return self._deployment.owner(root).shard.served.epoch(root)
 
     async def close(self) -> None:
         """See Peers."""
@@ -210,18 +212,18 @@ class One:
         await self.shard.held.logs.settle()
 
     async def claim(self, name: str) -> Grant:
-        return await self.shard.claim(name, ClaimRequest([b"", b""], request_id=next(ids).to_bytes(16)))
+        return await self.shard.owners.claim(name, ClaimRequest([b"", b""], request_id=next(ids).to_bytes(16)))
 
     async def report(self, name: str, grant: Grant, hour: int, fold: Fold = NO_FOLD) -> list[tuple[str, Refused]]:
         report = GroupReport(grant.sequencer, np.array([hour * HOUR], dtype=np.int64), fold=fold)
-        return await self.shard.report([(name, report)], sender=b"s" * 16, number=(1, next(numbers)))
+        return await self.shard.owners.report([(name, report)], sender=b"s" * 16, number=(1, next(numbers)))
 
     def low(self, name: str) -> int:
         return self.shown(name)[1]
 
     def shown(self, name: str) -> tuple[int, int]:
         """The incarnation and the low watermark that are published, in hours or MIN."""
-        view = self.shard.view(name)
+        view = self.shard.served.view(name)
         assert view is not None
         return view.incarnation, view.low // HOUR if view.low != MIN else MIN
 
@@ -230,7 +232,7 @@ async def two(deployment: Deployment) -> tuple[One, One]:
     """Two shards that share twelve computations, each claimed and at 12 hours."""
     one = await deployment.start("one:1")
     for name in NAMES:
-        await one.shard.register(Spec(name))
+        await one.shard.graph.register(Spec(name))
     other = await deployment.start("other:1")
     await deployment.settle(one, other)
     return one, other
@@ -249,7 +251,7 @@ async def reached(one: One) -> AsyncIterator[str]:
 
 
 def held(one: One) -> set[str]:
-    return set(one.shard.names())
+    return set(one.shard.served.names())
 
 
 async def turns(count: int = 100) -> None:

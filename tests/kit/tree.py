@@ -16,11 +16,13 @@ from lowwater_authority.core.groups import GroupState, Mass
 from lowwater_authority.core.requests import ClaimRequest, Grant, GroupReport, Refused
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec
+from lowwater_authority.engine.observer import Observer
 from lowwater_authority.engine.placement import Alone, Lows
+from lowwater_authority.engine.root_here import Here, RangeHere
+from lowwater_authority.engine.roots import Asked, Range, Told
 from lowwater_authority.engine.settings import ShardSettings
 from lowwater_authority.engine.shard import Shard
-from lowwater_authority.engine.slices import Asked, Here, Range, RangeHere, Slice, Told
-from lowwater_authority.ops.observer import Observer
+from lowwater_authority.engine.slice import Slice
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.times import HOUR
 
@@ -78,13 +80,14 @@ class Way:
     async def claim(self, asked: Asked) -> Range:
 
         async def there() -> Range:
-            return await Here(self.tree.owner(asked.root).shard).claim(asked)
+            shard = self.tree.owner(asked.root).shard
+            return await Here(shard.served, shard.owners).claim(asked)
 
         found = await self.go("claim", there)
         return Bent(self, found)  # type: ignore[arg-type]
 
     async def epoch(self, root: str) -> int:
-        return self.tree.owner(root).shard.epoch(root)
+        return self.tree.owner(root).shard.served.epoch(root)
 
 
 class Bent:
@@ -113,7 +116,8 @@ class Bent:
         """Return it as it is reached now: whoever serves the root knows of the claim."""
         there = self._there
         assert isinstance(there, RangeHere)
-        there.shard = self._way.tree.owner(there.asked.root).shard
+        shard = self._way.tree.owner(there.asked.root).shard
+        there.served, there.owners = shard.served, shard.owners
         return there
 
     async def vouch(self, told: Told) -> None:
@@ -149,7 +153,7 @@ class Some(Alone):
     async def lows(self, names: object) -> Lows:
         found: Lows = {}
         for name in names:  # type: ignore[attr-defined]
-            view = self._tree.owner(name).shard.view(name)
+            view = self._tree.owner(name).shard.served.view(name)
             assert view is not None
             found[name] = view.incarnation, view.low
         return found
@@ -184,8 +188,7 @@ class One:
     async def stop(self) -> None:
         """It ends at once: nothing of it goes on."""
         self.ended = True
-        for name in list(self.shard._slices):
-            self.shard._unfollow(name)
+        self.shard.slices.close()
         self.rounds.cancel()
         with contextlib.suppress(asyncio.CancelledError, errors.LowwaterError):
             await self.rounds
@@ -196,17 +199,19 @@ class One:
         asked = ClaimRequest(
             bounds, request_id=next(ids).to_bytes(16), bound_micros=np.array(micros, dtype=np.int64), worker="w"
         )
-        return await self.shard.claim(name, asked)
+        return await self.shard.owners.claim(name, asked)
 
     def report(
         self, name: str, grant: Grant, *hours: int, finish: bool = False
     ) -> asyncio.Future[list[tuple[str, Refused]]]:
         values = np.array([_micros(hour) for hour in hours], dtype=np.int64)
         report = GroupReport(grant.sequencer, values, finish=finish, fold=self.shard.topology.required(name))
-        return self.shard.report([(name, report)], sender=b"s" * 16, number=(1, next(numbers)))
+        return self.shard.owners.report([(name, report)], sender=b"s" * 16, number=(1, next(numbers)))
 
     def slice(self, name: str) -> Slice:
-        return self.shard._slices[name]
+        found = self.shard.slices.of(name)
+        assert found is not None
+        return found
 
     def look(self, *names: str) -> None:
         for name in names:
@@ -228,8 +233,8 @@ class Tree:
     async def start(self, **spec: object) -> Tree:
         self.top = await self.another("top:1", lambda name: "~" not in name)
         for name in spec.get("inputs", ()):  # type: ignore[attr-defined]
-            await self.top.shard.register(Spec(name))
-        await self.top.shard.register(Spec("a", **{"slices": (b"\x80",), **spec}))  # type: ignore[arg-type]
+            await self.top.shard.graph.register(Spec(name))
+        await self.top.shard.graph.register(Spec("a", **{"slices": (b"\x80",), **spec}))  # type: ignore[arg-type]
         first = set(self.top.shard.topology.get("a").slice_specs())
         if not self._beside:
             self.below = self.beside = await self.another("below:1", lambda name: "~" in name)
@@ -255,7 +260,7 @@ class Tree:
 
     async def split(self, name: str, at: bytes) -> str:
         """Cut a slice in two, and let all processes hear of it; returns the new one."""
-        made = await self.top.shard.split("a", name, at)
+        made = await self.top.shard.graph.split("a", name, at)
         await self.hear()
         return made.name
 
@@ -264,11 +269,11 @@ class Tree:
         for one in (self.top, self.below, self.beside):
             if one.ended:
                 continue
-            await one.shard.refresh()
-            await one.shard.serve_those(one.shard.topology.computations)
+            await one.shard.confirmation.refresh()
+            await one.shard.takeover.serve_those(one.shard.topology.computations)
 
     def owner(self, name: str) -> One:
-        found = [one for one in self.all if one.shard.serves(name) and not one.ended]
+        found = [one for one in self.all if name in one.shard.served and not one.ended]
         if not found:
             msg = f"nobody serves {name}"
             raise errors.Unavailable(msg)
@@ -293,7 +298,7 @@ class Tree:
         return self.top.shard.topology.get(f"a~{number}").span
 
     def low(self, name: str = "a") -> int:
-        view = self.owner(name).shard.view(name)
+        view = self.owner(name).shard.served.view(name)
         assert view is not None
         return _hours(view.low)
 

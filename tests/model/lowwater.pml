@@ -4,7 +4,7 @@
 
      shard    beat, left out, join                   cluster/cluster.py, cluster/membership.py
               take, load, hold, let go               engine/holding.py, engine/holdings.py, journal/contract.py
-              stage, append, publish, confirm        engine/rounds.py, engine/shard.py
+              stage, append, publish, confirm        engine/round.py, engine/confirmation.py
      worker   claim, report, lower                   core/computation.py
      reader   watch                                  engine/hub.py
      all      reset                                  core/topology.py, core/recovery.py

@@ -12,12 +12,16 @@ import pytest
 
 import lowwater
 from lowwater.v1 import watermarks_pb2
-from lowwater_authority.engine.shard import WAIT_SECONDS
+from lowwater_authority.engine.settings import ShardSettings
 from tests.kit.eventually import eventually
 from tests.kit.times import HOUR
 from tests.process.peer import Peer, reason
 from tests.process.sharding import DEAD_AFTER, Sharded, move
 from tests.process.store_proxy import StoreProxy
+
+WAIT_SECONDS = ShardSettings().wait_seconds
+
+WAIT_SECONDS = ShardSettings().wait_seconds
 
 GONE_WITHIN = 4 * DEAD_AFTER
 """Seconds; twice ``dead_after`` is meant."""

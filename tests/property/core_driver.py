@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +23,7 @@ from lowwater_authority.core.requests import (
     TaskAttempt,
     TaskPart,
 )
+from lowwater_authority.core.slicing import computation_of
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.records import journal_pb2 as pb
 
@@ -80,7 +81,7 @@ class Driver:
     ``made`` is the class of the computation, so that a test can drive one whose rule is switched off.
     """
 
-    def __init__(self, spec: Spec | None = None, *, made: type[Computation] = Computation) -> None:
+    def __init__(self, spec: Spec | None = None, *, made: Callable[..., Computation] = computation_of) -> None:
         self.spec = spec or Spec("c", max_skew=1000 * SECOND)
         self.core = made(self.spec, epoch_base=0)
         self.now = NOW

@@ -11,9 +11,9 @@ from lowwater.aio import Client
 from lowwater_authority.cluster.cluster import Cluster, Replaced
 from lowwater_authority.cluster.membership import Beats, Member, View
 from lowwater_authority.cluster.peers import Peers
+from lowwater_authority.engine.observer import Observer
 from lowwater_authority.engine.shard import Shard as Serving
 from lowwater_authority.journal.contract import JournalError
-from lowwater_authority.ops.observer import Observer
 from tests.kit.lines import Lines
 from tests.kit.memory_directory import MemoryDirectory, MemoryMembers
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal

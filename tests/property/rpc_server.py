@@ -26,7 +26,7 @@ from lowwater_authority.authority import Authority
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.groups import GroupState
-from lowwater_authority.ops.observer import Observer
+from lowwater_authority.engine.observer import Observer
 from lowwater_authority.serve import OPTIONS
 from tests.kit.eventually import eventually_async
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
@@ -178,10 +178,10 @@ class RpcServer:
         return {name: (stored.last, stored.snapshot_position) for name, stored in logs if not _is_cut(name)}
 
     def names(self) -> list[str]:
-        return [name for name in self.shard.names() if not _is_cut(name)]
+        return [name for name in self.shard.served.names() if not _is_cut(name)]
 
     def check(self) -> None:
-        for name in self.shard.names():
+        for name in self.shard.served.names():
             computation = self.computation(name)
             computation.check()
             loaded = self.run(self.shard.journal.load(name))

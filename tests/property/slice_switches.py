@@ -10,16 +10,18 @@ from weakref import WeakKeyDictionary
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.interval_map import IntervalMap
+from lowwater_authority.core.slicing import RootComputation, as_slice
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Part as Part_
 from lowwater_authority.core.topology import Spec, Topology
-from lowwater_authority.engine import slices
-from lowwater_authority.engine.shard import Shard
-from lowwater_authority.engine.slices import Slice, Told
+from lowwater_authority.engine import slice as slice_module
+from lowwater_authority.engine.cuts import Cuts
+from lowwater_authority.engine.roots import Told
+from lowwater_authority.engine.slice import Slice
 from tests.kit.planting import Part, bug
 
 
-@bug("told_of", slices)
+@bug("told_of", slice_module)
 def ratchet_is_told(told_of: Part) -> Part:
     """A slice tells what it has published, which does not go down (T1)."""
 
@@ -75,7 +77,7 @@ def any_life_fits(_: Part) -> Part:
     return staticmethod(lambda told, known: True)
 
 
-@bug("told_of", slices)
+@bug("told_of", slice_module)
 def versions_are_echoed(told_of: Part) -> Part:
     """A slice names the version of the inputs that it was granted, whatever its values were folded from (T4)."""
 
@@ -86,9 +88,9 @@ def versions_are_echoed(told_of: Part) -> Part:
     return echo
 
 
-@versions_are_echoed.also("follow_inputs", Shard)
+@versions_are_echoed.also("follow_inputs", Cuts)
 def _as_they_are(_: Part) -> Part:
-    async def as_they_are(self: Shard, name: str, bound: int) -> None:
+    async def as_they_are(self: Cuts, name: str, bound: int) -> None:
         del self, name, bound
 
     return as_they_are
@@ -115,13 +117,13 @@ def outputs_wait_for_the_slice_alone(_: Part) -> Part:
     return at_once
 
 
-@bug("_newest_order", Computation)
+@bug("_newest_order", RootComputation)
 def one_order(_: Part) -> Part:
     """Claims are ordered for the computation, and not for each slice."""
     return lambda self, request: self.order
 
 
-@bug("_newest_order", Computation)
+@bug("_newest_order", RootComputation)
 def no_order(_: Part) -> Part:
     """Claims win in order of arrival."""
     return lambda self, request: (0, 0)
@@ -140,7 +142,7 @@ def sequencers_go_down_in_a_move(recover: Part) -> Part:
     return lower
 
 
-@bug("told_of", slices)
+@bug("told_of", slice_module)
 def retired_is_told_as_finished(told_of: Part) -> Part:
     """A slice that is retired tells that nothing will ever come (T6)."""
     return lambda computation, topology: told_of(computation, topology)._replace(retired=False)
@@ -176,7 +178,7 @@ def moved_answers_leave(_: Part) -> Part:
     return property(lambda self: 0, lambda self, value: None)
 
 
-@bug("told_of", slices)
+@bug("told_of", slice_module)
 def keys_are_exported_early(told_of: Part) -> Part:
     """A slice goes on with keys that another one has read of it."""
 
@@ -187,19 +189,20 @@ def keys_are_exported_early(told_of: Part) -> Part:
     return has_keys
 
 
-@keys_are_exported_early.also("_handed_over", Shard)
+@keys_are_exported_early.also("_handed_over", Cuts)
 def _copied(_: Part) -> Part:
-    async def copied(self: Shard, source: str, name: str) -> Any:
-        loaded = await self.journal.load(source)
-        found = await self.held.recovered_in_pieces(self.topology.get(source), loaded)
-        if name not in found.computation.handed_over:
-            found.computation.move_out(name)
-        return found.computation.handed_over[name]
+    async def copied(self: Cuts, source: str, name: str) -> Any:
+        loaded = await self._held.journal.load(source)
+        found = await self._held.recovered_in_pieces(self._held.topology.get(source), loaded)
+        moving = as_slice(found.computation)
+        if name not in moving.handed_over:
+            moving.move_out(name)
+        return moving.handed_over[name]
 
     return copied
 
 
-@keys_are_exported_early.also("_check_slice", Computation)
+@keys_are_exported_early.also("_check_slice", RootComputation)
 def _unchecked(_: Part) -> Part:
     return lambda self, bounds: None
 

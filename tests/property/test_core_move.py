@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from lowwater import errors
 from lowwater_authority.core import recovery
-from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.requests import NO_FOLD
+from lowwater_authority.core.slicing import SliceComputation, as_slice
 from lowwater_authority.core.topology import Spec as Registered
 from lowwater_authority.core.topology import Topology
 from lowwater_authority.records import journal_pb2 as pb
@@ -75,13 +75,12 @@ class Pair:
         self.snapshots = False
 
     @property
-    def core(self) -> Computation:
-        return self.driver.core
+    def core(self) -> SliceComputation:
+        return as_slice(self.driver.core)
 
     def use(self, topology: Topology) -> None:
-        self.driver.spec = self.core.spec = topology.get(self.name)
-        if not self.core.spec.taker:  # as a shard does
-            self.core.forget_handed_over()
+        self.driver.spec = topology.get(self.name)
+        self.core.follow(self.driver.spec)
 
     def claim(self, first: int, more: int, bound: int | None) -> None:
         start, end = min(self.known.keys), max(self.known.keys)
@@ -263,9 +262,9 @@ FIELDS = ["last_sequencer", "granted", "generation", "bound", "groups.state"]
 
 @pytest.mark.parametrize("field", FIELDS)
 def test_what_does_not_move_is_noticed(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    @bug("take_in", Computation)
+    @bug("take_in", SliceComputation)
     def forgetful(take_in: Part) -> Part:
-        def forgets(self: Computation, state: pb.Snapshot) -> None:
+        def forgets(self: SliceComputation, state: pb.Snapshot) -> None:
             changed = pb.Snapshot()
             changed.CopyFrom(state)
             spoilt: list[Any] = [*changed.groups] if "." in field else [changed]
@@ -301,7 +300,7 @@ def test_a_claim_that_was_granted_before_is_stale_and_never_granted_again() -> N
     one.core.move_out(name)
     one.driver.settle()
     new = Driver(topology.get(name))
-    new.core.take_in(one.core.handed_over[name])
+    as_slice(new.core).take_in(one.core.handed_over[name])
     new.settle()
     new.spec = new.core.spec = topology.moved(name).get(name)
     asked = request([edge(2), edge(6)], request_id=request_id, identity="w", generation=1)
@@ -320,7 +319,7 @@ def test_the_last_batch_and_what_outputs_were_let_say_move_too() -> None:
     one.core.move_out(name)
     one.driver.settle()
     new = Driver(topology.get(name))
-    new.core.take_in(one.core.handed_over[name])
+    as_slice(new.core).take_in(one.core.handed_over[name])
     new.settle()
     new.spec = new.core.spec = topology.moved(name).get(name)
     new.crash()
@@ -336,7 +335,7 @@ def test_lateness_counts_from_where_the_budget_stood() -> None:
     one.core.move_out(name)
     one.driver.settle()
     new = Driver(topology.get(name))
-    new.core.take_in(one.core.handed_over[name])
+    as_slice(new.core).take_in(one.core.handed_over[name])
     new.settle()
     assert new.core.published.budgets[0][:4] == (1000, 70, 0, 0)
     new.crash()

@@ -14,9 +14,9 @@ from lowwater_authority.core import computation
 from lowwater_authority.core.groups import Mass
 from lowwater_authority.core.requests import ClaimRequest, GroupReport
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.engine import slices
+from lowwater_authority.engine import slice as slice_module
+from lowwater_authority.engine.observer import Observer
 from lowwater_authority.engine.shard import Shard
-from lowwater_authority.ops.observer import Observer
 from tests.kit.clock import Clock
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.shards import turns
@@ -47,24 +47,24 @@ class Both:
     async def start(self) -> None:
         await self.shard.start()
         self._rounds = asyncio.create_task(self.shard.run())
-        await self.shard.register(Spec("cut", slices=CUTS, heuristics=SHARES))
-        await self.shard.register(Spec("flat", heuristics=SHARES))
+        await self.shard.graph.register(Spec("cut", slices=CUTS, heuristics=SHARES))
+        await self.shard.graph.register(Spec("flat", heuristics=SHARES))
         self._claims = [await self._claim(f"cut~{part // 2}", part) for part in range(len(PARTS))]
         self._flat = [await self._claim("flat", part) for part in range(len(PARTS))]
 
     async def _claim(self, name: str, part: int) -> tuple[str, int]:
-        grant = await self.shard.claim(name, ClaimRequest(PARTS[part], request_id=bytes([part]) * 16))
+        grant = await self.shard.owners.claim(name, ClaimRequest(PARTS[part], request_id=bytes([part]) * 16))
         return name, grant.sequencer
 
     async def tell(self, part: int, low: int, mass: Mass) -> None:
         self._reports += 1
         for name, sequencer in (self._claims[part], self._flat[part]):
             said = GroupReport(sequencer, np.array([low], dtype=np.int64), mass=mass)
-            assert not await self.shard.report([(name, said)], sender=b"s" * 16, number=(1, self._reports))
+            assert not await self.shard.owners.report([(name, said)], sender=b"s" * 16, number=(1, self._reports))
         await turns()
 
     def published(self, name: str) -> tuple[int, dict[int, int]]:
-        view = self.shard.view(name)
+        view = self.shard.served.view(name)
         assert view is not None
         return view.low, dict(view.heuristics)
 
@@ -90,7 +90,7 @@ async def run(steps: list[tuple[int, int, dict[int, int], int, tuple[int, int]]]
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "MASS_SECONDS", 0.0)
+    monkeypatch.setattr(slice_module, "MASS_SECONDS", 0.0)
 
 
 @given(steps=st.lists(told, min_size=6, max_size=25))

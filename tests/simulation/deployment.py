@@ -12,9 +12,9 @@ from lowwater_authority.authority import Authority
 from lowwater_authority.cluster.cluster import DEAD_AFTER, Cluster, Replaced
 from lowwater_authority.cluster.membership import Member
 from lowwater_authority.cluster.peers import Peers
+from lowwater_authority.engine.observer import Observer
 from lowwater_authority.engine.settings import ShardSettings
 from lowwater_authority.journal import GRAPH, JournalCorrupt, JournalFailed, JournalUnknown, Ownership
-from lowwater_authority.ops.observer import Observer
 from tests.kit.faults import FaultPlan, Operation, Outcome
 from tests.kit.lines import Lines
 from tests.kit.memory_directory import MemoryDirectory, MemoryMembers
@@ -260,7 +260,7 @@ class Deployment:
         wrong: dict[str, str] = {}
         for name in names if self.sharded else []:
             serving = [
-                seat for seat in self.seats if seat.serving and seat.authority and seat.authority.shard.serves(name)
+                seat for seat in self.seats if seat.serving and seat.authority and name in seat.authority.shard.served
             ]
             owner, target = self.ledger.owners.get(name, Ownership()), self.members.view.shard_of(name)
             places = {seat.address for seat in serving}

@@ -313,8 +313,8 @@ class Havoc:
         while True:
             await asyncio.sleep(1.0)
             shards = [seat.authority.shard for seat in self._world.deployment.seats if seat.serving and seat.authority]
-            damaged = any(shard.is_damaged(UNREAD) for shard in shards)
-            served = any(shard.serves(UNREAD) for shard in shards)
+            damaged = any(shard.takeover.is_damaged(UNREAD) for shard in shards)
+            served = any(UNREAD in shard.served for shard in shards)
             silent = silent + 1 if damaged and not served else 0
             if silent == PATIENCE_SECONDS:
                 self._world.sim.reach("a computation whose log is damaged was given up")

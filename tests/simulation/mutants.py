@@ -30,12 +30,13 @@ from lowwater_authority.core.computation import View as View_
 from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec, Topology
-from lowwater_authority.engine import holding, holdings, rounds
+from lowwater_authority.engine import holding, holdings
+from lowwater_authority.engine import round as rounds
 from lowwater_authority.engine.hub import Hub
 from lowwater_authority.engine.logs import Log, Logs
-from lowwater_authority.engine.rounds import Round
-from lowwater_authority.engine.shard import Shard
-from lowwater_authority.engine.slices import Slice
+from lowwater_authority.engine.requests import Requests
+from lowwater_authority.engine.round import Round, Rounds
+from lowwater_authority.engine.slice import Slice
 from lowwater_authority.journal import GRAPH, End, JournalCorrupt, JournalFailed, contract, frames
 from lowwater_authority.records import journal_pb2
 from tests.kit import memory_journal as memory
@@ -63,17 +64,17 @@ Planted = pytest.MonkeyPatch
 Plant = Bug | Callable[[Planted], None]
 
 
-@bug("append", Shard)
+@bug("_append_records", Rounds)
 def publish_before_append(append: Part) -> Part:
     """Values are shown while their record is on its way to the disk (rule 2)."""
 
-    async def late(self: Shard, round_: Round) -> None:
+    async def late(self: Rounds, round_: Round) -> None:
         if round_.topology is not None:  # what is dropped has no log any more that could be written
             await append(self, round_)
             return
         appending = asyncio.ensure_future(append(self, round_))
         await asyncio.sleep(0)  # the records are taken
-        self.publish(round_, 0)
+        self._publish(round_, 0)
         await appending
 
     return late
@@ -260,7 +261,7 @@ def leave_a_damaged_graph(_: Part) -> Part:
     return refuse
 
 
-@bug("end", rounds._Work)
+@bug("end", rounds._Request)
 def answer_what_has_left_a_round(end: Part) -> Part:
     """What another shard has taken leaves the round, and its callers are answered as if it were written too (rule 2)."""
 
@@ -363,10 +364,10 @@ def hand_keys_over_by_an_unconfirmed_graph(settled: Part) -> Part:
     return at_once
 
 
-@bug("_by_its_inputs", Shard)
+@bug("by_its_inputs", Requests)
 def change_inputs_by_an_unconfirmed_graph(_: Part) -> Part:
     """A shard uses a change of the graph before it is durable, and no log follows a graph that is ahead of it (rule 2)."""
-    return lambda self, _, name: self._computation(name)
+    return lambda self, _, name: self.served.computation(name)
 
 
 change_inputs_by_an_unconfirmed_graph.includes(hand_keys_over_by_an_unconfirmed_graph)

@@ -120,7 +120,7 @@ class Upheaval:
     def crash_owner(self, name: str) -> None:
         sharded = self._deployment.sharded
         for seat in self._deployment.seats:
-            if seat.serving and seat.authority is not None and seat.authority.shard.serves(name):
+            if seat.serving and seat.authority is not None and name in seat.authority.shard.served:
                 kind, keep = ("crash a shard", None) if sharded else ("crash the authority", 0)
                 self._world.later(self._crash, kind, seat, 0.2, keep)
 

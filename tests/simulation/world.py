@@ -12,7 +12,8 @@ from random import Random
 from typing import Any, Final
 
 from lowwater import errors
-from lowwater_authority.engine import holdings, slices
+from lowwater_authority.engine import holdings
+from lowwater_authority.engine import slice as slice_module
 from lowwater_authority.engine.settings import ShardSettings
 from lowwater_authority.journal import GRAPH
 from tests.kit.planting import instead
@@ -162,7 +163,7 @@ class World:
 
     def run(self) -> Result:
         with (
-            instead((holdings, "asyncio", Pauses(self.sim)), (slices.Slice, "settle", _waiting(self.sim))),
+            instead((holdings, "asyncio", Pauses(self.sim)), (slice_module.Slice, "settle", _waiting(self.sim))),
             _hearing(self.oracle, weak=self.weak),
             timers.spark_away(self.sim) if self.timed else nullcontext(),
         ):
@@ -357,10 +358,10 @@ class Pauses:
         await asyncio.sleep(seconds)
 
 
-def _waiting(sim: Simulation) -> Callable[[slices.Slice, int], Coroutine[Any, Any, errors.Unavailable | None]]:
-    settle = slices.Slice.settle
+def _waiting(sim: Simulation) -> Callable[[slice_module.Slice, int], Coroutine[Any, Any, errors.Unavailable | None]]:
+    settle = slice_module.Slice.settle
 
-    async def counted(self: slices.Slice, turn: int) -> errors.Unavailable | None:
+    async def counted(self: slice_module.Slice, turn: int) -> errors.Unavailable | None:
         sim.reach("an answer waited for the root")
         refusal = await settle(self, turn)
         if refusal is not None:

@@ -30,9 +30,9 @@ from lowwater_authority.access.identity import host_of, presented
 from lowwater_authority.access.limits import Bucket, Usage
 from lowwater_authority.access.policy import Access, Action, Allowance, Limits, Principal
 from lowwater_authority.core.topology import Spec
+from lowwater_authority.engine.observer import Observer
 from lowwater_authority.files.followed import LOOK_SECONDS, MOST_SECONDS, SETTLED_SECONDS
 from lowwater_authority.files.table import BadFile
-from lowwater_authority.ops.observer import Observer
 from lowwater_authority.rpc.refusals import refuse
 from tests.kit.served import healthy, served
 from tests.process.stalling import opening, without_room

@@ -15,7 +15,7 @@ from lowwater.core.call import Stubs
 from lowwater.v1 import watermarks_pb2
 from lowwater_authority.core.requests import ClaimRequest, GroupReport, Refused
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.engine.shard import TOGETHER_SECONDS
+from lowwater_authority.engine.takeover import TOGETHER_SECONDS
 from tests.kit.memory_journal import MemoryDisk, StoredLog
 from tests.kit.shards import DEAD_AFTER, NAMES, Deployment, One, held, reached, turns, two
 from tests.kit.times import HOUR
@@ -35,13 +35,13 @@ async def test_rule4_a_zombie_shard_moves_nothing_and_answers_nothing(deployment
     [(_, refused)] = await zombie.report(name, grant, 15)
     assert refused.reason == "MOVED"
     assert name not in held(zombie)
-    assert zombie.shard.view(name) is None
+    assert zombie.shard.served.view(name) is None
     assert await subscription.take(0) == {name: None}
     assert one.low(name) == 16
     with pytest.raises(errors.Moved):
         await zombie.claim(name)
     place = (await zombie.cluster.locate([name]))[name]
-    assert place == ("one:1", one.shard.epoch(name))
+    assert place == ("one:1", one.shard.served.epoch(name))
 
 
 async def test_a_zombie_puts_nothing_back_before_those_who_were_awake(deployment: Deployment) -> None:
@@ -59,7 +59,7 @@ async def test_a_zombie_puts_nothing_back_before_those_who_were_awake(deployment
     await deployment.settle(other, seconds=0.6)
     with pytest.raises(errors.JournalFailed, match="out of touch"):
         await refused
-    await zombie.shard.confirm([name])
+    await zombie.shard.confirmation.confirm([name])
     assert name not in held(zombie)
     assert other.low(name) == 13
     [(_, stale)] = await other.report(name, old, 20)
@@ -71,14 +71,14 @@ async def test_rule8_nothing_of_a_stream_counts_behind_what_another_shard_was_to
     """The range goes down in a report that comes while another shard serves it; the next one on the stream says nothing of that."""
     one, other = await two(deployment)
     name = min(held(other))
-    grant = await other.shard.claim(name, ClaimRequest([b"", b"m", b""], request_id=b"two ranges".ljust(16)))
+    grant = await other.shard.owners.claim(name, ClaimRequest([b"", b"m", b""], request_id=b"two ranges".ljust(16)))
     barred: set[str] = set()
 
     def report(number: int, *hours: int, handles: list[int] | None = None) -> asyncio.Future[list[tuple[str, Refused]]]:
         values = np.array([hour * HOUR for hour in hours], dtype=np.int64)
         chosen = None if handles is None else np.array(handles, dtype=np.uint32)
         said = GroupReport(grant.sequencer, values, handles=chosen)
-        return one.shard.report([(name, said)], sender=b"t" * 16, number=(1, number), barred=barred)
+        return one.shard.owners.report([(name, said)], sender=b"t" * 16, number=(1, number), barred=barred)
 
     [(_, refused)] = await report(1, 12, 10)
     assert refused.reason == "MOVED"
@@ -94,14 +94,14 @@ async def test_rule8_nothing_of_a_stream_counts_behind_what_another_shard_was_to
 
 async def test_a_refused_adopt_changes_nothing(deployment: Deployment) -> None:
     one = await deployment.start("one:1")
-    await one.shard.register(Spec("a"))
-    await one.shard.register(Spec("reader", ("a",)))
-    grant = await one.shard.claim("a", ClaimRequest([b"", b""], identity="x", request_id=b"1".ljust(16)))
+    await one.shard.graph.register(Spec("a"))
+    await one.shard.graph.register(Spec("reader", ("a",)))
+    grant = await one.shard.owners.claim("a", ClaimRequest([b"", b""], identity="x", request_id=b"1".ljust(16)))
     await one.report("a", grant, 14)
     far = np.array([2**62], dtype=np.int64)
     bad = ClaimRequest([b"", b""], identity="y", request_id=b"2".ljust(16), bound_micros=far)
     with pytest.raises(errors.TooFarAhead):
-        await one.shard.claim("a", bad, adopt=True)
+        await one.shard.owners.claim("a", bad, adopt=True)
     assert {one.shard.topology.get(name).incarnation for name in ("a", "reader")} == {1}
     assert one.low("a") == 14
 
@@ -110,18 +110,18 @@ async def test_c7b_a_heal_yields_to_whom_a_newer_view_has_chosen(deployment: Dep
     one, other = await two(deployment)
     name = min(held(one))
     first = deployment.disk.owners[name]
-    await one.shard.rise(name, 2)
+    await one.shard.confirmation.rise(name, 2)
     await one.report(name, await one.claim(name), 11)
     deployment.disk.owners[name], deployment.disk.logs[name] = first, StoredLog()  # a fail-over
     await other.cluster.change(lambda view: view.pinned(name, "other:1"))
     await other.beat()
-    if not other.shard.serves(name):
-        assert await other.shard.serve(name)
+    if name not in other.shard.served:
+        assert await other.shard.takeover.serve(name)
     grant = await other.claim(name)
     await other.report(name, grant, 15)
     await one.hear()
-    await one.shard.confirm()
-    await other.shard.confirm()
+    await one.shard.confirmation.confirm()
+    await other.shard.confirmation.confirm()
     assert deployment.owner(name) is other
     assert await other.report(name, grant, 16) == []
 

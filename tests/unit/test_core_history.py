@@ -86,7 +86,7 @@ def test_a_snapshot_that_has_no_history_starts_one_that_claims_nothing_of_before
 
 
 async def read(one: Running) -> list[int]:
-    completions, total = await one.shard.history("a", since=None, limit=100)
+    completions, total = await one.shard.reads.history("a", since=None, limit=100)
     assert total == len(completions)
     return [c.through // HOUR for c in completions]
 
@@ -95,7 +95,7 @@ async def test_rule2_no_completion_is_told_before_its_record_is_durable() -> Non
     """Asked for between a round's checks and the end of its append."""
     gate = Gate()
     one = await Running(MemoryDisk(), gate).start()
-    await one.shard.register(Spec("a"))
+    await one.shard.graph.register(Spec("a"))
     grant = await one.claim()
     gate.open.clear()
     gate.reached.clear()

@@ -40,7 +40,7 @@ async def serve_on(one: One, *names: str) -> None:
     for name in names:
         grant = await one.claim(name)
         assert await one.report(name, grant, 12) == []
-        await one.shard.confirm([name])
+        await one.shard.confirmation.confirm([name])
         assert one.low(name) == 12
 
 
@@ -53,10 +53,10 @@ class NothingBehind(MemoryJournal):
 
 
 CHANGES: dict[str, Callable[[Shard, str, str], Awaitable[object]]] = {
-    "register": lambda shard, name, other: shard.register(Spec("new", (name, other))),
-    "reset": lambda shard, name, other: shard.reset(name),
-    "inputs": lambda shard, name, other: shard.set_inputs(name, [other]),
-    "drop": lambda shard, name, other: shard.drop(name, force=True),
+    "register": lambda shard, name, other: shard.graph.register(Spec("new", (name, other))),
+    "reset": lambda shard, name, other: shard.graph.reset(name),
+    "inputs": lambda shard, name, other: shard.graph.set_inputs(name, [other]),
+    "drop": lambda shard, name, other: shard.graph.drop(name, force=True),
 }
 """What one shard acknowledges, and another has not read when its record is damaged."""
 
@@ -85,21 +85,21 @@ async def test_rule1_no_shard_acts_on_a_graph_that_lacks_what_was_acknowledged(
     whole = stored.records[stored.last]
     place = rot(deployment)
     damaged = stored.records[place]
-    if other.shard.serves(name):
+    if name in other.shard.served:
         # Its own log tells nothing of its inputs then.
         await other.snapshot(name)
 
     async def acts_on_nothing() -> None:
         shard = one.shard
         for ask in (
-            partial(shard.confirm, ()),
-            partial(shard.confirm, [neighbour]),
-            partial(shard.reset, name),
-            partial(shard.drop, name, force=True),
-            partial(shard.register, Spec("more", (name,))),
-            partial(shard.register, Spec("new", (neighbour,))),
-            partial(shard.reset, neighbour),
-            shard.refresh,
+            partial(shard.confirmation.confirm, ()),
+            partial(shard.confirmation.confirm, [neighbour]),
+            partial(shard.graph.reset, name),
+            partial(shard.graph.drop, name, force=True),
+            partial(shard.graph.register, Spec("more", (name,))),
+            partial(shard.graph.register, Spec("new", (neighbour,))),
+            partial(shard.graph.reset, neighbour),
+            shard.confirmation.refresh,
         ):
             assert await refused(ask())
         assert stored.records.get(place) == damaged
@@ -117,7 +117,7 @@ async def test_rule1_no_shard_acts_on_a_graph_that_lacks_what_was_acknowledged(
         await deployment.settle(one, other, seconds=2.1)
         assert one.shard.topology == other.shard.topology
     assert one.shard.topology == acknowledged
-    [incarnation] = [spec.incarnation for spec in await one.shard.reset(neighbour) if spec.name == neighbour]
+    [incarnation] = [spec.incarnation for spec in await one.shard.graph.reset(neighbour) if spec.name == neighbour]
     assert incarnation == 2
     assert one.shard.topology.dropped == acknowledged.dropped
 
@@ -139,9 +139,9 @@ async def take_with_inputs_that_are_not_read(deployment: Deployment) -> tuple[On
     await other.cluster.change(lambda view: view.pinned(name, "one:1"))
     await one.cluster.look()
     one.faults.held["take"] = asyncio.Event()
-    taking = asyncio.create_task(one.shard.take_over(name))
+    taking = asyncio.create_task(one.shard.takeover.serve_in_turn(name))
     await turns()
-    await other.shard.set_inputs(name, [new])
+    await other.shard.graph.set_inputs(name, [new])
     rot(deployment)
     one.faults.held.pop("take").set()
     await asyncio.wait([taking])
@@ -171,13 +171,13 @@ async def changed_between_the_look_and_the_heal(deployment: Deployment) -> tuple
     name = min(held(other))
     await serve_on(other, name)
     for new in ("a", "b"):
-        await one.shard.register(Spec(new))
+        await one.shard.graph.register(Spec(new))
     forget(deployment, 2)
     one.faults.held["restore"] = asyncio.Event()
-    healing = asyncio.create_task(one.shard.confirm(()))
+    healing = asyncio.create_task(one.shard.confirmation.confirm(()))
     await turns()
     assert not healing.done()
-    [life] = [spec.incarnation for spec in await other.shard.reset(name)]
+    [life] = [spec.incarnation for spec in await other.shard.graph.reset(name)]
     assert life == 2
     await other.stop()
     one.faults.held.pop("restore").set()
@@ -211,16 +211,16 @@ async def changed_behind_a_loss(deployment: Deployment) -> tuple[One, One, str]:
     one, other = await two(deployment)
     name = min(held(other))
     for new in ("a", "b"):
-        await one.shard.register(Spec(new))
+        await one.shard.graph.register(Spec(new))
     forget(deployment, 2)
-    await other.shard.reset(name)
+    await other.shard.graph.reset(name)
     rot(deployment, back=3)
     return one, other, name
 
 
 async def test_who_does_not_cover_what_is_damaged_and_lost_calls_who_does(deployment: Deployment) -> None:
     one, other, name = await changed_behind_a_loss(deployment)
-    assert await refused(one.shard.confirm(()))
+    assert await refused(one.shard.confirmation.confirm(()))
     await deployment.settle(one, other, seconds=3)
     assert one.shard.topology == other.shard.topology
     assert one.shard.topology.get(name).incarnation == 2
@@ -235,12 +235,12 @@ async def test_rule10_nothing_is_written_over_what_nobody_who_lives_has_read(dep
     before = dict(deployment.disk.logs[GRAPH].records)
     reads = one.faults.reads
     for _ in range(30):
-        assert await refused(one.shard.confirm(()))
+        assert await refused(one.shard.confirmation.confirm(()))
     assert one.faults.reads - reads < 100, "it rests"
     await deployment.settle(one, seconds=3 * DEAD_AFTER)
     assert deployment.disk.logs[GRAPH].records == before
-    assert await refused(one.shard.reset(name))
-    assert await refused(one.shard.register(Spec("new")))
+    assert await refused(one.shard.graph.reset(name))
+    assert await refused(one.shard.graph.register(Spec("new")))
     assert name not in held(one)
 
 
@@ -250,13 +250,13 @@ async def test_a_shard_that_ends_saves_its_computations_whatever_the_graph_is(
 ) -> None:
     """The log of one is damaged too, and only this process has it in memory."""
     one = await deployment.start("one:1")
-    await one.shard.register(Spec("x"))
+    await one.shard.graph.register(Spec("x"))
     await serve_on(one, "x")
     await one.snapshot("x")
     deployment.disk.logs["x"].damage_snapshot()
     if graph == "newer":
         with newer_release():
-            await one.shard.register(Spec("y"))
+            await one.shard.graph.register(Spec("y"))
     if graph in {"refused", "never read"}:
         rot(deployment)
     if graph == "refused":
@@ -313,7 +313,7 @@ async def test_a_graph_that_cannot_be_written_again_stops_only_what_needs_it(dep
     rot(deployment, back=1)
     for each in (one, other):
         each.faults.ends["restore"] = [Outcome.FAILED] * 1000
-        each.shard.doubt_graph()
+        each.shard.confirmation.doubt_graph()
     await deployment.settle(one, other, seconds=3)
     assert not one.cluster.cut_off
     await serve_on(one, name)
@@ -321,7 +321,7 @@ async def test_a_graph_that_cannot_be_written_again_stops_only_what_needs_it(dep
     await deployment.settle(one, other, seconds=3)
     assert name in held(one), "who cannot read the graph takes nothing"
     with pytest.raises(errors.Unavailable, match="cannot put the graph right in its store yet"):
-        await other.shard.refresh()
+        await other.shard.confirmation.refresh()
     for each in (one, other):
         each.faults.ends.clear()
     await deployment.settle(one, other, seconds=6)

@@ -105,7 +105,7 @@ def test_a_heal_does_not_bring_back_what_was_dropped() -> None:
 async def running(disk: MemoryDisk) -> AsyncIterator[Running]:
     one = await Running(disk).start()
     for spec in (A, B, Spec("beside")):
-        await one.shard.register(spec)
+        await one.shard.graph.register(spec)
     yield one
     await one.stop()
 
@@ -117,13 +117,13 @@ async def test_what_a_worker_owns_is_dropped_by_force_alone(running: Running) ->
     with pytest.raises(
         errors.OwnedRanges, match=r"exec-7 owns key ranges of b, last heard of 1 min 30 s ago\. Stop it"
     ) as refused:
-        await shard.drop("b", force=False)
+        await shard.graph.drop("b", force=False)
     assert refused.value.metadata["workers"] == "exec-7"
-    assert shard.serves("b")
-    assert shard.granted("b", grant.sequencer), "nothing was changed"
+    assert "b" in shard.served
+    assert shard.served.granted("b", grant.sequencer), "nothing was changed"
     fenced: list[Fenced] = []
-    shard.on_fenced = fenced.append
-    await shard.drop("b", force=True)
+    shard.rounds.on_fenced = fenced.append
+    await shard.graph.drop("b", force=True)
     assert [(each.computation, each.sequencer, each.reason) for each in fenced] == [
         ("b", grant.sequencer, "its computation was dropped")
     ]
@@ -131,18 +131,18 @@ async def test_what_a_worker_owns_is_dropped_by_force_alone(running: Running) ->
 
 async def test_what_was_given_back_or_finished_is_dropped_without_force(running: Running) -> None:
     grant = await running.claim("b")
-    await running.shard.release("b", grant.sequencer)
-    assert (await running.shard.drop("b", force=False)).incarnation == 1
+    await running.shard.owners.release("b", grant.sequencer)
+    assert (await running.shard.graph.drop("b", force=False)).incarnation == 1
     finished = await running.claim("a")
     assert await running.report(finished, 2**63 - 1, name="a", finish=True) == []
-    await running.shard.drop("a", force=False)
-    assert running.shard.names() == ["beside"]
+    await running.shard.graph.drop("a", force=False)
+    assert running.shard.served.names() == ["beside"]
 
 
 async def test_rule4_a_worker_that_comes_back_is_refused_and_brings_nothing_back(running: Running) -> None:
     zombie, neighbour = await running.claim("a"), await running.claim("beside")
-    await running.shard.drop("b", force=False)
-    await running.shard.drop("a", force=True)
+    await running.shard.graph.drop("b", force=False)
+    await running.shard.graph.drop("a", force=True)
     [(name, refused)] = await running.report(zombie, 10, name="a")
     assert (name, refused.reason, refused.handles) == ("a", "STALE_SEQUENCER", None)
     assert "a was dropped, and its claims ended with it" in refused.message
@@ -152,7 +152,7 @@ async def test_rule4_a_worker_that_comes_back_is_refused_and_brings_nothing_back
     assert await running.report(neighbour, 10, name="beside") == []
     assert running.low("beside") == 10
 
-    await running.shard.register(A)
+    await running.shard.graph.register(A)
     [(name, refused)] = await running.report(zombie, 10, name="a")
     assert refused.reason == "STALE_SEQUENCER"
     assert running.low("a") == MIN
@@ -163,7 +163,7 @@ async def test_rule3_a_copy_of_the_journal_goes_on_above_what_was_dropped(
     running: Running, disk: MemoryDisk, forget: tuple[str, ...]
 ) -> None:
     grant = await running.claim("b")
-    await running.shard.drop("b", force=True)
+    await running.shard.graph.drop("b", force=True)
     await running.shard.held.settle()
     await running.stop()
     source = MemoryJournal(disk)
@@ -176,9 +176,9 @@ async def test_rule3_a_copy_of_the_journal_goes_on_above_what_was_dropped(
         facts, graph_of = await survey(source, fence=True), partial(whole, forget=forget)
         await Copy(source, facts, target, whole=graph_of, newest=needs_newest).run()
     other = await Running(copy).start()
-    assert other.shard.names() == ["a", "beside"]
+    assert other.shard.served.names() == ["a", "beside"]
     assert list(other.shard.topology.dropped) == ([] if forget else ["b"])
-    await other.shard.register(B)
+    await other.shard.graph.register(B)
     assert other.shard.topology.get("b").incarnation == 2
     assert (await other.claim("b")).sequencer > grant.sequencer
     await other.stop()
@@ -193,7 +193,7 @@ async def damaged_and_silent(deployment: Deployment) -> tuple[One, One, str, Gra
     deployment.disk.logs[name].damage(1)
     await deployment.settle(one, seconds=3)
     with pytest.raises(errors.Unavailable, match="is damaged"):
-        await one.shard.serve(name)
+        await one.shard.takeover.serve(name)
     return one, other, name, grant
 
 
@@ -201,7 +201,7 @@ async def test_rule10_a_refused_drop_leaves_a_silent_owner_what_it_alone_has(dep
     one, other, name, grant = await damaged_and_silent(deployment)
     one.faults.ends["append"] = [Outcome.FAILED]
     with pytest.raises(errors.JournalFailed, match="nothing was changed"):
-        await one.shard.drop(name, force=True)
+        await one.shard.graph.drop(name, force=True)
     assert name in one.shard.topology.computations
     await deployment.settle(one, other, seconds=6)  # it comes back
     assert deployment.owner(name) is other
@@ -223,7 +223,7 @@ async def test_what_is_not_written_is_not_dropped_while_the_store_does_not_tell_
         await other.report(name, grant, 12)
     other.faults.unreadable.add("owners")
     with pytest.raises(errors.Unavailable, match=r"does not tell who owns the log of .*, nothing was changed"):
-        await other.shard.drop(name, force=True)
+        await other.shard.graph.drop(name, force=True)
     other.faults.unreadable.clear()
     other.faults.held.pop("restore").set()
     await turns()
@@ -235,11 +235,11 @@ async def end_behind_the_next_incarnation(deployment: Deployment, one: One, othe
     """The store refuses the old owner the end of a log; when it tries again, another shard serves an incarnation that it has not heard of."""
     other.faults.held["restore"] = asyncio.Event()
     other.faults.ends["restore"] = [Outcome.FAILED]
-    await other.shard.drop(name, force=True)
+    await other.shard.graph.drop(name, force=True)
     await turns()
     await one.cluster.change(lambda view: view.pinned(name, "one:1"))
-    await one.shard.confirm(())
-    await one.shard.register(Spec(name))
+    await one.shard.confirmation.confirm(())
+    await one.shard.graph.register(Spec(name))
     grant, neighbour = await one.claim(name), await other.claim(min(held(other)))
     await one.report(name, grant, 15)
     await other.hear()  # it knows the members, but not the graph

@@ -71,23 +71,23 @@ def test_what_becomes_a_reader_of_an_estimate_by_a_heal_is_exact_no_longer() -> 
 async def test_a_guess_is_no_promise_after_the_store_has_lost_that_it_is_one(deployment: Deployment) -> None:
     one, other = await deployment.start("one:1"), await deployment.start("other:1")
     await deployment.settle(one, other)
-    await one.shard.register(Spec("base"))
-    await other.shard.refresh()
+    await one.shard.graph.register(Spec("base"))
+    await other.shard.confirmation.refresh()
     copy = deployment.disk.backup()
     name = next(name for name in map("g{}".format, count()) if one.cluster.mine(name))
-    await one.shard.register(Spec(name, estimated=True))
+    await one.shard.graph.register(Spec(name, estimated=True))
     grant = await one.claim(name)
     assert await one.report(name, grant, 10) == []
     deployment.disk.put_back(copy)
     # Another shard, which has not heard of it, is told that it is exact, and of an exact reader, before its owner has looked.
-    await other.shard.register(Spec(name))
-    await other.shard.register(Spec("hourly", (name,)))
+    await other.shard.graph.register(Spec(name))
+    await other.shard.graph.register(Spec("hourly", (name,)))
     await deployment.settle(one, other, seconds=6)
     for each in (one, other):
         assert estimated(each.shard.topology) == {name, "hourly"}
     # It is repaired: what it has published by then is not compared with anything, and binds nobody.
     owner = deployment.owner("hourly")
-    spec = await owner.shard.set_inputs("hourly", ["base"])
+    spec = await owner.shard.graph.set_inputs("hourly", ["base"])
     assert (spec.incarnation, spec.input_version) == (2, 2)
     assert estimated(owner.shard.topology) == {name}
     assert owner.low("hourly") == MIN
@@ -104,13 +104,13 @@ async def test_rule4_what_another_shard_has_granted_meanwhile_does_not_become_an
     one, other = await deployment.start("one:1"), await deployment.start("other:1")
     await deployment.settle(one, other)
     name = next(name for name in map("g{}".format, count()) if one.cluster.mine(name))
-    await one.shard.register(Spec(name))
+    await one.shard.graph.register(Spec(name))
     await other.cluster.change(lambda view: view.pinned(name, "other:1"))
-    await other.shard.refresh()
-    assert await other.shard.serve(name)
+    await other.shard.confirmation.refresh()
+    assert await other.shard.takeover.serve(name)
     await other.claim(name)
     with pytest.raises(errors.RegistrationConflict):
-        await one.shard.register(Spec(name, estimated=True))
+        await one.shard.graph.register(Spec(name, estimated=True))
     assert estimated(other.shard.topology) == set()
 
 

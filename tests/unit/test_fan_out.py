@@ -105,11 +105,11 @@ async def test_a_message_is_made_again_when_the_graph_says_something_else_of_it(
 async def test_a_message_is_made_again_when_the_view_alone_is_as_it_was(deployment: Deployment) -> None:
     """A heal of the graph may make an estimate of it, and a renewal of its ownership changes no value."""
     shard = (await deployment.start("one:1")).shard
-    await shard.register(Spec("c"))
-    messages, view = rpc_watermarks.Messages(shard), shard.view("c")
+    await shard.graph.register(Spec("c"))
+    messages, view = rpc_watermarks.Messages(shard), shard.served.view("c")
     first = messages.of("c", view)
     assert not first.estimated
-    await shard.rise("c", first.epoch + 1)
+    await shard.confirmation.rise("c", first.epoch + 1)
     assert messages.of("c", view).epoch > first.epoch
     shard.held.use(Topology().register(Spec("c", estimated=True)))
     assert messages.of("c", view).estimated
@@ -122,7 +122,7 @@ async def test_what_is_kept_of_messages_is_bounded() -> None:
         messages = rpc_watermarks.Messages(served.authority.shard, most=3)
         for _ in range(2):
             for name in names:
-                assert messages.of(name, served.authority.shard.view(name)).computation == name
+                assert messages.of(name, served.authority.shard.served.view(name)).computation == name
                 assert len(messages) <= 3
 
 

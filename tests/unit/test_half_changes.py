@@ -14,9 +14,9 @@ import pytest
 from lowwater import errors
 from lowwater_authority.core.requests import Grant
 from lowwater_authority.core.topology import Spec, Topology
+from lowwater_authority.engine.observer import Observer
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import GRAPH, JournalFailed, JournalUnknown
-from lowwater_authority.ops.observer import Observer
 from tests.kit.faults import FaultPlan, Operation, Outcome
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.times import HOUR
@@ -94,10 +94,10 @@ class World(Tree):
         self.other = await self.process("other:1", lambda name: name != "a")
         self.serving = await self.process("owner:1", lambda name: name == "a")
         for name in "xyz":
-            await self.other.shard.register(Spec(name))
-        await self.serving.shard.refresh()
-        await self.serving.shard.register(Spec("a", inputs=("x",)))
-        await self.other.shard.refresh()
+            await self.other.shard.graph.register(Spec(name))
+        await self.serving.shard.confirmation.refresh()
+        await self.serving.shard.graph.register(Spec("a", inputs=("x",)))
+        await self.other.shard.confirmation.refresh()
         for name, hour in (("x", 100), ("y", 50), ("z", 50)):
             assert await self.other.report(name, await self.other.claim(name), hour) == []
         grants = await self.serving.claim("a", b"", b"\x80"), await self.serving.claim("a", b"\x80", b"")
@@ -109,7 +109,7 @@ class World(Tree):
         """Begin to change the inputs; returns when the store has executed that, and not replicated it."""
         self.store.replicated.clear()
         self.store.lags = True
-        changing = asyncio.create_task(self.serving.shard.set_inputs("a", list(inputs)))
+        changing = asyncio.create_task(self.serving.shard.graph.set_inputs("a", list(inputs)))
         await self.store.executed.wait()
         return changing
 
@@ -130,11 +130,11 @@ async def test_rule2_a_change_of_the_graph_is_not_used_before_it_is_durable(worl
     await world.begin()
     changing = await world.change()
     with pytest.raises(errors.Unavailable, match="no replica confirms"):
-        await world.other.shard.refresh()
+        await world.other.shard.confirmation.refresh()
     assert world.other.shard.topology.get("a").inputs == ("x",)
     world.store.replicated.set()
     assert (await changing).inputs == ("x", "y")
-    await world.other.shard.refresh()
+    await world.other.shard.confirmation.refresh()
     assert world.other.shard.topology.get("a").inputs == ("x", "y")
     await world.stop()
 
@@ -160,11 +160,11 @@ async def put_back_alone(one: One, graph: Topology) -> None:
 async def lost_with_its_owner(world: World) -> None:
     """Lose an acknowledged change of inputs, against the word of the store, and the process that made it; another one puts the graph back."""
     await world.begin()
-    await world.serving.shard.set_inputs("a", ["x", "y"])
-    await world.other.shard.refresh()
+    await world.serving.shard.graph.set_inputs("a", ["x", "y"])
+    await world.other.shard.confirmation.refresh()
     world.disk.lose(1)
     await world.serving.stop()
-    await world.other.shard.confirm()
+    await world.other.shard.confirmation.confirm()
     world.serving = await world.process("owner:2", lambda name: name == "a")
 
 
@@ -192,7 +192,7 @@ async def test_rule4_the_owners_of_a_log_behind_its_graph_are_refused(
     """
     grants = await world.begin()
     await put_back_alone(world.other, world.other.shard.topology.set_inputs("a", ["x", "y"]))
-    await world.serving.shard.refresh()
+    await world.serving.shard.confirmation.refresh()
     assert world.serving.shard.topology.get("a").inputs == ("x", "y")
     world.store.refused = 2
     for _ in range(2):
@@ -211,8 +211,8 @@ async def test_rule1_a_log_ahead_of_its_graph_is_not_served_until_its_reset(
 ) -> None:
     await world.begin()
     older = world.other.shard.topology
-    await world.serving.shard.set_inputs("a", ["x", "y"])
-    await world.other.shard.refresh()
+    await world.serving.shard.graph.set_inputs("a", ["x", "y"])
+    await world.other.shard.confirmation.refresh()
     await put_back_alone(world.other, older)
     await world.stop()
     mine = {"a"} if starts else set[str]()
@@ -220,10 +220,10 @@ async def test_rule1_a_log_ahead_of_its_graph_is_not_served_until_its_reset(
     mine.add("a")
     for _ in range(3):
         with pytest.raises(errors.Unavailable, match="version 2 of its inputs"):
-            await world.serving.shard.serve("a")
+            await world.serving.shard.takeover.serve("a")
     assert caplog.text.count("version 2 of its inputs") == 1
-    await world.serving.shard.reset("a")
-    assert await world.serving.shard.serve("a")
+    await world.serving.shard.graph.reset("a")
+    assert await world.serving.shard.takeover.serve("a")
     await world.serving.claim("a")
     await world.serving.stop()
 
@@ -231,15 +231,15 @@ async def test_rule1_a_log_ahead_of_its_graph_is_not_served_until_its_reset(
 async def test_of_two_changes_of_one_age_the_one_in_the_store_stays(world: World) -> None:
     """The stored change was acknowledged behind the loss of the other one. Reports that fold the lost inputs do not count."""
     await world.begin()
-    await world.serving.shard.set_inputs("a", ["x", "y"])
-    await world.other.shard.refresh()
+    await world.serving.shard.graph.set_inputs("a", ["x", "y"])
+    await world.other.shard.confirmation.refresh()
     world.disk.lose(1)
     await world.serving.stop()
     world.serving = await world.process("owner:2", lambda name: name == "a")
-    assert (await world.serving.shard.set_inputs("a", ["x", "z"])).input_version == 2
+    assert (await world.serving.shard.graph.set_inputs("a", ["x", "z"])).input_version == 2
     for one in (world.other, world.serving):
-        await one.shard.confirm()
-        await one.shard.refresh()
+        await one.shard.confirmation.confirm()
+        await one.shard.confirmation.refresh()
     for one in (world.other, world.serving):
         spec = one.shard.topology.get("a")
         assert (spec.inputs, spec.input_version) == (("x", "z"), 3)
@@ -254,7 +254,7 @@ async def test_a_heal_within_a_change_of_inputs_puts_back_no_half_of_it(
     await world.begin()
     world.store.stops = dies
     world.disk.lose(1)  # the advance to 90
-    changing = asyncio.create_task(world.serving.shard.set_inputs("a", ["x", "y"]))
+    changing = asyncio.create_task(world.serving.shard.graph.set_inputs("a", ["x", "y"]))
     if dies:
         await world.store.stopped.wait()
         changing.cancel()

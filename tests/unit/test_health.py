@@ -109,8 +109,8 @@ async def test_a_full_disk_is_a_line_with_path_and_fix_and_a_line_when_it_is_ove
     journal = SqliteJournal(tmp_path / "journal.sqlite")
     one = await Running(MemoryDisk(), journal=journal).start()
     states: list[StoreState] = []
-    one.shard.writes.on_change.append(states.append)
-    await one.shard.register(Spec("a"))
+    one.shard.held.logs.writes.on_change.append(states.append)
+    await one.shard.graph.register(Spec("a"))
     await pragma(journal, "max_page_count = 1")
     many = [b"", *(number.to_bytes(16) for number in range(1, 5_000)), b""]
     for _ in range(20):
@@ -120,7 +120,7 @@ async def test_a_full_disk_is_a_line_with_path_and_fix_and_a_line_when_it_is_ove
     assert refused["level"] == logging.ERROR
     assert str(tmp_path / "journal.sqlite") in str(refused["reason"])
     assert "free space on its disk" in str(refused["reason"])
-    assert one.shard.store_state(1_000 * HOUR) is StoreState.REFUSES
+    assert one.shard.confirmation.store_state(1_000 * HOUR) is StoreState.REFUSES
     await pragma(journal, "max_page_count = 1000000")
     await one.claim("a", *many)
     await one.claim("a")

@@ -21,7 +21,7 @@ from lowwater.v1 import cluster_pb2, cluster_pb2_grpc
 from lowwater_authority.access.guard import Guard, insider
 from lowwater_authority.access.policy import Access, Principal
 from lowwater_authority.authority import Authority
-from lowwater_authority.ops.observer import Observer
+from lowwater_authority.engine.observer import Observer
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 
 OWN, VIEWER, SCRAPER, STRANGER = (name * 20 for name in ("own", "viewer", "scraper", "stranger"))

@@ -31,11 +31,11 @@ from lowwater_authority.engine.holding import (
 )
 from lowwater_authority.engine.holdings import Holdings, resumed
 from lowwater_authority.engine.logs import SNAPSHOT_AGAIN, Log
+from lowwater_authority.engine.observer import Observer
 from lowwater_authority.engine.settings import ShardSettings
 from lowwater_authority.engine.task_master import TaskMaster
 from lowwater_authority.journal import JournalFailed, JournalReplaced, LoadedLog, Ownership
 from lowwater_authority.journal.frames import decode, encode
-from lowwater_authority.ops.observer import Observer
 from tests.kit.faults import Outcome
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal, StoredLog
 from tests.kit.releases import newer_release
@@ -52,7 +52,7 @@ async def serving(
     """One shard that serves these computations, each claimed and at 11 hours."""
     one = await deployment.start("one:1", settings)
     for name in names:
-        await one.shard.register(Spec(name))
+        await one.shard.graph.register(Spec(name))
     grants = {name: await one.claim(name) for name in names}
     for name, grant in grants.items():
         assert await one.report(name, grant, 11) == []
@@ -74,13 +74,13 @@ def said(grants: dict[str, Grant], *names: str, hour: int = 12) -> list[tuple[st
 def report(one: One, grants: dict[str, Grant], *names: str, hour: int = 12) -> asyncio.Future[list[Any]]:
     """One report of several computations, from a sender of its own."""
     sender = next(ids).to_bytes(16)
-    return one.shard.report(said(grants, *names, hour=hour), sender=sender, number=(1, next(numbers)))
+    return one.shard.owners.report(said(grants, *names, hour=hour), sender=sender, number=(1, next(numbers)))
 
 
 async def in_one_round(one: One, *calls: Coroutine[Any, Any, Any] | asyncio.Future[Any]) -> list[Any]:
     """What calls end with that arrive while a round is on its way, so that the next has them all."""
     one.faults.held["append"] = asyncio.Event()
-    first = asyncio.ensure_future(one.shard.register(Spec(f"fills-a-round-{next(ids)}")))
+    first = asyncio.ensure_future(one.shard.graph.register(Spec(f"fills-a-round-{next(ids)}")))
     await turns()
     tasks = [asyncio.ensure_future(call) for call in calls]
     await turns()
@@ -99,9 +99,9 @@ async def test_one_that_is_in_doubt_since_it_was_asked_for_has_nobody_refused_wh
     """All who ask at a time share one check of the store, and wait for the one in front of it."""
     one, _ = await serving(deployment, "a", "b", "c")
     one.faults.held["confirm"] = asyncio.Event()
-    in_front = asyncio.ensure_future(one.shard.confirm(["c"]))
+    in_front = asyncio.ensure_future(one.shard.confirmation.confirm(["c"]))
     await turns()
-    a, b, everything = (asyncio.ensure_future(one.shard.confirm(names)) for names in (["a"], ["b"], None))
+    a, b, everything = (asyncio.ensure_future(one.shard.confirmation.confirm(names)) for names in (["a"], ["b"], None))
     await turns()
     with one.shard.held.of("a")._renewing():
         one.faults.held.pop("confirm").set()
@@ -109,7 +109,7 @@ async def test_one_that_is_in_doubt_since_it_was_asked_for_has_nobody_refused_wh
             await a
         assert await in_front <= await b
         await everything
-    await one.shard.confirm(["a"])
+    await one.shard.confirmation.confirm(["a"])
 
 
 async def test_a_computation_that_another_shard_has_taken_leaves_the_round_and_the_others_stay(
@@ -131,13 +131,13 @@ async def test_a_change_of_the_graph_is_one_with_what_it_changes(deployment: Dep
     one, grants = await serving(deployment, "x", "y")
     await taken(deployment, "y")
     with pytest.raises(errors.Moved):
-        await one.shard.set_inputs("y", ["x"])
+        await one.shard.graph.set_inputs("y", ["x"])
     assert one.shard.topology.get("y").inputs == ()
     assert await report(one, grants, "x") == []
     adopting = ClaimRequest([b"", b""], identity="else", request_id=b"adopt".ljust(16))
     await taken(deployment, "x")
     with pytest.raises(errors.Moved):
-        await one.shard.claim("x", adopting, adopt=True)
+        await one.shard.owners.claim("x", adopting, adopt=True)
     assert one.shard.topology.get("x").incarnation == 1
 
 
@@ -175,8 +175,8 @@ async def test_nothing_is_kept_of_what_is_let_go_while_it_is_read_back(deploymen
     one.faults.read = slowly  # type: ignore[method-assign]
     reporting = asyncio.ensure_future(report(one, grants, "x"))
     await reading.wait()
-    epoch = one.shard.epoch("x")
-    one.shard.replaced({"x": (epoch, epoch + 1)})
+    epoch = one.shard.served.epoch("x")
+    one.shard.served.lose({"x": (epoch, epoch + 1)})
     going_on.set()
     with pytest.raises(errors.JournalFailed, match="nothing was changed"):
         await reporting
@@ -192,17 +192,19 @@ async def test_nobody_waits_for_what_is_written_again(deployment: Deployment) ->
     with pytest.raises(errors.Unavailable, match="written again from memory"):
         await one.claim("x")
     with pytest.raises(errors.Unavailable, match="written again from memory"):
-        await one.shard.ranges("x", below=None, limit=1)
+        await one.shard.reads.ranges("x", below=None, limit=1)
     part = TaskPart(np.zeros(0, dtype=np.uint32), NOTHING, NOTHING, NOTHING, 0)
     with pytest.raises(errors.Unavailable, match="written again from memory"):
-        one.shard.stage_task("x", grants["x"].sequencer, 0, TASK, part)
+        one.shard.owners.stage_task("x", grants["x"].sequencer, 0, TASK, part)
     barred: set[str] = set()
-    answer = await one.shard.report(said(grants, "x", "y", hour=13), sender=b"s" * 16, number=(2, 1), barred=barred)
+    answer = await one.shard.owners.report(
+        said(grants, "x", "y", hour=13), sender=b"s" * 16, number=(2, 1), barred=barred
+    )
     assert refusals(answer) == [("x", "MOVED")]
     assert barred == {"x"}
     assert (one.low("x"), one.low("y")) == (11, 13)
-    assert await one.shard.look(sorted) == ["y"]
-    assert one.shard.reference("x") == one.shard.reference("y")
+    assert await one.shard.reads.look(sorted) == ["y"]
+    assert one.shard.served.reference("x") == one.shard.served.reference("y")
     await one.claim("y")
 
     await written_again(one)
@@ -310,8 +312,8 @@ async def test_rule2_half_a_change_is_not_written_by_a_heal(deployment: Deployme
     with pytest.raises(errors.Unavailable, match="a request to x failed half way"):
         await one.claim("x")
     with pytest.raises(errors.Unavailable, match="a request to x failed half way"):
-        await one.shard.confirm(["x"])
-    await one.shard.confirm()
+        await one.shard.confirmation.confirm(["x"])
+    await one.shard.confirmation.confirm()
     assert deployment.disk.logs["x"] == stored
     give_back()
     await asyncio.gather(*one.shard.held.mending())
@@ -329,7 +331,7 @@ async def test_rule2_breaks_when_a_heal_writes_whatever_is_in_memory(
 
 async def test_half_a_change_ends_with_a_new_incarnation(deployment: Deployment) -> None:
     one, grants, _ = await torn_in_a_store_that_lost_its_end(deployment)
-    await one.shard.reset("x")
+    await one.shard.graph.reset("x")
     await asyncio.gather(*one.shard.held.mending())
     assert one.low("x") == MIN
     grant = await one.claim("x")
@@ -347,7 +349,7 @@ async def test_what_is_read_back_is_not_called_unreadable(deployment: Deployment
     failing = asyncio.create_task(half_a_change(one, grants, "x", "y"))
     await turns()
     with pytest.raises(errors.Unavailable, match="x is read back from the store first: try again in a moment"):
-        await one.shard.confirm(["x"])
+        await one.shard.confirmation.confirm(["x"])
     one.faults.unreadable.clear()
     await failing
     assert await report(one, grants, "x", "y") == []
@@ -355,15 +357,15 @@ async def test_what_is_read_back_is_not_called_unreadable(deployment: Deployment
 
 async def test_rule2_a_registration_writes_no_half_a_change(deployment: Deployment) -> None:
     one, grants = await serving(deployment, "y")
-    await one.shard.register(Spec("x"))
-    await one.shard.retire("x", b"\x80", b"", force=True)
+    await one.shard.graph.register(Spec("x"))
+    await one.shard.owners.retire("x", b"\x80", b"", force=True)
     damage(deployment, "x")
     before = deployment.disk.logs["x"].copy()
     with failing("_fenced", "x"), pytest.raises(errors.LowwaterError, match="internal error"):
-        await one.shard.retire("x", b"\x00", b"\x40", force=True)
+        await one.shard.owners.retire("x", b"\x00", b"\x40", force=True)
     assert one.shard.held.is_torn("x")
     with contextlib.suppress(errors.Unavailable):
-        await one.shard.register(Spec("x", estimated=True))
+        await one.shard.graph.register(Spec("x", estimated=True))
     assert deployment.disk.logs["x"] == before
     assert not one.shard.topology.get("x").estimated
     assert await report(one, grants, "y") == [], "its neighbour"
@@ -378,11 +380,11 @@ async def test_what_cannot_be_read_back_is_dropped_by_force(deployment: Deployme
     else:
         await kept_in_memory(deployment, one, grants, "x")
     with pytest.raises(errors.OwnedRanges, match="what is in memory is not written yet"):
-        await one.shard.drop("x", force=False)
-    await one.shard.drop("x", force=True)
+        await one.shard.graph.drop("x", force=False)
+    await one.shard.graph.drop("x", force=True)
     if not torn:
         await written_again(one)
-    assert (await one.shard.register(Spec("x"))).incarnation == 2
+    assert (await one.shard.graph.register(Spec("x"))).incarnation == 2
     assert (await one.claim("x")).sequencer > grants["x"].sequencer
     assert await report(one, grants, "y", hour=13) == []
 
@@ -394,7 +396,7 @@ async def test_what_a_heal_has_put_back_before_it_failed_is_not_called_unchanged
     one.faults.ends["restore"] = [Outcome.DONE, Outcome.FAILED]
     asked = ClaimRequest([b"", b""], request_id=b"once".ljust(16))
     one.faults.held["append"] = asyncio.Event()
-    tasks = [asyncio.ensure_future(one.shard.claim("x", asked)), asyncio.ensure_future(report(one, grants, "y"))]
+    tasks = [asyncio.ensure_future(one.shard.owners.claim("x", asked)), asyncio.ensure_future(report(one, grants, "y"))]
     await turns()
     one.faults.held.pop("append").set()
     claimed, reported = await asyncio.gather(*tasks, return_exceptions=True)
@@ -413,7 +415,7 @@ async def test_callers_are_told_when_a_round_cannot_be_undone(
     async def fails(_: object) -> None:
         raise JournalReplaced(expected="this", found="that")
 
-    monkeypatch.setattr(one.shard, "roll_back", fails)
+    monkeypatch.setattr(one.shard.rounds, "_roll_back", fails)
     one.faults.ends["append"] = [Outcome.FAILED]
     with pytest.raises(errors.ShuttingDown):
         await report(one, grants, "x")
@@ -456,7 +458,7 @@ def test_a_snapshot_that_was_refused_is_tried_again_later() -> None:
 async def test_rule7_nothing_is_remembered_of_names_that_nobody_has_registered(deployment: Deployment) -> None:
     one = await deployment.start("one:1")
     for number in range(10):
-        await one.shard.serve_those([f"nobody-{number}", "nor-me"])
+        await one.shard.takeover.serve_those([f"nobody-{number}", "nor-me"])
     await turns()
     assert one.shard.held.known("nobody-0") is None
     assert one.shard.held.known("nor-me") is None
@@ -515,7 +517,7 @@ async def test_a_damaged_log_stays_with_the_owner_that_has_it_in_memory(
     await one.cluster.change(lambda view: view.pinned(name, "other:1"))
     await deployment.settle(one, other, seconds=6)
     assert deployment.disk.owners[name] == owner, "nobody took it"
-    assert await other.shard.serve(name) is False
+    assert await other.shard.takeover.serve(name) is False
     assert name in held(one)
     assert 2 <= looks[name] <= 4, "after 0, 1, 3 seconds, and not at each of twenty beats"
     assert lines_with(caplog, f"{name} is not taken over") == 1
@@ -558,7 +560,7 @@ async def test_a_damaged_log_that_nobody_has_in_memory_is_refused_with_the_reaso
     looks = looks_of(other)
     await deployment.settle(other, seconds=6)
     with pytest.raises(errors.Unavailable, match=rf"log '{name}' at position \d+ is damaged: the checksum differs"):
-        await other.shard.serve(name)
+        await other.shard.takeover.serve(name)
     assert looks[name] <= 4
     assert lines_with(caplog, f"{name} is not served yet") == 1
 
@@ -594,7 +596,7 @@ def pinned(name: str, view: View) -> View:
 async def test_what_is_recovered_in_two_pieces_is_what_is_recovered_in_one(deployment: Deployment) -> None:
     """Wherever the look ended, through claims, lowerings, shares, a new incarnation, and what its old owner wrote of the incarnation before."""
     one = await deployment.start("one:1")
-    before = await one.shard.register(Spec("a", heuristics=(900_000,), history_step=SECOND * 3600))
+    before = await one.shard.graph.register(Spec("a", heuristics=(900_000,), history_step=SECOND * 3600))
     grant = await one.claim("a")
     for hour in (10, 12, 11, 13):
         assert await one.report("a", grant, hour) == []
@@ -604,7 +606,7 @@ async def test_what_is_recovered_in_two_pieces_is_what_is_recovered_in_one(deplo
     assert taken is not None
     await master.commit("a", taken.lease, [], b"", [])
     middle = (await one.shard.journal.load("a")).last
-    [after] = await one.shard.reset("a")
+    [after] = await one.shard.graph.reset("a")
     grant = await one.claim("a")
     for hour in (5, 14):
         assert await one.report("a", grant, hour) == []
@@ -631,10 +633,10 @@ async def test_a_log_of_an_incarnation_that_is_not_known_yet_is_not_taken_for_da
     deployment: Deployment, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, other, name = await moving(deployment)
-    await one.shard.reset(name)
+    await one.shard.graph.reset(name)
     await one.claim(name)
     assert other.shard.topology.get(name).incarnation == 1
     await other.cluster.change(lambda view: view.pinned(name, "other:1"))
-    assert await other.shard.serve(name)
+    assert await other.shard.takeover.serve(name)
     assert other.shard.topology.get(name).incarnation == 2
     assert lines_with(caplog, "is not taken over") == 0

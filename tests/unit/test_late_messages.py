@@ -37,7 +37,7 @@ async def one(disk: MemoryDisk) -> AsyncIterator[One]:
     """A process that serves ``in``, ``in2`` and ``b``, which reads ``in``; and ``a``, which is cut."""
     tree = await Tree(disk).start()
     for spec in (Spec("in"), Spec("in2"), Spec("b", inputs=("in",))):
-        await tree.top.shard.register(spec)
+        await tree.top.shard.graph.register(spec)
     yield tree.top
     await tree.stop()
 
@@ -51,7 +51,7 @@ async def claim(
         request_id=next(ids).to_bytes(16),
         bound_micros=np.array([9 * HOUR], dtype=np.int64),
     )
-    return await shard.claim(name, asked, adopt=adopt, incarnation=meant)
+    return await shard.owners.claim(name, asked, adopt=adopt, incarnation=meant)
 
 
 def tasks(shard: Shard) -> TaskMaster:
@@ -69,23 +69,23 @@ async def is_refused(one: One, late: Late, reason: type[errors.LowwaterError]) -
 async def test_rule8_a_late_retirement_takes_out_nothing_that_was_claimed_since(one: One) -> None:
     shard = one.shard
     for force in (False, True):
-        _, _, _, newest = await shard.ranges_and_claim("b", below=None, limit=1)
-        late = partial(shard.retire, "b", b"", b"", force=force, newest_claim=newest)
+        _, _, _, newest = await shard.reads.ranges_and_claim("b", below=None, limit=1)
+        late = partial(shard.owners.retire, "b", b"", b"", force=force, newest_claim=newest)
         await late()
         await late()  # a repeat
         grant = await claim(shard, "b")
         await is_refused(one, late, errors.StaleSequencer)
-        await shard.release("b", grant.sequencer)
+        await shard.owners.release("b", grant.sequencer)
         await is_refused(one, late, errors.StaleSequencer)
 
 
 @pytest.mark.parametrize(
     ("late", "reason"),
     [
-        (lambda shard: shard.reset("b", incarnation=1), errors.IncarnationChanged),
-        (lambda shard: shard.drop("b", force=True, incarnation=1), errors.IncarnationChanged),
-        (lambda shard: shard.set_inputs("b", ["in2"], incarnation=1, input_version=1), errors.IncarnationChanged),
-        (lambda shard: shard.split("a", "a~0", b"\x40", incarnation=1), errors.IncarnationChanged),
+        (lambda shard: shard.graph.reset("b", incarnation=1), errors.IncarnationChanged),
+        (lambda shard: shard.graph.drop("b", force=True, incarnation=1), errors.IncarnationChanged),
+        (lambda shard: shard.graph.set_inputs("b", ["in2"], incarnation=1, input_version=1), errors.IncarnationChanged),
+        (lambda shard: shard.graph.split("a", "a~0", b"\x40", incarnation=1), errors.IncarnationChanged),
         (lambda shard: tasks(shard).configure("b", "close", b"two", 1, 1), errors.IncarnationChanged),
         (lambda shard: claim(shard, "b", identity="late", adopt=True, meant=1), errors.IncarnationChanged),
         (lambda shard: tasks(shard).create_group("b", TaskGroup("late"), 1), errors.IncarnationChanged),
@@ -101,7 +101,7 @@ async def test_rule8_what_was_decided_on_in_another_incarnation_changes_nothing(
 ) -> None:
     shard = one.shard
     for name in ("b", "a"):
-        await shard.reset(name)
+        await shard.graph.reset(name)
     await claim(shard, "b", identity="owner")
     await tasks(shard).create_group("b", TaskGroup("close"))
     await is_refused(one, lambda: late(shard), reason)
@@ -109,8 +109,8 @@ async def test_rule8_what_was_decided_on_in_another_incarnation_changes_nothing(
 
 async def test_rule8_inputs_that_were_decided_on_before_others_were_set_are_not_set(one: One) -> None:
     shard = one.shard
-    late = partial(shard.set_inputs, "b", ["in"], incarnation=1, input_version=1)
-    await shard.set_inputs("b", ["in", "in2"], incarnation=1, input_version=1)
+    late = partial(shard.graph.set_inputs, "b", ["in"], incarnation=1, input_version=1)
+    await shard.graph.set_inputs("b", ["in", "in2"], incarnation=1, input_version=1)
     await is_refused(one, late, errors.InputVersion)
 
 

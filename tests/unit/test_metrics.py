@@ -47,7 +47,7 @@ async def grown(one: Metered) -> dict[str, Grant]:
     """A computation that stands at 14:00, one that is finished, and one of which nothing is known."""
     grants = {}
     for name in ("time", "finished", "unknown"):
-        await one.shard.register(Spec(name, heuristics=(990_000,)))
+        await one.shard.graph.register(Spec(name, heuristics=(990_000,)))
         if name != "unknown":
             grants[name] = await one.claim(name)
     await one.report(grants["time"], 14, name="time")
@@ -65,20 +65,20 @@ async def test_a_watermark_is_a_timestamp_while_it_is_a_time_and_a_state_always(
 
 
 async def test_when_it_moved_last_what_runs_longest_and_who_owns_it(one: Metered) -> None:
-    await one.shard.register(Spec("guess", estimated=True))
-    await one.shard.register(Spec("a"))
+    await one.shard.graph.register(Spec("guess", estimated=True))
+    await one.shard.graph.register(Spec("a"))
     grant = await one.claim()
     assert one.of("lowwater_low_watermark_change_timestamp_seconds") == {}
     one.now += 5 * SECOND
     moved = one.now
     report = GroupReport(grant.sequencer, np.array([HOUR]), oldest_operation=moved - 90 * SECOND)
-    await one.shard.report([("a", report)], sender=b"s" * 16, number=(1, 1))
+    await one.shard.owners.report([("a", report)], sender=b"s" * 16, number=(1, 1))
     one.now += 5 * SECOND
-    await one.shard.report([("a", report)], sender=b"s" * 16, number=(1, 2))
+    await one.shard.owners.report([("a", report)], sender=b"s" * 16, number=(1, 2))
     assert one.of("lowwater_low_watermark_change_timestamp_seconds") == {"a": moved / 1e6}
     assert one.of("lowwater_oldest_operation_timestamp_seconds") == {"a": moved / 1e6 - 90}
     assert one.of("lowwater_estimated") == {"a": 0, "guess": 1}
-    assert one.of("lowwater_epoch") == {name: one.shard.epoch(name) for name in ("a", "guess")}
+    assert one.of("lowwater_epoch") == {name: one.shard.served.epoch(name) for name in ("a", "guess")}
     assert one.value("lowwater_owned_computations") == one.value("lowwater_registered_computations") == 2
 
 
@@ -87,7 +87,7 @@ async def test_the_series_of_a_computation_that_went_away_disappear(one: Metered
     await one.survey.survey()
     of_it = [each.name for each in FIGURES if "computation" in each.labels and one.of(each.name).keys() & {"time"}]
     assert len(of_it) >= 8
-    one.shard.replaced({"time": (one.shard.epoch("time"), one.shard.epoch("time") + 1)})
+    one.shard.served.lose({"time": (one.shard.served.epoch("time"), one.shard.served.epoch("time") + 1)})
     text = one.metrics.render()[0].decode()
     assert 'computation="time"' not in text
     assert 'computation="unknown"' in text
@@ -98,9 +98,9 @@ async def test_the_series_of_a_computation_that_went_away_disappear(one: Metered
 async def behind(one: Metered) -> None:
     """A stage at 11:00 that reads one of another shard at 14:00, whose root is here, at 15:00."""
     for spec in (Spec("flights"), Spec("enriched", inputs=("flights",)), Spec("hourly", inputs=("enriched",))):
-        await one.shard.register(spec)
-    epoch = one.shard.epoch("enriched")
-    one.shard.replaced({"enriched": (epoch, epoch + 1)})
+        await one.shard.graph.register(spec)
+    epoch = one.shard.served.epoch("enriched")
+    one.shard.served.lose({"enriched": (epoch, epoch + 1)})
     await one.report(await one.claim("flights"), 15, name="flights")
     one.elsewhere.published = {"enriched": 14, "flights": 13}
     grant = await one.claim("hourly")
@@ -119,7 +119,7 @@ async def test_lags_are_of_what_is_published_here_and_of_what_other_shards_answe
 async def test_there_is_no_lag_behind_what_was_not_confirmed_lately(one: Metered) -> None:
     """A lag that stands still says that all is as it was, which nobody knows."""
     await behind(one)
-    await one.shard.register(Spec("local", inputs=("flights",)))
+    await one.shard.graph.register(Spec("local", inputs=("flights",)))
     await one.report(await one.claim("local"), 12, name="local", incarnations=(1,))
     confirmed = one.value("lowwater_deployment_confirmed_timestamp_seconds")
     assert abs(time.time() - confirmed) < 10
@@ -141,9 +141,9 @@ async def test_a_holder_is_named_when_it_has_held_for_long_and_no_input_does(
     one: Metered, still_for: int, input_at: int | None, named: bool
 ) -> None:
     one.now = time.time_ns() // 1000 - still_for * SECOND
-    await one.shard.register(Spec("root"))
-    await one.shard.register(Spec("elsewhere"))
-    await one.shard.register(Spec("stage", inputs=("elsewhere",)))
+    await one.shard.graph.register(Spec("root"))
+    await one.shard.graph.register(Spec("elsewhere"))
+    await one.shard.graph.register(Spec("stage", inputs=("elsewhere",)))
     one.shard.held.let_go({"elsewhere": (one.shard.held.epoch("elsewhere"), 0)})  # another shard serves it
     if input_at is not None:
         one.elsewhere.published["elsewhere"] = input_at
@@ -214,7 +214,7 @@ def test_ranges_are_counted_as_one_by_one_whatever_was_done(seed: int) -> None:
 async def test_rule2_a_survey_waits_for_what_is_staged_to_be_durable() -> None:
     gate = Gate()
     async with metered(gate) as one:
-        await one.shard.register(Spec("a"))
+        await one.shard.graph.register(Spec("a"))
         await one.survey.survey()
         gate.open.clear()
         gate.reached.clear()
@@ -231,7 +231,7 @@ async def test_rule2_a_survey_waits_for_what_is_staged_to_be_durable() -> None:
 
 
 async def test_a_survey_that_fails_ends_neither_the_rounds_nor_the_surveys(one: Metered) -> None:
-    await one.shard.register(Spec("a"))
+    await one.shard.graph.register(Spec("a"))
     surveys = asyncio.Queue[None]()
 
     class Bad(range_survey.RangeSurvey):
@@ -249,12 +249,12 @@ async def test_a_survey_that_fails_ends_neither_the_rounds_nor_the_surveys(one: 
 
 
 async def test_rounds_and_appends_are_those_of_the_journal(one: Metered) -> None:
-    await one.shard.register(Spec("a"))
+    await one.shard.graph.register(Spec("a"))
     grant = await one.claim()
     for hour in range(5):
         await one.report(grant, hour)
     await one.survey.survey()
-    await one.shard.ranges("a", below=None, limit=10)
+    await one.shard.reads.ranges("a", below=None, limit=10)
     journal = one.shard.journal.statistics()
     assert one.value("lowwater_rounds_total") == 7, "a registration, a claim, five reports; and no question"
     assert one.value("lowwater_round_requests_count") == one.value("lowwater_round_requests_sum") == 7

@@ -30,7 +30,7 @@ from lowwater.v1 import regions_pb2 as pb
 from lowwater.v1 import regions_pb2_grpc
 from lowwater_authority.access.guard import Guard
 from lowwater_authority.access.policy import Access, Action, Allowance, Principal
-from lowwater_authority.ops.observer import Observer
+from lowwater_authority.engine.observer import Observer
 from lowwater_authority.regions import questions, region
 from lowwater_authority.regions.agent import PipelineReport, RegionAgent, goes_on
 from lowwater_authority.regions.config import BadConfig, Kept, StateFolder, read_config

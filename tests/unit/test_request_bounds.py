@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Awaitable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import grpc
 import grpc.aio
@@ -25,7 +26,7 @@ from lowwater_authority.access.policy import Access, Action, Allowance, Principa
 from lowwater_authority.core.requests import DIGESTED_TOGETHER, PIECE, ClaimRequest, finished
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import MAX_INPUTS, MAX_SLICE_KEY, MAX_SLICES
-from lowwater_authority.ops.observer import Observer
+from lowwater_authority.engine.observer import Observer
 from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.codec import MAX_NAMES
 from lowwater_authority.rpc.interceptors import Decoding, Reading
@@ -164,7 +165,7 @@ async def test_what_is_refused_is_freed_at_once(access: bool) -> None:
     reader = Principal("reader", (Allowance("*", dict.fromkeys(Action, ("*",))),), digests=(digest("right"),))
     guard = Guard(Access([reader]), observer=Observer(), audit=Audit(lambda: 0.0), insiders=[], monotonic=lambda: 0.0)
     server = grpc.aio.server(interceptors=[Decoding(Observer()), *([guard] if access else [])])
-    services: Any = SimpleNamespace(shard=SimpleNamespace(), observer=Observer(), check=lambda: None)
+    services: Any = SimpleNamespace(shard=MagicMock(), observer=Observer(), check=lambda: None)
     services.token, services.leaving = "", asyncio.Event()
     report: Any = grpc.stream_stream_rpc_method_handler(
         WorkerServicer(services).Report, Request, workers_pb2.ReportResponse.SerializeToString

@@ -32,7 +32,7 @@ from lowwater.v1.types_pb2 import Redirect
 from lowwater_authority.authority import Authority
 from lowwater_authority.core.requests import Fenced, Refused
 from lowwater_authority.engine.admission import Gate as Admitting
-from lowwater_authority.ops.observer import Observer
+from lowwater_authority.engine.observer import Observer
 from lowwater_authority.rpc import streams
 from lowwater_authority.rpc.codec import MAX_RANGES
 from lowwater_authority.rpc.streams import SHARE, UNREAD_LEAST, Acknowledgement, Outbox, Room, Streams
@@ -181,7 +181,7 @@ async def flooded(*, stream: int, together: int) -> tuple[int, bool]:
         gate.open.set()
         await large.acknowledged(6)
         await small.acknowledged(1)
-        view = authority.shard.view("a")
+        view = authority.shard.served.view("a")
         assert view is not None
         assert view.low == 5 * HOUR, "all of them count, in their order"
         assert room.bytes == 0
@@ -336,7 +336,7 @@ async def test_rule7_a_name_that_no_computation_can_have_is_counted_and_refused_
         assert authority.streams.room.bytes > MADE_UP
         gate.open.set()
         answer = await sender.acknowledged(1)
-        view = authority.shard.view("a")
+        view = authority.shard.served.view("a")
         assert view is not None
     (refused,) = answer.refused
     assert (refused.reason, refused.sequencer) == ("INVALID_ARGUMENT", 1)

@@ -27,12 +27,12 @@ from lowwater_authority.core.requests import (
 )
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec, Topology
-from lowwater_authority.engine import shard as shard_module
+from lowwater_authority.engine import owner_requests
 from lowwater_authority.engine.holdings import replayed
+from lowwater_authority.engine.observer import Observer
 from lowwater_authority.engine.settings import ShardSettings
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import GRAPH, Entry, Journal, JournalFenced, JournalUnknown
-from lowwater_authority.ops.observer import Observer
 from tests.kit.eventually import eventually_async
 from tests.kit.faults import FaultPlan, Operation, Outcome
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
@@ -88,7 +88,7 @@ class Running:
 
     async def claim(self, name: str = "a", *keys: bytes, **options: object) -> Grant:
         bounds = list(keys) or [b"", b""]
-        return await self.shard.claim(name, ClaimRequest(bounds, request_id=next(ids).to_bytes(16), **options))  # type: ignore[arg-type]
+        return await self.shard.owners.claim(name, ClaimRequest(bounds, request_id=next(ids).to_bytes(16), **options))  # type: ignore[arg-type]
 
     def report(
         self, grant: Grant, *hours: int, name: str = "a", finish: bool = False, incarnations: tuple[int, ...] = ()
@@ -97,10 +97,10 @@ class Running:
         known = name in self.shard.topology.computations
         fold = Fold(self.shard.topology.required(name).input_version if known else 1, incarnations)
         report = GroupReport(grant.sequencer, values, finish=finish, fold=fold)
-        return self.shard.report([(name, report)], sender=SENDER, number=(self.stream, next(self._number)))
+        return self.shard.owners.report([(name, report)], sender=SENDER, number=(self.stream, next(self._number)))
 
     def low(self, name: str = "a") -> float:
-        view = self.shard.view(name)
+        view = self.shard.served.view(name)
         assert view is not None
         return view.low if view.low in (MIN, MAX) else view.low / HOUR
 
@@ -108,7 +108,7 @@ class Running:
 @pytest.fixture
 async def running(disk: MemoryDisk) -> AsyncIterator[Running]:
     one = await Running(disk).start()
-    await one.shard.register(Spec("a"))
+    await one.shard.graph.register(Spec("a"))
     yield one
     await one.stop()
 
@@ -116,7 +116,7 @@ async def running(disk: MemoryDisk) -> AsyncIterator[Running]:
 async def gated(disk: MemoryDisk, settings: ShardSettings | None = None) -> tuple[Running, Gate]:
     gate = Gate()
     one = await Running(disk, gate, settings).start()
-    await one.shard.register(Spec("a"))
+    await one.shard.graph.register(Spec("a"))
     return one, gate
 
 
@@ -161,12 +161,12 @@ async def test_rule10_the_journal_learns_which_records_must_not_be_lost(disk: Me
 
     one = await Running(disk, Watching()).start()
     one.stream = 1  # before it there was none whose reports might still come
-    await one.shard.register(Spec("a"))
+    await one.shard.graph.register(Spec("a"))
     grant = await one.claim()
     await one.report(grant, 14)
     await one.report(grant, 13)
-    await one.shard.release("a", grant.sequencer)
-    await one.shard.reset("a")
+    await one.shard.owners.release("a", grant.sequencer)
+    await one.shard.graph.reset("a")
     assert seen == [
         ([("", 1)], True),
         ([("a", 0)], True),  # who owns it
@@ -190,12 +190,12 @@ async def test_an_append_of_unknown_outcome_is_retried_as_is_and_shows_nothing_m
         async def before(self, operation: Operation) -> Outcome:
             if operation.places == [("a", 2)]:
                 shown.append(one.low())
-                assert one.shard.confirmed == one.now, "stale since the round began"
+                assert one.shard.confirmation.confirmed == one.now, "stale since the round began"
             return await super().before(operation)
 
     faults = Watching()
     one = await Running(disk, faults).start()
-    await one.shard.register(Spec("a"))
+    await one.shard.graph.register(Spec("a"))
     grant = await one.claim()
     faults.then(outcome, outcome)
     assert await one.report(grant, 14) == []
@@ -207,13 +207,13 @@ async def test_an_append_of_unknown_outcome_is_retried_as_is_and_shows_nothing_m
 
 async def test_a_reset_starts_new_incarnations_downstream_and_makes_every_sequencer_stale(running: Running) -> None:
     shard = running.shard
-    await shard.register(Spec("b", ("a",)))
-    await shard.register(Spec("c", ("b",)))
-    await shard.register(Spec("other"))
+    await shard.graph.register(Spec("b", ("a",)))
+    await shard.graph.register(Spec("c", ("b",)))
+    await shard.graph.register(Spec("other"))
     a, b = await running.claim("a"), await running.claim("b")
     await running.report(a, 15)
     await running.report(b, 15, name="b", incarnations=(1,))
-    assert [spec.name for spec in await shard.reset("a")] == ["a", "b", "c"]
+    assert [spec.name for spec in await shard.graph.reset("a")] == ["a", "b", "c"]
     assert (running.low("a"), running.low("b")) == (MIN, MIN)
     ((_, refused),) = await running.report(a, 16)  # C5a: it was on the wire
     assert refused.reason == "STALE_SEQUENCER"
@@ -224,79 +224,79 @@ async def test_a_reset_starts_new_incarnations_downstream_and_makes_every_sequen
     assert running.low("b") == MIN
     await running.report(again, 9, name="b", incarnations=(2,))
     assert running.low("b") == 9
-    assert shard.view("other").incarnation == 1  # type: ignore[union-attr]
+    assert shard.served.view("other").incarnation == 1  # type: ignore[union-attr]
 
 
 async def test_h4_an_input_behind_what_an_output_says_is_refused(disk: MemoryDisk) -> None:
     """It says so before the batch is reported: also when that never is, and after a crash."""
     running = await Running(disk).start()
     shard = running.shard
-    await shard.register(Spec("a"))
-    await shard.register(Spec("b", ("a",)))
-    await shard.register(Spec("other", ("a",)))
-    await shard.register(Spec("c"))
+    await shard.graph.register(Spec("a"))
+    await shard.graph.register(Spec("b", ("a",)))
+    await shard.graph.register(Spec("other", ("a",)))
+    await shard.graph.register(Spec("c"))
     b, c = await running.claim("b"), await running.claim("c")
     await running.report(b, 9, name="b", incarnations=(1,))
     await running.report(await running.claim("other"), 9, name="other", incarnations=(1,))
     await running.report(c, 14, name="c")
     with pytest.raises(errors.InputVersion):
-        await shard.vouch("b", b.sequencer, 99 * HOUR, Fold(2, (1, 1)))
+        await shard.owners.vouch("b", b.sequencer, 99 * HOUR, Fold(2, (1, 1)))
     with pytest.raises(errors.IncarnationChanged):
-        await shard.vouch("b", b.sequencer, 99 * HOUR, Fold(1, (2,)))
+        await shard.owners.vouch("b", b.sequencer, 99 * HOUR, Fold(1, (2,)))
     with pytest.raises(errors.InvalidArgument, match="a is folded as not registered"):
-        await shard.vouch("b", b.sequencer, 15 * HOUR, Fold(1, (0,)))
-    await shard.vouch("b", b.sequencer, 15 * HOUR, Fold(1, (1,)))
-    await shard.vouch("b", b.sequencer, 10 * HOUR, Fold(1, (1,)))
+        await shard.owners.vouch("b", b.sequencer, 15 * HOUR, Fold(1, (0,)))
+    await shard.owners.vouch("b", b.sequencer, 15 * HOUR, Fold(1, (1,)))
+    await shard.owners.vouch("b", b.sequencer, 10 * HOUR, Fold(1, (1,)))
     await running.stop()
     disk.crash()
     running = await Running(disk).start()
     shard = running.shard
     with pytest.raises(errors.WouldRegress, match="c is behind what b has let its output say"):
-        await shard.set_inputs("b", ["a", "c"])
+        await shard.graph.set_inputs("b", ["a", "c"])
     assert running.low("b") == 9
-    await shard.set_inputs("other", ["a", "c"])
+    await shard.graph.set_inputs("other", ["a", "c"])
     await running.report(c, 15, name="c")
-    await shard.set_inputs("b", ["a", "c"])
+    await shard.graph.set_inputs("b", ["a", "c"])
     with pytest.raises(errors.StaleSequencer):
-        await shard.vouch("b", b.sequencer, 16 * HOUR, Fold(1, (1,)))
-    await shard.reset("b")
-    await shard.register(Spec("d"))
-    await shard.set_inputs("b", ["a", "c", "d"])  # another life has said nothing
+        await shard.owners.vouch("b", b.sequencer, 16 * HOUR, Fold(1, (1,)))
+    await shard.graph.reset("b")
+    await shard.graph.register(Spec("d"))
+    await shard.graph.set_inputs("b", ["a", "c", "d"])  # another life has said nothing
     await running.stop()
 
 
 async def test_h4_what_was_retired_comes_back_no_further_than_the_inputs(running: Running) -> None:
     """Its owner restarts from a state that knows nothing of the input that was added meanwhile."""
     shard = running.shard
-    await shard.register(Spec("b", ("a",)))
-    await shard.register(Spec("c"))
+    await shard.graph.register(Spec("b", ("a",)))
+    await shard.graph.register(Spec("c"))
     await running.report(await running.claim("a"), 15)
     await running.report(await running.claim("c"), 14, name="c")
     first = await running.claim("b", b"", b"m")
     second = await running.claim("b", b"m", b"")
     await running.report(first, 13, name="b", incarnations=(1,))
     await running.report(second, 15, name="b", incarnations=(1,))
-    await shard.retire("b", b"m", b"", force=True)
-    await shard.set_inputs("b", ["a", "c"])
+    await shard.owners.retire("b", b"m", b"", force=True)
+    await shard.graph.set_inputs("b", ["a", "c"])
     bounds = np.array([15 * HOUR])
-    revived = await shard.claim("b", ClaimRequest([b"m", b""], request_id=b"r" * 16, bound_micros=bounds))
+    revived = await shard.owners.claim("b", ClaimRequest([b"m", b""], request_id=b"r" * 16, bound_micros=bounds))
     assert revived.watermarks.tolist() == [14 * HOUR]
 
 
 async def test_an_adopt_and_its_reset_are_durable_together(disk: MemoryDisk) -> None:
     faults = FaultPlan()
     one = await Running(disk, faults).start()
-    await one.shard.register(Spec("a"))
-    await one.shard.register(Spec("b", ("a",)))
+    await one.shard.graph.register(Spec("a"))
+    await one.shard.graph.register(Spec("b", ("a",)))
     grant = await one.claim("a", identity="first")
     await one.report(grant, 12)
     faults.then(Outcome.FAILED)
     request = ClaimRequest([b"", b""], identity="second", request_id=b"r" * 16)
     with pytest.raises(errors.JournalFailed):
-        await one.shard.claim("a", request, adopt=True)
+        await one.shard.owners.claim("a", request, adopt=True)
     assert (one.shard.topology.get("a").incarnation, one.low()) == (1, 12)
     assert await one.report(grant, 13) == []
-    adopted = await one.shard.claim("a", request, adopt=True)
+    adopted = await one.shard.owners.claim("a", request, adopt=True)
     disk.crash()
     again = await Running(disk).start()
     assert [again.shard.topology.get(name).incarnation for name in "ab"] == [2, 2]
@@ -308,7 +308,7 @@ async def test_an_adopt_and_its_reset_are_durable_together(disk: MemoryDisk) -> 
 async def test_a_stop_gives_up_an_append_of_unknown_outcome(disk: MemoryDisk) -> None:
     faults = FaultPlan()
     one = await Running(disk, faults).start()
-    await one.shard.register(Spec("a"))
+    await one.shard.graph.register(Spec("a"))
     grant = await one.claim()
     faults.then(*[Outcome.LOST] * 1000)
     waiting = one.report(grant, 14)
@@ -351,7 +351,7 @@ async def test_rule2_what_comes_while_a_snapshot_is_made_is_not_in_it(
 ) -> None:
     """It speaks for one position of the log: reports that arrive meanwhile wait for it, and are in the records behind it."""
     running = await Running(disk, settings=ShardSettings(snapshot_piece=1)).start()
-    await running.shard.register(Spec("a"))
+    await running.shard.graph.register(Spec("a"))
     keys = keys_of(40)
     first, second = await running.claim("a", *keys[:21]), await running.claim("a", *keys[20:])
     later: list[asyncio.Future[Any]] = []
@@ -368,7 +368,7 @@ async def test_rule2_what_comes_while_a_snapshot_is_made_is_not_in_it(
     monkeypatch.setattr(recovery, "pieces", interrupted)
     assert await running.report(first, *[14] * 20) == []
     position = disk.logs["a"].last
-    running.shard.write_whole(["a"])
+    running.shard.rounds.snapshot(["a"])
     await begun.wait()
     assert [await each for each in later] == [[], []]
     await running.shard.held.logs.settle()
@@ -417,14 +417,14 @@ async def test_rule7_the_parts_of_all_computations_are_bounded_and_nobody_is_kep
 ) -> None:
     """One stages parts until it is refused, then 3 neighbours one each, then it commits, and stages again: what was committed counts no more."""
     size = batches.PART_BYTES + 12
-    monkeypatch.setattr(shard_module, "ALL_PART_BYTES", 8 * size)
+    monkeypatch.setattr(owner_requests, "ALL_PART_BYTES", 8 * size)
     held = part({0: 5})
     for name in ("b", "c", "d"):
-        await running.shard.register(Spec(name))
+        await running.shard.graph.register(Spec(name))
     owners = {name: (await running.claim(name)).sequencer for name in "abcd"}
 
     def stage(name: str, batch: int, task: int) -> None:
-        running.shard.stage_task(name, owners[name], batch, TaskAttempt(0, task, 0), held)
+        running.shard.owners.stage_task(name, owners[name], batch, TaskAttempt(0, task, 0), held)
 
     def fill(batch: int) -> int:
         for task in range(20):
@@ -443,8 +443,8 @@ async def test_rule7_the_parts_of_all_computations_are_bounded_and_nobody_is_kep
     tasks = [TaskAttempt(0, task, 0) for task in range(first)]
     for batch, named in ((0, tasks), (1, [])):
         asked = Prepare(owners["a"], batch, b"", named, 5, False, NO_FOLD, 0, {})
-        assert running.shard.prepare("a", asked) == []
-        await running.shard.commit("a", owners["a"], batch)
+        assert running.shard.owners.prepare("a", asked) == []
+        await running.shard.owners.commit("a", owners["a"], batch)
     assert (first, fill(2)) == (8, 5)
 
 
@@ -456,7 +456,7 @@ async def test_rule8_nothing_of_a_stream_counts_behind_a_report_that_failed(disk
 
     def changed(hour: int, handle: int, number: int, after: asyncio.Future[Any] | None) -> asyncio.Future[Any]:
         report = GroupReport(grant.sequencer, np.array([hour * HOUR]), np.array([handle], dtype=np.uint32))
-        return one.shard.report([("a", report)], sender=SENDER, number=(one.stream, number), after=after)
+        return one.shard.owners.report([("a", report)], sender=SENDER, number=(one.stream, number), after=after)
 
     gate.then(Outcome.FAILED)
     gate.reached.clear()
@@ -523,7 +523,7 @@ class One(Running):
         await asyncio.gather(self.task, return_exceptions=True)
 
     def register(self, name: str, *inputs: str) -> asyncio.Task[Spec]:
-        return asyncio.create_task(self.shard.register(Spec(name, inputs)))
+        return asyncio.create_task(self.shard.graph.register(Spec(name, inputs)))
 
     async def held_up(self, *names: str) -> list[asyncio.Task[Spec]]:
         """Register, while the store takes its time for the first one."""
@@ -551,7 +551,11 @@ async def test_one_that_fails_as_it_never_should_is_refused_alone(one: One, capl
         raise RuntimeError("a fault of this one alone")
 
     tasks = await one.held_up("first")
-    tasks += [one.register("a"), asyncio.create_task(one.shard.register(Spec("bad"), room=bad)), one.register("b", "a")]
+    tasks += [
+        one.register("a"),
+        asyncio.create_task(one.shard.graph.register(Spec("bad"), room=bad)),
+        one.register("b", "a"),
+    ]
     await turns()
     one.plan.open.set()
     assert await outcomes(tasks) == ["first", "a", "UNKNOWN", "b"]
@@ -585,7 +589,7 @@ async def test_the_log_of_the_graph_stays_bounded() -> None:
         await one.register(f"c{number}")
     longest = 0
     for _ in range(100):
-        await one.shard.reset("c7")
+        await one.shard.graph.reset("c7")
         await one.shard.held.logs.settle()
         loaded = await one.shard.journal.load(GRAPH)
         longest = max(longest, sum(len(payload) for _, payload in loaded.records))
@@ -608,8 +612,8 @@ async def test_a_crash_at_any_write_keeps_what_was_acknowledged(begins: bool) ->
         async def live(one: One, told: dict[str, Spec | None]) -> None:
             for name in "abcdef":
                 told[name] = await one.register(name)
-            [told["b"]] = await one.shard.reset("b")
-            await one.shard.drop("c", force=True)
+            [told["b"]] = await one.shard.graph.reset("b")
+            await one.shard.graph.drop("c", force=True)
             told["c"] = None
             await one.register("g")
             await one.shard.held.logs.settle()

@@ -17,20 +17,22 @@ from lowwater.core.fold import Fold
 from lowwater.core.lease import LeaseState
 from lowwater_authority.cluster.peers import _told_lateness
 from lowwater_authority.core.budget import Lateness
-from lowwater_authority.core.computation import CLAIMS_OF_ONE, CUTS_OF_ONE, LARGEST_EPOCH, Computation
+from lowwater_authority.core.computation import LARGEST_EPOCH
 from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, GroupReport
+from lowwater_authority.core.slicing import CLAIMS_OF_ONE, CUTS_OF_ONE, computation_of
 from lowwater_authority.core.tasks import TaskGroup
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import WHOLE, Spec, Topology, slicing
-from lowwater_authority.engine import slices
 from lowwater_authority.engine.admission import Gate
-from lowwater_authority.engine.rounds import GivenUp, Round
+from lowwater_authority.engine.cuts import Cuts
+from lowwater_authority.engine.observer import Observer
+from lowwater_authority.engine.root_here import RangeHere
+from lowwater_authority.engine.roots import Asked, Range, Told
+from lowwater_authority.engine.round import GivenUp, Round
 from lowwater_authority.engine.shard import Shard
-from lowwater_authority.engine.slices import Asked, RangeHere, Told
 from lowwater_authority.engine.task_master import TaskMaster
 from lowwater_authority.journal import GRAPH, JournalVersion
-from lowwater_authority.ops.observer import Observer
 from lowwater_authority.rpc.streams import Outbox
 from tests.kit.faults import FaultPlan
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
@@ -60,7 +62,7 @@ async def reader(disk: MemoryDisk) -> AsyncIterator[Tree]:
     """One that reads ``x``, which stands at 100; ``y`` stands at 50, and ``z`` at 42."""
     made = await Tree(disk).start(inputs=("x",))
     for name in ("y", "z"):
-        await made.top.shard.register(Spec(name))
+        await made.top.shard.graph.register(Spec(name))
     for name, hour in (("x", 100), ("y", 50), ("z", 42)):
         grant = await made.top.claim(name)
         assert await made.top.report(name, grant, hour) == []
@@ -95,16 +97,16 @@ async def test_a_claim_that_a_reset_has_ended_is_not_answered_as_one_of_the_next
     await until(lambda: tree.stands(0) == MAX)
     tree.way.hold("say")
     asked = ClaimRequest([b"", KEY], request_id=b"r" * 16, bound_micros=np.array([HOUR], dtype=np.int64))
-    claim = asyncio.create_task(tree.below.shard.claim("a~0", asked))
+    claim = asyncio.create_task(tree.below.shard.owners.claim("a~0", asked))
     await rest()
     assert not claim.done()
-    await tree.top.shard.reset("a")
-    await tree.below.shard.refresh()
+    await tree.top.shard.graph.reset("a")
+    await tree.below.shard.confirmation.refresh()
     tree.way.let("say")
     with pytest.raises(errors.Unavailable, match="began a new incarnation before this claim"):
         await claim
     with pytest.raises(errors.StaleSequencer):
-        await tree.below.shard.claim("a~0", asked)
+        await tree.below.shard.owners.claim("a~0", asked)
 
 
 @pytest.mark.parametrize("between", ["nothing", "a snapshot", "a fail-over", "a fail-over of the root"])
@@ -120,7 +122,7 @@ async def test_T4_a_version_of_the_inputs_that_is_granted_is_not_told_of_older_f
     reader.way.hold("say")
     assert await reader.below.report("a~0", first, 90) == []
     assert await reader.below.report("a~1", second, 95) == []
-    await reader.top.shard.set_inputs("a", ["x", "y"])
+    await reader.top.shard.graph.set_inputs("a", ["x", "y"])
     if between in ("a snapshot", "a fail-over"):
         await reader.fail_over()
     elif between == "a fail-over of the root":
@@ -153,7 +155,7 @@ async def test_T4_an_output_says_nothing_before_the_root_knows(reader: Tree) -> 
     first, _ = await reader.both(10, 10)
     fold = reader.below.shard.topology.required("a~0")
     reader.way.hold("vouch")
-    says = asyncio.create_task(reader.below.shard.vouch("a~0", first.sequencer, 80 * HOUR, fold))
+    says = asyncio.create_task(reader.below.shard.owners.vouch("a~0", first.sequencer, 80 * HOUR, fold))
     await rest()
     assert not says.done()
     beside = reader.below.report("a~0", first, 11)
@@ -161,7 +163,7 @@ async def test_T4_an_output_says_nothing_before_the_root_knows(reader: Tree) -> 
     reader.way.let("vouch")
     await says
     with pytest.raises(errors.WouldRegress, match="y is behind what a has let its output say"):
-        await reader.top.shard.set_inputs("a", ["x", "y"])
+        await reader.top.shard.graph.set_inputs("a", ["x", "y"])
 
 
 @breaks("an output waits for the log of its slice alone")
@@ -182,12 +184,12 @@ async def test_T4_a_process_that_is_alone_does_not_read_its_graph_again(disk: Me
 
     alone = await Running(disk, Noting()).start()
     for name in ("x", "y"):
-        await alone.shard.register(Spec(name))
+        await alone.shard.graph.register(Spec(name))
         assert await alone.report(await alone.claim(name), 50, name=name) == []
-    await alone.shard.register(Spec("a", inputs=("x",), slices=(KEY,)))
+    await alone.shard.graph.register(Spec("a", inputs=("x",), slices=(KEY,)))
     await alone.claim("a~0", b"", KEY)
     read.clear()
-    await alone.shard.set_inputs("a", ["x", "y"])
+    await alone.shard.graph.set_inputs("a", ["x", "y"])
     computation = alone.shard.held.computation("a~0")
     assert computation is not None
     await until(lambda: computation.input_version == 2)
@@ -201,7 +203,7 @@ async def test_a_queued_claim_of_a_dead_owner_is_refused(tree: Tree, retired: bo
     dead = tree.way.sent("claim")[0]
     new = await tree.fail_over()
     if retired:
-        await new.shard.retire("a~0", b"", KEY, force=True)
+        await new.shard.owners.retire("a~0", b"", KEY, force=True)
         await until(lambda: tree.state(0) is GroupState.RETIRED)
     else:
         assert await new.report("a~0", first, 20) == []
@@ -220,15 +222,15 @@ async def test_breaks_when_claims_win_in_order_of_arrival(tree: Tree, monkeypatc
 
 async def test_a_process_that_another_one_has_the_number_of_takes_a_greater_one(tree: Tree) -> None:
     await tree.both(10, 10)
-    epoch = tree.below.shard.epoch("a~0")
+    epoch = tree.below.shard.served.epoch("a~0")
     await tree.below.stop()
     await tree.another("elsewhere:1", lambda name: name == "a~1")
     owner = tree.disk.owners["a~0"]
     tree.disk.owners["a~0"] = owner._replace(epoch=owner.epoch - 1)
     new = await tree.another("below:9", lambda name: name == "a~0")
     tree.below = new
-    assert new.shard.epoch("a~0") == epoch
-    await until(lambda: new.shard.epoch("a~0") > epoch and new.slice("a~0").is_settled())
+    assert new.shard.served.epoch("a~0") == epoch
+    await until(lambda: new.shard.served.epoch("a~0") > epoch and new.slice("a~0").is_settled())
     assert await new.report("a~0", await new.claim("a~0"), 20) == []
     await until(lambda: tree.stands(0) == 20)
 
@@ -236,7 +238,7 @@ async def test_a_process_that_another_one_has_the_number_of_takes_a_greater_one(
 async def test_T6_a_retirement_whose_answer_is_lost_is_repeated(tree: Tree) -> None:
     await tree.both(10, 12)
     tree.way.lost["retire"] = "back"
-    await tree.below.shard.retire("a~0", b"", KEY, force=True)
+    await tree.below.shard.owners.retire("a~0", b"", KEY, force=True)
     await until(lambda: tree.state(0) is GroupState.RETIRED)
     del tree.way.lost["retire"]
     await rest()
@@ -248,7 +250,7 @@ async def test_T6_a_retirement_whose_answer_is_lost_is_repeated(tree: Tree) -> N
 async def test_T6_a_late_retirement_does_not_take_out_what_the_same_process_has_revived(tree: Tree) -> None:
     await tree.both(10, 12)
     tree.way.lost["retire"] = "there"
-    await tree.below.shard.retire("a~0", b"", KEY, force=True)
+    await tree.below.shard.owners.retire("a~0", b"", KEY, force=True)
     await until(lambda: tree.way.sent("retire"))
     sent = tree.way.sent("retire")
     assert await tree.below.report("a~0", await tree.below.claim("a~0", bound=9), 9) == []
@@ -265,7 +267,7 @@ async def test_T5_keys_of_others_are_refused(tree: Tree) -> None:
             await below.claim("a~0", *keys)
         assert refused.value.metadata["slice_of"] == "a"
         with pytest.raises(errors.OtherSlice):
-            await below.shard.retire("a~0", *keys, force=True)
+            await below.shard.owners.retire("a~0", *keys, force=True)
     with pytest.raises(errors.OtherSlice) as named:
         await top.claim("a", b"\x10", b"\x20")
     assert named.value.metadata["slice"] == "a~0"
@@ -274,21 +276,21 @@ async def test_T5_keys_of_others_are_refused(tree: Tree) -> None:
     assert (several.value.metadata["first"], several.value.metadata["last"]) == ("a~0", "a~1")
     for keys in ((b"\x10", b"\x20"), (b"", KEY), (b"", b"")):
         with pytest.raises(errors.OtherSlice):
-            await top.shard.retire("a", *keys, force=True)
+            await top.shard.owners.retire("a", *keys, force=True)
 
 
 async def test_T5_a_slice_is_nobodys_input_and_nobodys_name(tree: Tree) -> None:
     for spec in (Spec("b", inputs=("a~0",)), Spec("a~7"), Spec("b~"), Spec("~")):
         with pytest.raises(errors.InvalidArgument):
-            await tree.top.shard.register(spec)
-    await tree.top.shard.register(Spec("b"))
+            await tree.top.shard.graph.register(spec)
+    await tree.top.shard.graph.register(Spec("b"))
     with pytest.raises(errors.InvalidArgument):
-        await tree.top.shard.set_inputs("b", ["a~0"])
+        await tree.top.shard.graph.set_inputs("b", ["a~0"])
 
 
 async def test_T5_what_is_done_to_a_computation_is_not_done_to_a_slice(tree: Tree) -> None:
     shard = tree.below.shard
-    for asked in (shard.drop("a~0", force=True), shard.reset("a~0"), shard.set_inputs("a~0", [])):
+    for asked in (shard.graph.drop("a~0", force=True), shard.graph.reset("a~0"), shard.graph.set_inputs("a~0", [])):
         with pytest.raises(errors.InvalidArgument, match="a~0 is a slice of a"):
             await asked
 
@@ -308,7 +310,7 @@ async def test_rule7_while_the_root_is_away_an_advancing_slice_and_its_neighbour
     await tree.fail_over(slice_answer_seconds=0.5)
     first, second = await tree.both(10, 10)
     tree.below.placement.names = lambda name: "~" in name or name == "beside"
-    await tree.below.shard.register(Spec("beside"))
+    await tree.below.shard.graph.register(Spec("beside"))
     beside = await tree.below.claim("beside")
     tree.way.hold("say")
     for hour in (11, 12, 13):
@@ -321,7 +323,7 @@ async def test_rule7_while_the_root_is_away_an_advancing_slice_and_its_neighbour
         ("beside", GroupReport(beside.sequencer, np.array([7 * HOUR]))),
         ("a~1", GroupReport(second.sequencer, np.array([17 * HOUR]))),
     ]
-    answer = tree.below.shard.report(both, sender=b"s" * 16, number=(1, next(numbers)))
+    answer = tree.below.shard.owners.report(both, sender=b"s" * 16, number=(1, next(numbers)))
     await rest()
     assert answer.done(), "it is waited for once, and not each time"
     assert [name for name, _ in await answer] == ["a~0"]
@@ -364,7 +366,7 @@ def test_a_lease_tells_how_a_slice_keeps_its_budgets_and_not_what_it_counts_itse
 
 
 def test_who_claims_for_no_slice_that_there_is_claims_nothing() -> None:
-    computation = Computation(Spec("a", slices=(b"c", b"f")))
+    computation = computation_of(Spec("a", slices=(b"c", b"f")))
     for keys in ([b"", b"f"], [b"c", b"e"], [b"d", b"f"], [b"c", b"d", b"f"], [b"", b""]):
         with pytest.raises(errors.InvalidArgument, match="is no slice of a, which is cut elsewhere"):
             computation.claim(ClaimRequest(keys, identity="a~", request_id=next(ids).to_bytes(16)), 0)
@@ -380,7 +382,7 @@ async def test_a_slice_that_its_root_does_not_have_tells_nothing_and_acknowledge
     def strip(round_: Round) -> None:
         round_.topology, round_.merged = stripped, True
 
-    await tree.top.shard._write(strip, alone=True)
+    await tree.top.shard.confirmation.write(strip, alone=True)
     new = await tree.fail_over(slice_answer_seconds=0.0)
     await rest()
     claims = len(tree.way.sent("claim"))
@@ -394,12 +396,16 @@ async def test_a_release_that_knows_no_slices_does_not_write_over_what_is_cut(di
     tree = Tree(disk)
     top = await tree.another("top:1", lambda name: "~" not in name and name != "b")
     older = await tree.another("older:1", lambda name: name == "b")
-    await top.shard.register(Spec("b"))
-    await older.shard.refresh()
-    await top.shard.register(Spec("a", slices=(KEY,)))
+    await top.shard.graph.register(Spec("b"))
+    await older.shard.confirmation.refresh()
+    await top.shard.graph.register(Spec("a", slices=(KEY,)))
     before = dict(disk.logs[GRAPH].records)
     with older_release():
-        for change in (older.shard.refresh(), older.shard.register(Spec("c")), older.shard.reset("b")):
+        for change in (
+            older.shard.confirmation.refresh(),
+            older.shard.graph.register(Spec("c")),
+            older.shard.graph.reset("b"),
+        ):
             with pytest.raises(errors.Unavailable, match="format 3"):
                 await change
         with pytest.raises(JournalVersion):
@@ -411,9 +417,9 @@ async def test_a_release_that_knows_no_slices_does_not_write_over_what_is_cut(di
 @pytest.mark.parametrize("cut", [False, True])
 async def test_the_graph_is_for_every_release_as_long_as_nothing_is_cut(tree: Tree, cut: bool) -> None:
     if not cut:
-        await tree.top.shard.drop("a", force=True)
+        await tree.top.shard.graph.drop("a", force=True)
     await tree.fail_over(top=True, graph_bytes=0)
-    await tree.top.shard.register(Spec("b"))
+    await tree.top.shard.graph.register(Spec("b"))
     await tree.top.shard.held.logs.settle()
     assert tree.disk.logs[GRAPH].snapshot is not None
     with older_release():
@@ -446,11 +452,11 @@ async def test_a_slice_pauses_when_it_cannot_follow_the_inputs_of_its_root(
     async def nothing(*_: object) -> None:
         return
 
-    monkeypatch.setattr(Shard, "follow_inputs", nothing)
+    monkeypatch.setattr(Cuts, "follow_inputs", nothing)
     await reader.fail_over(slice_again_seconds=(600.0, 600.0))
     before = len(reader.way.sent("claim"))
-    await reader.top.shard.set_inputs("a", ["x", "y"])
-    await reader.below.shard.refresh()
+    await reader.top.shard.graph.set_inputs("a", ["x", "y"])
+    await reader.below.shard.confirmation.refresh()
     await rest()
     assert 0 < len(reader.way.sent("claim")) - before <= 4
 
@@ -458,7 +464,7 @@ async def test_a_slice_pauses_when_it_cannot_follow_the_inputs_of_its_root(
 async def test_an_idle_slice_hears_of_a_reset_without_waiting_for_its_beat(tree: Tree) -> None:
     await tree.fail_over(slice_beat_seconds=600.0, slice_look_seconds=0.0)
     await tree.both(10, 10)
-    await tree.top.shard.reset("a")
+    await tree.top.shard.graph.reset("a")
     await until(lambda: tree.below.shard.topology.get("a~0").incarnation == 2)
 
 
@@ -466,7 +472,7 @@ async def test_a_retirement_that_the_store_has_lost_is_made_again(tree: Tree) ->
     await tree.fail_over(slice_beat_seconds=0.0, slice_look_seconds=0.0)
     await tree.both(10, 12)
     stored = tree.disk.logs["a"].copy()
-    await tree.below.shard.retire("a~0", b"", KEY, force=True)
+    await tree.below.shard.owners.retire("a~0", b"", KEY, force=True)
     await until(lambda: tree.state(0) is GroupState.RETIRED and tree.low() == 12)
     claims = len(tree.way.sent("claim"))
     await rest()
@@ -480,7 +486,7 @@ async def test_a_retirement_that_the_store_has_lost_is_made_again(tree: Tree) ->
 async def claimed_by(one: One, name: str, identity: str) -> bool:
     asked = ClaimRequest(list(one.shard.topology.get(name).span), identity=identity, request_id=next(ids).to_bytes(16))
     try:
-        await one.shard.claim(name, asked)
+        await one.shard.owners.claim(name, asked)
     except errors.IdentityMismatch:
         return False
     return True
@@ -496,7 +502,9 @@ async def test_the_first_worker_of_any_slice_binds_the_computation(tree: Tree, b
     with pytest.raises(
         errors.IdentityMismatch, match=r"a is bound to the identity 'X', not 'Y'.* reset a to"
     ) as refused:
-        await tree.below.shard.claim("a~1", ClaimRequest([KEY, b""], identity="Y", request_id=next(ids).to_bytes(16)))
+        await tree.below.shard.owners.claim(
+            "a~1", ClaimRequest([KEY, b""], identity="Y", request_id=next(ids).to_bytes(16))
+        )
     assert refused.value.metadata["bound_to"] == "X"
     for name in ("a~1", "a~0"):
         assert await claimed_by(tree.below, name, "X")
@@ -547,7 +555,7 @@ async def test_rule4_a_made_up_order_at_the_root_uses_up_no_numbers_of_a_slice(
         [b"", KEY], identity=slicing("a"), generation=generation, ordinal=ordinal, request_id=next(ids).to_bytes(16)
     )
     with pytest.raises(errors.InvalidArgument) as refused:
-        await tree.top.shard.claim("a", made_up)
+        await tree.top.shard.owners.claim("a", made_up)
     assert refused.value.metadata["field"] == field
     assert str(refused.value).startswith(f"{field} is {getattr(made_up, field)}, which no slice of a can have")
     revived = await tree.below.claim("a~0")
@@ -557,9 +565,9 @@ async def test_rule4_a_made_up_order_at_the_root_uses_up_no_numbers_of_a_slice(
 
 async def test_rule4_a_made_up_ownership_number_is_not_taken(tree: Tree) -> None:
     await tree.both(10, 12)
-    epoch = tree.below.shard.epoch("a~0")
-    await tree.below.shard.rise("a~0", LARGEST_EPOCH + 1)
-    assert tree.below.shard.epoch("a~0") == epoch
+    epoch = tree.below.shard.served.epoch("a~0")
+    await tree.below.shard.confirmation.rise("a~0", LARGEST_EPOCH + 1)
+    assert tree.below.shard.served.epoch("a~0") == epoch
 
 
 async def claim_as(one: One, name: str, identity: str, bound: int | None = None) -> None:
@@ -568,7 +576,7 @@ async def claim_as(one: One, name: str, identity: str, bound: int | None = None)
     asked = ClaimRequest(
         span, identity=identity, request_id=next(ids).to_bytes(16), bound_micros=np.array(bounds, dtype=np.int64)
     )
-    await one.shard.claim(name, asked)
+    await one.shard.owners.claim(name, asked)
 
 
 async def test_a_claim_for_which_there_is_no_room_binds_nothing(tree: Tree) -> None:
@@ -578,7 +586,7 @@ async def test_a_claim_for_which_there_is_no_room_binds_nothing(tree: Tree) -> N
 
     asked = ClaimRequest([b"", KEY], identity="X", request_id=next(ids).to_bytes(16))
     with pytest.raises(errors.Overloaded):
-        await tree.below.shard.claim("a~0", asked, room=none)
+        await tree.below.shard.owners.claim("a~0", asked, room=none)
     await claim_as(tree.below, "a~0", "Y")
 
 
@@ -622,9 +630,10 @@ async def test_a_root_that_another_process_takes_meanwhile_is_a_reason_to_try_ag
     told = Told(
         1, NO_FOLD, current=True, vouched=MIN, low=5, retired=False, kept=(), oldest_operation=0, waiting_for=""
     )
-    shard: Any = SimpleNamespace(topology=graph, report=report)
+    served: Any = SimpleNamespace(topology=graph)
+    owners: Any = SimpleNamespace(report=report)
     with pytest.raises(errors.Unavailable, match="has taken hourly over"):
-        await RangeHere(shard, asked, 1, 0).say(told, None)
+        await RangeHere(served, owners, asked, 1, 0).say(told, None)
 
 
 AT = b"\xc0"
@@ -654,7 +663,7 @@ async def work(wide: Tree, name: str, hour: int) -> None:
 async def test_workers_lose_what_moved_and_are_told_where_to_claim(wide: Tree) -> None:
     _, grant = await wide.both(9, 7)
     lost: list[Any] = []
-    wide.below.shard.on_fenced = lost.append
+    wide.below.shard.rounds.on_fenced = lost.append
     await wide.split("a~1", AT)
     await settled(wide, "a~2")
     assert [(each.sequencer, "claim them again" in each.reason) for each in lost] == [(grant.sequencer, True)]
@@ -676,8 +685,8 @@ async def _lowered(wide: Tree) -> asyncio.Future[Any]:
     wide.way.lost["say"] = "there"
     answer = asyncio.ensure_future(wide.below.report("a~1", grants[1], 3))
     await rest()
-    await wide.top.shard.split("a", "a~1", AT)
-    await wide.below.shard.refresh()
+    await wide.top.shard.graph.split("a", "a~1", AT)
+    await wide.below.shard.confirmation.refresh()
     await rest()
     wide.way.let("say")
     await until(lambda: wide.below.slice("a~1").is_settled())
@@ -704,34 +713,34 @@ async def test_an_answer_that_is_given_all_the_same_is_noticed(wide: Tree, monke
 async def test_nothing_is_granted_before_the_keys_are_taken_in(wide: Tree) -> None:
     await wide.both(9, 7)
     await wide.below.stop()  # so that nobody hands anything over
-    made = await wide.top.shard.split("a", "a~1", AT)
-    await wide.beside.shard.refresh()
-    await wide.beside.shard.serve_those([made.name])
+    made = await wide.top.shard.graph.split("a", "a~1", AT)
+    await wide.beside.shard.confirmation.refresh()
+    await wide.beside.shard.takeover.serve_those([made.name])
     for refused in (
         wide.beside.claim("a~2"),
-        wide.beside.shard.retire("a~2", AT, b"", force=True),
+        wide.beside.shard.owners.retire("a~2", AT, b"", force=True),
     ):
         with pytest.raises(errors.Unavailable, match="taking its keys over"):
             await refused
     assert wide.stands(2) == 7
     with pytest.raises(errors.Unavailable, match="still taking over"):
-        await wide.top.shard.split("a", "a~0", b"\x40")
+        await wide.top.shard.graph.split("a", "a~0", b"\x40")
     wide.below = await wide.another("below:2", wide.below.placement.names)
     await settled(wide, "a~1", "a~2")
-    await wide.top.shard.refresh()
-    await wide.top.shard.split("a", "a~0", b"\x40")
+    await wide.top.shard.confirmation.refresh()
+    await wide.top.shard.graph.split("a", "a~0", b"\x40")
 
 
 async def test_rule3_what_is_taken_in_goes_by_the_inputs_of_who_handed_it_over(disk: MemoryDisk) -> None:
     wide = await Tree(disk, beside=True).start(inputs=("x",))
     try:
-        await wide.top.shard.register(Spec("y"))
+        await wide.top.shard.graph.register(Spec("y"))
         for name, hour in (("x", 100), ("y", 50)):
             assert await wide.top.report(name, await wide.top.claim(name), hour) == []
         await wide.both(40, 95)
         await wide.below.stop()
-        await wide.top.shard.split("a", "a~1", AT)
-        await wide.top.shard.set_inputs("a", ("x", "y"))
+        await wide.top.shard.graph.split("a", "a~1", AT)
+        await wide.top.shard.graph.set_inputs("a", ("x", "y"))
         await wide.hear()
         await rest()
         wide.below = await wide.another("below:2", wide.below.placement.names)
@@ -752,15 +761,15 @@ async def test_whoever_dies_at_any_step_the_next_one_goes_on(wide: Tree, which: 
     reached, go_on, planted = asyncio.Event(), asyncio.Event(), pytest.MonkeyPatch()
 
     def stop_at(name: str, *, before: bool) -> None:
-        real: Callable[..., Awaitable[object]] = getattr(Shard, name)
+        real: Callable[..., Awaitable[object]] = getattr(Cuts, name)
 
-        async def stopped(self: Shard, *more: Any) -> object:
+        async def stopped(self: Cuts, *more: Any) -> object:
             done = None if before else await real(self, *more)
             reached.set()
             await go_on.wait()
             return await real(self, *more) if before else done
 
-        planted.setattr(Shard, name, stopped)
+        planted.setattr(Cuts, name, stopped)
 
     if step < 4:
         stop_at(["_move_out", "_take_in"][step // 2], before=step % 2 == 0)
@@ -794,8 +803,8 @@ async def _sequencers_around_a_reset(wide: Tree) -> tuple[int, int]:
     await wide.hear()
     before = await wide.below.claim("a~1")
     await wide.below.stop()
-    await wide.top.shard.split("a", "a~1", AT)
-    await wide.top.shard.reset("a")
+    await wide.top.shard.graph.split("a", "a~1", AT)
+    await wide.top.shard.graph.reset("a")
     wide.below = await wide.another("below:9", wide.below.placement.names)
     await wide.hear()
     [name] = wide.top.shard.topology.get("a").slices_over(AT, b"")
@@ -820,18 +829,21 @@ async def test_records_are_counted_once_though_the_new_half_claims_first_and_is_
     for number, grant in enumerate(await wide.both()):
         late = Lateness({0: 1000}, 9 * HOUR, 9 * HOUR, {100_000: (3, MIN)})
         report = GroupReport(grant.sequencer, np.array([7 * HOUR]), lateness=late)
-        assert await wide.below.shard.report([(f"a~{number}", report)], sender=b"s" * 16, number=(1, number + 1)) == []
-    await wide.below.shard.retire("a~1", AT, b"", force=True)
+        assert (
+            await wide.below.shard.owners.report([(f"a~{number}", report)], sender=b"s" * 16, number=(1, number + 1))
+            == []
+        )
+    await wide.below.shard.owners.retire("a~1", AT, b"", force=True)
 
     def counted() -> list[tuple[int, int]]:
-        view = wide.top.shard.view("a")
+        view = wide.top.shard.served.view("a")
         assert view is not None
         return [(kept.records, kept.behind) for kept in view.budgets]
 
     await until(lambda: counted() == [(2000, 6)])
     real = wide.way.claim
 
-    async def claim(asked: slices.Asked) -> slices.Range:
+    async def claim(asked: Asked) -> Range:
         if asked.name == "a~1" and len(wide.root.map) < 3:
             msg = "the new one is first"
             raise errors.Unavailable(msg)
@@ -847,17 +859,17 @@ async def test_records_are_counted_once_though_the_new_half_claims_first_and_is_
 async def test_a_log_that_cannot_be_read_any_more_holds_until_a_reset_undoes_the_cut(wide: Tree) -> None:
     await wide.both(9, 7)
     await wide.below.stop()
-    await wide.top.shard.split("a", "a~1", AT)
+    await wide.top.shard.graph.split("a", "a~1", AT)
     one = wide.beside
     wide.disk.logs["a~1"].damage()
-    await one.shard.refresh()
-    await one.shard.serve_those(["a~2"])
+    await one.shard.confirmation.refresh()
+    await one.shard.takeover.serve_those(["a~2"])
     await rest()
     with pytest.raises(errors.Unavailable):
         await one.claim("a~2")
     assert wide.low() == 7
-    await wide.top.shard.reset("a")
-    await one.shard.refresh()
+    await wide.top.shard.graph.reset("a")
+    await one.shard.confirmation.refresh()
     assert "a~2" not in one.shard.topology.computations, "the cut is undone"
     with pytest.raises(errors.UnknownComputation):
         await one.claim("a~2")
@@ -867,14 +879,14 @@ async def test_one_process_cuts_what_it_serves_alone(disk: MemoryDisk) -> None:
     shard = Shard(MemoryJournal(disk, shared=False), clock=lambda: 1_000 * HOUR, observer=Observer())
     await shard.start()
     rounds = asyncio.create_task(shard.run())
-    await shard.register(Spec("a", slices=(b"\x80",)))
-    await shard.split("a", "a~1", AT)
+    await shard.graph.register(Spec("a", slices=(b"\x80",)))
+    await shard.graph.split("a", "a~1", AT)
     for number, span in enumerate(((b"", b"\x80"), (b"\x80", AT), (AT, b""))):
         asked = ClaimRequest(span, request_id=bytes([number] * 16))
-        grant = await shard.claim(f"a~{number}", asked)
+        grant = await shard.owners.claim(f"a~{number}", asked)
         report = GroupReport(grant.sequencer, np.array([5 * HOUR]))
-        assert await shard.report([(f"a~{number}", report)], sender=b"s" * 16, number=(1, number + 1)) == []
-    await until(lambda: (view := shard.view("a")) is not None and view.low == 5 * HOUR)
+        assert await shard.owners.report([(f"a~{number}", report)], sender=b"s" * 16, number=(1, number + 1)) == []
+    await until(lambda: (view := shard.served.view("a")) is not None and view.low == 5 * HOUR)
     shard.stop()
     await rounds
     await shard.close()

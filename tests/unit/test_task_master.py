@@ -77,7 +77,7 @@ async def begun(
 ) -> tuple[Running, Master]:
     running = await Running(disk, faults, settings).start()
     if "a" not in running.shard.topology.computations:
-        await running.shard.register(Spec("a"))
+        await running.shard.graph.register(Spec("a"))
     return running, Master(running.shard)
 
 
@@ -164,7 +164,7 @@ async def test_a_task_is_there_as_soon_as_the_watermark_says_so_and_once(disk: M
 
 async def test_a_guess_has_no_intervals(disk: MemoryDisk) -> None:
     running, master = await begun(disk)
-    await running.shard.register(Spec("guess", estimated=True))
+    await running.shard.graph.register(Spec("guess", estimated=True))
     with pytest.raises(errors.EstimatedInput, match="the watermarks of guess are estimates"):
         await master.create_group("guess", TaskGroup("daily", every=DAY))
     await master.create_group("guess", TaskGroup("repairs"))
@@ -175,10 +175,10 @@ async def test_what_has_intervals_becomes_no_guess(disk: MemoryDisk) -> None:
     running, master = await begun(disk)
     await master.daily()
     with pytest.raises(errors.RegistrationConflict, match="as exact"):
-        await running.shard.register(Spec("a", estimated=True))
-    await running.shard.register(Spec("b"))
+        await running.shard.graph.register(Spec("a", estimated=True))
+    await running.shard.graph.register(Spec("b"))
     await master.create_group("b", TaskGroup("repairs"))
-    assert (await running.shard.register(Spec("b", estimated=True))).estimated
+    assert (await running.shard.graph.register(Spec("b", estimated=True))).estimated
     await running.stop()
 
 
@@ -339,7 +339,7 @@ def test_rule8_the_newest_commits_of_a_long_queue_may_be_repeated() -> None:
 
 async def test_a_refused_request_leaves_its_neighbours_in_the_round(disk: MemoryDisk) -> None:
     running, master = await begun(disk)
-    await running.shard.register(Spec("b"))
+    await running.shard.graph.register(Spec("b"))
     await master.manual("repairs", "n1")
     await master.create_group("b", TaskGroup("repairs"))
     lease = await master.lease()

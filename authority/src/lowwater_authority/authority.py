@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from lowwater_authority.access.policy import Access
     from lowwater_authority.cluster.cluster import Cluster
+    from lowwater_authority.engine.observer import Observer
     from lowwater_authority.engine.settings import ShardSettings
     from lowwater_authority.journal import Journal
-    from lowwater_authority.ops.observer import Observer
     from lowwater_authority.promises import Promises
     from lowwater_authority.rpc.streams import Streams
 
@@ -79,7 +79,7 @@ class Authority:
     def promise(self, promises: Promises) -> None:
         """Show these promises from now on, to those too who follow watermarks already. On the event loop; O(computations served)."""
         before, self._services.promises = self._services.promises, promises
-        views = [view for view in map(self.shard.view, self.shard.names()) if view is not None]
+        views = [view for view in map(self.shard.served.view, self.shard.served.names()) if view is not None]
         self.shard.hub.publish(view for view in views if before.of(view.name) != promises.of(view.name))
 
     async def recover(self) -> None:

@@ -480,7 +480,7 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
         return 0
     if promises is not None:
         authority.promise(promises.value)
-        promises.served = authority.shard.names
+        promises.served = authority.shard.served.names
         promises.on_change.append(authority.promise)
     authority.add_to(server)
     health = HealthServicer(SERVICES)
@@ -490,8 +490,10 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
 
         reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)
     reach = PeerSettings(own or _own(host, bound), token=token, certificates=certificates, own=own)
-    authority.shard.writes.on_change.append(lambda state: health.set_journal(serving=state is StoreState.TAKES))
-    endpoint = endpoint_of(args, certificates, metrics, door, lambda: authority.shard.store_state(clock()))
+    authority.shard.held.logs.writes.on_change.append(
+        lambda state: health.set_journal(serving=state is StoreState.TAKES)
+    )
+    endpoint = endpoint_of(args, certificates, metrics, door, lambda: authority.shard.confirmation.store_state(clock()))
     page = _page(args, place, reach, authority.shard.journal.server_token, door)
     await server.start()
     pushed = begin_pushes(metrics.registry, version("lowwater-authority"))

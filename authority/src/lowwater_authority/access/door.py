@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from lowwater_authority.access.policy import Access, Limits
-    from lowwater_authority.ops.observer import Observer
+    from lowwater_authority.engine.observer import Observer
 
 __all__ = ["PEER_TOKEN", "Door", "open_door"]
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from lowwater_authority.cluster.membership import Beats
     from lowwater_authority.cluster.peers import Peers
     from lowwater_authority.engine.placement import Lows
+    from lowwater_authority.engine.roots import Above
     from lowwater_authority.engine.shard import Shard
-    from lowwater_authority.engine.slices import Above
     from lowwater_authority.journal import Ownership
 
 DEAD_AFTER: Final = 1.5
@@ -203,8 +203,8 @@ class Cluster:
         deadline = self._monotonic() + HAND_OVER_SECONDS
         try:
             await self.change(lambda view: view.without([self.me.id]))
-            while self.view.members and self._shard.names() and self._monotonic() < deadline:
-                await self._shard.confirm()
+            while self.view.members and self._shard.served.names() and self._monotonic() < deadline:
+                await self._shard.confirmation.confirm()
                 await asyncio.sleep(self._dead_after / BEATS / 4)
         except (JournalError, errors.LowwaterError) as error:
             log.warning("not all was handed over: %s", error, extra=event("hand_over_failed", reason=str(error)))
@@ -240,7 +240,7 @@ class Cluster:
         registration of the same name.
         """
         view, beats = await self._directory.beat(self.me.id)
-        await self._shard.confirm(())
+        await self._shard.confirmation.confirm(())
         pins = {name: address for name, address in view.pins.items() if name not in self._shard.topology.dropped}
         if len(pins) == len(view.pins) or view.version < self._known:
             return
@@ -270,7 +270,7 @@ class Cluster:
             # Who has read what is damaged has no reason to look at it again, but that it hears a stranger.
             await self._directory.beat(self._unread_id)
         if self._hears_stranger(view, beats):
-            self._shard.doubt_graph()
+            self._shard.confirmation.doubt_graph()
         if now - self._heard > self._gone_after:
             self._resumed = now
         self._heard = now
@@ -378,7 +378,7 @@ class Cluster:
     async def confirm(self) -> bool:
         """Return whether the store has confirmed what is held here; that it has not is logged."""
         try:
-            await self._shard.confirm()
+            await self._shard.confirmation.confirm()
         except errors.LowwaterError as error:
             if count := self._quiet.count("confirm", self._monotonic()):
                 log.warning(
@@ -397,7 +397,7 @@ class Cluster:
         if self._shard.held.graph_doubted and self._monotonic() >= self._look_at_graph:
             self._look_at_graph = self._monotonic() + self._dead_after
             with contextlib.suppress(errors.LowwaterError):
-                await self._shard.refresh()
+                await self._shard.confirmation.refresh()
         return True
 
     def _leave_readable(self) -> None:
@@ -406,7 +406,7 @@ class Cluster:
             return
         self._untaken_at = self._monotonic() + LOOK_SECONDS
         if late := self._untaken.look():
-            self._shard.write_whole(late)
+            self._shard.rounds.snapshot(late)
 
     def take(self) -> None:
         """Begin to take what is missing, each by itself: one that takes long holds up no other."""
@@ -419,7 +419,7 @@ class Cluster:
             self._ended = self.view.version
             shard.end_dropped()
         if self._settled != (state := (self.view.version, shard.topology.version, shard.held.let_gone)):
-            names = [name for name in shard.topology.computations if not shard.serves(name) and self.mine(name)]
+            names = [name for name in shard.topology.computations if name not in shard.served and self.mine(name)]
             for name in names:
                 each = self._missing.setdefault(name, Missing())
                 if each.task is None:
@@ -436,7 +436,7 @@ class Cluster:
 
     async def _take_over(self, name: str, missing: Missing) -> None:
         try:
-            await self._shard.take_over(name)
+            await self._shard.takeover.serve_in_turn(name)
         except errors.LowwaterError as error:
             if missing.said != str(error):
                 log.warning(
@@ -548,8 +548,8 @@ class Cluster:
         places = {}
         for name in names:
             owner, target = owners[name], self.view.shard_of(name)
-            if self._shard.serves(name) and owner.epoch <= self._shard.epoch(name):
-                places[name] = Place(self.me.address, self._shard.epoch(name))
+            if name in self._shard.served and owner.epoch <= self._shard.served.epoch(name):
+                places[name] = Place(self.me.address, self._shard.served.epoch(name))
             elif self._lives(owner):
                 places[name] = Place(owner.address, owner.epoch)
             else:

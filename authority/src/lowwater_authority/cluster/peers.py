@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lowwater.aio import Client, Lease, Worker
     from lowwater_authority.core.groups import Mass
     from lowwater_authority.engine.placement import Lows
-    from lowwater_authority.engine.slices import Asked, Told
+    from lowwater_authority.engine.roots import Asked, Told
 
 SAY_SECONDS: Final = 5.0
 """How long a report of a slice is waited for at most. It stays staged, and goes out all the same; what the slice says next takes its place."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 
@@ -26,15 +26,15 @@ from lowwater_authority.core import codec
 from lowwater_authority.core.batches import ALL_PART_BYTES, MAX_PART_BYTES, BatchStage
 from lowwater_authority.core.bounds import Bounds
 from lowwater_authority.core.budget import MOST_ARRIVED, Arrivals, Budget, Kept, Lateness, Pending, reached, seen_from
-from lowwater_authority.core.groups import MOST_RECORDS, NO_RECORDS, Group, GroupState, Mass
+from lowwater_authority.core.groups import MOST_RECORDS, Group, GroupState, Mass
 from lowwater_authority.core.heuristics import Masses
 from lowwater_authority.core.history import History
 from lowwater_authority.core.interval_map import IntervalMap, Range, Taken
 from lowwater_authority.core.layout import Layout, Told
-from lowwater_authority.core.requests import Fenced, Grant, Granted, Refused, finished
+from lowwater_authority.core.requests import Fenced, Grant, Granted, Refused
 from lowwater_authority.core.tasks import Tasks
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.core.topology import CUT, carried, is_slicing, slicing, whole
+from lowwater_authority.core.topology import is_slicing, whole
 from lowwater_authority.records import journal_pb2 as pb
 
 if TYPE_CHECKING:
@@ -49,10 +49,6 @@ if TYPE_CHECKING:
 
 NAMED: Final = 20
 """Most workers that a refusal lists."""
-
-MOST_FRONTIERS: Final = 256
-MOST_TIMES: Final = 4096
-"""How many frontiers, and times of pending records, the mass of a slice has at most."""
 
 GRANTS_KEPT: Final = 4096
 """Request ids remembered, so that a repeated claim gets its first answer even after it was superseded."""
@@ -73,14 +69,7 @@ LONGEST_STEP: Final = 1 << 32
 LARGEST_STREAM: Final = (1 << 63) - 1
 """Greatest number of a stream. A sender that counts by a clock has room for it, and no stream ends the room of the next one."""
 
-CUTS_OF_ONE: Final = 1 << 20
-"""The generation of a slice's claim is its incarnation times so many, and the version of the cut by which it has its keys."""
-
-CLAIMS_OF_ONE: Final = 1 << 20
-"""The ordinal of a slice's claim is its ownership number times so many, and how often it has claimed under that: a claim that is late does not count
-after a newer one, whoever made it."""
-
-_STALE: Final = (
+STALE: Final = (
     "the sequencer is stale: a newer claim, a reset or a retirement took the ranges over. Stop writing for them."
 )
 
@@ -109,7 +98,7 @@ class View:
 
 
 @dataclass(slots=True)
-class _Changes:
+class Changes:
     """What a round changed in one claim, not yet in an op."""
 
     whole: bool = False
@@ -132,16 +121,14 @@ class Computation:
     blocks), plus what :class:`Masses` says when heuristics are registered and a mass or frontier changed.
     """
 
+    TAKES_WHOLE_MASSES: ClassVar = False
+    """Whether a report may carry the mass of all claims of a slice."""
+
     def __init__(self, spec: Spec, *, epoch_base: int = 0) -> None:
         self.spec = spec
         self.epoch_base = epoch_base
         self.incarnation = spec.incarnation
         self.map = IntervalMap(spec.began)
-        self.cut_version = 0
-        """Of a slice: the version of the cut by which it has the keys that it has; 0: those that its log began with in this incarnation. The graph may know a
-        newer cut. As it stands in the log, nobody who has lost the log ever knows a newer one than who owns it: so it orders claims at the root."""
-        self.handed_over: dict[str, pb.Snapshot] = {}
-        """Of a slice: what was known of the keys that it has handed over last, by the slice that takes them in."""
         self.masses = Masses(spec.heuristics, self.map.run_groups())
         self.batches = BatchStage()
         self.tasks = Tasks()
@@ -173,7 +160,7 @@ class Computation:
         """The claim that committed it."""
         self.granted: OrderedDict[bytes, Granted] = OrderedDict()
         self._ops: list[pb.Op] = []
-        self._changes: dict[int, _Changes] = {}
+        self._changes: dict[int, Changes] = {}
         self._refused_of_batch: list[Refused] = []
         """What was refused of the last committed batch, since this process holds it: its driver may ask again."""
         self._mass_changed = False
@@ -186,6 +173,10 @@ class Computation:
         self._strong = False
         self.published = self._view()
         self.published_layout = self.layout
+
+    def follow(self, spec: Spec) -> None:
+        """Go on with the registration that the graph has now, of the same incarnation or a newer one."""
+        self.spec = spec
 
     # -- claims ----------------------------------------------------------------------------------------------
 
@@ -239,17 +230,7 @@ class Computation:
 
     def _check_claim(self, request: ClaimRequest) -> str:
         """Raise what a claim is refused for, if it is; returns the identity that it binds the computation to."""
-        self._check_taken_in()
-        self._check_span(request.bounds[0], request.bounds[-1], "claim")
-        identity = request.identity
-        if not is_slicing(self.spec.name, identity):
-            self._check_cut(request.bounds[0], request.bounds[-1], "claim")
-        else:
-            self._check_sliced("claims", "identity", identity)
-            self._check_slice(request.bounds)
-            self._check_slice_order(request)
-            if carried(self.spec.name, self.incarnation, identity) is None:
-                identity = slicing(self.spec.name)
+        identity = self._check_keys(request)
         self._check_identity(identity)
         self._check_order(request)
         self._check_place(request)
@@ -274,25 +255,34 @@ class Computation:
         watermarks[group.handles_of(places)] = self.map.columns.values[group.base + places]
         return Grant(sequencer, watermarks, self.reference)
 
+    def _check_keys(self, request: ClaimRequest) -> str:
+        """Refuse a claim of keys that no worker may claim here; returns the identity that the claim binds the computation to."""
+        if is_slicing(self.spec.name, request.identity):
+            raise self._no_root("claims", "identity", request.identity)
+        return request.identity
+
+    def _no_root(self, what: str, field: str, value: str) -> errors.InvalidArgument:
+        """Return the refusal of what only a slice asks of its root."""
+        msg = f"{field} is {value}, by which a slice of {self.spec.name} {what}, and that is not cut into slices; leave it out"
+        return errors.InvalidArgument(msg, metadata=self._about(field=field, fix="leave it out"))
+
+    def has_keys(self, start: bytes, end: bytes) -> bool:
+        """Whether an interval lies in the key space of this computation. Its map must not be asked about other keys."""
+        del start, end
+        return True
+
     def _check_identity(self, identity: str) -> None:
-        """What is cut is bound to the identity of the first worker that has claimed in any of its slices. Raises IdentityMismatch."""
-        name, bound = self.spec.name, self.identity
-        if bound is None:
-            return
-        if self.spec.slices:
-            of_worker, of_slice = carried(name, self.incarnation, identity), carried(name, self.incarnation, bound)
-            if of_worker is None or of_slice is None:
-                return
-            identity, bound = of_worker, of_slice
-        if identity != bound:
-            root = whole(name)
-            cut = self.spec.slices or self.spec.slice_of
-            fix = f"reset {root}" if cut else "claim with adopt"
-            msg = (
-                f"{root} is bound to the identity {bound!r}, not {identity!r}: two owners of one "
-                f"name would fence each other. Use another name, or {fix} to start a new incarnation of it."
-            )
-            raise errors.IdentityMismatch(msg, metadata=self._about(identity=identity, bound_to=bound))
+        """Raise IdentityMismatch for another identity than that of the first claim."""
+        if self.identity is not None and identity != self.identity:
+            raise self._mismatch(identity, self.identity)
+
+    def _mismatch(self, identity: str, bound: str, fix: str = "claim with adopt") -> errors.IdentityMismatch:
+        root = whole(self.spec.name)
+        msg = (
+            f"{root} is bound to the identity {bound!r}, not {identity!r}: two owners of one "
+            f"name would fence each other. Use another name, or {fix} to start a new incarnation of it."
+        )
+        return errors.IdentityMismatch(msg, metadata=self._about(identity=identity, bound_to=bound))
 
     def _check_order(self, request: ClaimRequest) -> None:
         order = (request.generation, request.ordinal)
@@ -302,8 +292,7 @@ class Computation:
                 f"a run with generation {newest[0]}, ordinal {newest[1]} has claimed {self.spec.name}; this claim is "
                 f"of the older generation {order[0]}, ordinal {order[1]}. Stop this run: it has been replaced."
             )
-            of_slice = {"claimed_ordinal": newest[1]} if self.spec.slices else {}
-            raise errors.OlderClaim(msg, metadata=self._about(generation=order[0], ordinal=order[1], **of_slice))
+            raise errors.OlderClaim(msg, metadata=self._about_older(order, newest))
         if self.last_batch is not None and request.generation <= self.last_batch[0]:
             batch, digest = self.last_batch
             if not (request.generation == batch and request.batch_digest and request.batch_digest == digest):
@@ -314,88 +303,14 @@ class Computation:
                 )
                 raise errors.Rewound(msg, metadata=self._about(generation=request.generation, committed=batch))
 
+    def _about_older(self, order: tuple[int, int], newest: tuple[int, int]) -> dict[str, str]:
+        del newest
+        return self._about(generation=order[0], ordinal=order[1])
+
     def _newest_order(self, request: ClaimRequest) -> tuple[int, int]:
-        """Return the order that a claim may not be below: that of the computation. Slices are owned one by one, so each counts its own.
-
-        Two that come with the same one are processes that have both owned the slice by one number, which a store has lost: who comes second has
-        to take a greater one, so it is told a greater one.
-        """
-        if not self.spec.slices:
-            return self.order
-        touched = [group for group, _, _ in self.map.overlapping(request.bounds[0], request.bounds[-1])]
-        newest = max(group.order for group in touched)
-        epoch = request.ordinal // CLAIMS_OF_ONE
-        owners = {group.host for group in touched if group.order[1] // CLAIMS_OF_ONE == epoch and group.host}
-        others = newest[1] // CLAIMS_OF_ONE == epoch and owners - {request.host}
-        return (newest[0], (epoch + 1) * CLAIMS_OF_ONE) if others else newest
-
-    def has_keys(self, start: bytes, end: bytes) -> bool:
-        """Whether an interval lies in its key space; nothing else is to be asked of its map about one that does not."""
-        # Those of the graph, and those that it has in fact: the graph may know an older cut, if a store has lost the newest one.
-        spans = self.spec.span, self.map.span
-        return all(start >= first and (not last or bool(end and end <= last)) for first, last in spans)
-
-    def _check_span(self, start: bytes, end: bytes, what: str) -> None:
-        """A slice has the keys of its own, and what is cut has none but by its slices. Raises OtherSlice."""
-        if self.has_keys(start, end):
-            return
-        own_start, own_end = self.spec.span
-        root, _, number = self.spec.name.rpartition(CUT)
-        msg = (
-            f"{self.spec.name} is slice {number} of {root}, [{own_start.hex()}, {own_end.hex()}): these keys are not all in it; {what} by {root}, "
-            "which says whose they are"
-        )
-        raise errors.OtherSlice(msg, metadata=self._about(slice_of=root))
-
-    def _check_taken_in(self) -> None:
-        """A slice that is to take in what another one knows of its keys knows nothing of them before. Raises Unavailable."""
-        if self.spec.source:
-            msg = f"{self.spec.name} is still taking its keys over from {self.spec.source}; nothing was changed, try again in a moment"
-            raise errors.Unavailable(msg, metadata=self._about(source=self.spec.source))
-
-    def _check_cut(self, start: bytes, end: bytes, what: str) -> None:
-        """Of what is cut into slices, only these have key ranges. Raises OtherSlice."""
-        if not self.spec.slices:
-            return
-        over = self.spec.slices_over(start, end)
-        if len(over) == 1:
-            msg = f"{what} these keys of {over[0]}, the slice of {self.spec.name} that they are in"
-            raise errors.OtherSlice(msg, metadata=self._about(slice=over[0]))
-        msg = (
-            f"{self.spec.name} is cut into slices, and these keys lie in {len(over)} of them, {over[0]} to {over[-1]}: {what} the keys of one slice "
-            "at a time, as Client.slices lists them"
-        )
-        raise errors.OtherSlice(msg, metadata=self._about(first=over[0], last=over[-1]))
-
-    def _check_sliced(self, what: str, field: str, value: str) -> None:
-        """Only slices do what they do at what they are slices of. Raises InvalidArgument."""
-        if not self.spec.slices:
-            msg = f"{field} is {value}, by which a slice of {self.spec.name} {what}, and that is not cut into slices; leave it out"
-            raise errors.InvalidArgument(msg, metadata=self._about(field=field, fix="leave it out"))
-
-    def _check_slice(self, bounds: Sequence[bytes]) -> None:
-        """A slice has one range here, with the keys of the slice: who claims another one knows of another cut. Raises InvalidArgument."""
-        start, end = bounds[0], bounds[-1]
-        over = self.spec.slices_over(start, end)
-        if len(bounds) > 2 or len(over) > 1 or self.spec.span_of(over[0]) != (start, end):
-            fix = "read the graph again"
-            msg = f"[{start.hex()}, {end.hex()}) is no slice of {self.spec.name}, which is cut elsewhere; {fix}"
-            raise errors.InvalidArgument(msg, metadata=self._about(field="bounds", fix=fix))
-
-    def _check_slice_order(self, request: ClaimRequest) -> None:
-        """Refuse an order that no slice can have. Raises InvalidArgument.
-
-        A slice that is told a newer order takes a greater ownership number itself. By a made-up one it would use up all numbers, for good.
-        """
-        limits = (
-            ("generation", request.generation, (self.incarnation + 1) * CUTS_OF_ONE - 1),
-            ("ordinal", request.ordinal, (LARGEST_EPOCH + 1) * CLAIMS_OF_ONE - 1),
-        )
-        for field_name, value, most in limits:
-            if value > most:
-                fix = f"send at most {most}"
-                msg = f"{field_name} is {value}, which no slice of {self.spec.name} can have; {fix}"
-                raise errors.InvalidArgument(msg, metadata=self._about(field=field_name, fix=fix))
+        """Return the (generation, ordinal) that a claim must not be below."""
+        del request
+        return self.order
 
     def _check_place(self, request: ClaimRequest) -> None:
         """A claim in place of another one is nobody's who has lost that: a zombie's, or a late one's."""
@@ -403,13 +318,11 @@ class Computation:
             return
         group = self._owned(request.instead_of)
         if group.live_count != group.granted:
-            raise errors.StaleSequencer(_STALE, metadata=self._about(sequencer=request.instead_of))
+            raise errors.StaleSequencer(STALE, metadata=self._about(sequencer=request.instead_of))
 
     def _check_bounds(self, request: ClaimRequest, wall: int) -> None:
-        """A retired range begins at its bound, so one bad timestamp must not lift it for ever. A slice tells where it stands, which lifts nothing else."""
+        """A retired range begins at its bound, so one bad timestamp must not lift it for ever."""
         bounds = request.bound_micros
-        if self.spec.slices and not self.revives(request):
-            return
         ahead = bounds[(bounds > wall + self.spec.max_skew) & (bounds != MAX)]
         if len(ahead):
             msg = (
@@ -437,23 +350,14 @@ class Computation:
             order=(op.generation, op.ordinal),
         )
         taken = self.map.claim(group, codec.int64s(op.bound_micros), now)
-        if self.spec.slices:
-            # A slice was cut in two: all stand where it stood, and what has its first keys still counts its records.
-            parts = [*taken[0].remainders, group]
-            for part in parts:
-                part.kept = dict(taken[0].group.kept)
-            first = min(parts, key=lambda part: part.bounds[0])
-            for part in parts:
-                if part is not first:
-                    part.kept = {ppm: (micros, 0, 0) for ppm, (micros, _, _) in part.kept.items()}
+        self._carry(taken, group)
         self._hand_over_arrivals(group, taken)
         self._hand_over_masses(group, taken, bounded=bool(op.bound_micros))
         group.finished = bool((self.map.columns.values[group.slots()] == MAX).all())
         self._regrouped(taken, group)
         self.last_sequencer = op.sequencer
         self.input_version = self.input_version or op.input_version
-        if self.identity is None or not self.spec.slices or op.identity != slicing(self.spec.name):
-            self.identity = op.identity
+        self._bind(op.identity)
         self.order = max(self.order, (op.generation, op.ordinal))
         if op.request_id:
             self.granted[op.request_id] = Granted(op.sequencer, op.asked)
@@ -462,6 +366,12 @@ class Computation:
         self._mass_changed = True
         self._forget_dead_batches()
         return group, taken
+
+    def _bind(self, identity: str) -> None:
+        self.identity = identity
+
+    def _carry(self, taken: Sequence[Taken], group: Group) -> None:
+        """Let a new group of ranges go on with what the groups that it replaces have of their own."""
 
     def _hand_over_masses(self, group: Group | None, taken: Sequence[Taken], *, bounded: bool = False) -> None:
         """Let a claim stand on the masses of the groups it replaced as a whole; of a part, nobody knows the mass.
@@ -526,12 +436,8 @@ class Computation:
     def change_layout(self, incarnation: int, expected: int, starts: Sequence[int], tasks: Sequence[int]) -> int:
         """Ask for another layout in place of the one of a version, and return the version that it has. A repeat of the newest change changes nothing.
 
-        Raises IncarnationChanged, LayoutConflict, and InvalidArgument for one that is cut, whose slices stay as they are. O(ranges).
+        Raises IncarnationChanged, LayoutConflict, and InvalidArgument for a root. O(ranges).
         """
-        if self.spec.slices:
-            fix = "ask for a layout of one of its slices"
-            msg = f"{self.spec.name} is cut into slices, each of which has a layout of its own; {fix}"
-            raise errors.InvalidArgument(msg, metadata=self._about(field="computation", fix=fix))
         if incarnation != self.incarnation:
             msg = f"{self.spec.name} is in incarnation {self.incarnation}, not {incarnation}; look at its ranges again"
             raise errors.IncarnationChanged(msg, metadata=self._about(incarnation=self.incarnation))
@@ -581,14 +487,10 @@ class Computation:
     def refuse_owners(self, now: int) -> None:
         """Raise OwnedRanges while a worker owns a range that is not finished. Whether it is alive is not known, only when it was heard of last."""
         owned = [g for g in self.map.groups.values() if g.state is GroupState.OWNED and not g.finished]
-        if not owned:
-            return
-        if self.spec.slices:
-            msg = (
-                f"{self.spec.name} is cut into slices, and {len(owned)} of them are not finished; nobody looks for workers that own key ranges of "
-                "theirs. Stop these, and drop it with force."
-            )
-            raise errors.OwnedRanges(msg, metadata=self._about(workers=""))
+        if owned:
+            raise self._owned_by(owned, now)
+
+    def _owned_by(self, owned: Sequence[Group], now: int) -> errors.OwnedRanges:
         workers = sorted({group.worker or "unnamed" for group in owned})
         some = ", ".join(workers[:NAMED]) + (f" and {len(workers) - NAMED} more" if len(workers) > NAMED else "")
         heard = max(group.last_report for group in owned)
@@ -598,12 +500,12 @@ class Computation:
             f"{some} {own} key ranges of {self.spec.name}, {last}. Stop {them} in good order, which releases the ranges, or drop "
             f"{self.spec.name} with force: what {they} is refused then."
         )
-        raise errors.OwnedRanges(msg, metadata=self._about(workers=", ".join(workers[:NAMED])))
+        return errors.OwnedRanges(msg, metadata=self._about(workers=", ".join(workers[:NAMED])))
 
     @property
     def known_inputs(self) -> int:
         """Version of the inputs that the log goes by; 0 while that is not known, and nobody has reported since it may have changed."""
-        if self.input_version or self.incarnation > 1 or self.spec.slice_of:
+        if self.input_version or self.incarnation > 1:
             return self.input_version
         return 1  # the first registration: every later version is in the log
 
@@ -630,10 +532,6 @@ class Computation:
 
     def _apply_revoke(self, op: pb.Revoke, now: int) -> None:
         self.input_version = op.input_version
-        if self.spec.slice_of:
-            self.vouched = (
-                MIN  # what its root has not heard by now was acknowledged to nobody, and did not know of the new inputs
-            )
         for group in self.map.groups.values():
             group.state = GroupState.UNOWNED
             self.masses.changed(group)
@@ -671,15 +569,7 @@ class Computation:
         A late message would else take out what a worker has claimed since, and the published value would lead it; StaleSequencer. Claims of other
         keys are in nobody's way.
         """
-        self._check_taken_in()
-        self._check_span(start, end, "retire")
-        if sequencer:
-            self._check_sliced("retires", "sequencer", str(sequencer))
-            group = self._owned(sequencer)
-            if group.live_count != group.granted or (group.bounds[0], group.bounds[-1]) != (start, end):
-                raise errors.StaleSequencer(_STALE, metadata=self._about(sequencer=sequencer))
-        else:
-            self._check_cut(start, end, "retire")
+        self._check_retire(start, end, sequencer)
         if newest_claim is not None and not self._newest_claim(start, end) <= newest_claim <= self.last_sequencer:
             msg = (
                 f"a worker has claimed some of these keys of {self.spec.name} after you listed its "
@@ -705,6 +595,12 @@ class Computation:
         self._strong = True
         return ranges, list(self._fenced(taken, "an operator retired it"))
 
+    def _check_retire(self, start: bytes, end: bytes, sequencer: int) -> None:
+        """Refuse to retire keys that may not be retired here, or not by this claim."""
+        del start, end
+        if sequencer:
+            raise self._no_root("retires", "sequencer", str(sequencer))
+
     def _newest_claim(self, start: bytes, end: bytes) -> int:
         """Return the newest claim among those of these keys; 0: no claim counts. O(ranges there).
 
@@ -717,117 +613,19 @@ class Computation:
             for group, _, _ in self.map.overlapping(start, end)
         )
 
+    def _carry_retired(self, taken: Sequence[Taken], retired: Group) -> None:
+        """Let retired ranges keep what the groups that they were taken from have of their own."""
+
     def _apply_retire(self, op: pb.Retire, now: int) -> list[Taken]:
         taken = self.map.retire(op.start, op.end, now)
-        if self.spec.slices:
-            next(self.map.overlapping(op.start, op.end))[0].kept = dict(taken[0].group.kept)
+        retired = [group for group, _, _ in self.map.overlapping(op.start, op.end)]
+        self._carry_retired(taken, retired[0])
         self._hand_over_arrivals(None, taken)
         self._hand_over_masses(None, taken)
-        self._regrouped(taken, *(group for group, _, _ in self.map.overlapping(op.start, op.end)))
+        self._regrouped(taken, *retired)
         self._mass_changed = True
         self._forget_dead_batches()
         return taken
-
-    # -- cut anew --------------------------------------------------------------------------------------------
-
-    def move_out(self, to: str) -> list[Fenced]:
-        """Hand the keys behind those that the graph says are its own over to another slice; returns who lost what. O(what moves).
-
-        From here on it knows nothing of them, and what it did know is kept, as it was, until the other one has taken it in: see :meth:`forget_handed_over`.
-        """
-        end = self.spec.span[1]
-        assert end, "a slice that hands keys over ends before them"
-        self._flush()
-        op = pb.MoveOut(start=end, to=to, cut_version=self.spec.cut_version)
-        taken = self._apply_move_out(op)
-        self._ops.append(pb.Op(move_out=op))
-        self._strong = True
-        return list(self._fenced(taken, f"its keys were moved to {to}: claim them again"))
-
-    def _apply_move_out(self, op: pb.MoveOut) -> list[Taken]:
-        taken, known = self.map.move_out(op.start)
-        state = pb.Snapshot(
-            computation=op.to,
-            incarnation=self.incarnation,
-            last_sequencer=self.last_sequencer,
-            identity=self.identity or "",
-            bound=self.identity is not None,
-            generation=self.order[0],
-            ordinal=self.order[1],
-            granted=[
-                pb.Granted(request_id=key, sequencer=sequencer, asked=asked)
-                for key, (sequencer, asked) in self.granted.items()
-            ],
-            input_version=self.input_version,
-            vouched_micros=None if self.vouched == MIN else self.vouched,
-            budgets=[codec.budget(Budget(ppm, value=budget.value)) for ppm, budget in self.budgets.items()],
-        )
-        if self.last_batch is not None:
-            state.has_batch, state.batch_sequencer = True, self.committed_by
-            state.batch, state.batch_digest = self.last_batch
-        for group, values, since in known:
-            codec.unclaimed(state.groups.add(), group, values, since)
-        # Those of an older cut were taken in: else the graph would not have let it be cut again.
-        self.handed_over = {op.to: state}
-        self.cut_version = op.cut_version
-        if self.layout.starts:  # by keys that it has no more
-            self.layout = Layout(self.layout.version + 1)
-        self._hand_over_arrivals(None, taken)
-        self._hand_over_masses(None, taken)
-        self._regrouped(taken)
-        self._mass_changed = True
-        self._forget_dead_batches()
-        return taken
-
-    def forget_handed_over(self) -> None:
-        """Forget what was handed over: whom it was meant for has it, durably, as the graph says."""
-        self.handed_over = {}
-
-    def take_in(self, state: pb.Snapshot) -> None:
-        """Begin with what another slice has handed over: that state of its ``handed_over``. Nothing may have happened to this one in this incarnation.
-
-        Its watermark is what it was told, and what nobody may report any more holds; sequencers go on above those of the other one, so that no sink takes
-        a late owner of there for a newer one. A request that was granted there is known, and stale: it is never granted a second time. Masses are not known,
-        and lateness budgets stand where they stood, and count anew. Raises IncarnationChanged when the state is of another incarnation, ValueError when it is not of these keys.
-        """
-        if state.incarnation != self.incarnation:
-            msg = (
-                f"{self.spec.name} is in incarnation {self.incarnation}, and would take in keys of {state.incarnation}"
-            )
-            raise errors.IncarnationChanged(msg, metadata=self._about(incarnation=self.incarnation))
-        if span_of(state) != self.spec.span:
-            msg = f"{self.spec.name} would take in other keys than its own"
-            raise ValueError(msg)
-        op = pb.Op()
-        op.take_in.state.CopyFrom(state)
-        op.take_in.cut_version = self.spec.cut_version
-        self._apply_take_in(op.take_in)
-        self._ops.append(op)
-        self._strong = True
-
-    def _apply_take_in(self, op: pb.TakeIn) -> None:
-        state = op.state
-        if self.cut_version or self.identity is not None or self.map.groups:
-            msg = f"{self.spec.name} has begun without the keys that it takes in"
-            raise ValueError(msg)
-        if self.incarnation == self.spec.incarnation:
-            groups = [codec.unclaimed_from(each) for each in state.groups]
-            self.map = finished(IntervalMap.restore(groups, span_of(state)))
-            self.masses = Masses(self.spec.heuristics, self.map.run_groups())
-        self.cut_version = op.cut_version
-        self.last_sequencer = max(self.last_sequencer, state.last_sequencer)
-        self.identity = state.identity if state.bound else None
-        self.order = max(self.order, (state.generation, state.ordinal))
-        self.input_version = state.input_version
-        self.vouched = state.vouched_micros if state.HasField("vouched_micros") else MIN
-        if state.has_batch:
-            self.last_batch, self.committed_by = (state.batch, state.batch_digest), state.batch_sequencer
-        for each in state.granted:
-            self.granted[each.request_id] = Granted(each.sequencer, each.asked)
-        for told in map(codec.budget_from, state.budgets):
-            if told.ppm in self.budgets:  # readers were shown no more than that: so late is what comes behind it
-                self.budgets[told.ppm].value = max(self.budgets[told.ppm].value, told.value)
-        self._mass_changed = True
 
     # -- reports ---------------------------------------------------------------------------------------------
 
@@ -890,9 +688,7 @@ class Computation:
             refused.append(Refused(group.sequencer, errors.InvalidArgument.reason, msg, report.handles))
         untold: list[Refused] = []
         if late is not None and self.budgets:
-            untold = (
-                self._take_kept(group, late, wall) if self.spec.slices else self._take_lateness(group, late, now, wall)
-            )
+            untold = self._take_lateness(group, late, now, wall)
         refused.extend(untold)
         # What is pending no more and was not counted either would be lost: a budget that goes by what is pending would spend it twice.
         if mass is not None and not (untold and self.spec.all_pending):
@@ -997,16 +793,14 @@ class Computation:
             problem = f"mass.pending has {len(mass.starts)} starts and {len(mass.counts)} counts; send as many of each"
         elif (mass.counts < 0).any() or (mass.starts[1:] <= mass.starts[:-1]).any():
             problem = "mass.pending must have ascending starts and counts below 2^63"
-        elif (mass.others or mass.unknown) and not self.spec.slices:
+        elif (mass.others or mass.unknown) and not self.TAKES_WHOLE_MASSES:
             problem = "mass.others and mass.unknown are for slices; send the mass of the claim"
         elif float(mass.counts.sum(dtype=np.float64)) + sum(part.recent for part in mass.parts) > MOST_RECORDS:
             problem = f"mass counts more than {MOST_RECORDS} records; no claim has that many"
         if problem:
             return [Refused(group.sequencer, errors.InvalidArgument.reason, problem)]
         # A record from the far future is as far as any may be: one bad timestamp must not carry the computation off.
-        mass = replace(mass, starts=np.minimum(mass.starts, limit))
-        if self.spec.slices:
-            mass = mass.at_most(limit)  # as in _take_kept
+        mass = self._bounded_mass(mass, limit)
         for share, micros in chain.from_iterable(part.frontiers.items() for part in mass.parts):
             if limit < micros != MAX:
                 msg = (
@@ -1015,23 +809,6 @@ class Computation:
                 )
                 return [Refused(group.sequencer, errors.TooFarAhead.reason, msg)]
         self._set_mass(group, mass)
-        return []
-
-    def _take_kept(self, group: Group, told: Lateness, wall: int) -> list[Refused]:
-        """Take over how a slice keeps the budgets: each by its watermark, and by how many of all records came behind it."""
-        # What it says of itself it was taken at its word for, when the clock was another. Refused, it would hold up what stands beside it.
-        limit = wall + self.spec.max_skew
-        kept = {
-            ppm: (micros if micros == MAX else min(micros, limit), sum(told.counts.values()), behind)
-            for ppm, (behind, micros) in told.behind.items()
-            if ppm in self.budgets
-        }
-        if wrong := [behind for _, records, behind in kept.values() if behind > records]:
-            msg = f"lateness.behind has {wrong[0]} of {sum(told.counts.values())} records; send how many of all came behind"
-            return [Refused(group.sequencer, errors.InvalidArgument.reason, msg)]
-        if kept != group.kept:
-            group.kept = kept
-            self._changes.setdefault(group.sequencer, _Changes()).kept = True
         return []
 
     def _take_lateness(self, group: Group, told: Lateness, now: int, wall: int) -> list[Refused]:
@@ -1088,7 +865,7 @@ class Computation:
             time_micros=now,
         )
         self._apply_arrived(group, op)
-        self._changes.setdefault(group.sequencer, _Changes()).arrived.append(op)
+        self._changes.setdefault(group.sequencer, Changes()).arrived.append(op)
         return []
 
     def _apply_arrived(self, group: Group, op: pb.Arrived) -> None:
@@ -1254,11 +1031,11 @@ class Computation:
     def _owned(self, sequencer: int) -> Group:
         group = self.map.groups.get(sequencer)
         if group is None or group.state is not GroupState.OWNED:
-            raise errors.StaleSequencer(_STALE, metadata=self._about(sequencer=sequencer))
+            raise errors.StaleSequencer(STALE, metadata=self._about(sequencer=sequencer))
         return group
 
     def _stale(self, sequencer: int, handles: npt.NDArray[np.uint32] | None) -> Refused:
-        return Refused(sequencer, errors.StaleSequencer.reason, _STALE, handles)
+        return Refused(sequencer, errors.StaleSequencer.reason, STALE, handles)
 
     def _about(self, **facts: object) -> dict[str, str]:
         return {"computation": self.spec.name} | {key: str(value) for key, value in facts.items()}
@@ -1271,7 +1048,7 @@ class Computation:
         changed = old != values
         if not changed.any():
             return
-        changes = self._changes.setdefault(group.sequencer, _Changes())
+        changes = self._changes.setdefault(group.sequencer, Changes())
         changes.lowers = changes.lowers or bool((values < old).any())
         if places is None and changed.all():
             changes.whole = True
@@ -1292,17 +1069,20 @@ class Computation:
             self._mass_changed = True
             self.masses.changed(group)
 
+    def _bounded_mass(self, mass: Mass, limit: int) -> Mass:
+        return replace(mass, starts=np.minimum(mass.starts, limit))
+
     def _set_mass(self, group: Group, mass: Mass) -> None:
         if group.mass_known is not mass.unknown and mass.same(group.mass):
             return
         group.mass, group.mass_known, group.stand_ins = mass, not mass.unknown, []
         self.masses.changed(group)
-        self._changes.setdefault(group.sequencer, _Changes()).mass = True
+        self._changes.setdefault(group.sequencer, Changes()).mass = True
         self._mass_changed = True
 
     def _note_number(self, group: Group, *, strong: bool) -> None:
         """Journal how far the senders of a claim are, whatever else changes. ``strong``: it is not safe to lose that."""
-        changes = self._changes.setdefault(group.sequencer, _Changes())
+        changes = self._changes.setdefault(group.sequencer, Changes())
         changes.newer = changes.newer or strong
 
     def _flush(self) -> None:
@@ -1367,12 +1147,7 @@ class Computation:
         low = self.map.minimum()
         # Nobody says that nothing will ever come where nobody is left to say it: a watermark holds without any range.
         self.raise_low(self.low if low == MAX and self.map.all_retired else max(self.low, low), now)
-        if self.spec.slices:
-            self._move_least_budgets()
-        elif self._came or self._mass_changed:
-            self._move_budgets({ppm: self._arrived_at(ppm) for ppm in self.budgets}, self._pending())
-        else:
-            self._move_budgets({}, _NOTHING_KNOWN)
+        self._stage_budgets()
         self._move_heuristics()
         self.tasks.pass_low(self.low)
         steps, strong = self.tasks.take_steps()
@@ -1414,34 +1189,6 @@ class Computation:
         for share, value in self.heuristics.items():
             self.heuristics[share] = max(value, self.low, moved.get(share, MIN))
 
-    def whole_mass(self) -> Mass:
-        """Return the mass of all claims, as one: a slice is one claim of what it is a slice of. O(claims + buckets).
-
-        Its claims' finished records are told by their frontiers, so that H(p) comes out as if each of them had told its own. Of more than
-        ``MOST_FRONTIERS`` neighbours are rounded down to the least of them, and so are pending records of too many times. More than
-        ``MOST_RECORDS`` are told by their shares: no claim has that many.
-        """
-        groups = [g for g in self.map.run_groups() if g.state is not GroupState.RETIRED and not g.finished]
-        masses = [mass for group in groups for mass in group.masses()]
-        starts, places = np.unique(np.concatenate([NO_RECORDS, *(m.starts for m in masses)]), return_inverse=True)
-        counts = np.zeros(len(starts), dtype=np.int64)
-        np.add.at(counts, places, np.concatenate([NO_RECORDS, *(m.counts for m in masses)]))
-        together = -(-len(starts) // MOST_TIMES)
-        if together > 1:
-            firsts = np.arange(0, len(starts), together)
-            starts, counts = starts[firsts], np.add.reduceat(counts, firsts)
-        finished: dict[tuple[tuple[int, int], ...], int] = {}
-        for mass in masses:
-            key = tuple(sorted(mass.frontiers.items()))
-            finished[key] = finished.get(key, 0) + mass.recent
-        by_frontier = sorted(finished.items(), key=lambda each: [micros for _, micros in each[0]])
-        together = -(-len(by_frontier) // MOST_FRONTIERS)
-        others = [_least(by_frontier[low : low + together]) for low in range(0, len(by_frontier), together or 1)]
-        of = -(-(int(counts.sum()) + sum(each.recent for each in others)) // MOST_RECORDS)
-        if of > 1:
-            counts, others = counts // of, [replace(each, recent=each.recent // of) for each in others]
-        return Mass(starts, counts, others=tuple(others), unknown=not all(group.mass_known for group in groups))
-
     def _arrived_at(self, ppm: int) -> int:
         groups = (g for g in self.map.run_groups() if g.state is not GroupState.RETIRED and not g.finished)
         return reached((told for group in groups if (told := group.arrived()) is not None), ppm)
@@ -1466,16 +1213,16 @@ class Computation:
                 counts[reference] = seen_from(told, reference)
             budget.tick(counts[reference], late[ppm], reference, self.low, by_pending)
 
-    def _move_least_budgets(self) -> None:
-        """Let each budget go no further than the slowest of the slices, and have the records of all. Each of them keeps it by itself, so all together do."""
-        groups = self.map.run_groups()
-        open_ = [group for group in groups if group.state is not GroupState.RETIRED and not group.finished]
-        unknown = MIN, 0, 0
-        for ppm, budget in self.budgets.items():
-            least = min((group.kept.get(ppm, unknown)[0] for group in open_), default=MIN)
-            budget.value = max(budget.value, self.low, least if least != MAX else MIN)
-            budget.records = sum(group.kept.get(ppm, unknown)[1] for group in groups)
-            budget.behind = sum(group.kept.get(ppm, unknown)[2] for group in groups)
+    def _stage_budgets(self) -> None:
+        """Move the budgets by what this round has counted."""
+        if self._came or self._mass_changed:
+            self._move_budgets({ppm: self._arrived_at(ppm) for ppm in self.budgets}, self._pending())
+        else:
+            self._move_budgets({}, _NOTHING_KNOWN)
+
+    def _replay_moves(self, record: pb.Record) -> None:
+        """Move the budgets by what a record has counted."""
+        self._move_budgets(codec.shares_from(record.budget_references), _NOTHING_KNOWN)
 
     def _pending(self) -> Pending:
         """Return all that is still to come, if the claims tell it; with an unknown frontier while any has not. O(buckets log buckets)."""
@@ -1489,10 +1236,7 @@ class Computation:
         """Move the budgets as a record says; what it published rules. Raises ValueError when one goes back."""
         stored = codec.shares_from(record.budgets)
         before = {ppm: budget.value for ppm, budget in self.budgets.items()}
-        if self.spec.slices:
-            self._move_least_budgets()
-        else:
-            self._move_budgets(codec.shares_from(record.budget_references), _NOTHING_KNOWN)
+        self._replay_moves(record)
         for ppm, budget in self.budgets.items():
             # A record of a release that knows no budgets has none.
             budget.value = stored.get(ppm, budget.value)
@@ -1529,23 +1273,13 @@ class Computation:
             case "layout":
                 self._apply_layout(op.layout)
             case _:
-                self._replay_cut(op, now)
+                self._replay_other(op, now)
         self._changes.clear()
 
-    def _replay_cut(self, op: pb.Op, now: int) -> None:
-        match op.WhichOneof("kind"):
-            case "move_out":
-                if self.incarnation < self.spec.incarnation:
-                    # Of a life that is over nobody knows which keys it began with, nor are they used any more.
-                    self._apply_retire(pb.Retire(start=op.move_out.start, end=self.map.span[1]), now)
-                    self.cut_version = op.move_out.cut_version
-                else:
-                    self._apply_move_out(op.move_out)
-            case "take_in":
-                self._apply_take_in(op.take_in)
-            case kind:
-                msg = f"unknown op {kind}"
-                raise ValueError(msg)
+    def _replay_other(self, op: pb.Op, now: int) -> None:
+        del now
+        msg = f"unknown op {op.WhichOneof('kind')}"
+        raise ValueError(msg)
 
     def _view(self) -> View:
         oldest = self.masses.oldest_operation()
@@ -1581,13 +1315,6 @@ class Computation:
             assert group.sequencer <= self.last_sequencer
 
 
-def span_of(snapshot: pb.Snapshot) -> tuple[bytes, bytes]:
-    """Return the key space that the groups of a snapshot make up."""
-    starts = [group.bounds[0] for group in snapshot.groups]
-    ends = {group.bounds[-1] for group in snapshot.groups}
-    return min(starts), b"" if b"" in ends else max(ends)
-
-
 def wrong_operation(micros: int) -> str:
     """Return what is wrong with the time of an oldest operation, and the fix; empty: nothing.
 
@@ -1621,14 +1348,6 @@ def _beyond_unknown(values: Int64s, mass: Mass | None) -> str:
         return "watermarks_micros"
     told = () if mass is None else chain.from_iterable(part.frontiers.values() for part in mass.parts)
     return "mass.frontiers" if any(each > MIN for each in told) else ""
-
-
-def _least(finished: Sequence[tuple[tuple[tuple[int, int], ...], int]]) -> Mass:
-    """Return the finished records of some claims at the least of each frontier; without those that any of them lacks."""
-    told = [dict(frontiers) for frontiers, _ in finished]
-    shares = set.intersection(*(set(each) for each in told))
-    frontiers = {share: min(each[share] for each in told) for share in sorted(shares)}
-    return Mass(NO_RECORDS, NO_RECORDS, sum(recent for _, recent in finished), frontiers)
 
 
 def _distinct(handles: npt.NDArray[np.uint32]) -> bool:

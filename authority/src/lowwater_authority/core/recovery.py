@@ -21,6 +21,7 @@ from lowwater_authority.core.history import History
 from lowwater_authority.core.interval_map import IntervalMap
 from lowwater_authority.core.layout import Layout
 from lowwater_authority.core.requests import Granted
+from lowwater_authority.core.slicing import SliceComputation, computation_of
 from lowwater_authority.core.tasks import Tasks, restored, restored_task
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import WHOLE
@@ -63,7 +64,7 @@ def steps(
     A step is a claim of the snapshot, or a part of a large one, or an operation of a record. At one go are still: the parsing of a claim or of a record, and
     the bounds of a claim, some 10 ms each for a hundred thousand ranges.
     """
-    computation = Computation(spec, epoch_base=epoch_base)
+    computation = computation_of(spec, epoch_base=epoch_base)
     computation.incarnation = 0
     try:
         if snapshot is not None:
@@ -120,8 +121,7 @@ def _replay_steps(computation: Computation, spec: Spec, records: Iterable[bytes]
         raise ReplayError(msg)
     if computation.incarnation < spec.incarnation:
         computation = restarted(computation, spec)
-    if not spec.taker:
-        computation.forget_handed_over()
+    computation.follow(spec)
     computation.reference = computation.masses.reference_time()
     computation.publish()
     return computation
@@ -155,7 +155,7 @@ def restarted(old: Computation, spec: Spec) -> Computation:
 
     When the steps of earlier incarnations became complete stays on record. Groups of tasks stay, without their tasks, unless it was dropped in between.
     """
-    new = Computation(spec, epoch_base=old.epoch_base)
+    new = computation_of(spec, epoch_base=old.epoch_base)
     new.last_sequencer = old.last_sequencer
     new.granted = old.granted.copy()
     new.history = History(old.history)
@@ -199,8 +199,9 @@ def pieces(computation: Computation) -> Iterator[bytes]:
     if computation.vouched != MIN:
         message.vouched_micros = computation.vouched
     message.input_version = computation.input_version
-    message.cut_version = computation.cut_version
-    message.handed_over.extend(pb.HandedOver(to=to, state=state) for to, state in computation.handed_over.items())
+    if isinstance(computation, SliceComputation):
+        message.cut_version = computation.cut_version
+        message.handed_over.extend(pb.HandedOver(to=to, state=state) for to, state in computation.handed_over.items())
     if computation.layout.version:
         message.layout.CopyFrom(codec.layout(computation.layout))
     if computation.last_batch is not None:
@@ -268,8 +269,9 @@ def _restore(computation: Computation, snapshot: bytes) -> Iterator[int]:
     if message.cut_version or any(group.state is not GroupState.NEVER for group, _, _ in groups):
         computation.map = yield from IntervalMap.restore(groups, _span(groups))
         computation.masses = yield from Masses.restore(computation.spec.heuristics, computation.map.run_groups())
-    computation.cut_version = message.cut_version
-    computation.handed_over = {each.to: each.state for each in message.handed_over}
+    if isinstance(computation, SliceComputation):
+        computation.cut_version = message.cut_version
+        computation.handed_over = {each.to: each.state for each in message.handed_over}
     computation.low = message.low_micros
     stored = codec.shares_from(message.heuristics)
     computation.heuristics = {share: stored.get(share, message.low_micros) for share in computation.spec.heuristics}

@@ -27,7 +27,7 @@ be absent by then, or taken anew. What was staged for a log is known by the log'
 
 The state is said by the fields and stored nowhere else, so that they cannot contradict each other. Pure are ``State``, ``Memory``, ``Unwritten`` and
 ``Damage``. What goes to the store is behind "with the store" below, and each caller goes on with what it raises: a round rolls back by ``reload`` and rises;
-``Logs.heal`` heals what the store has lost; the shard puts right beside the rounds what a roll-back has kept; a stop mends. ``Taking`` has each taken over
+``Logs.heal`` heals what the store has lost; the shard puts right beside the rounds what a roll-back has kept; a stop mends. ``Takeover`` has each taken over
 once for all who ask, in its turn, and leaves alone what was found damaged. ``Holdings`` lets go, makes the logs of what was dropped short, and keeps the graph.
 A holding of which nothing is to be remembered is discarded (``Holdings.discard``), for anybody may ask for any name.
 """
@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from lowwater import errors
 from lowwater.core.events import event
 from lowwater_authority.core import recovery
-from lowwater_authority.engine.backoff import Backoff
+from lowwater_authority.engine.waiting import Backoff
 from lowwater_authority.engine.writes import RETRY_SECONDS
 from lowwater_authority.journal import (
     Entry,
@@ -64,7 +64,7 @@ from lowwater_authority.journal.contract import is_usurped
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator
 
-    from lowwater_authority.core.computation import Computation, View
+    from lowwater_authority.core.computation import Computation
     from lowwater_authority.engine.holdings import Holdings, Recovered
     from lowwater_authority.engine.logs import Log
     from lowwater_authority.journal import JournalError, LoadedLog
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 SMALL_BYTES: Final = 64 << 10
-"""The most that a small log has. Once it is read, its take-over stands in no line any more, so that the store is asked for hundreds at a time; see Taking."""
+"""The most that a small log has. Once it is read, its take-over stands in no line any more, so that the store is asked for hundreds at a time; see Takeover."""
 
 NOBODY: Final = Ownership()
 """Of what this process does not own."""
@@ -475,10 +475,10 @@ class Holding:
             else:
                 await self.heal()
 
-    async def reload(self) -> tuple[View | None, Collection[str]]:
+    async def reload(self) -> tuple[Computation | None, Collection[str]]:
         """Go back to what the journal has of a computation.
 
-        Returns what is published of it, None when it is not held any more, and of which computations what was staged counts all the same.
+        Returns what is durable of it, None when it is not held any more, and of which computations what was staged counts all the same.
         Waits for as long as the journal cannot be read, or put right; raises JournalFenced, and JournalCorrupt or JournalVersion
         when memory is all that is left, see :meth:`write_again`. Where the store has lost records that
         were shown, memory is what counts, with all that is staged: what owners said is true whether or not they were told that
@@ -502,7 +502,7 @@ class Holding:
             await backoff.wait()
         return None, ()
 
-    async def _reloaded(self) -> tuple[View | None, Collection[str]]:
+    async def _reloaded(self) -> tuple[Computation | None, Collection[str]]:
         among, name, before = self.among, self.name, self.computation
         try:
             loaded = await self._read_back()
@@ -512,13 +512,13 @@ class Holding:
                 return await self._reloaded()
             if self.is_torn():
                 return None, ()
-            return (self.held.publish() if self.held is not None else None), lost.logs
+            return self.held, lost.logs
         if not self.is_held():
             return None, ()
         recovered = await among.recovered_in_pieces(among.topology.get(name), loaded)
         if self.held is not before:  # let go meanwhile, and perhaps taken again
-            return (self.held.published if self.held is not None else None), ()
-        return self.hold(Taken(self.ownership, loaded), recovered).published, ()
+            return self.held, ()
+        return self.hold(Taken(self.ownership, loaded), recovered), ()
 
     async def _read_back(self) -> LoadedLog:
         """Read its log, which is this process's own, so that all of it is durable and may be shown.
@@ -553,10 +553,10 @@ class Holding:
             self.unwritten = Unwritten(Memory.ONLY_COPY)
         self.unwritten.unreadable(reason)
 
-    async def put_right(self) -> View | None:
+    async def put_right(self) -> Computation | None:
         """Make memory and store one again: write an unwritten computation, or read it when half a change may be in memory. Once.
 
-        Returns what is published of it, None when it was done by others. Raises as :meth:`write_again`, and as ``Journal.load`` does.
+        Returns what is durable of it, None when it was done by others. Raises as :meth:`write_again`, and as ``Journal.load`` does.
         """
         if not self.is_torn():
             return await self.write_again()
@@ -564,10 +564,10 @@ class Holding:
             loaded = await self._read_back()
             if not self.is_torn():
                 return None
-            return self.hold(Taken(self.ownership, loaded)).published
+            return self.hold(Taken(self.ownership, loaded))
 
-    async def write_again(self) -> View | None:
-        """Write an unwritten computation again from memory, once; returns what is published of it, None when it was done by others.
+    async def write_again(self) -> Computation | None:
+        """Write an unwritten computation again from memory, once; returns what is durable of it, None when it was done by others.
 
         Raises JournalFenced when another process has taken it, and else what ``Journal.restore`` raises.
         """
@@ -575,7 +575,7 @@ class Holding:
             if self.unwritten is None:
                 return None
             await self._restore()
-            return self.computation.publish() if self.one_again() else None
+            return self.computation if self.one_again() else None
 
     async def rise(self, above: int) -> None:
         """Become the owner of a held computation once more, by a greater number. Raises JournalFailed, JournalFenced, ..."""

@@ -21,10 +21,11 @@ from lowwater import errors
 from lowwater.core.events import event
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
+from lowwater_authority.core.slicing import computation_of
 from lowwater_authority.core.topology import Topology, WrongGraph
-from lowwater_authority.engine.backoff import Backoff
 from lowwater_authority.engine.holding import Ending, Holding, Unwritten, epoch_base
 from lowwater_authority.engine.logs import Log, Logs
+from lowwater_authority.engine.waiting import Backoff
 from lowwater_authority.engine.writes import RETRY_SECONDS
 from lowwater_authority.journal import (
     GRAPH,
@@ -47,9 +48,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from lowwater_authority.core.topology import Spec
+    from lowwater_authority.engine.observer import Observer
     from lowwater_authority.engine.settings import ShardSettings
     from lowwater_authority.journal import Journal
-    from lowwater_authority.ops.observer import Observer
 
 STEP_BYTES: Final = 512
 """Bytes that a step of a replay takes besides its records."""
@@ -432,6 +433,13 @@ class Holdings:
         holding = self.served.get(name)
         return holding.ownership.epoch if holding is not None else 0
 
+    def forget_damage(self, name: str) -> None:
+        """Forget what was found wrong with the log of a computation: it was dropped, or a reset has replaced it."""
+        holding = self._known.get(name)
+        if holding is not None:
+            holding.damage = holding.rest = None
+            self.discard(holding)
+
     def is_torn(self, name: str) -> bool:
         """Whether half a change may be in memory, so that the store's copy counts alone."""
         holding = self.served.get(name)
@@ -716,7 +724,7 @@ def _end_of_stored(tombstone: Spec, ownership: Ownership, loaded: LoadedLog | No
             return _end_of(_recovered(tombstone, ownership, loaded), tombstone.incarnation)
     except JournalCorrupt as damage:
         _tell_unread(tombstone.name, damage)
-    lost = Computation(tombstone, epoch_base=epoch_base(ownership))
+    lost = computation_of(tombstone, epoch_base=epoch_base(ownership))
     lost.last_sequencer = lost.epoch_base
     return _end_of(lost, tombstone.incarnation)
 

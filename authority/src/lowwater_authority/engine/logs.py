@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from lowwater.core.events import event
-from lowwater_authority.engine.rounds import InDoubt
 from lowwater_authority.engine.writes import Writes
 from lowwater_authority.journal import (
     GRAPH,
@@ -25,8 +24,8 @@ from lowwater_authority.journal import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 
+    from lowwater_authority.engine.observer import Observer
     from lowwater_authority.journal import End, Journal, LoadedLog, Ownership
-    from lowwater_authority.ops.observer import Observer
 
 LARGE: Final = 16 << 20
 """Bytes of a snapshot that a thread of its own joins, which needs no lock of Python's for it: a copy of fewer takes a few milliseconds."""
@@ -38,6 +37,15 @@ SNAPSHOT_AGAIN: Final = 600_000_000
 """Microseconds of processing time after which a snapshot that was refused is tried again, however few records have come since."""
 
 _logger = logging.getLogger(__name__)
+
+
+class InDoubt(Exception):
+    """An earlier attempt to append may have been written, and a later one was refused: the outcome is unknown."""
+
+    def __init__(self, after: JournalError) -> None:
+        super().__init__(f"an earlier attempt may be written, and now: {after}")
+        self.after = after
+        """Why the later attempt was refused."""
 
 
 @dataclass(slots=True, eq=False)

@@ -9,7 +9,7 @@ from lowwater import errors
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lowwater_authority.engine.slices import Above
+    from lowwater_authority.engine.roots import Above
 
 Lows = dict[str, tuple[int, int]]
 """Of computations that other shards serve: incarnation and published low watermark."""

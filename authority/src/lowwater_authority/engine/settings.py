@@ -23,6 +23,8 @@ class ShardSettings:
     """Requests that may wait for a round at once."""
     round_seconds: float = 0.01
     """How long a round goes on to stage changes of the graph that share it."""
+    wait_seconds: float = 5.0
+    """Longest wait of a request for the store: as long as one exchange with the store may take, whatever else is queued there."""
     write_again_seconds: tuple[float, float] = (0.05, 30.0)
     """First and longest wait until a computation that the store lacks is written, or read, again."""
     slice_answer_seconds: float = 1.0

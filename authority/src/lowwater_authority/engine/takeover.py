@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -18,15 +19,14 @@ from lowwater import errors
 from lowwater.core.events import event
 from lowwater.core.text import counted
 from lowwater_authority.engine.holding import Damage, Rest
+from lowwater_authority.engine.waiting import within
 from lowwater_authority.journal import JournalCorrupt, JournalError, JournalOutvoted, JournalVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
-    from lowwater_authority.core.computation import Computation
     from lowwater_authority.engine.holding import Holding
-    from lowwater_authority.engine.holdings import Holdings
-    from lowwater_authority.engine.placement import Placement
+    from lowwater_authority.engine.served import Served
 
 REST_SECONDS: Final = (1.0, 60.0)
 """First and longest time until a damaged log is looked at again: a snapshot of its owner may have replaced what was damaged."""
@@ -45,31 +45,62 @@ memory. Who waits for one computation and nothing else has it taken beside these
 SLOW_SECONDS: Final = 5.0
 """After which one that is still being taken counts no longer among the ``TAKEN_AT_ONCE``: so a few slow ones hold up nobody."""
 
+TOGETHER_SECONDS: Final = 1.0
+"""Longest wait of a question about several computations for those that are not served yet: they must not hide the others."""
+
 log = logging.getLogger(__name__)
 
 
-class Taking:
+class Takeover:
     """Takes computations over, each once at a time.
 
-    ``now`` gives processing time in microseconds. ``refresh`` reads the graph; ``serve`` is told what is held from now on.
+    ``now`` gives processing time in microseconds. ``refresh`` reads the graph.
     """
 
-    def __init__(
-        self,
-        held: Holdings,
-        placement: Placement,
-        *,
-        now: Callable[[], int],
-        refresh: Callable[[], Awaitable[None]],
-        serve: Callable[[Computation], None],
-    ) -> None:
-        self._held = held
-        self._placement = placement
+    def __init__(self, served: Served, *, now: Callable[[], int], refresh: Callable[[], Awaitable[None]]) -> None:
+        self._served = served
+        self._held = served.held
+        self._placement = served.placement
         self._now = now
         self._refresh = refresh
-        self._serve = serve
         self._places = asyncio.Semaphore(TAKEN_AT_ONCE)
         self._room = asyncio.Semaphore(TAKEN_IN_ALL)
+
+    async def serve(self, name: str) -> bool:
+        """Take a computation over unless it is served already; False when another shard is to, or the membership has moved on.
+
+        Raises UnknownComputation, and Unavailable when that takes longer than ``wait_seconds``; it goes on all the same.
+        """
+        if name in self._served:
+            return True
+        if not self._placement.mine(name):
+            return False
+        async with within(self._served.settings.wait_seconds, lambda: _slow(name)):
+            return await self.take(name)
+
+    async def serve_those(self, names: Iterable[str]) -> None:
+        """Take over, side by side, the computations that this shard is to serve. Returns after ``TOGETHER_SECONDS`` at the latest.
+
+        A computation that cannot be served, or not yet, does not stop the others.
+        """
+        missing = [name for name in names if name not in self._served and self._placement.mine(name)]
+        if len(missing) == 1:  # its clients wait for nothing else, so it does not queue behind others
+            with suppress(errors.Unavailable):
+                async with within(TOGETHER_SECONDS, lambda: _slow(missing[0])):
+                    await self.take(missing[0])
+        elif missing:
+            await asyncio.wait([self.begin(name) for name in missing], timeout=TOGETHER_SECONDS)
+
+    async def serve_in_turn(self, name: str) -> bool:
+        """Take a computation over as :meth:`serve` does, in its turn, and however long it takes.
+
+        False also while its log is damaged and its owner is alive.
+        """
+        if name in self._served:
+            return True
+        if not self._placement.mine(name):
+            return False
+        return await asyncio.shield(self.begin(name))
 
     async def take(self, name: str) -> bool:
         """Take a computation over, at once, and once for all who ask; False when another shard is to serve it, or goes on serving it.
@@ -150,17 +181,10 @@ class Taking:
         seconds = REST_SECONDS[0] if before is None else min(2 * before.seconds, REST_SECONDS[1])
         holding.damage = Damage(reason, self._now() + seconds * 1e6, seconds)
 
-    def forget(self, name: str) -> None:
-        """A computation was dropped: what was found of its log is over."""
-        holding = self._held.known(name)
-        if holding is not None:
-            holding.damage = holding.rest = None
-            self._held.discard(holding)
-
     def is_damaged(self, name: str) -> bool:
-        """Whether the last look has found a log damaged."""
+        """Whether a computation is not served here because its log cannot be read, and by no other shard as far as is known."""
         damage = self._damage(name)
-        return damage is not None and isinstance(damage.reason, JournalCorrupt)
+        return name not in self._served and damage is not None and isinstance(damage.reason, JournalCorrupt)
 
     def begin(self, name: str) -> asyncio.Task[bool]:
         """Begin to take a computation over as soon as it has its turn, once for all who ask; not to be cancelled."""
@@ -205,7 +229,7 @@ class Taking:
         except JournalOutvoted:
             await self._placement.outvoted()
             return False
-        self._serve(computation)
+        self._served.begin(computation)
         name, epoch = holding.name, holding.ownership.epoch
         log.info(
             "this shard serves %s now: %s, epoch %d",
@@ -219,4 +243,9 @@ class Taking:
 
 def _not_taken(name: str, reason: str) -> errors.Unavailable:
     msg = f"this shard cannot take {name} over from the store: {reason}"
+    return errors.Unavailable(msg, metadata={"computation": name})
+
+
+def _slow(name: str) -> errors.Unavailable:
+    msg = f"{name} is being taken over by this shard, which reads it from the store and takes longer than usual; try again"
     return errors.Unavailable(msg, metadata={"computation": name})

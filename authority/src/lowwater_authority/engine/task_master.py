@@ -51,7 +51,7 @@ class TaskMaster:
         self._gate = gate
         self._waiting: dict[str, dict[str, _Waiting]] = {}
         """By computation and group."""
-        shard.on_published = self._tell
+        shard.rounds.on_published = self._tell
 
     async def create_group(self, name: str, wanted: TaskGroup, incarnation: int = 0) -> tuple[int, GroupFigures]:
         """Create a group; returns the incarnation, too. Raises IncarnationChanged unless ``incarnation`` is in force; 0: any.
@@ -67,7 +67,7 @@ class TaskMaster:
                 raise errors.EstimatedInput(msg, metadata={"computation": name})
             return computation.incarnation, computation.tasks.create_group(wanted)
 
-        return await self._shard.change(name, create)
+        return await self._shard.owners.change(name, create)
 
     async def configure(
         self, name: str, group: str, configuration: bytes, version: int, incarnation: int = 0
@@ -81,7 +81,7 @@ class TaskMaster:
             self._shard.topology.check_incarnation(name, incarnation)
             return computation.incarnation, computation.tasks.configure(group, configuration, version)
 
-        return await self._shard.change(name, configure)
+        return await self._shard.owners.change(name, configure)
 
     async def create(self, name: str, group: str, tasks: Sequence[NewTask], incarnation: int) -> None:
         """Create tasks. Raises IncarnationChanged for those that another incarnation was meant to have."""
@@ -90,7 +90,7 @@ class TaskMaster:
             self._shard.topology.check_incarnation(name, incarnation)
             computation.tasks.create(group, tasks)
 
-        await self._shard.change(name, create)
+        await self._shard.owners.change(name, create)
 
     async def take(
         self,
@@ -107,7 +107,7 @@ class TaskMaster:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait
         take = partial(_take, group=group, worker=worker, nonce=nonce)
-        granted = await self._shard.change(name, take)
+        granted = await self._shard.owners.change(name, take)
         if granted is not None or not wait:
             return granted
         self._gate.enter(None, loop.time(), who)
@@ -120,7 +120,7 @@ class TaskMaster:
                 due = self._next_offer(name, group)
                 if due and await _first(changed, leaving, min(left, self._shard.settings.task_look_seconds, due)):
                     continue
-                granted = await self._shard.change(name, take)
+                granted = await self._shard.owners.change(name, take)
         finally:
             del waiting.workers[changed]
             if granted is None and changed.is_set():
@@ -159,7 +159,7 @@ class TaskMaster:
         def renew(computation: Computation, now: int) -> int:
             return computation.tasks.renew(lease, incarnation=computation.incarnation, now=now)
 
-        return await self._shard.change(name, renew)
+        return await self._shard.owners.change(name, renew)
 
     async def release(self, name: str, lease: TaskLease) -> None:
         """Give a lease back."""
@@ -167,7 +167,7 @@ class TaskMaster:
         def release(computation: Computation, _: int) -> None:
             computation.tasks.release(lease, incarnation=computation.incarnation)
 
-        await self._shard.change(name, release)
+        await self._shard.owners.change(name, release)
 
     async def commit(
         self, name: str, lease: TaskLease, outputs: Sequence[str], digest: bytes, successors: Sequence[NewTask]
@@ -177,11 +177,11 @@ class TaskMaster:
         def commit(computation: Computation, _: int) -> None:
             computation.tasks.commit(lease, outputs, digest, successors, incarnation=computation.incarnation)
 
-        await self._shard.change(name, commit)
+        await self._shard.owners.change(name, commit)
 
     async def groups(self, name: str) -> tuple[int, list[GroupFigures]]:
         """Return the incarnation and the groups of a computation, as of the last durable round."""
-        return await self._shard.ask(
+        return await self._shard.reads.ask(
             name, lambda computation, _: (computation.incarnation, list(computation.tasks.published))
         )
 
@@ -197,7 +197,7 @@ class TaskMaster:
             shown = [(task, task.key in lapsed) for task in chosen[:limit]]
             return computation.incarnation, found.figures(), shown, len(chosen)
 
-        return await self._shard.ask(name, read)
+        return await self._shard.reads.ask(name, read)
 
 
 def _take(computation: Computation, now: int, *, group: str, worker: str, nonce: bytes) -> TaskGrant | None:

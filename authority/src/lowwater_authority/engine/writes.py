@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from lowwater.core.events import Limited, event
-from lowwater_authority.engine.backoff import Backoff
+from lowwater_authority.engine.waiting import Backoff
 from lowwater_authority.journal.contract import JournalFailed, JournalUnknown
 
 if TYPE_CHECKING:

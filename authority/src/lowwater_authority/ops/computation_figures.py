@@ -243,7 +243,7 @@ class Reading:
 
     def epoch(self, view: View) -> Iterator[Sample]:
         """Return the samples of EPOCH."""
-        yield [view.name], self._shard.epoch(view.name)
+        yield [view.name], self._shard.served.epoch(view.name)
 
     def incarnation(self, view: View) -> Iterator[Sample]:
         """Return the samples of INCARNATION."""
@@ -294,7 +294,7 @@ class Reading:
 
     def _low(self, name: str) -> int:
         """Return the low watermark of a computation; MIN when nobody tells of it, or nobody did lately."""
-        here = self._shard.view(name)
+        here = self._shard.served.view(name)
         return self._upstream.low(name) if here is None else here.low
 
 

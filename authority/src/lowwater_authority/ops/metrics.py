@@ -22,9 +22,9 @@ from prometheus_client import (
 from prometheus_client.exposition import choose_encoder
 
 from lowwater.prometheus import Figure
+from lowwater_authority.engine.observer import Observer
 from lowwater_authority.ops import shard_figures
 from lowwater_authority.ops.log_events import LogCounter
-from lowwater_authority.ops.observer import Observer
 from lowwater_authority.ops.range_survey import RangeSurvey
 from lowwater_authority.ops.upstream import Upstream
 

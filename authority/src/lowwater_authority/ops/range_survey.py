@@ -94,10 +94,10 @@ class RangeSurvey:
 
     async def survey(self) -> None:
         """Count once what has changed. Raises ShuttingDown, Unavailable."""
-        left: Sequence[str] = self._shard.names()
+        left: Sequence[str] = self._shard.served.names()
         known: dict[str, tuple[View, RangeCounts]] = {}
         while left:
-            left = await self._shard.look(partial(self._count, left, known))
+            left = await self._shard.reads.look(partial(self._count, left, known))
         self._known = known
         self._served = {name: self._served[name] for name in known}
         self.counts = {name: counts for name, (_, counts) in known.items()}

@@ -48,17 +48,17 @@ GATES: Final[dict[Figure, Callable[[Any], int]]] = {
 }
 
 PROCESS: Final[dict[Figure, Callable[[Shard, Streams], float]]] = {
-    _gauge("owned_computations", "Computations that this process serves."): lambda shard, _: len(shard.names()),
+    _gauge("owned_computations", "Computations that this process serves."): lambda shard, _: len(shard.served.names()),
     _gauge("registered_computations", "Computations of the deployment, as far as this process has read."): (
         lambda shard, _: len(shard.topology.computations)
     ),
     _gauge("unheard_slices", "Slices served here whose computation does not hear of them, since the last attempt."): (
-        lambda shard, _: shard.unheard_slices
+        lambda shard, _: shard.slices.unheard
     ),
     _counter(
         "answers_withheld",
         "Answers of slices that were refused, because their computation had not heard within a second of what they answer.",
-    ): (lambda shard, _: shard.answers_withheld),
+    ): (lambda shard, _: shard.slices.withheld),
     _gauge(
         "tombstone_bytes", "Bytes of the names, incarnations and versions that are remembered of dropped computations."
     ): (lambda shard, _: shard.topology.tombstone_bytes),
@@ -78,7 +78,7 @@ PROCESS: Final[dict[Figure, Callable[[Shard, Streams], float]]] = {
         "reports_slowed",
         "Reports whose streams were not read on for a while, because too many bytes wait for the journal.",
     ): (lambda _, streams: streams.slowed),
-    _gauge("queued_requests", "Requests that wait for a round."): lambda shard, _: shard.queued,
+    _gauge("queued_requests", "Requests that wait for a round."): lambda shard, _: len(shard.rounds),
     _counter("conflated_watermarks", "Watermarks replaced by newer ones before a subscriber took them."): (
         lambda shard, _: shard.hub.conflated
     ),
@@ -91,7 +91,7 @@ PROCESS: Final[dict[Figure, Callable[[Shard, Streams], float]]] = {
     _gauge(
         "journal_confirmed_timestamp_seconds",
         "Processing time up to which what this process has published is known to be the newest; now, unless its store is slow or away.",
-    ): lambda shard, _: shard.confirmed_at(time.time_ns() // 1000) / 1e6,
+    ): lambda shard, _: shard.confirmation.confirmed_at(time.time_ns() // 1000) / 1e6,
 }
 
 HELD: Final = _gauge(
@@ -239,7 +239,7 @@ class ShardCollector(Collector):
         """
         promises = None if self._promises is None else self._promises.value
         reading = Reading(self._shard, self._survey, self._upstream, promises)
-        views = [view for view in map(self._shard.view, self._shard.names()) if view is not None]
+        views = [view for view in map(self._shard.served.view, self._shard.served.names()) if view is not None]
         for figure, samples in READ.items():
             family = figure.family()
             for view in views:
@@ -256,7 +256,7 @@ class ShardCollector(Collector):
         stale_for = self._upstream.stale_for
         if stale_for is not None:
             now = time.time()
-            confirmed.add_metric([], min(now - stale_for, self._shard.confirmed_at(int(now * 1e6)) / 1e6))
+            confirmed.add_metric([], min(now - stale_for, self._shard.confirmation.confirmed_at(int(now * 1e6)) / 1e6))
         yield confirmed
         yield from process(self._certificates, self._access)
         refused = REFUSED.family()

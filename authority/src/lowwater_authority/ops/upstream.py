@@ -110,7 +110,7 @@ def needed(shard: Shard) -> set[str]:
     """Return what others serve of the inputs of what is served here, and of the injectors upstream of it. O(edges upstream). On any thread."""
     computations = shard.topology.computations
     found: set[str] = set()
-    here = frozenset(shard.names())
+    here = frozenset(shard.served.names())
     seen, left = set(here), list(here)
     while left:
         name = left.pop()

@@ -49,23 +49,23 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         if any(epoch > LARGEST_EPOCH for epoch in request.epochs):
             raise bad_field("epochs", "has a number that no computation can have", f"send at most {LARGEST_EPOCH}")
         shard = self.services.shard
-        await shard.confirm(())
+        await shard.confirmation.confirm(())
         await self.services.settle(names, context)
-        await shard.serve_those(name for name in names if name in shard.topology.computations)
+        await shard.takeover.serve_those(name for name in names if name in shard.topology.computations)
         numbers = list(zip(names, request.epochs or [0] * len(names), strict=True))
         for name, seen in numbers:
-            if shard.serves(name) and _may_raise(name):
-                await shard.rise(name, seen)
-        await shard.confirm(name for name in names if shard.serves(name))
+            if name in shard.served and _may_raise(name):
+                await shard.confirmation.rise(name, seen)
+        await shard.confirmation.confirm(name for name in names if name in shard.served)
         for name, seen in numbers:
-            if shard.serves(name) and seen > shard.epoch(name):
+            if name in shard.served and seen > shard.served.epoch(name):
                 self._tell_ahead(name, seen)
         registered = [name for name in names if name in shard.topology.computations]
         found = {redirect.computation: redirect for redirect in await self.services.redirects(registered)}
         # Of one that was dropped any shard tells, and so does this one. It also says why nobody serves what is damaged, and drops that.
         dropped, me = shard.topology.dropped, cluster.me.address
         for name, seen in numbers:
-            if name in dropped or (name in found and not found[name].address and shard.is_damaged(name)):
+            if name in dropped or (name in found and not found[name].address and shard.takeover.is_damaged(name)):
                 found[name] = types_pb2.Redirect(computation=name, address=me, epoch=seen)
         redirects = [found.get(name) or types_pb2.Redirect(computation=name) for name in names]
         return pb.LocateResponse(server_token=self.services.token, redirects=redirects)
@@ -74,7 +74,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def ListShards(self, request: pb.ListShardsRequest, context: Context) -> pb.ListShardsResponse:  # noqa: N802
         """Tell which shards live, and what each serves of all that the caller may know of."""
         cluster = self._cluster()
-        await self.services.shard.confirm(())
+        await self.services.shard.confirmation.confirm(())
         try:
             view, beats = await cluster.look()
         except JournalError as error:
@@ -121,7 +121,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         """Say which shard serves a computation."""
         self._cluster()
         [name] = codec.names("computation", [request.computation])
-        await self.services.shard.confirm(())
+        await self.services.shard.confirmation.confirm(())
         self.services.shard.topology.get(name)
         view = await self._change(request, lambda view: view.pinned(name, request.address), settles=True)
         return pb.PinResponse(version=view.version)
@@ -156,13 +156,13 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         shard = self.services.shard
         count = self.services.quiet.count(("Locate", name), shard.now / 1e6)
         if count:
-            told = event("store_lost_epochs", computation=name, seen=seen, epoch=shard.epoch(name), count=count)
+            told = event("store_lost_epochs", computation=name, seen=seen, epoch=shard.served.epoch(name), count=count)
             log.warning(
                 "a reader of %s has seen it served with the number %d, and the store knows only %d: it waits until a worker or an operator has "
                 "said so too, or until it is started again; see docs/durability.md",
                 name,
                 seen,
-                shard.epoch(name),
+                shard.served.epoch(name),
                 extra=told,
             )
 

@@ -22,7 +22,6 @@ from lowwater.v1 import topology_pb2, types_pb2, watermarks_pb2, workers_pb2
 from lowwater_authority.core.batches import MAX_PARTS
 from lowwater_authority.core.budget import BUCKETS, Kept, Lateness
 from lowwater_authority.core.codec import int64_bytes
-from lowwater_authority.core.computation import MOST_FRONTIERS
 from lowwater_authority.core.groups import MOST_RECORDS, NO_RECORDS, GroupState, Mass
 from lowwater_authority.core.heuristics import PPM
 from lowwater_authority.core.layout import Layout, Load, Told
@@ -36,6 +35,7 @@ from lowwater_authority.core.requests import (
     TaskAttempt,
     TaskPart,
 )
+from lowwater_authority.core.slicing import MOST_FRONTIERS
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import MAX_BUDGETS, MAX_HEURISTICS, Spec, is_slicing
 from lowwater_authority.rpc.refusals import MESSAGE_BYTES, bad_field

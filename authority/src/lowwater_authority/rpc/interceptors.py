@@ -22,7 +22,7 @@ from lowwater_authority.rpc.request_bounds import bound_of, shape_of
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
-    from lowwater_authority.ops.observer import Observer
+    from lowwater_authority.engine.observer import Observer
 
     Call = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]]
     Read = Callable[[bytes], Any]

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from lowwater_authority.access.policy import Access
     from lowwater_authority.cluster.cluster import Cluster
+    from lowwater_authority.engine.observer import Observer
     from lowwater_authority.engine.shard import Shard
-    from lowwater_authority.ops.observer import Observer
 
 HOLD_SECONDS: Final = 1.0
 """How long at most a call waits where a shard has just died: who asks again and again instead finds the next one later."""
@@ -74,18 +74,18 @@ class Services:
     async def reach(self, name: str) -> None:
         """Return when this shard serves a computation. Raises UnknownComputation, Moved without an address, Unavailable."""
         shard = self.shard
-        if shard.serves(name):
+        if name in shard.served:
             return
         if name not in shard.topology.computations:
-            await shard.confirm(())  # it may be registered at another shard since
+            await shard.confirmation.confirm(())  # it may be registered at another shard since
         shard.topology.get(name)
-        if not await shard.serve(name):
+        if not await shard.takeover.serve(name):
             raise moved(name)
 
     async def confirm(self, name: str) -> int:
         """Return when what is published of a computation here is known to be the newest; and when that was. Raises as reach."""
         await self.reach(name)
-        confirmed = await self.shard.confirm([name])
+        confirmed = await self.shard.confirmation.confirm([name])
         await self.reach(name)
         return confirmed
 

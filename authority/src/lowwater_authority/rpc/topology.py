@@ -30,9 +30,9 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
     async def Register(self, request: topology_pb2.RegisterRequest, context: Context) -> topology_pb2.RegisterResponse:  # noqa: N802
         """Register a computation."""
         shard, spec = self.services.shard, codec.spec(request)
-        await shard.confirm(())  # what another shard knows of it decides whether it conflicts
+        await shard.confirmation.confirm(())  # what another shard knows of it decides whether it conflicts
         caller = calling()
-        spec = await shard.register(
+        spec = await shard.graph.register(
             spec,
             room=room(spec.name, len(spec.slices) + bool(spec.slices), self.services.limits),
             principal="" if caller is None else caller.principal.name,
@@ -46,7 +46,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         self, request: topology_pb2.GetTopologyRequest, context: Context
     ) -> topology_pb2.GetTopologyResponse:
         """Read the graph, as the store has it, as far as the caller may."""
-        await self.services.shard.confirm(())
+        await self.services.shard.confirmation.confirm(())
         topology = self.services.shard.topology
         return topology_pb2.GetTopologyResponse(
             server_token=self.services.token,
@@ -65,7 +65,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         shard = self.services.shard
         await self.services.reach(request.computation)
         name = request.computation
-        spec = await shard.set_inputs(
+        spec = await shard.graph.set_inputs(
             name,
             list(request.inputs),
             incarnation=request.incarnation,
@@ -78,9 +78,9 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
     async def Reset(self, request: topology_pb2.ResetRequest, context: Context) -> topology_pb2.ResetResponse:  # noqa: N802
         """Start a new incarnation of a computation and its readers."""
         shard = self.services.shard
-        await shard.confirm(())  # one that was registered at another shard can be reset here too
+        await shard.confirmation.confirm(())  # one that was registered at another shard can be reset here too
         name = request.computation
-        specs = await shard.reset(name, incarnation=request.incarnation, permit=permit(name))
+        specs = await shard.graph.reset(name, incarnation=request.incarnation, permit=permit(name))
         return topology_pb2.ResetResponse(
             computations=[codec.computation_message(spec, shard.topology) for spec in specs]
         )
@@ -91,8 +91,8 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
     ) -> topology_pb2.SplitSliceResponse:
         """Cut a slice in two."""
         shard, name = self.services.shard, request.computation
-        await shard.confirm(())  # as another shard may have cut it
-        made = await shard.split(
+        await shard.confirmation.confirm(())  # as another shard may have cut it
+        made = await shard.graph.split(
             name,
             request.slice,
             request.at,
@@ -106,7 +106,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         """Take a key range out of a computation."""
         start, end = codec.interval(request.start, request.end)
         await self.services.reach(request.computation)
-        ranges = await self.services.shard.retire(
+        ranges = await self.services.shard.owners.retire(
             request.computation,
             start,
             end,
@@ -124,7 +124,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         """Ask the owner for another layout."""
         wish = codec.layout_wish(request)
         await self.services.reach(request.computation)
-        version = await self.services.shard.change_layout(request.computation, *wish)
+        version = await self.services.shard.owners.change_layout(request.computation, *wish)
         return topology_pb2.ChangeLayoutResponse(version=version)
 
     @refusing
@@ -133,19 +133,19 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
     ) -> topology_pb2.GetLayoutResponse:
         """Read the wanted layout, and the owner's."""
         await self.services.confirm(request.computation)
-        return await self.services.shard.ask(request.computation, lambda found, _: codec.layouts_message(found))
+        return await self.services.shard.reads.ask(request.computation, lambda found, _: codec.layouts_message(found))
 
     @refusing
     async def Drop(self, request: topology_pb2.DropRequest, context: Context) -> topology_pb2.DropResponse:  # noqa: N802
         """Take a computation out of the graph."""
         shard = self.services.shard
-        await shard.confirm(())  # what another shard has registered since may read it
+        await shard.confirmation.confirm(())  # what another shard has registered since may read it
         try:
             await self.services.reach(request.computation)
         except errors.Unavailable:
-            if not shard.is_damaged(request.computation):
+            if not shard.takeover.is_damaged(request.computation):
                 raise
-        dropped = await shard.drop(request.computation, force=request.force, incarnation=request.incarnation)
+        dropped = await shard.graph.drop(request.computation, force=request.force, incarnation=request.incarnation)
         if self.services.cluster is not None:
             # Else the first shard does it at one of its next beats.
             with suppress(JournalError, errors.LowwaterError):

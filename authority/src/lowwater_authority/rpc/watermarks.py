@@ -66,7 +66,7 @@ class Messages:
     def of(self, name: str, view: View | None, promise: types_pb2.Promise | None = None) -> types_pb2.Watermark:
         """Return what is told of a computation of which a value is published; without one, of a name that is not registered. Not to be changed."""
         shard = self._shard
-        topology, epoch = shard.topology, shard.epoch(name)
+        topology, epoch = shard.topology, shard.served.epoch(name)
         if view is None or promise is not None:
             return codec.watermark_message(name, view, topology, epoch, promise)
         kept = self._kept.get(name)
@@ -97,7 +97,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         confirmed, names, elsewhere = await self._look(asked)
         return pb.GetWatermarksResponse(
             server_token=self.services.token,
-            watermarks=[self._promised(name, shard.view(name)) for name in names],
+            watermarks=[self._promised(name, shard.served.view(name)) for name in names],
             time_micros=confirmed,
             redirects=await self.services.redirects(elsewhere),
         )
@@ -158,8 +158,8 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         shard = self.services.shard
         confirmed = await self.services.confirm(request.computation)
         shard.topology.refuse_slice(request.computation)
-        holders, holding = await shard.ranges(request.computation, below=request.until_micros, limit=limit)
-        view = shard.view(request.computation)
+        holders, holding = await shard.reads.ranges(request.computation, below=request.until_micros, limit=limit)
+        view = shard.served.view(request.computation)
         if view is None:
             raise moved(request.computation)
         complete = request.until_micros <= view.low
@@ -178,7 +178,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         below = request.below_micros if request.HasField("below_micros") else None
         await self.services.confirm(request.computation)
         shard, name = self.services.shard, request.computation
-        ranges, total, incarnation, newest_claim = await shard.ranges_and_claim(name, below=below, limit=limit)
+        ranges, total, incarnation, newest_claim = await shard.reads.ranges_and_claim(name, below=below, limit=limit)
         found = map(codec.key_range_message, ranges)
         return pb.ListRangesResponse(ranges=found, total=total, incarnation=incarnation, newest_claim=newest_claim)
 
@@ -189,7 +189,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         since = request.since_micros if request.HasField("since_micros") else None
         shard = self.services.shard
         await self.services.confirm(request.computation)
-        completions, total = await shard.history(request.computation, since=since, limit=limit)
+        completions, total = await shard.reads.history(request.computation, since=since, limit=limit)
         return pb.GetHistoryResponse(
             step_micros=shard.topology.get(request.computation).history_step,
             completions=map(codec.completion_message, completions),
@@ -202,7 +202,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         confirmed, names, elsewhere = await self._look(asked)
         unknown = []
         for name in names:
-            view = shard.view(name)
+            view = shard.served.view(name)
             if view is None:
                 unknown.append(self._messages.of(name, None))
             else:
@@ -218,18 +218,20 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         """
         shard = self.services.shard
         if not asked or any(name not in shard.topology.computations for name in asked):
-            await shard.confirm(())
+            await shard.confirmation.confirm(())
         names = asked or visible(sorted(shard.topology.computations))
         registered = [name for name in names if name in shard.topology.computations]
         if len(registered) == 1:
             with suppress(errors.Unavailable):
-                await shard.serve(registered[0])
+                await shard.takeover.serve(registered[0])
         else:
-            await shard.serve_those(registered)
+            await shard.takeover.serve_those(registered)
         # Where nothing else is asked for, the refusal says why nothing is told.
-        told = [name for name in names if shard.tells(name)] or [name for name in names if shard.serves(name)]
-        confirmed = await shard.confirm(told)
-        elsewhere = [name for name in names if name in shard.topology.computations and not shard.tells(name)]
+        told = [name for name in names if shard.served.confirms(name)] or [
+            name for name in names if name in shard.served
+        ]
+        confirmed = await shard.confirmation.confirm(told)
+        elsewhere = [name for name in names if name in shard.topology.computations and not shard.served.confirms(name)]
         away = set(elsewhere)
         return confirmed, [name for name in names if name not in away], elsewhere
 
@@ -278,14 +280,14 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
                 watermarks.append(self._news(name, view, promised))
             else:
                 promised.pop(name, None)  # its next shard may have another file
-                if not shard.tells(name):
+                if not shard.served.confirms(name):
                     elsewhere.append(name)
         if taken or watermarks:
             self.services.observer.pushed(len(watermarks), waited)
         response = pb.WatchResponse(
             server_token=self.services.token,
             watermarks=watermarks,
-            time_micros=shard.confirmed_at(now) if confirmed is None else confirmed,
+            time_micros=shard.confirmation.confirmed_at(now) if confirmed is None else confirmed,
             clock_micros=now,
         )
         if elsewhere or dropped or go_away is not None:  # hardly ever

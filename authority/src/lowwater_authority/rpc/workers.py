@@ -15,7 +15,7 @@ from lowwater_authority.access.caller import calling, holder, permit, room_for_r
 from lowwater_authority.core.computation import LARGEST_STREAM
 from lowwater_authority.core.requests import Refused
 from lowwater_authority.engine.placement import moved
-from lowwater_authority.engine.rounds import GivenUp
+from lowwater_authority.engine.round import GivenUp
 from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.refusals import MESSAGE_BYTES, bad_field, check_token, refuse, refusing
 from lowwater_authority.rpc.streams import Outbox, Streams
@@ -55,8 +55,8 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
     def __init__(self, services: Services) -> None:
         self.services = services
         self.streams = Streams()
-        services.shard.on_fenced = self.streams.fence
-        services.shard.on_moved = self.streams.bar
+        services.shard.rounds.on_fenced = self.streams.fence
+        services.shard.served.on_moved = self.streams.bar
 
     @refusing
     async def Claim(self, request: pb.ClaimRequest, context: Context) -> pb.ClaimResponse:  # noqa: N802
@@ -64,7 +64,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         shard, name = self.services.shard, request.computation
         await self.services.confirm(name)  # an incarnation that was begun elsewhere begins here first
         asked = await in_turns(codec.claim(request))
-        grant = await shard.claim(
+        grant = await shard.owners.claim(
             name,
             asked,
             adopt=request.adopt,
@@ -97,7 +97,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:  # noqa: N802
         """Give ranges back."""
         await self.services.reach(request.computation)
-        await self.services.shard.release(request.computation, request.sequencer)
+        await self.services.shard.owners.release(request.computation, request.sequencer)
         return pb.ReleaseResponse()
 
     @refusing
@@ -108,7 +108,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         await self.services.reach(request.computation)
         task, part = codec.attempt(request.task), codec.part(request)
         try:
-            self.services.shard.stage_task(request.computation, request.sequencer, request.batch, task, part)
+            self.services.shard.owners.stage_task(request.computation, request.sequencer, request.batch, task, part)
         except errors.StaleSequencer:
             await self.services.confirm(request.computation)  # a shard that was replaced does not know the newest claim
             raise
@@ -120,7 +120,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         await self.services.reach(request.computation)
         prepare = codec.prepare(request)
         try:
-            missing = self.services.shard.prepare(request.computation, prepare)
+            missing = self.services.shard.owners.prepare(request.computation, prepare)
         except errors.StaleSequencer:
             await self.services.confirm(request.computation)
             raise
@@ -131,11 +131,11 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         """Apply a prepared micro-batch."""
         await self.services.reach(request.computation)
         shard, name, told = self.services.shard, request.computation, codec.told(request)
-        refused = await shard.commit(name, request.sequencer, request.batch, told)
+        refused = await shard.owners.commit(name, request.sequencer, request.batch, told)
         response = pb.CommitBatchResponse(refused=[codec.refused_message(name, value) for value in refused])
         if told is None:
             return response
-        wanted, known = shard.wanted(name), shard.told_layout(name, request.sequencer)
+        wanted, known = shard.served.wanted_layout(name), shard.served.reported_layout(name, request.sequencer)
         if known is not None:
             response.known_layout = known.version
         if wanted is not None and wanted.differs(told.layout if known is None else known):
@@ -147,7 +147,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         """Let an output say how far it is complete."""
         await self.services.reach(request.computation)
         fold = codec.fold(request)
-        await self.services.shard.vouch(request.computation, request.sequencer, request.through_micros, fold)
+        await self.services.shard.owners.vouch(request.computation, request.sequencer, request.through_micros, fold)
         return pb.VouchResponse()
 
     async def Report(  # noqa: N802
@@ -238,7 +238,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         size = REPORT_BYTES
         for group in report.groups:
             named = len(group.handles)
-            ranges = named or self.services.shard.granted(group.computation, group.sequencer)
+            ranges = named or self.services.shard.served.granted(group.computation, group.sequencer)
             size += GROUP_BYTES + 8 * len(group.watermarks_micros) + HANDLE_BYTES * (named + ranges)
             size += 16 * len(group.mass.pending.counts) if group.HasField("mass") else 0
             size += 16 * len(group.lateness.counts) if group.HasField("lateness") else 0
@@ -296,12 +296,12 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             if group.computation in redirects
         ]
         for name, group in groups:
-            if self.services.shard.granted(name, group.sequencer):
+            if self.services.shard.served.granted(name, group.sequencer):
                 self.streams.speaks(name, group.sequencer, outbox)
         ranges = sum(len(group.watermarks) if group.handles is None else len(group.handles) for _, group in groups)
         names = dict.fromkeys(name for name, _ in groups)
         number = (stream, report.number)
-        durable = self.services.shard.report(
+        durable = self.services.shard.owners.report(
             groups, sender=sender, number=number, after=after, barred=outbox.barred, older=outbox.older
         )
 
@@ -360,10 +360,10 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         shard = self.services.shard
         return {
             name: pb.ReferenceTime(
-                computation=name, micros=shard.reference(name), budgets=codec.budget_messages(view.budgets)
+                computation=name, micros=shard.served.reference(name), budgets=codec.budget_messages(view.budgets)
             )
             for name in names
-            if (view := shard.view(name)) is not None
+            if (view := shard.served.view(name)) is not None
         }
 
 

@@ -1,9 +1,15 @@
-"""How long is waited before something is tried again."""
+"""Bounded waits: for the next attempt, and for the store."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from lowwater import errors
 
 
 class Backoff:
@@ -33,3 +39,16 @@ class Backoff:
     def restart(self) -> None:
         """Begin anew: what is tried is not what it was."""
         self.seconds = self._least
+
+
+@asynccontextmanager
+async def within(seconds: float, refusal: Callable[[], errors.Unavailable]) -> AsyncIterator[None]:
+    """Wait for the body ``seconds`` at most, then raise ``refusal()``; what the body began goes on without the caller."""
+    bound = asyncio.timeout(seconds)
+    try:
+        async with bound:
+            yield
+    except TimeoutError as error:
+        if not bound.expired():
+            raise
+        raise refusal() from error

@@ -1,0 +1,303 @@
+"""What this shard knows of the others: whether it still owns its computations, and which graph is the newest."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from lowwater import errors
+from lowwater.core.events import event
+from lowwater_authority.core.computation import LARGEST_EPOCH
+from lowwater_authority.engine.holdings import BrokenGraph
+from lowwater_authority.engine.round import GivenUp, GraphMoved, Round
+from lowwater_authority.engine.waiting import within
+from lowwater_authority.engine.writes import StoreState
+from lowwater_authority.journal import GRAPH, JournalCorrupt, JournalError, JournalFailed, JournalFenced, JournalLost
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+    from contextlib import AbstractAsyncContextManager
+
+    from lowwater_authority.engine.round import Rounds
+    from lowwater_authority.engine.served import Served
+
+T = TypeVar("T")
+
+GRAPH_REST_SECONDS: Final = 0.5
+"""Rest after a damaged graph could not be written again: each attempt reads all of it, and perhaps writes it."""
+
+SILENT_SECONDS: Final = 30
+"""Silence of a store after which it is said not to answer; the alert LowwaterJournalNotConfirming waits as long."""
+
+log = logging.getLogger(__name__)
+
+
+class Confirmation:
+    """Asks the store, once for all that wait, whether what this shard knows is still true."""
+
+    def __init__(self, served: Served, rounds: Rounds, *, now: Callable[[], int]) -> None:
+        """``now`` gives processing time in microseconds."""
+        self._served = served
+        self._held = served.held
+        self._rounds = rounds
+        self._now = now
+        self._confirming = Confirming(self._confirm)
+        self._refreshing = Confirming(self._refresh)
+        self._checking = Confirming(self._refresh_if_changed)
+        self._confirmed = 0
+        self._unhealed = "", 0
+        """Why the damaged graph could not be written again, and the processing time until which it is not tried again."""
+        self._reading: set[asyncio.Future[int]] = set()
+        """Readings of the graph that no caller waits for."""
+
+    async def confirm(self, names: Iterable[str] | None = None) -> int:
+        """Make sure, once for all that wait, that the journal knows this process as the owner of computations.
+
+        None: all of them, but for those that are being put into the store again, of which it cannot be told; of these it raises
+        Unavailable when they are named.
+
+        Those that others own by now are let go; the graph is read if it has changed. Returns the processing time at which what is
+        published of them was the newest. Raises Unavailable when nobody can tell, at the latest after ``wait_seconds``.
+        """
+        if not self._served.shared:
+            return self.confirmed
+        named = None if names is None else list(names)
+        async with self.in_time():
+            while True:
+                asked = self._held.undoubted() if named is None else named
+                # Before it is asked, for all that are asked for at a time share one check.
+                self._held.refuse_doubted(asked)
+                try:
+                    return await self._confirming.ask(asked)
+                except GivenUp:
+                    continue  # one that somebody has asked for is in doubt since: who has is refused, the others ask without it
+
+    async def _confirm(self, names: Iterable[str]) -> int:
+        began, end = self._now(), None
+        while end is None:
+            began = self._now()
+            try:
+                self._held.refuse_doubted(names)
+            except errors.Unavailable as doubt:
+                raise GivenUp from doubt
+            try:
+                end = await self._held.confirm(names)
+            except JournalFenced as error:
+                self._served.lose(error.owners)
+            except JournalLost as lost:
+                await self._heal(lost)
+            except JournalFailed as error:
+                raise self._unconfirmed(f"it cannot reach its store: {error}") from error
+        if end > self._held.graph_known:
+            await self.refresh()
+        asked = set(names)
+        if all(
+            name in asked or holding.is_torn() for name, holding in self._held.served.items()
+        ):  # see Served.confirms
+            self._confirmed = began
+        return began
+
+    async def rise(self, name: str, seen: int) -> None:
+        """Take a number above one that somebody has seen of a computation that is served here. Raises Unavailable.
+
+        A shard that was replaced learns it here, and lets go. If it was not, the store has lost numbers. An embedded one can only have
+        been put back from an old copy, which its clients are to refuse.
+        """
+        if not self._served.shared or not self._served.epoch(name) < seen <= LARGEST_EPOCH:
+            return
+        await self.confirm([name])
+        if name in self._served and seen > self._served.epoch(name):
+            log.error(
+                "%s was served with the number %d, and the store knows only %d: it has lost what it acknowledged, perhaps claims too; "
+                "see docs/durability.md",
+                name,
+                seen,
+                self._served.epoch(name),
+                extra=event("store_lost_epochs", computation=name, seen=seen, epoch=self._served.epoch(name)),
+            )
+
+            def stage(round_: Round) -> None:
+                round_.above[name] = seen
+
+            await self.write(stage, alone=True)
+
+    async def refresh(self) -> None:
+        """Read the graph, once for all that wait, and begin the incarnations that other processes have begun. Raises Unavailable."""
+        await self._refreshing.ask(())
+
+    async def refresh_if_changed(self) -> None:
+        """Read the graph as :meth:`refresh` does, if it has changed or is in doubt; else asking once for all where it ends is all that this costs."""
+        await self._checking.ask(())
+
+    async def _refresh_if_changed(self, _: Iterable[str]) -> int:
+        try:
+            if not self._held.graph_doubted and await self._held.journal.confirm(()) <= self._held.graph_known:
+                return 0
+        except JournalFailed as error:
+            raise self._unconfirmed(f"it cannot reach its store: {error}") from error
+        except JournalLost:
+            pass  # reading the graph heals it
+        await self.refresh()
+        return 0
+
+    async def _refresh(self, _: Iterable[str]) -> int:
+        while True:
+            stage, heals = await self._what_is_read()
+            try:
+                await self._rounds.write(stage, alone=True)
+            except GivenUp:
+                continue  # others have written meanwhile
+            except errors.JournalFailed as error:
+                msg = f"this shard cannot put the graph right in its store yet: {error.message}"
+                if heals:
+                    self._rest_graph(msg)
+                raise errors.Unavailable(msg) from error
+            return self._held.graph.position
+
+    def doubt_graph(self) -> None:
+        """Another process may wait because it cannot read the graph: what the store has of it is read whole, next time."""
+        self._held.graph_doubted = True
+
+    async def _what_is_read(self) -> tuple[Callable[[Round], None], bool]:
+        """Return what a round does with the graph as it is stored now, and whether it is to be written again. Raises Unavailable."""
+        self._refuse_unhealed()
+        try:
+            read = await self._held.read_graph()
+        except JournalLost as lost:
+            return partial(_stage_lost, lost), True
+        except BrokenGraph as broken:
+            return partial(_stage_lost, JournalLost({GRAPH: (self._held.graph.position, broken.last)})), True
+        except JournalError as error:
+            if isinstance(error, JournalCorrupt) and error.log == GRAPH:
+                return partial(_stage_damage, error), True
+            msg = f"this shard cannot read the graph from its store: {error}"
+            raise errors.Unavailable(msg) from error
+
+        def stage(round_: Round) -> None:
+            newer = self._held.newer(read)
+            if newer is not None:
+                # The store has lost what only this process knows, so the merged graph is written again.
+                merged = newer.merged(self._held.topology)
+                round_.read = merged is newer
+                round_.merged = not round_.read
+                round_.change_graph(merged, self._served)
+
+        return stage, False
+
+    async def _heal(self, lost: JournalLost) -> None:
+        if GRAPH in lost.logs:
+            self._refuse_unhealed()
+        try:
+            await self.write(partial(_stage_lost, lost), alone=True)
+        except errors.JournalFailed as error:
+            if GRAPH not in lost.logs:
+                raise
+            msg = f"this shard cannot put the graph right in its store yet: {error.message}"
+            self._rest_graph(msg)
+            raise errors.Unavailable(msg) from error
+
+    def _refuse_unhealed(self) -> None:
+        """Raise Unavailable for a moment after the graph could not be put right: each attempt reads all of it, and perhaps writes it."""
+        msg, until = self._unhealed
+        if self._now() < until:
+            raise errors.Unavailable(msg)
+
+    def _rest_graph(self, msg: str) -> None:
+        self._unhealed = msg, self._now() + int(GRAPH_REST_SECONDS * 1e6)
+
+    def _unconfirmed(self, reason: str) -> errors.Unavailable:
+        """Return the refusal to say what may not be the newest any more; ``stale_micros`` is for how long that is not known."""
+        stale = self._now() - self.confirmed
+        msg = f"this shard cannot tell whether what it knows is the newest, {reason}. It was {stale / 1e6:.1f} s ago; try again"
+        return errors.Unavailable(msg, metadata={"stale_micros": str(stale)})
+
+    @property
+    def confirmed(self) -> int:
+        """Processing time up to which the published values are known to be the newest durable ones."""
+        return self.confirmed_at(self._now())
+
+    def confirmed_at(self, now: int) -> int:
+        """Return ``confirmed`` to another thread, which brings the time itself: this one's clock is its event loop's to move."""
+        known = self._confirmed if self._served.shared else now
+        since = self._held.logs.unconfirmed_since
+        return known if since is None else min(since, known)
+
+    def store_state(self, now: int) -> StoreState:
+        """Return what the store does with writes, to another thread; ``now`` as in ``confirmed_at``.
+
+        A store that has confirmed nothing for ``SILENT_SECONDS`` does not answer, whether or not there was something to write.
+        """
+        state = self._held.logs.writes.state
+        silent = now - self.confirmed_at(now) > SILENT_SECONDS * 1_000_000
+        return StoreState.SILENT if silent and state is StoreState.TAKES else state
+
+    def refresh_soon(self) -> None:
+        """Begin to read the graph again, for nobody in particular."""
+        reading = asyncio.ensure_future(self._refreshing.ask(()))
+        self._reading.add(reading)
+        reading.add_done_callback(self._reading.discard)
+        reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    # -- rounds ----------------------------------------------------------------------------------------------
+
+    def in_time(self) -> AbstractAsyncContextManager[None]:
+        """Bound what waits for the store. Raises Unavailable."""
+        seconds = self._served.settings.wait_seconds
+        return within(seconds, lambda: self._unconfirmed(f"its store has not answered within {seconds:g} s"))
+
+    async def write(
+        self,
+        stage: Callable[[Round], T],
+        *,
+        alone: bool = False,
+        together: bool = False,
+        needs_root: bool = True,
+        first: Callable[[], Awaitable[None]] | None = None,
+    ) -> T:
+        """Run a request in a round, again when the round was given up for reasons of others. ``first`` is done before each attempt."""
+        while True:
+            if first is not None:
+                await first()
+            try:
+                return await self._rounds.write(stage, alone=alone, together=together, needs_root=needs_root)
+            except GraphMoved:
+                await self.refresh()
+            except GivenUp:
+                continue
+
+
+def _stage_lost(lost: JournalLost, round_: Round) -> None:
+    round_.lost = lost
+
+
+def _stage_damage(damage: JournalCorrupt, round_: Round) -> None:
+    round_.damage = damage
+
+
+class Confirming:
+    """Runs ``check`` over the names of all who asked; at most one at a time. Its result, or error, is theirs."""
+
+    def __init__(self, check: Callable[[Iterable[str]], Awaitable[int]]) -> None:
+        self._check = check
+        # A dict for its order: a set's would differ from process to process, and no run could be repeated.
+        self._names: dict[str, None] = {}
+        self._next: asyncio.Task[int] | None = None
+        self._running: asyncio.Task[int] | None = None
+
+    async def ask(self, names: Iterable[str]) -> int:
+        """Return what a check answers that begins after this call."""
+        self._names.update(dict.fromkeys(names))
+        if self._next is None:
+            self._next = asyncio.create_task(self._run(self._running))
+            # Whoever asked may be gone by then.
+            self._next.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(self._next)
+
+    async def _run(self, before: asyncio.Task[int] | None) -> int:
+        if before is not None:
+            await asyncio.wait([before])
+        self._running, self._next = self._next, None
+        names, self._names = self._names, {}
+        return await self._check(names)

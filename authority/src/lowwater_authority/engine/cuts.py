@@ -1,0 +1,134 @@
+"""How a slice gets the keys that the graph gives it, and follows the inputs of its root. The steps of a cut: engine/slices.py."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, TypeAlias
+
+from lowwater import errors
+from lowwater.core.events import event
+from lowwater_authority.core.slicing import as_slice
+from lowwater_authority.journal import JournalError
+
+if TYPE_CHECKING:
+    from lowwater_authority.core.topology import Spec, Topology
+    from lowwater_authority.engine.reads import Reads
+    from lowwater_authority.engine.requests import Requests
+    from lowwater_authority.engine.round import Round
+    from lowwater_authority.journal import End
+    from lowwater_authority.records.journal_pb2 import Snapshot
+
+Inputs: TypeAlias = "frozenset[tuple[str, int]]"
+"""Names and incarnations of what a computation reads."""
+
+log = logging.getLogger(__name__)
+
+
+def inputs_of(topology: Topology, name: str) -> Inputs:
+    """Return what a computation reads now, each with its incarnation."""
+    return frozenset(zip(topology.get(name).inputs, topology.required(name).input_incarnations, strict=True))
+
+
+class Cuts:
+    """Hands keys over between slices, and revokes claims that were made under older inputs."""
+
+    def __init__(self, requests: Requests, reads: Reads) -> None:
+        self._requests = requests
+        self._served = requests.served
+        self._held = requests.held
+        self._reads = reads
+        self._looked: dict[str, tuple[Spec, End]] = {}
+        """For a slice that waits for keys: the slice that hands them over, and where its log ended when it had not handed them over yet."""
+
+    def forget(self, name: str) -> None:
+        """Forget a slice that this process does not serve any more."""
+        self._looked.pop(name, None)
+
+    async def cut_anew(self, name: str) -> None:
+        """Let the log of a slice have the keys that the graph gives it; see engine/slices.py. Raises Unavailable when what it needs is not there yet."""
+        if self._requests.topology.get(name).source:
+            await self._take_in(name)
+        else:
+            await self._move_out(name)
+
+    async def _move_out(self, name: str) -> None:
+        def stage(round_: Round) -> str | None:
+            computation, spec = as_slice(self._served.computation(name)), self._requests.topology.get(name)
+            (start, end), root = computation.map.span, self._requests.topology.get(spec.slice_of)
+            if spec.source or (start, end) == spec.span:
+                return None
+            to = spec.taker
+            smaller = bool(spec.span[1]) and (not end or spec.span[1] < end)
+            if start != spec.span[0] or not smaller or (to and root.span_of(to) != (spec.span[1], end)):
+                msg = f"the log of {name} has other keys than its last cut left it: the store has lost records of it, or of the graph. Reset {root.name}"
+                raise errors.Unavailable(msg, metadata={"computation": name})
+            round_.touch(name, computation)
+            round_.fenced += computation.move_out(to)
+            return to
+
+        to = await self._requests.write(stage, alone=True, needs_root=False)
+        if to is not None:
+            told = event("slice_moved_out", computation=name, to=to)
+            log.info("%s has handed its last keys over to %s", name, to or "nobody: it has them already", extra=told)
+
+    async def _take_in(self, name: str) -> None:
+        """One step: the slice has its keys, and the graph says so."""
+        spec = self._requests.topology.get(name)
+        state = await self._handed_over(spec.source, name)
+        if state is None:
+            msg = f"{spec.source} has not handed over yet what it knows of the keys of {name}"
+            raise errors.Unavailable(msg, metadata={"computation": name, "source": spec.source})
+
+        def stage(round_: Round) -> bool:
+            graph, computation = self._requests.topology, as_slice(self._served.computation(name))
+            if graph.get(name) != spec:
+                return False  # who asked looks again
+            round_.touch(name, computation)
+            if not computation.cut_version:  # else the store has lost what the graph said of it
+                computation.take_in(state)
+            round_.topology = graph.moved(name)
+            return True
+
+        if await self._requests.write(stage, alone=True, needs_root=False):
+            told = event("slice_taken_in", computation=name, source=spec.source)
+            log.info("%s has taken its keys over from %s", name, spec.source, extra=told)
+
+    async def _handed_over(self, source: str, name: str) -> Snapshot | None:
+        """Return what a slice has handed over to another one, as it is durable, whoever serves it; None: it has not yet. Raises Unavailable."""
+        if source in self._served:
+            return await self._reads.ask(source, lambda found, _: as_slice(found).handed_over.get(name))
+        spec = self._requests.topology.get(source)
+        try:
+            if self._looked.get(name) == (spec, await self._held.journal.end(source)):
+                return None  # nobody has written since
+            loaded = await self._held.journal.load(source)
+            found = await self._held.recovered_in_pieces(spec, loaded)
+        except JournalError as error:
+            msg = f"what {source} knows of the keys of {name} cannot be read: {error}. If that stays so, drop what they are slices of by force, and register it again"
+            raise errors.Unavailable(msg, metadata={"computation": name, "source": source}) from error
+        state = as_slice(found.computation).handed_over.get(name)
+        if state is None:
+            self._looked[name] = spec, loaded.end
+        else:
+            self._looked.pop(name, None)
+        return state
+
+    async def follow_inputs(self, name: str, wanted: int, bound: int, known: Inputs | None) -> None:
+        """Revoke the claims of a slice that go by older inputs than its root.
+
+        ``wanted``: the version of the inputs by which the root has it at ``bound``. Nothing is done where the graph has gone on: that place knows
+        nothing of what was added since, so the root is to be asked again. No range may stand beyond it, unless all inputs are among those that
+        the claims went by, ``known``: a range that is finished has no owner who would finish it once more. None: nobody knows these.
+        """
+
+        def stage(round_: Round) -> None:
+            computation, spec = self._requests.touch(round_, name), self._requests.topology.get(name)
+            if self._requests.topology.required(name).input_version != wanted or computation.input_version in (
+                0,
+                spec.input_version,
+            ):
+                return
+            added = known is None or not inputs_of(self._requests.topology, name) <= known
+            round_.fenced += computation.revoke(spec.input_version, round_.now, bound=bound if added else None)
+
+        await self._requests.write(stage, needs_root=False)

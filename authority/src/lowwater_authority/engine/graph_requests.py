@@ -1,0 +1,291 @@
+"""Requests about the graph: register, change inputs, reset, drop, cut in two."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from lowwater import errors
+from lowwater.core.events import event
+from lowwater_authority.engine.placement import moved
+from lowwater_authority.engine.requests import allow
+from lowwater_authority.engine.round import DROPPED, GivenUp
+from lowwater_authority.engine.waiting import within
+from lowwater_authority.journal import JournalError, JournalFenced
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lowwater_authority.core.topology import Spec
+    from lowwater_authority.engine.placement import Lows
+    from lowwater_authority.engine.requests import Permit, Requests, Room
+    from lowwater_authority.engine.round import Round
+
+TAKEN_AFTER_REGISTERING: Final = 32
+"""Most computations that are taken over side by side because they were just registered; other users of the store queue behind these only."""
+
+log = logging.getLogger(__name__)
+
+
+class GraphRequests:
+    """Changes the graph. Every method returns when its effect is durable; a refused request has changed nothing."""
+
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
+        self._served = requests.served
+        self._held = requests.held
+        self._takeover = requests.takeover
+        self._registered = asyncio.Semaphore(TAKEN_AFTER_REGISTERING)
+
+    async def register(self, spec: Spec, *, room: Room = allow, principal: str = "") -> Spec:
+        """Register a computation, for a ``principal``; empty: nobody knows for whom.
+
+        Raises InvalidArgument, RegistrationConflict, Cycle, EstimatedInput, and what ``room`` raises.
+        """
+
+        def stage(round_: Round) -> Spec:
+            if spec.name in self._held.gone:
+                raise GivenUp  # dropped since this began: its log is to be short first, for what stands in it may be damaged
+            graph = round_.topology or self._requests.topology  # with what was staged in front of it
+            computation = self._held.computation(spec.name)
+            unused = (
+                computation is not None
+                and not computation.last_sequencer
+                and not any(group.every for group in computation.tasks)
+            )
+            changed = graph.register(spec, unused=unused)
+            if changed is not graph:
+                room(graph.computations)
+                if computation is not None:
+                    # Another shard may have taken it over, and granted it, meanwhile: then this is refused.
+                    self._requests.touch(round_, spec.name)
+                round_.topology = changed
+            return changed.get(spec.name)
+
+        known = self._requests.topology.computations.get(spec.name)
+        registered = await self._requests.write(
+            stage, alone=True, together=True, first=partial(self._until_ended, spec.name)
+        )
+        if known is not None and registered.max_skew > known.max_skew:
+            log.warning(
+                "%s may now be %d s ahead of the clock, and not %d s as before: %s has registered it so",
+                spec.name,
+                registered.max_skew // 1_000_000,
+                known.max_skew // 1_000_000,
+                principal or "a caller",
+                extra=event(
+                    "max_skew_raised",
+                    computation=spec.name,
+                    max_skew_micros=registered.max_skew,
+                    before_micros=known.max_skew,
+                    principal=principal,
+                ),
+            )
+        if known is None:
+            inputs = list(registered.inputs)
+            reads = f"reads {', '.join(inputs)}" if inputs else "is an injector"
+            log.info(
+                "%s is registered: it %s",
+                spec.name,
+                reads,
+                extra=event("registered", computation=spec.name, inputs=inputs, principal=principal),
+            )
+        if spec.name not in self._served:
+            try:
+                async with self._registered:
+                    await self._takeover.serve(spec.name)
+                    await self._takeover.serve_those(registered.slice_specs())
+            except errors.Unavailable as error:
+                msg = (
+                    f"{spec.name} is registered, but it is not known yet whether this shard serves it: {error.message}"
+                )
+                raise errors.Unavailable(msg, metadata=error.metadata) from error
+        return registered
+
+    async def set_inputs(
+        self,
+        name: str,
+        inputs: Sequence[str],
+        *,
+        incarnation: int = 0,
+        input_version: int = 0,
+        permit: Permit = allow,
+    ) -> Spec:
+        """Change what a computation reads. Raises as register does, WouldRegress, IncarnationChanged and InputVersion.
+
+        ``incarnation`` and ``input_version`` are those that the change was decided on, so that a late message changes nothing; incarnation 0: any.
+
+        Its claims are revoked first, so that what it has published is frozen when the new inputs are compared with it. Ranges
+        that stand beyond the low watermark of a new input go back to it: work may come to them from there on. What was a guess, by
+        what it read until now, begins a new incarnation instead; see Topology.set_inputs.
+        """
+        away: Lows = {}
+
+        def stage(round_: Round) -> Spec:
+            changed = self._requests.topology.set_inputs(name, inputs)
+            self._requests.topology.check_incarnation(name, incarnation)
+            version = self._requests.topology.required(
+                name
+            ).input_version  # as callers see it: 0 of one that reads nothing
+            if incarnation and input_version != version:
+                msg = f"version {version} of the inputs of {name} is in force, not {input_version}; nothing was changed, look at them again"
+                raise errors.InputVersion(msg, metadata={"computation": name, "input_version": str(version)})
+            computation = self._requests.by_its_inputs(round_, name)
+            if changed.get(name).incarnation > self._requests.topology.get(name).incarnation:
+                permit(changed.downstream(name))
+                round_.change_graph(changed, self._served)
+                return changed.get(name)
+            lows = [self._requests.low(each, away) for each in added()]
+            for new, low in zip(added(), lows, strict=True):
+                if low < max(computation.low, computation.vouched):
+                    said = "has published" if low < computation.low else "has let its output say"
+                    msg = (
+                        f"{new} is behind what {name} {said}: {name} would have to go back. Reset {name} first, or wait "
+                        f"until {new} has caught up."
+                    )
+                    raise errors.WouldRegress(msg, metadata={"computation": name, "input": new})
+            round_.touch(name, computation)
+            bound = min(lows, default=None)
+            round_.fenced += computation.revoke(changed.get(name).input_version, round_.now, bound=bound)
+            round_.topology = changed
+            return changed.get(name)
+
+        def added() -> list[str]:
+            return [each for each in inputs if each not in self._requests.topology.get(name).inputs]
+
+        before = self._requests.topology.get(name).inputs
+        changed = await self._requests.write(stage, alone=True, lows_of=added, away=away)
+        if changed.inputs != before:
+            told = event("inputs_changed", computation=name, inputs=list(changed.inputs), before=list(before))
+            log.info("%s reads %s now", name, ", ".join(changed.inputs) or "nothing", extra=told)
+        return changed
+
+    async def reset(self, name: str, *, incarnation: int = 0, permit: Permit = allow) -> list[Spec]:
+        """Start a new incarnation of a computation and of all that reads it.
+
+        ``incarnation`` is the one that ends; 0: any. Raises UnknownComputation, IncarnationChanged, and what ``permit`` raises.
+
+        Any shard may do it: those that serve them begin the new incarnations when they read the graph, at the latest before they answer.
+        """
+
+        def stage(round_: Round) -> list[Spec]:
+            changed, names = self._requests.topology.reset(name)
+            self._requests.topology.check_incarnation(name, incarnation)
+            permit(names)
+            round_.change_graph(changed, self._served)
+            return [changed.get(n) for n in names]
+
+        fresh = await self._requests.write(stage, alone=True)
+        for spec in fresh:
+            told = event("reset", computation=spec.name, incarnation=spec.incarnation, asked=name)
+            log.warning("%s was reset: its incarnation %d begins", spec.name, spec.incarnation, extra=told)
+        return fresh
+
+    async def split(self, name: str, part: str, at: bytes, *, incarnation: int = 0, room: Room = allow) -> Spec:
+        """Cut a slice of a computation in two; returns the new one, which has the keys from ``at`` on. What it takes over, it does as soon as it can.
+
+        Any shard may do it. ``incarnation`` is that of the whole; 0: any. Raises as Topology.split does, IncarnationChanged, and what ``room`` raises.
+        """
+
+        def stage(round_: Round) -> Spec:
+            changed, new = self._requests.topology.split(name, part, at)
+            self._requests.topology.check_incarnation(name, incarnation)
+            room(self._requests.topology.computations)
+            round_.topology = changed
+            return changed.get(new)
+
+        made = await self._requests.write(stage, alone=True)
+        told = event("slice_split", computation=name, slice=part, new=made.name, at=at.hex())
+        log.warning("%s was cut at %s: its keys from there on are those of %s", part, at.hex(), made.name, extra=told)
+        with suppress(errors.LowwaterError):
+            await self._takeover.serve_those([made.name])
+        return made
+
+    async def drop(self, name: str, *, force: bool, incarnation: int = 0) -> Spec:
+        """Take a computation out of the graph; returns its tombstone. ``incarnation`` is the one that ends; 0: any.
+
+        Its claims are revoked in the same step, by a record in its own log: so nobody drops what another shard serves by then. Raises
+        UnknownComputation, StillRead, IncarnationChanged, and OwnedRanges unless forced.
+
+        Of one that cannot be read back from the store nobody knows for sure who owns it: it is dropped by force, without that record. When
+        nobody has it in memory either, its log is taken before this returns, so that whoever has owned it serves it no more: not before
+        the graph is written, for who has owned it may come back with the only good copy. Raises Unavailable when it is dropped, but its
+        log could not be taken within ``wait_seconds``; that is tried on.
+        """
+        self._requests.topology.check_incarnation(name, incarnation)
+        unread = self._is_unread(name)
+        orphaned = unread and name not in self._served
+        if unread:
+            self._requests.topology.drop(name)
+            await self._refuse_unread(name, force=force)
+
+        def stage(round_: Round) -> Spec:
+            changed = self._requests.topology.drop(name)
+            self._requests.topology.check_incarnation(name, incarnation)
+            if unread and self._is_unread(name):
+                round_.change_graph(changed, self._served)
+                return changed.dropped[name]
+            computation = self._served.computation(name)
+            if not force:
+                computation.refuse_owners(round_.now)
+            round_.touch(name, computation)
+            version = self._requests.topology.get(name).input_version
+            round_.fenced += computation.revoke(version, round_.now, reason=DROPPED)
+            round_.topology = changed
+            return changed.dropped[name]
+
+        dropped = await self._requests.write(stage, alone=True)
+        told = event("dropped", computation=name, incarnation=dropped.incarnation, force=force)
+        log.warning("%s was dropped, in incarnation %d", name, dropped.incarnation, extra=told)
+        if orphaned:
+            await self._fence_dropped(name)
+        return dropped
+
+    def _is_unread(self, name: str) -> bool:
+        return self._takeover.is_damaged(name) or self._held.is_unwritten(name)
+
+    async def _refuse_unread(self, name: str, *, force: bool) -> None:
+        """Raises Moved while another shard serves it, OwnedRanges unless forced, and Unavailable."""
+        held = name in self._served
+        if not held and await self._served.placement.lives_elsewhere(name):
+            raise moved(name)
+        if not force:
+            state = "and what is in memory is not written yet" if held else "and no process has it in memory"
+            msg = (
+                f"the log of {name} is damaged, {state}: nobody can tell whether workers own key ranges of it. "
+                "Restore a copy, or stop its workers and drop it by force: nothing of it is read then."
+            )
+            raise errors.OwnedRanges(msg, metadata={"computation": name, "workers": ""})
+        if not held:
+            return
+        try:
+            await self._held.of(name).refuse_usurped()
+        except JournalFenced as error:
+            self._served.lose(error.owners)
+            raise moved(name) from error
+        except JournalError as error:
+            msg = f"the store does not tell who owns the log of {name}, nothing was changed: {error}"
+            raise errors.Unavailable(msg, metadata={"computation": name}) from error
+
+    async def _fence_dropped(self, name: str) -> None:
+        msg = (
+            f"{name} was dropped, but its log cannot be taken from its last owner yet, which may go on until it reads that, should it "
+            "come back; it is tried again until it can"
+        )
+        async with within(
+            self._served.settings.wait_seconds, lambda: errors.Unavailable(msg, metadata={"computation": name})
+        ):
+            await self._held.fenced(name)
+
+    async def _until_ended(self, name: str) -> None:
+        """Return when the log of a computation is short if it was dropped, so that its next incarnation can be read. Raises Unavailable."""
+        if name not in self._requests.topology.dropped and name not in self._held.gone:
+            return
+        msg = f"the log of {name}, which was dropped, is not shortened yet; try again"
+        async with within(
+            self._served.settings.wait_seconds, lambda: errors.Unavailable(msg, metadata={"computation": name})
+        ):
+            await self._held.ended(name)

@@ -1,0 +1,345 @@
+"""Requests of owners: claim, report, release, retire, commit, vouch."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from lowwater import errors
+from lowwater.core.events import event
+from lowwater.core.text import counted
+from lowwater_authority.core import recovery
+from lowwater_authority.core.batches import ALL_PART_BYTES, part_bytes
+from lowwater_authority.core.requests import Refused
+from lowwater_authority.core.times import MAX
+from lowwater_authority.engine.requests import allow
+from lowwater_authority.engine.round import GivenUp
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from lowwater_authority.core.computation import Computation
+    from lowwater_authority.core.interval_map import IntervalMap
+    from lowwater_authority.core.layout import Told
+    from lowwater_authority.core.requests import ClaimRequest, Fold, Grant, GroupReport, Prepare, TaskAttempt, TaskPart
+    from lowwater_authority.engine.placement import Lows
+    from lowwater_authority.engine.requests import Permit, Requests, RoomForRanges
+    from lowwater_authority.engine.round import Round
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class OwnerRequests:
+    """What workers ask of a shard. Every method returns when its effect is durable; a refused request has changed nothing.
+
+    All methods raise Moved while another shard serves the computation, and JournalFailed when the store surely refused the write.
+    """
+
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
+        self._served = requests.served
+        self._held = requests.held
+        self._part_bytes = 0
+        """Upper bound of the bytes of all computations' task parts: parts that were committed since the last count are still in it."""
+
+    async def claim(
+        self,
+        name: str,
+        asked: ClaimRequest,
+        *,
+        adopt: bool = False,
+        incarnation: int = 0,
+        permit: Permit = allow,
+        room: RoomForRanges = allow,
+    ) -> Grant:
+        """Grant ranges, as far as there is ``room``.
+
+        With ``adopt``, take the computation over from another identity by a new incarnation, as far as ``permit`` lets it. ``incarnation`` is the
+        one that ends by that; 0: any.
+        """
+        away: Lows = {}
+        binds, life = False, 0
+
+        def stage(round_: Round) -> Grant:
+            nonlocal binds, life
+            computation = self._requests.by_its_inputs(round_, name)
+            life = computation.incarnation
+            request = self._bounded(name, asked, away)
+            adopts = adopt and computation.identity not in (None, request.identity)
+            if not adopts or request.request_id in computation.granted:
+                # A repeat divides nothing, a claim of what is cut only says in which slice there has to be room, and one of others' keys is refused.
+                divides = request.request_id not in computation.granted and not computation.spec.slices
+                if divides and computation.has_keys(request.bounds[0], request.bounds[-1]):
+                    room(_ranges_with(computation.map, request.bounds))
+                binds = self._is_unbound(name, request, round_.wall)
+                if binds:
+                    raise GivenUp
+                round_.touch(name, computation)
+                grant = computation.claim(request, round_.now, round_.wall)
+                round_.fenced += grant.fenced
+                return grant
+            # The new incarnation and its first claim are one record: a repeat of the request finds both, or neither.
+            self._requests.topology.check_incarnation(name, incarnation)
+            changed, names = self._requests.topology.reset(name)
+            permit(names)
+            fresh = recovery.restarted(computation, changed.get(name))
+            life = fresh.incarnation
+            room(_ranges_with(fresh.map, request.bounds))
+            grant = fresh.claim(request, round_.now, round_.wall)
+            round_.change_graph(changed, self._served)
+            round_.touch(name, fresh)
+            return grant
+
+        def inputs() -> Sequence[str]:
+            return self._requests.topology.get(name).inputs if self._revives(name, asked) else ()
+
+        before = self._requests.topology.get(name).incarnation
+
+        async def bind() -> None:
+            # Not before it is known that nothing else stands against the claim: who is granted nothing is to bind nothing.
+            if binds:
+                await self._served.slices.bind(name, asked.identity)
+
+        lows_of = inputs if len(asked.bound_micros) else None
+        grant = await self._requests.write(stage, alone=adopt, first=bind, lows_of=lows_of, away=away)
+        if self._requests.topology.get(name).incarnation != life:
+            # The answer names the incarnation of now, and a guard would take what is dead for a claim of that.
+            msg = f"{name} began a new incarnation before this claim of the last one was answered; ask again, and claim anew when it says so"
+            raise errors.Unavailable(msg, metadata={"computation": name})
+        self._tell_claim(name, asked, grant, adopted=adopt and life > before)
+        return grant
+
+    def _is_unbound(self, name: str, request: ClaimRequest, wall: int) -> bool:
+        """Whether a claim would be the first of a slice, and what that is a slice of is not known to be bound to its worker's identity."""
+        computation = self._held.computation(name)
+        if computation is None or not self._served.slices.is_unbound(name, request.identity):
+            return False
+        return computation.begins(request, wall)
+
+    def _tell_claim(self, name: str, asked: ClaimRequest, grant: Grant, *, adopted: bool) -> None:
+        what = "adopted" if adopted else "taken_over" if grant.fenced else "claimed"
+        ranges = len(grant.watermarks)
+        log.info(
+            "%s of %s %s %s by %s on %s",
+            counted(ranges, "key range"),
+            name,
+            "was" if ranges == 1 else "were",
+            what.replace("_", " "),
+            asked.worker or "an unnamed worker",
+            asked.host or "an unnamed host",
+            extra=event(
+                what,
+                computation=name,
+                epoch=self._served.epoch(name),
+                sequencer=grant.sequencer,
+                ranges=ranges,
+                start=asked.bounds[0].hex() if len(asked.bounds) else None,
+                end=asked.bounds[-1].hex() if len(asked.bounds) else None,
+                worker=asked.worker,
+                host=asked.host,
+                losers=len(grant.fenced) or None,
+            ),
+        )
+
+    def _bounded(self, name: str, asked: ClaimRequest, away: Lows) -> ClaimRequest:
+        """Let no bound lead what is published of the inputs.
+
+        A retired range begins at its bound, and what its new owner knows may be older than a change of the inputs. The range of
+        an owner never stands beyond them anyway, so for all others this would change nothing, and they do not wait for the shards of the inputs.
+        """
+        inputs = self._requests.topology.get(name).inputs
+        if not inputs or not self._revives(name, asked):
+            return asked
+        low = min(self._requests.low(each, away) for each in inputs)
+        bounds = np.where(asked.bound_micros == MAX, MAX, np.minimum(asked.bound_micros, low))
+        return replace(asked, bound_micros=bounds)
+
+    def _revives(self, name: str, asked: ClaimRequest) -> bool:
+        """Whether a claim has a bound, and takes what was retired. O(claims that it touches)."""
+        computation = self._held.computation(name)
+        if computation is None or not len(asked.bound_micros):
+            return False
+        return computation.has_keys(asked.bounds[0], asked.bounds[-1]) and computation.revives(asked)
+
+    def report(
+        self,
+        reports: Sequence[tuple[str, GroupReport]],
+        *,
+        sender: bytes,
+        number: tuple[int, int],
+        after: asyncio.Future[Any] | None = None,
+        barred: set[str] | None = None,
+        older: dict[tuple[str, int], Refused] | None = None,
+    ) -> asyncio.Future[list[tuple[str, Refused]]]:
+        """Take over the states of several claims; the future ends with what was refused, by computation.
+
+        ``after`` is the report before it in its stream: when that one failed, this one ends with OldStream, since it says
+        only what changed since, and what was lost may have lowered a range. For the same reason nothing counts of a computation
+        that is ``barred``: an earlier report of the stream was refused because another shard served it, or it was let go since the
+        stream began. Those that are refused for it here are added. Nor does a claim of which a report of the stream was refused as
+        OLD_STREAM, ``older`` by (computation, sequencer), until its turn is above the one it was told.
+        """
+        stopped = set() if barred is None else barred
+        outrun = {} if older is None else older
+
+        def stage(round_: Round) -> list[tuple[str, Refused]]:
+            if after is not None and after.done() and (after.cancelled() or after.exception() is not None):
+                msg = "an earlier report of this stream failed; open a new stream and send the full state"
+                raise errors.OldStream(msg, metadata={"number": str(number[1])})
+            refused: list[tuple[str, Refused]] = []
+            for name, report in reports:
+                try:
+                    computation = self._requests.touch(round_, name)
+                    if name in stopped:
+                        raise _elsewhere(name)
+                except (errors.UnknownComputation, errors.Moved, errors.Unavailable) as caught:
+                    error: errors.LowwaterError = caught
+                    if not isinstance(error, errors.UnknownComputation):
+                        stopped.add(name)
+                    if isinstance(error, errors.Unavailable):
+                        # Refused as what has moved: a client says everything again then, in time.
+                        error = errors.Moved(error.message)
+                    if name in self._requests.topology.dropped:
+                        error = _dropped(name)
+                    refused.append((name, _refusal(report, error)))
+                    continue
+                key = name, report.sequencer
+                if key in outrun and report.turn <= outrun[key].newest:
+                    refused.append((name, outrun[key]))
+                    continue
+                required = self._requests.topology.required(name)
+                found = computation.report(
+                    report, sender=sender, number=number, required=required, now=round_.now, wall=round_.wall
+                )
+                refused += [(name, refusal) for refusal in found]
+                outrun.update((key, refusal) for refusal in found if refusal.reason == errors.OldStream.reason)
+            return refused
+
+        def without(
+            refused: list[tuple[str, Refused]], gone: Collection[str], unheard: Mapping[str, errors.Unavailable]
+        ) -> list[tuple[str, Refused]]:
+            stopped.update(gone)
+            lost = [(name, _refusal(report, _elsewhere(name))) for name, report in reports if name in gone]
+            again = [(name, _refusal(report, unheard[name])) for name, report in reports if name in unheard]
+            return [*((name, refusal) for name, refusal in refused if name not in gone), *lost, *again]
+
+        return self._requests.rounds.write(stage, without=without)
+
+    async def release(self, name: str, sequencer: int) -> None:
+        """Leave a claim's ranges unowned. Raises StaleSequencer."""
+        await self._requests.write(lambda round_: self._requests.touch(round_, name).release(sequencer))
+        log.info("a claim of %s was released", name, extra=event("released", computation=name, sequencer=sequencer))
+
+    async def retire(
+        self,
+        name: str,
+        start: bytes,
+        end: bytes,
+        *,
+        force: bool,
+        sequencer: int = 0,
+        newest_claim: int | None = None,
+        incarnation: int = 0,
+    ) -> int:
+        """Take an interval out; returns how many ranges. Arguments and errors as of Computation.retire.
+
+        ``incarnation`` is the one that this was decided in; 0: any. Raises IncarnationChanged in another one.
+        """
+
+        def stage(round_: Round) -> int:
+            self._requests.topology.check_incarnation(name, incarnation)
+            ranges, fenced = self._requests.touch(round_, name).retire(
+                start, end, force=force, now=round_.now, sequencer=sequencer, newest_claim=newest_claim
+            )
+            round_.fenced += fenced
+            return ranges
+
+        ranges = await self._requests.write(stage)
+        told = event("retired", computation=name, ranges=ranges, start=start.hex(), end=end.hex(), force=force)
+        were = "was" if ranges == 1 else "were"
+        log.warning("%s of %s %s retired", counted(ranges, "key range"), name, were, extra=told)
+        return ranges
+
+    def stage_task(self, name: str, sequencer: int, batch: int, task: TaskAttempt, part: TaskPart) -> None:
+        """Keep a task's part, in memory only: it promises nothing until it is prepared and committed."""
+        computation, held = self._served.computation(name), self._held.served.values()
+        before = computation.batches.bytes
+        if self._part_bytes + part_bytes(part) > ALL_PART_BYTES:
+            # Without what was committed since they were counted last.
+            self._part_bytes = sum(each.computation.batches.bytes for each in held)
+        most = max(ALL_PART_BYTES - (self._part_bytes - before), ALL_PART_BYTES // len(held))
+        computation.stage_task(sequencer, batch, task, part, most=most)
+        self._part_bytes += computation.batches.bytes - before
+
+    def prepare(self, name: str, request: Prepare) -> Sequence[TaskAttempt]:
+        """Fix the accepted attempts of a batch, in memory only; returns the missing ones."""
+        return self._served.computation(name).prepare(request)
+
+    async def commit(self, name: str, sequencer: int, batch: int, told: Told | None = None) -> list[Refused]:
+        """Apply a prepared batch, and remember what its owner says of its layout. Raises StaleSequencer, NotPrepared, InputVersion, IncarnationChanged."""
+
+        def stage(round_: Round) -> list[Refused]:
+            computation, required = self._requests.touch(round_, name), self._requests.topology.required(name)
+            refused = computation.commit(sequencer, batch, required, round_.now, round_.wall)
+            computation.hear(sequencer, told)
+            return refused
+
+        return await self._requests.write(stage)
+
+    async def vouch(self, name: str, sequencer: int, through: int, fold: Fold) -> None:
+        """Let an output say how far it is complete. Raises StaleSequencer, InputVersion, IncarnationChanged, TooFarAhead, InvalidArgument."""
+
+        def stage(round_: Round) -> None:
+            self._requests.touch(round_, name).vouch(
+                sequencer, through, fold, self._requests.topology.required(name), round_.wall
+            )
+
+        await self._requests.write(stage)
+        if self._requests.topology.get(name).slice_of:
+            await self._served.slices.vouched(name, through, fold.input_version)
+
+    async def change_layout(
+        self, name: str, incarnation: int, expected: int, starts: Sequence[int], tasks: Sequence[int]
+    ) -> int:
+        """Ask for another layout; returns its version. Raises IncarnationChanged, LayoutConflict."""
+        version = await self.change(name, lambda found, _: found.change_layout(incarnation, expected, starts, tasks))
+        told = event("layout_changed", computation=name, version=version, ranges=len(starts))
+        log.info("version %d of the layout of %s has %s", version, name, counted(len(starts), "key range"), extra=told)
+        return version
+
+    async def change(self, name: str, change: Callable[[Computation, int], T]) -> T:
+        """Do something to a computation, at a processing time; returns what ``change`` does, when that is durable.
+
+        Raises what it raises, before it has changed anything; and as any request does.
+        """
+        return await self._requests.write(lambda round_: change(self._requests.touch(round_, name), round_.now))
+
+
+def _ranges_with(held: IntervalMap, bounds: Sequence[bytes]) -> int:
+    """Return into how many ranges a claim would divide a computation. O(claims it touches)."""
+    touched = list(held.overlapping(bounds[0], bounds[-1]))
+    covered = sum(high - low for _, low, high in touched)
+    (first, low, _), (last, _, high) = touched[0], touched[-1]
+    cut = (first.bounds[low] != bounds[0]) + (last.bounds[high] != bounds[-1])
+    return len(held) - covered + cut + len(bounds) - 1
+
+
+def _elsewhere(name: str) -> errors.Moved:
+    msg = f"{name} was served by another shard in between; open a new stream and send the full state"
+    return errors.Moved(msg, metadata={"computation": name})
+
+
+def _dropped(name: str) -> errors.StaleSequencer:
+    """Return why a claim of a dropped computation is over, whoever comes back with it; a new incarnation of it would say the same."""
+    msg = f"{name} was dropped, and its claims ended with it"
+    return errors.StaleSequencer(msg, metadata={"computation": name})
+
+
+def _refusal(report: GroupReport, error: errors.LowwaterError) -> Refused:
+    return Refused(report.sequencer, error.reason, error.message)

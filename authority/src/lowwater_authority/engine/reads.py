@@ -1,0 +1,61 @@
+"""Questions to a shard, answered as of the last durable round."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from lowwater_authority.core.computation import Computation
+    from lowwater_authority.core.history import Completion
+    from lowwater_authority.core.interval_map import Range
+    from lowwater_authority.engine.requests import Requests
+    from lowwater_authority.engine.round import Round
+
+T = TypeVar("T")
+
+
+class Reads:
+    """Answers questions. All methods raise Unavailable when nothing is durable within ``wait_seconds``."""
+
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
+        self._served = requests.served
+        self._held = requests.held
+
+    async def look(self, read: Callable[[Mapping[str, Computation]], T]) -> T:
+        """Return what ``read`` says of all that is served here, called once, on the event loop, as of the last durable round.
+
+        But for what has to be written again first, see Holding.unwritten.
+
+        Raises ShuttingDown, and Unavailable when there is no such moment within ``wait_seconds``.
+        """
+        held = self._held
+        return await self._requests.read(
+            lambda _: read({n: each.computation for n, each in held.served.items() if each.unwritten is None})
+        )
+
+    async def ask(self, name: str, read: Callable[[Computation, int], T]) -> T:
+        """Return what ``read`` says of a computation, at a processing time, as of the last durable round."""
+        return await self._requests.read(lambda round_: read(self._served.computation(name), round_.now))
+
+    async def ranges(self, name: str, *, below: int | None, limit: int) -> tuple[list[Range], int]:
+        """Return the ranges furthest behind, and how many there are, as of the last durable round."""
+        found, total, _, _ = await self.ranges_and_claim(name, below=below, limit=limit)
+        return found, total
+
+    async def ranges_and_claim(self, name: str, *, below: int | None, limit: int) -> tuple[list[Range], int, int, int]:
+        """Return what ``ranges`` does, the incarnation, and the sequencer of the newest claim."""
+
+        def read(_: Round) -> tuple[list[Range], int, int, int]:
+            computation = self._served.computation(name)
+            ranges = computation.map
+            found, total = ranges.all_ranges(limit) if below is None else ranges.held_below(below, limit)
+            return found, total, computation.incarnation, computation.last_sequencer
+
+        return await self._requests.read(read)
+
+    async def history(self, name: str, *, since: int | None, limit: int) -> tuple[list[Completion], int]:
+        """Return when steps became complete, newest ones, as of the last durable round. See History.newest."""
+        return await self._requests.read(lambda _: self._served.computation(name).history.newest(since, limit))

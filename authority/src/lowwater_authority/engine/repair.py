@@ -1,0 +1,97 @@
+"""Repair of computations whose log cannot be read back: memory may have the only good copy."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from lowwater.core.events import event
+from lowwater_authority.engine.waiting import Backoff
+from lowwater_authority.journal import JournalError, JournalFenced, JournalLost, JournalVersion
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from lowwater_authority.engine.holding import Holding
+    from lowwater_authority.engine.served import Served
+
+log = logging.getLogger(__name__)
+
+
+class Repair:
+    """Makes memory and store one again, beside the rounds."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self._held = served.held
+
+    def begin(self, holding: Holding) -> None:
+        """Begin to repair a computation, unless that has begun already."""
+        unwritten = holding.unwritten
+        if holding.mending is not None or unwritten is None:
+            return
+        log.error(
+            "%s; %s",
+            unwritten.reason,
+            "what is in memory cannot be trusted either, so it is left as it is until the store can be read: restore a copy, or reset it"
+            if unwritten.torn
+            else "it is written again from memory",
+            extra=event("damaged_log_kept", computation=holding.name, reason=str(unwritten.reason)),
+        )
+        holding.mending = task = asyncio.create_task(self._repair(holding.name))
+        task.add_done_callback(partial(self._end, holding))
+
+    def _end(self, holding: Holding, _: asyncio.Task[None]) -> None:
+        holding.mending = None
+        self._held.discard(holding)
+
+    async def _repair(self, name: str) -> None:
+        """Write what is in memory of a computation until the store has it, or read its log until that is whole."""
+        backoff = Backoff(*self._served.settings.write_again_seconds)
+        while (unwritten := self._held.unwritten(name)) is not None:
+            try:
+                computation = await self._held.of(name).put_right()
+            except JournalFenced as error:
+                self._served.lose(error.owners)
+                return
+            except JournalError as error:
+                if self._held.logs.stopping:
+                    return
+                log.log(
+                    logging.WARNING if backoff.first else logging.DEBUG,
+                    "%s cannot be %s yet, trying again in %.2f s: %s",
+                    name,
+                    "read" if unwritten.torn else "written again",
+                    backoff.seconds,
+                    error,
+                    extra=event("not_written_again", computation=name, reason=str(error)),
+                )
+                await backoff.wait(unwritten.changed)
+                if unwritten.changed.is_set():
+                    backoff.restart()
+                unwritten.changed.clear()
+            else:
+                if computation is not None:
+                    self._served.publish([computation])
+                if name in self._served and not self._held.is_unwritten(name):
+                    log.info("%s is whole again, and goes on", name, extra=event("log_whole_again", computation=name))
+
+    async def at_stop(self, name: str, mend: Callable[[], Awaitable[None]]) -> bool:
+        """Repair the log of a computation, or of the graph, once. Returns False when the store does not answer, so that the others would fail too."""
+        try:
+            await mend()
+        except (JournalFenced, JournalLost, JournalVersion) as error:
+            log.warning(
+                "what the store has of %s is not checked: %s",
+                name,
+                error,
+                extra=event("not_checked", computation=name, reason=str(error)),
+            )
+        except JournalError as error:
+            log.warning(
+                "the store cannot be checked for damage: %s", error, extra=event("not_checked", reason=str(error))
+            )
+            return False
+        return True

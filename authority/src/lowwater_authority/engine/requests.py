@@ -1,0 +1,132 @@
+"""What all requests to a shard share: the graph, the computation that they change, a round, and another try."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from lowwater import errors
+from lowwater_authority.core.times import MIN
+from lowwater_authority.engine.round import GivenUp, GraphMoved
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Iterable
+
+    from lowwater_authority.core.computation import Computation
+    from lowwater_authority.core.topology import Topology
+    from lowwater_authority.engine.confirmation import Confirmation
+    from lowwater_authority.engine.placement import Lows
+    from lowwater_authority.engine.round import Round, Rounds
+    from lowwater_authority.engine.served import Served
+    from lowwater_authority.engine.takeover import Takeover
+
+    Permit = Callable[[Iterable[str]], None]
+    """Raises PermissionDenied unless new incarnations of these computations may begin."""
+    Room = Callable[[Collection[str]], None]
+    """Raises Overloaded unless there may be one more beside these computations."""
+    RoomForRanges = Callable[[int], None]
+    """Raises Overloaded unless there may be so many ranges."""
+
+T = TypeVar("T")
+
+
+def allow(*_: object) -> None:
+    """Allow everything: the default of ``permit`` and ``room``."""
+
+
+class Requests:
+    """Runs requests in rounds, for the fronts of a shard."""
+
+    def __init__(self, served: Served, rounds: Rounds, confirmation: Confirmation, takeover: Takeover) -> None:
+        self.served = served
+        self.held = served.held
+        self.rounds = rounds
+        self.confirmation = confirmation
+        self.takeover = takeover
+
+    @property
+    def topology(self) -> Topology:
+        """The graph, as far as this process has read it."""
+        return self.held.topology
+
+    async def read(self, read: Callable[[Round], T]) -> T:
+        """Answer a question when all staged state is durable. Raises Unavailable when that takes longer than ``wait_seconds``."""
+        async with self.confirmation.in_time():
+            return await self.rounds.read(read)
+
+    async def write(
+        self,
+        stage: Callable[[Round], T],
+        *,
+        alone: bool = False,
+        together: bool = False,
+        needs_root: bool = True,
+        first: Callable[[], Awaitable[None]] | None = None,
+        lows_of: Callable[[], Iterable[str]] | None = None,
+        away: Lows | None = None,
+    ) -> T:
+        """Run a request in a round, and again when the round was given up for reasons of others.
+
+        ``first`` is done before each attempt. ``lows_of`` are computations whose low watermark ``stage`` needs; it is
+        in ``away`` when another shard serves them.
+        """
+
+        async def prepare() -> None:
+            if first is not None:
+                await first()
+            if lows_of is not None and away is not None:
+                known = self.topology.computations
+                inputs = [name for name in lows_of() if name in known]
+                # One that was registered a moment ago may be on its way here.
+                elsewhere = [name for name in inputs if not await self.takeover.serve(name)]
+                away.update(await self.served.placement.lows(elsewhere))
+
+        return await self.confirmation.write(
+            stage, alone=alone, together=together, needs_root=needs_root, first=prepare
+        )
+
+    def low(self, name: str, away: Lows) -> int:
+        """Return the low watermark of a computation, whichever shard serves it. Raises GivenUp when it must be asked again."""
+        computation = self.held.computation(name)
+        if computation is not None:
+            return computation.published.low
+        spec = self.topology.computations.get(name)
+        if spec is None:
+            return MIN
+        if name not in away:
+            raise GivenUp
+        incarnation, low = away[name]
+        if incarnation > spec.incarnation:
+            raise GraphMoved
+        return low if incarnation == spec.incarnation else MIN
+
+    def touch(self, round_: Round, name: str) -> Computation:
+        """Return a computation that a request reads or changes in this round. Raises as :meth:`by_its_inputs`."""
+        computation = self.by_its_inputs(round_, name)
+        round_.touch(name, computation)
+        return computation
+
+    def by_its_inputs(self, round_: Round, name: str) -> Computation:
+        """Return a computation to change it, when its log goes by the inputs that the graph has.
+
+        Another version of the inputs is half a change: the log and the graph are written in one append. If a store has lost records that it
+        acknowledged, another process may have put back the graph alone. Ranges would stand where they stood without the new input, and owners who
+        never heard of it would go on. So the log follows first, in the same record as what is asked for: no claim goes on, and no range stands
+        beyond what is published, which no added input was behind. Slices follow their root, see :meth:`follow_inputs`.
+
+        Raises Unavailable where the log is ahead: the graph is read once more.
+        """
+        computation, spec = self.served.computation(name), self.topology.get(name)
+        known = computation.known_inputs
+        if spec.slice_of or known in {0, spec.input_version}:
+            return computation
+        if known > spec.input_version:
+            self.confirmation.refresh_soon()
+            msg = (
+                f"the log of {name} has version {known} of its inputs, but the graph, as far as this shard has read it, only "
+                f"{spec.input_version}: it is read again. If that stays so, the store has lost a change of the graph: reset {name}"
+            )
+            raise errors.Unavailable(msg, metadata={"computation": name})
+        round_.behind[name] = known, spec.input_version
+        round_.touch(name, computation)
+        round_.fenced += computation.revoke(spec.input_version, round_.now, bound=computation.low)
+        return computation

@@ -1,0 +1,636 @@
+"""A round of requests: the group commit of a shard.
+
+    requests -> [stage in arrival order -> append once -> publish -> answer -> tidy] -> the next round
+
+Nothing is published, acknowledged or granted before its record is durable (rule 2). There is no timer: the next round
+starts when the append returns. So an idle shard answers in one journal round trip, and a busy one batches by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
+
+from lowwater import errors
+from lowwater.core.events import event
+from lowwater.core.raising import own_copy
+from lowwater.core.text import counted
+from lowwater_authority.core import recovery
+from lowwater_authority.core.requests import Fenced
+from lowwater_authority.engine.admission import Gate
+from lowwater_authority.engine.logs import InDoubt, Record
+from lowwater_authority.journal import (
+    GRAPH,
+    JournalCorrupt,
+    JournalError,
+    JournalFailed,
+    JournalFenced,
+    JournalLost,
+    JournalPosition,
+    JournalVersion,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from lowwater_authority.core.computation import Computation
+    from lowwater_authority.core.topology import Topology
+    from lowwater_authority.engine.holding import Holding
+    from lowwater_authority.engine.logs import Log
+    from lowwater_authority.engine.observer import Observer
+    from lowwater_authority.engine.repair import Repair
+    from lowwater_authority.engine.served import Answer, Served
+
+T = TypeVar("T")
+
+Without: TypeAlias = "Callable[[T, Collection[str], Mapping[str, errors.Unavailable]], T]"
+"""Rewrites a result when some computations dropped out of the round.
+
+Arguments: the result, the names that dropped out, the errors of slices whose root has not confirmed them."""
+
+TOGETHER: Final = 100
+"""Most changes of the graph that share a round. The others wait for the next one."""
+
+NOTHING: Final[Mapping[str, errors.Unavailable]] = {}
+"""No slice is unconfirmed."""
+
+STOPPING: Final = "the authority is stopping; connect again"
+
+DROPPED: Final = "its computation was dropped"
+"""Why owners lose a computation that is taken out of the graph."""
+
+log = logging.getLogger(__name__)
+
+
+class GivenUp(Exception):
+    """A round was rolled back for a reason that has nothing to do with the request: stage it again."""
+
+
+class GraphMoved(GivenUp):
+    """Another process has changed the graph meanwhile: read it first."""
+
+
+@dataclass(slots=True)
+class Round:
+    """What one round has staged so far. All requests of a round get the same processing time."""
+
+    now: int
+    """Processing time in microseconds."""
+    wall: int
+    """Wall clock in microseconds, which bounds event times. A wrong wall clock must leave nothing behind."""
+    touched: dict[str, Computation] = field(default_factory=dict)
+    """The computations that requests have read or changed, by name."""
+    topology: Topology | None = None
+    """The graph that this round begins; None: no request has changed it."""
+    read: bool = False
+    """Whether the graph was read from the journal, so that it is not appended."""
+    merged: bool = False
+    """Whether the graph was merged of two, of which the journal has one, so that it is appended whole."""
+    lost: JournalLost | None = None
+    """What the store has lost: the round heals it first."""
+    damage: JournalCorrupt | None = None
+    """The damage of the graph in the store: the round heals it first."""
+    above: dict[str, int] = field(default_factory=dict)
+    """Computations that need an ownership number above another, by name."""
+    fenced: list[Fenced] = field(default_factory=list)
+    """The claims that end in this round."""
+    dropped: dict[str, Exception] = field(default_factory=dict)
+    """Computations that have dropped out of the round, each with what its callers get. What was staged of them is never published."""
+    torn: set[str] = field(default_factory=set)
+    """Computations of which half a change may be staged, because a request failed in a way it never should."""
+    request_names: set[str] = field(default_factory=set)
+    """Computations that the request being staged has touched so far."""
+    behind: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Computations whose log had older inputs than the graph until this round, by name: the version
+    of the inputs in the log, and the one in the graph."""
+    readings: dict[Log, int] = field(default_factory=dict)
+    """How often each log had been read when this round was staged on what is in memory of it."""
+
+    def touch(self, name: str, computation: Computation) -> None:
+        """Note that the request reads or changes a computation: its answer depends on that computation's record."""
+        self.touched[name] = computation
+        self.request_names.add(name)
+
+    def change_graph(self, topology: Topology, before: Served) -> None:
+        """Stage another graph. The claims of incarnations that it ends are fenced."""
+        self.topology = topology
+        for name in topology.changed(before.topology):
+            spec, computation = topology.computations.get(name), before.held.computation(name)
+            if computation is not None and (spec is None or computation.incarnation < spec.incarnation):
+                reason = DROPPED if spec is None else f"{name} was reset"
+                self.fenced += [Fenced(name, sequencer, None, reason) for sequencer in computation.map.groups]
+
+    def may_publish(self, holding: Holding) -> bool:
+        """Whether what this round staged of a computation may be shown. The one gate of rule 2.
+
+        Not if the computation has dropped out of the round, even if this process serves it again. Not if memory is not what
+        the store has. Not if another process took the computation and this one took it back: then memory is newer than
+        what the round was staged on.
+        """
+        same_reading = self.readings.get(holding.log) == holding.log.reading
+        return holding.name not in self.dropped and holding.unwritten is None and same_reading
+
+
+@dataclass(slots=True)
+class _Request(Generic[T]):
+    """A queued request: what to do within a round, and the future of its caller."""
+
+    run: Callable[[Round], T]
+    done: asyncio.Future[T]
+    alone: bool = False
+    together: bool = False
+    without: Without[T] | None = None
+    names: set[str] = field(default_factory=set)
+    """The computations that it has touched."""
+    needs_root: bool = True
+    """Whether the caller may be answered only after the roots of the slices that it touched have confirmed their values."""
+    refusal: errors.LowwaterError | None = None
+    """Why it was refused. The caller gets it with the round: only the store knows whether this process may still refuse anything."""
+
+    def end(
+        self, result: T, dropped: Mapping[str, Exception], unconfirmed: Mapping[str, errors.Unavailable] = NOTHING
+    ) -> None:
+        """Answer with the result, or with what is left of it without the computations that dropped out or are unconfirmed."""
+        gone = [name for name in dropped if name in self.names]
+        if not gone and not unconfirmed:
+            self.succeed(result)
+        elif self.without is not None and self.refusal is None:
+            self.succeed(self.without(result, gone, unconfirmed))
+        else:
+            self.fail(dropped[gone[0]] if gone else next(iter(unconfirmed.values())))
+
+    def succeed(self, result: T) -> None:
+        if self.refusal is not None:
+            self.fail(self.refusal)
+        elif not self.done.done():
+            self.done.set_result(result)
+
+    def fail(self, error: Exception) -> None:
+        """Refuse with a copy of the error, which other callers may get too."""
+        if not self.done.done():
+            self.done.set_exception(own_copy(error))
+
+
+_Staged: TypeAlias = "list[tuple[_Request[Any], Any]]"
+"""Requests that were staged, each with its result."""
+
+
+class Rounds:
+    """Runs requests in rounds. Answers come when their effect is durable; a refused request has changed nothing."""
+
+    def __init__(
+        self,
+        served: Served,
+        repair: Repair,
+        observer: Observer,
+        *,
+        processing_time: Callable[[], int],
+        clock: Callable[[], int],
+    ) -> None:
+        self._served = served
+        self._held = served.held
+        self._repair = repair
+        self._observer = observer
+        self._processing_time = processing_time
+        self._clock = clock
+        self._writes: deque[_Request[Any]] = deque()
+        self._reads: deque[_Request[Any]] = deque()
+        self._arrived = asyncio.Event()
+        self._stopping = False
+        self._answers: set[asyncio.Task[None]] = set()
+        """Answers that wait for the root of a slice."""
+        self._gate: Gate[None] = Gate("requests", served.settings.queued_requests, 0)
+        self._to_snapshot: dict[str, None] = {}
+        """Computations whose logs the next round replaces by snapshots."""
+        self.on_fenced: Callable[[Fenced], None] = lambda _: None
+        """Called for each claim that has ended, when that is durable."""
+        self.on_published: Callable[[Collection[str]], None] = lambda _: None
+        """Called with the names of what a round has touched, when that is durable."""
+
+    def __len__(self) -> int:
+        """Return the number of waiting requests."""
+        return len(self._writes) + len(self._reads)
+
+    # -- the queue -------------------------------------------------------------------------------------------
+
+    def write(
+        self,
+        stage: Callable[[Round], T],
+        *,
+        alone: bool = False,
+        together: bool = False,
+        needs_root: bool = True,
+        without: Without[T] | None = None,
+    ) -> asyncio.Future[T]:
+        """Queue a change. ``alone``: no other request shares its round, but with ``together`` others like it, up to ``TOGETHER``.
+
+        ``without`` gives the result when some computations that the request touched drop out of the round; without it, the
+        whole request fails.
+        """
+        done = asyncio.get_running_loop().create_future()
+        return self._queue(self._writes, _Request(stage, done, alone, together, without, needs_root=needs_root))
+
+    def read(self, read: Callable[[Round], T]) -> asyncio.Future[T]:
+        """Queue a question about the staged state, which is answered when all of that is durable."""
+        return self._queue(self._reads, _Request(read, asyncio.get_running_loop().create_future()))
+
+    def snapshot(self, names: Collection[str]) -> None:
+        """Begin to replace the logs of served computations by snapshots, as far as they have changed.
+
+        So nobody needs the damaged part of a log any more. A stop and an overload come first.
+        """
+
+        def begin(_: Round) -> None:
+            self._to_snapshot.update(dict.fromkeys(names))
+
+        self.read(begin).add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def stop(self) -> None:
+        """Let :meth:`run` finish what is queued and end. New requests are refused with ShuttingDown."""
+        self._stopping = True
+        self._arrived.set()
+
+    async def run(self) -> None:
+        """Run rounds until :meth:`stop`. Raises what an append raises when this process must not go on."""
+        try:
+            while len(self) or not self._stopping:
+                if not len(self):
+                    await self._arrived.wait()
+                self._arrived.clear()
+                await self._round()
+                self._make_room()
+        finally:
+            self._stopping = True
+            for request in (*self._writes, *self._reads):
+                request.fail(errors.ShuttingDown(STOPPING))
+            self._writes.clear()
+            self._reads.clear()
+            await asyncio.gather(*self._answers, return_exceptions=True)
+
+    def _queue(self, queue: deque[_Request[Any]], request: _Request[T]) -> asyncio.Future[T]:
+        if self._stopping:
+            request.fail(errors.ShuttingDown(STOPPING))
+            return request.done
+        try:
+            self._gate.enter(None, asyncio.get_running_loop().time())
+        except errors.Overloaded as error:
+            request.fail(error)
+            return request.done
+        queue.append(request)
+        self._arrived.set()
+        return request.done
+
+    def _make_room(self) -> None:
+        """Let in as many requests as have left the queue."""
+        now = asyncio.get_running_loop().time()
+        for _ in range(self._gate.inside - len(self)):
+            self._gate.leave(now)
+
+    # -- a round ---------------------------------------------------------------------------------------------
+
+    async def _round(self) -> None:
+        round_ = Round(self._processing_time(), self._clock())
+        staged: _Staged = []
+        refusal = self._stage(round_, staged)
+        self._make_room()
+        healed: Collection[str] = ()
+        try:
+            refusal = refusal or await self._append(round_)
+            if refusal is not None:
+                healed = await self._roll_back(round_)
+        except BaseException:
+            # Killed, or another process has the journal: nothing of this round was published, and nothing will be.
+            for request, _ in staged:
+                request.fail(errors.ShuttingDown(STOPPING))
+            raise
+        if refusal is not None:
+            self._refuse(staged, refusal, healed)
+            self._answer_reads(round_)
+            return
+        self._publish(round_, len(staged))
+        self._answer(round_, staged)
+        self._answer_reads(round_)
+        await self._tidy(round_)
+
+    # -- stage -----------------------------------------------------------------------------------------------
+
+    def _stage(self, round_: Round, staged: _Staged) -> Exception | None:
+        """Stage requests in arrival order. Returns why the whole round must be rolled back, or None."""
+        while self._writes and not (staged and self._writes[0].alone):
+            if self._writes[0].together:
+                return self._stage_together(round_, staged)
+            request = self._writes.popleft()
+            refusal = self._stage_one(round_, request, staged)
+            if refusal is not None:
+                return refusal
+            if request.alone:
+                break
+        return None
+
+    def _stage_together(self, round_: Round, staged: _Staged) -> Exception | None:
+        """Stage those that may share the round of the first in the queue. The rest of them goes behind all others."""
+        time = asyncio.get_running_loop().time
+        until = time() + self._served.settings.round_seconds
+        alike = deque(request for request in self._writes if request.together)
+        self._writes = deque(request for request in self._writes if not request.together)
+        refusal = None
+        for _ in range(min(TOGETHER, len(alike))):
+            refusal = self._stage_one(round_, alike.popleft(), staged)
+            if refusal is not None or time() >= until:
+                break
+        self._writes.extend(alike)
+        return refusal
+
+    def _stage_one(self, round_: Round, request: _Request[Any], staged: _Staged) -> errors.LowwaterError | None:
+        round_.request_names = request.names
+        graph = round_.topology
+        try:
+            staged.append((request, request.run(round_)))
+        except errors.OldStream as error:
+            # At once: later reports of its stream, in this very round, must see that it failed.
+            request.fail(error)
+        except errors.LowwaterError as error:
+            request.refusal = error
+            # The refusal of one that shares its round may be because of a change that is staged in front of it.
+            if self._served.shared or request.together:
+                staged.append((request, None))
+            else:
+                request.fail(error)
+        except GivenUp as error:
+            request.fail(error)
+        except Exception:
+            if request.together and not request.names:
+                # It can have changed only the graph, which is an immutable value. The requests in front of it go on.
+                round_.topology = graph
+                log.exception("a request failed in a way it never should", extra=event("internal_error"))
+                request.fail(errors.LowwaterError("internal error, nothing was changed; see the authority's log"))
+                return None
+            # Half a change may be staged: nothing of this round may reach the journal.
+            log.exception(
+                "a request failed in a way it never should; the round is rolled back", extra=event("internal_error")
+            )
+            staged.append((request, None))
+            round_.torn |= request.names
+            return errors.LowwaterError("internal error, nothing was changed; see the authority's log")
+        return None
+
+    # -- append ----------------------------------------------------------------------------------------------
+
+    async def _append(self, round_: Round) -> Exception | None:
+        """Make a round durable, or return why it has to be rolled back. Raises what ends this process."""
+        try:
+            await self._append_records(round_)
+        except InDoubt as error:
+            refusal = self._refusal_of(error.after)
+            if refusal is None:
+                raise error.after from error
+            return errors.Unavailable(f"it is not known whether the write took effect; look, or repeat it: {error}")
+        except (JournalFailed, JournalFenced, JournalPosition) as error:
+            refusal = self._refusal_of(error)
+            if refusal is None:
+                raise
+            return refusal
+        return None
+
+    def _refusal_of(self, error: JournalError) -> Exception | None:
+        """Return what the callers get of a round that was surely not written; None: this process has to end."""
+        if isinstance(error, JournalFailed):
+            return errors.JournalFailed(f"the journal refused the write, nothing was changed: {error}")
+        if isinstance(error, JournalFenced) and self._served.shared:
+            self._served.lose(error.owners)
+            return GivenUp()
+        if isinstance(error, JournalPosition) and error.log == GRAPH and self._served.shared:
+            return GraphMoved()
+        return None
+
+    async def _append_records(self, round_: Round) -> None:
+        """Return when all of a round is durable, but for the computations that drop out of it.
+
+        JournalFailed, JournalFenced, JournalPosition: the round surely is not durable. After any other error this process must stop.
+        """
+        held, touched = self._held, round_.touched
+        logs = {name: held.of(name).log for name in touched}
+        round_.readings = {log: log.reading for log in logs.values()}
+        await self._heal(round_)
+        records = []
+        for name, computation in touched.items():
+            record = computation.take_record(round_.now)
+            if record is not None:
+                records.append(Record(logs[name], *record))
+        changed = {record.log.name for record in records}
+        # A computation without a record is confirmed: otherwise a process that was replaced could refuse, say, a stale claim.
+        unchanged = [name for name in touched if name not in changed] if self._served.shared else []
+        if round_.topology is not None and not round_.read:
+            graph = held.graph_record(round_.topology, whole=round_.merged)
+            records.append(Record(held.graph, graph, strong=True, newest=round_.topology.needs_newest))
+        known = held.topology.computations
+        raised = {
+            computation: computation.input_version
+            for name, computation in touched.items()
+            if name in known and not known[name].slice_of and computation.input_version > known[name].input_version
+        }
+        # The records of these belong together: all of them are appended, or none.
+        apart = {GRAPH, *(name for name, c in touched.items() if held.computation(name) is not c or c in raised)}
+        unconfirmed = await held.logs.append(
+            records,
+            round_.now,
+            readings=round_.readings,
+            apart=apart,
+            beside=unchanged,
+            drop=partial(self._drop_out, round_) if self._divisible(round_) else None,
+        )
+        for computation, version in raised.items():
+            computation.input_version = version  # a heal on the way has left it out
+        await self._confirm(round_, unconfirmed)
+
+    async def _heal(self, round_: Round) -> None:
+        """Put into the store what it has lost or damaged, and renew ownerships that are too low."""
+        if round_.lost is not None:
+            await self._held.heal(round_.lost)
+        if round_.damage is not None:
+            await self._held.heal_graph(round_.damage)
+        for name, seen in round_.above.items():
+            if (holding := self._held.served.get(name)) is not None:  # else another process has taken it meanwhile
+                await holding.rise(seen)
+
+    def _divisible(self, round_: Round) -> bool:
+        """Whether computations may drop out of a round. Not if it changes the graph: a change of two logs is appended whole."""
+        return self._served.shared and round_.topology is None
+
+    def _drop_out(self, round_: Round, fenced: JournalFenced, in_doubt: bool = False) -> None:
+        """Release the computations that other processes own now, and go on with the rest of a round."""
+        self._served.lose(fenced.owners)
+        for name in fenced.owners:
+            msg = f"it is not known whether the write took effect; look, or repeat it: {fenced}"
+            round_.dropped[name] = errors.Unavailable(msg) if in_doubt else GivenUp()
+
+    async def _confirm(self, round_: Round, names: Iterable[str]) -> None:
+        """Confirm the ownership of computations without a record, where no append has confirmed it."""
+        while names := [name for name in names if name not in round_.dropped]:
+            try:
+                try:
+                    await self._held.journal.confirm(names)
+                except JournalLost as lost:
+                    await self._held.heal(lost)
+            except JournalFenced as fenced:
+                if not self._divisible(round_):
+                    raise
+                self._drop_out(round_, fenced)
+            else:
+                return
+
+    async def _roll_back(self, round_: Round) -> Collection[str]:
+        """Forget what a round staged. Returns the names of computations whose staged state counts all the same, now or soon.
+
+        The journal is the truth, and recovery the one way to it. Only where the store has lost or damaged records, memory counts.
+        """
+        held = self._held
+        if round_.read or round_.merged:
+            held.forget_graph()  # it was read for this round
+        for name in round_.torn & held.served.keys():
+            held.served[name].tear()
+            if not self._served.confirms(name):
+                # At once, because reading it back may take long, and each beat says how new everything is that it confirms.
+                self._served.hub.move(name)
+        kept: set[str] = set()
+        for name in round_.touched:
+            while (holding := held.served.get(name)) is not None and not holding.is_kept():
+                try:
+                    computation, healed = await holding.reload()
+                except JournalFenced as error:
+                    self._served.lose(error.owners)
+                    if name in error.owners:
+                        break
+                except (JournalCorrupt, JournalVersion) as damage:
+                    holding.keep(damage)
+                else:
+                    kept.update(healed)
+                    if computation is not None:
+                        self._served.publish([computation])
+                    break
+            if held.is_kept(name):
+                self._repair.begin(held.served[name])
+                kept.add(name)
+        # Half a change counts nowhere: its caller gets what the other callers of the round get.
+        return {name for name in kept if not held.is_torn(name)}
+
+    # -- publish ---------------------------------------------------------------------------------------------
+
+    def _publish(self, round_: Round, requests: int) -> None:
+        """Show what is durable now."""
+        served = self._held.served
+        durable = {
+            name: computation
+            for name, computation in round_.touched.items()
+            if name in served and round_.may_publish(served[name])
+        }
+        for name, computation in durable.items():
+            served[name].held = computation
+        self._served.publish(durable.values(), round_.topology)
+        for name in round_.behind.keys() & durable:
+            known, version = round_.behind[name]
+            log.error(
+                "the log of %s had version %d of its inputs and the graph had version %d: the store "
+                "has lost records of that log. The claims are revoked, and no range is above what "
+                "is published",
+                name,
+                known,
+                version,
+                extra=event("store_lost_inputs", computation=name, known=known, version=version),
+            )
+        self.on_published(round_.touched)
+        losses = [fenced for fenced in round_.fenced if fenced.computation not in round_.dropped]
+        for fenced in losses:
+            self.on_fenced(fenced)
+        _log_losses(losses)
+        self._served.count()
+        self._observer.round(requests)
+
+    # -- answer ----------------------------------------------------------------------------------------------
+
+    def _answer(self, round_: Round, staged: _Staged) -> None:
+        """Answer the callers of a round, now or when the roots of the slices that they touched have confirmed them."""
+        for request, result in staged:
+            slices: Sequence[tuple[Answer, int]] = ()
+            if request.needs_root and request.refusal is None:
+                slices = self._served.slices.unsettled(request.names - round_.dropped.keys())
+            if not slices:
+                request.end(result, round_.dropped)
+                continue
+            task = asyncio.create_task(self._answer_confirmed(request, result, round_.dropped, slices))
+            self._answers.add(task)
+            task.add_done_callback(self._answers.discard)
+
+    async def _answer_confirmed(
+        self,
+        request: _Request[Any],
+        result: Any,
+        dropped: Mapping[str, Exception],
+        slices: Sequence[tuple[Answer, int]],
+    ) -> None:
+        """Answer one caller when the roots have confirmed the slices; other callers get their answers meanwhile."""
+        refusals = await asyncio.gather(*(one.settle(turn) for one, turn in slices))
+        unconfirmed = {one.name: refusal for (one, _), refusal in zip(slices, refusals, strict=True) if refusal}
+        request.end(result, dropped, unconfirmed)
+
+    def _answer_reads(self, round_: Round) -> None:
+        for _ in range(len(self._reads)):
+            request = self._reads.popleft()
+            try:
+                request.succeed(request.run(round_))
+            except errors.LowwaterError as error:
+                request.fail(error)
+            except Exception:
+                # A read stages nothing, so only its own caller is concerned.
+                log.exception("a question failed in a way it never should", extra=event("internal_error"))
+                request.fail(errors.LowwaterError("internal error while reading; see the authority's log"))
+
+    @staticmethod
+    def _refuse(staged: _Staged, refusal: Exception, healed: Collection[str]) -> None:
+        """Refuse the callers of a round that was rolled back."""
+        unknown = errors.Unavailable(
+            "the store has lost or damaged records, and what this process knows takes their place; look whether this took effect, "
+            "or repeat it"
+        )
+        for request, _ in staged:
+            request.fail(refusal if request.names.isdisjoint(healed) else unknown)
+
+    # -- tidy ------------------------------------------------------------------------------------------------
+
+    async def _tidy(self, round_: Round) -> None:
+        """Make the snapshots that are due. All that is staged is durable here, and the callers have their answers.
+
+        The next round waits until a snapshot is made, because it changes the state that the snapshot is made of; the event loop does not.
+        """
+        held, now = self._held, round_.now
+        asked, self._to_snapshot = self._to_snapshot, {}
+        for name in {**round_.touched, **asked}:
+            holding = held.served.get(name)
+            if holding is None:
+                continue
+            if holding.log.due(now) or (name in asked and holding.unwritten is None and holding.log.changed(now)):
+                await held.logs.snapshot(holding.log, partial(recovery.pieces, holding.computation), now)
+        if round_.topology is not None and held.graph.due(now):
+            graph = held.topology
+            await held.logs.snapshot(held.graph, lambda: [graph.encode()], now, newest=graph.needs_newest)
+
+
+def _log_losses(fenced: Iterable[Fenced]) -> None:
+    """Log one line a computation and reason: a reset takes the ranges of thousands of claims."""
+    lost: dict[tuple[str, str], list[int]] = {}
+    for loss in fenced:
+        lost.setdefault((loss.computation, loss.reason), []).append(loss.sequencer)
+    for (name, reason), sequencers in lost.items():
+        log.info(
+            "%s of %s lost key ranges: %s",
+            counted(len(sequencers), "claim"),
+            name,
+            reason,
+            extra=event(
+                "owner_lost", computation=name, claims=len(sequencers), sequencer=min(sequencers), reason=reason
+            ),
+        )

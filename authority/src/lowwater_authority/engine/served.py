@@ -1,0 +1,226 @@
+"""What this process serves, and what readers see of it: the one place that publishes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from lowwater_authority.engine.placement import moved
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from lowwater import errors
+    from lowwater_authority.core.computation import Computation, View
+    from lowwater_authority.core.layout import Layout
+    from lowwater_authority.core.topology import Spec, Topology
+    from lowwater_authority.engine.holdings import Holdings
+    from lowwater_authority.engine.hub import Hub
+    from lowwater_authority.engine.observer import Observer
+    from lowwater_authority.engine.placement import Placement
+    from lowwater_authority.engine.settings import ShardSettings
+
+
+class Answer(Protocol):
+    """A slice whose newest value its root has not confirmed, so that its callers must not be answered yet."""
+
+    name: str
+
+    async def settle(self, turn: int) -> errors.Unavailable | None:
+        """Wait until the root has confirmed. Return the refusal of the callers, or None."""
+        ...
+
+
+class SlicesHere(Protocol):
+    """The slices of cut computations that this process serves: each reports to its root. See engine/slices.py."""
+
+    def follow(self, name: str) -> None:
+        """Begin to report a computation to its root, if it is a slice."""
+        ...
+
+    def follow_anew(self, spec: Spec) -> None:
+        """Begin again if the slice was dropped and registered with other keys since."""
+        ...
+
+    def unfollow(self, name: str) -> None:
+        """Stop reporting a computation."""
+        ...
+
+    def durable(self, computation: Computation) -> None:
+        """All that was staged of a computation is durable, or the graph has changed it."""
+        ...
+
+    def unsettled(self, names: Iterable[str]) -> list[tuple[Answer, int]]:
+        """Return those slices whose callers must wait for the root, each with its turn."""
+        ...
+
+    def is_unbound(self, name: str, identity: str) -> bool:
+        """Whether the root of a slice is not known to be bound to an identity. False of what is no slice."""
+        ...
+
+    async def bind(self, name: str, identity: str) -> None:
+        """Bind the root to the identity of the slice's first worker. Raises IdentityMismatch, Unavailable."""
+        ...
+
+    async def vouched(self, name: str, through: int, input_version: int) -> None:
+        """Wait until the root knows how far outputs of a slice are complete. Raises Moved, Unavailable."""
+        ...
+
+
+class Served:
+    """The computations that this process serves. All methods are called on its event loop.
+
+    Readers see a value only through :meth:`publish`, after its record is durable (rule 2).
+    """
+
+    def __init__(
+        self,
+        held: Holdings,
+        hub: Hub,
+        placement: Placement,
+        slices: SlicesHere,
+        observer: Observer,
+        settings: ShardSettings,
+        *,
+        shared: bool,
+    ) -> None:
+        self.held = held
+        self.hub = hub
+        self.placement = placement
+        self.slices = slices
+        self.settings = settings
+        self.shared = shared
+        """Whether other processes write to the journal too. Then a computation that another process takes ends here, and this process goes on."""
+        self.on_moved: Callable[[str], None] = lambda _: None
+        """Called with the name of a computation that another process serves from now on."""
+        self._observer = observer
+
+    @property
+    def topology(self) -> Topology:
+        """The graph, as far as this process has read it."""
+        return self.held.topology
+
+    # -- questions -------------------------------------------------------------------------------------------
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether this process serves a computation, as far as it knows."""
+        return name in self.held.served
+
+    def confirms(self, name: str) -> bool:
+        """Return whether this process can confirm what it has published of a computation.
+
+        False while half a change of it may be in memory: another process may own it by then. Its neighbours are confirmed
+        without it. With an embedded journal there is no other owner.
+        """
+        return name in self and not (self.shared and self.held.is_torn(name))
+
+    def epoch(self, name: str) -> int:
+        """Return the ownership number of a computation that this shard serves; 0 for others."""
+        return self.held.epoch(name)
+
+    def names(self) -> list[str]:
+        """Return the names of the computations that this shard serves, sorted."""
+        return sorted(self.held.served)
+
+    def view(self, name: str) -> View | None:
+        """Return what is published of a computation; None when this shard does not serve it."""
+        computation = self.held.computation(name)
+        return computation.published if computation else None
+
+    def computation(self, name: str) -> Computation:
+        """Return the staged state of a computation. Raises UnknownComputation, Moved, and Unavailable while memory and store differ."""
+        self.topology.get(name)
+        holding = self.held.served.get(name)
+        if holding is None:
+            raise moved(name)
+        if holding.unwritten is not None:
+            raise holding.unwritten.refusal(name)
+        return holding.computation
+
+    def granted(self, name: str, sequencer: int) -> int:
+        """Return how many ranges a claim got, lost ones too; 0 when there is no such claim here. O(1)."""
+        computation = self.held.computation(name)
+        group = None if computation is None else computation.map.groups.get(sequencer)
+        return 0 if group is None else group.granted
+
+    def wanted_layout(self, name: str) -> Layout | None:
+        """Return the durable layout that operators want of a computation; None when this shard does not serve it."""
+        computation = self.held.computation(name)
+        return None if computation is None else computation.published_layout
+
+    def reported_layout(self, name: str, sequencer: int) -> Layout | None:
+        """Return the layout that an owner has reported under a claim; None when this shard does not know it."""
+        computation = self.held.computation(name)
+        return None if computation is None else computation.told_layout(sequencer)
+
+    def reference(self, name: str) -> int:
+        """Return the event time that ages of a computation's histograms count from. Raises Moved."""
+        computation = self.held.computation(name)
+        if computation is None:
+            raise moved(name)
+        return computation.reference
+
+    # -- changes ---------------------------------------------------------------------------------------------
+
+    def begin(self, computation: Computation) -> None:
+        """Serve a computation that was taken over."""
+        self.publish([computation])
+        self.slices.follow(computation.spec.name)
+        self.count()
+
+    def lose(self, owners: Mapping[str, tuple[int, int]]) -> None:
+        """Forget the computations that other processes own now. ``owners`` is what JournalFenced says."""
+        for name in self.held.let_go(owners):
+            self.slices.unfollow(name)
+            self.on_moved(name)
+            self.hub.move(name)
+        self.count()
+
+    def publish(self, computations: Iterable[Computation], topology: Topology | None = None) -> None:
+        """Show readers what is durable of computations, and go on with another graph, if there is one.
+
+        Nothing may be staged of them that is not durable.
+        """
+        views = [computation.publish() for computation in computations]
+        begun = [] if topology is None else self._use(topology)
+        views += [computation.publish() for computation in begun]
+        for computation in begun:
+            self.slices.follow_anew(computation.spec)
+        shown = [view for view in views if view.name in self]
+        self.hub.publish(shown)
+        for view in shown:
+            self._durable(view.name)
+
+    def count(self) -> None:
+        """Let the observer know how many computations are served."""
+        self._observer.computations(len(self.held.served))
+
+    def _durable(self, name: str) -> None:
+        computation = self.held.computation(name)
+        if computation is not None:
+            self.slices.durable(computation)
+
+    def _use(self, topology: Topology) -> list[Computation]:
+        """Go on with another graph. Returns the new incarnations that begin."""
+        before, changed = self.topology, topology.changed(self.topology)
+        self.held.use(topology)
+        begun = []
+        for name in changed:
+            spec, computation = topology.computations.get(name), self.held.computation(name)
+            if spec is None and name in before.computations:
+                self.held.drop(name)
+                self.held.forget_damage(name)
+                self.slices.unfollow(name)
+                self.hub.move(name)
+                if self.placement.mine(name):
+                    self.held.end(name)
+            elif spec is not None and computation is not None:
+                computation.follow(spec)
+                if computation.incarnation < spec.incarnation:
+                    begun.append(self.held.restart(computation, spec))
+                else:
+                    self._durable(name)
+            elif spec is not None:
+                self.held.forget_damage(name)  # a reset may have replaced the damaged log
+            if spec is not None and name not in before.computations:
+                self.hub.move(name)
+        return begun
