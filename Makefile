@@ -132,7 +132,7 @@ check-mypy:
 	$(RUN) mypy $(TYPED)
 
 check-public:
-	$(RUN) basedpyright --verifytypes lowwater --ignoreexternal
+	$(RUN) python -m scripts.check_public
 
 check-generated:
 	$(RUN) buf lint proto

@@ -20,7 +20,7 @@ from lowwater.v1 import watermarks_pb2
 
 __all__ = ["Denials"]
 
-logger = logging.getLogger("lowwater")
+logger: logging.Logger = logging.getLogger("lowwater")
 
 _SOON: Final = 10.0
 """Upper bound of the seconds until one is asked for again, the first time."""

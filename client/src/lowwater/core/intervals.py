@@ -134,18 +134,19 @@ class Closings:
     def __init__(
         self, name: str, every: timedelta, start: EventTime, *, incarnation: int = 0, until: EventTime | None = None
     ) -> None:
-        self.name = checks.known_name("name", name)
+        self.name: str = checks.known_name("name", name)
         given: Any = every
         if not isinstance(given, timedelta) or not _EVERY[0] <= given <= _EVERY[1]:
             raise checks.refused("every", given, f"a timedelta of {_EVERY[0]} to {_EVERY[1]}")
-        self.every = every // _MICROSECOND
+        self.every: int = every // _MICROSECOND
+        self.next: Watermark
         self.next, self._until = bounds_of(first_start(start, every), Watermark.FINISHED if until is None else until)
         """Where the next interval begins."""
         if not self._until.finished and (self._until.micros - self.next.micros) % self.every:
             raise checks.refused(
                 "until", str(self._until), f"the end of an interval: {self.next} and so many times {every}"
             )
-        self.incarnation = checks.count("incarnation", incarnation, 64)
+        self.incarnation: int = checks.count("incarnation", incarnation, 64)
         self._came: int | None = None
         """Before it finished, the low watermark had not come to here. Intervals that begin before it have an end. None: not told."""
 

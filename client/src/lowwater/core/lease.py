@@ -93,7 +93,7 @@ class RecentSlots:
     def __init__(self) -> None:
         self._slots: deque[int] = deque()
         self._newest = 0
-        self.total = 0
+        self.total: int = 0
 
     def add(self, finished: int, now: float) -> None:
         """Count records as finished at a time, in seconds. Raises ValueError when there are fewer than none."""

@@ -55,7 +55,7 @@ __all__ = [
     "token_of",
 ]
 
-logger = logging.getLogger("lowwater")
+logger: logging.Logger = logging.getLogger("lowwater")
 
 Key = tuple[str, int]
 """A claim: its computation and sequencer."""

@@ -18,7 +18,7 @@ from lowwater.v1 import cluster_pb2
 
 __all__ = ["TIMEOUT", "Search", "Sought", "is_search"]
 
-logger = logging.getLogger("lowwater")
+logger: logging.Logger = logging.getLogger("lowwater")
 
 TIMEOUT: Final = CAP
 """Seconds after which home is taken to be away when it does not answer."""

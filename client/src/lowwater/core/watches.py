@@ -57,7 +57,7 @@ __all__ = [
     "closed_reader",
 ]
 
-logger = logging.getLogger("lowwater")
+logger: logging.Logger = logging.getLogger("lowwater")
 
 _LATELY = 5.0
 """Seconds without a word from the authority until a question to it is not worth its time; a healthy one is heard every second or so."""
@@ -769,7 +769,7 @@ class Waiting:
     """
 
     def __init__(self, name: str, until: EventTime, timeout: float | None, *, registered: bool = False) -> None:
-        self.name = checks.known_name("name", name)
+        self.name: str = checks.known_name("name", name)
         self._target = Watermark.of(until)
         if timeout is not None:
             checks.seconds("timeout", timeout)

@@ -1,0 +1,29 @@
+"""Check that every public name of the client has a known type, as users' type checkers see it.
+
+Generated modules are left out: their stubs are the generator's.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+
+def main() -> int:
+    """Print the names without a known type; returns 1 when there are any."""
+    command = ["basedpyright", "--verifytypes", "lowwater", "--ignoreexternal", "--outputjson"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    symbols = json.loads(done.stdout)["typeCompleteness"]["symbols"]
+    unknown = [
+        symbol
+        for symbol in symbols
+        if symbol["isExported"] and not symbol["isTypeKnown"] and not symbol["name"].startswith("lowwater.v1.")
+    ]
+    for symbol in unknown:
+        print(symbol["name"], *(each["message"] for each in symbol["diagnostics"]), sep="\n  ")
+    return int(bool(unknown))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
