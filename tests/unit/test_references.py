@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -315,14 +316,15 @@ def test_rule2_what_is_only_planned_changes_nothing(world: World) -> None:
     """The change counts when its record is durable: another process may write first."""
     world.report("A", 1, 20)
     world.lose("A")
-    for plan in (
+    plans: tuple[Callable[[], Change], ...] = (
         lambda: world.core.adopt(HOURLY, "B", "ops", 7, world.now),
         lambda: world.core.write_off(HOURLY, "ops", 8),
         lambda: world.core.begin_move(HOURLY, "A", world.now),
         lambda: world.core.arrived(HOURLY, world.now, "A"),
         lambda: world.core.forget(HOURLY, world.now),
         lambda: world.core.recover("new", "", ["A", "B"], []),
-    ):
+    )
+    for plan in plans:
         before = world.core.snapshot()
         with contextlib.suppress(errors.LowwaterError):
             assert not plan().empty
