@@ -250,7 +250,7 @@ def test_every_refusal_in_the_sources_has_a_case(pipeline: Pipeline, raised: set
         for (first, last), site in refusals(path.read_text()).items()
         if not any((str(path), line) in raised for line in range(first, last + 1))
     ]
-    elsewhere = Counter(TOLD_ELSEWHERE.split())
+    elsewhere = Counter[str](TOLD_ELSEWHERE.split())
     new, gone = Counter(missing) - elsewhere, elsewhere - Counter(missing)
     assert not new | gone, f"without a case: {[*new]}; has one by now, or is no more: {[*gone]}"
 
