@@ -153,6 +153,7 @@ ALL = (
     (2, successors_are_not_journaled),
     (8, the_mark_passes_commits),
     (7, commits_are_remembered_at_any_price),
+    (7, groups_take_whatever_comes),
     ("once an interval", snapshots_forget_intervals),
     (9, resets_keep_tasks),
 )

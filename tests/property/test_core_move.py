@@ -294,15 +294,21 @@ def cut() -> tuple[Pair, Topology, str]:
     return one, topology, name
 
 
-def test_a_claim_that_was_granted_before_is_stale_and_never_granted_again() -> None:
-    one, topology, name = cut()
-    [(request_id, _)] = one.known.granted.items()
+def handed_over(one: Pair, topology: Topology, name: str) -> Driver:
+    """What serves the slice that has received the keys."""
     one.core.move_out(name)
     one.driver.settle()
     new = Driver(topology.get(name))
     as_slice(new.core).take_in(one.core.handed_over[name])
     new.settle()
     new.spec = new.core.spec = topology.moved(name).get(name)
+    return new
+
+
+def test_a_claim_that_was_granted_before_is_stale_and_never_granted_again() -> None:
+    one, topology, name = cut()
+    [(request_id, _)] = one.known.granted.items()
+    new = handed_over(one, topology, name)
     asked = request([edge(2), edge(6)], request_id=request_id, identity="w", generation=1)
     with pytest.raises(errors.StaleSequencer):
         new.core.claim(asked, NOW)
@@ -316,12 +322,7 @@ def test_the_last_batch_and_what_outputs_were_let_say_move_too() -> None:
     assert one.driver.prepare(1, 7, [task], 20, covers_all=True, digest=b"d") == []
     one.driver.commit(1, 7)
     one.core.vouch(1, 15, NO_FOLD, NO_FOLD, NOW)
-    one.core.move_out(name)
-    one.driver.settle()
-    new = Driver(topology.get(name))
-    as_slice(new.core).take_in(one.core.handed_over[name])
-    new.settle()
-    new.spec = new.core.spec = topology.moved(name).get(name)
+    new = handed_over(one, topology, name)
     new.crash()
     assert new.core.vouched == 15
     with pytest.raises(errors.Rewound):
@@ -332,11 +333,7 @@ def test_the_last_batch_and_what_outputs_were_let_say_move_too() -> None:
 def test_lateness_counts_from_where_the_budget_stood() -> None:
     one, topology, name = cut()
     one.core.budgets[1000].value = 70
-    one.core.move_out(name)
-    one.driver.settle()
-    new = Driver(topology.get(name))
-    as_slice(new.core).take_in(one.core.handed_over[name])
-    new.settle()
+    new = handed_over(one, topology, name)
     assert new.core.published.budgets[0][:4] == (1000, 70, 0, 0)
     new.crash()
     assert new.core.budgets[1000].value == 70

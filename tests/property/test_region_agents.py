@@ -36,10 +36,8 @@ KEPT = Kept("hourly", ("clicks",), ("A", "B"), "A", LOCAL, (Sink("lake", fences=
 STEPS = [
     *("once", "once", "once", "work", "work", "cut", "lose the answer", "restart", "restart the center", "take over"),
     *("time", "mirror", "move", "help the move", "help the move"),
+    *("copy the store", "put the copy back", "lose the store", "recover", "recover", "once", "once"),
 ]
-
-LOSSES = [*STEPS, "copy the store", "put the copy back", "lose the store", "recover", "recover", "once", "once"]
-"""Also with a global store that is lost or put back, and an operator who recovers it."""
 
 
 class Broken(grpc.RpcError):
@@ -341,10 +339,10 @@ def play(steps: list[tuple[str, str]]) -> World:
     return asyncio.run(run())
 
 
-def search(examples: int, steps: list[str] = STEPS, seed_: int = 0) -> None:
+def search(examples: int, seed_: int = 0) -> None:
     @seed(seed_)
     @settings(SEARCH, max_examples=examples)
-    @given(st.lists(st.tuples(st.sampled_from(steps), st.sampled_from("AB")), min_size=5, max_size=40))
+    @given(st.lists(st.tuples(st.sampled_from(STEPS), st.sampled_from("AB")), min_size=5, max_size=40))
     def searched(played: list[tuple[str, str]]) -> None:
         play(played)
 
@@ -352,7 +350,7 @@ def search(examples: int, steps: list[str] = STEPS, seed_: int = 0) -> None:
 
 
 def test_so_they_do_over_losses_of_the_global_store() -> None:
-    search(200, LOSSES)
+    search(200)
 
 
 @pytest.mark.parametrize("fault", ["lose the answer of the reset", "delay resets"])
@@ -423,4 +421,4 @@ BUGS = [
 def test_a_planted_bug_is_found(plant: Bug, seed_: int, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     with pytest.raises((AssertionError, ExceptionGroup)):
-        search(300, LOSSES, seed_)
+        search(300, seed_)

@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -462,24 +461,6 @@ def test_what_happens_again_and_again_is_told_once_in_a_while_with_the_count() -
     for key in range(5_000):
         quiet.count(key, 100 + key)
     assert len(vars(quiet)["_told"]) <= 1_001, "bounded while keys come and go"
-
-
-def test_a_flood_of_names_is_a_bounded_number_of_lines_and_costs_little() -> None:
-    """Beyond a thousand keys new ones share one; and the old ones are looked through once in a while, not each time."""
-    quiet = Limited(10)
-    looks = 0
-
-    class Counted(dict[object, tuple[float, int]]):
-        def items(self) -> Any:
-            nonlocal looks
-            looks += 1
-            return super().items()
-
-    vars(quiet)["_told"] = Counted()
-    assert sum(quiet.count(number, number / 10_000) for number in range(50_000)) == 1_001
-    assert looks <= 1
-    assert len(vars(quiet)["_told"]) == 1_001
-    assert quiet.count(60_000, 11) == 1, "the quiet ones are forgotten"
 
 
 DOCUMENTED = Path(__file__).parents[2] / "docs" / "logs.md"

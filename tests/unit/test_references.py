@@ -6,7 +6,9 @@ The tests of `test_row_...` are the rows about regions of the table of execution
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -310,6 +312,25 @@ def test_a_second_agent_of_a_region_is_refused_and_does_not_stop_the_store(world
         world.report("A", 1, 20)
 
 
+def test_rule2_what_is_only_planned_changes_nothing(world: World) -> None:
+    """The change counts when its record is durable: another process may write first."""
+    world.report("A", 1, 20)
+    world.lose("A")
+    plans: tuple[Callable[[], Change], ...] = (
+        lambda: world.core.adopt(HOURLY, "B", "ops", 7, world.now),
+        lambda: world.core.write_off(HOURLY, "ops", 8),
+        lambda: world.core.begin_move(HOURLY, "A", world.now),
+        lambda: world.core.arrived(HOURLY, world.now, "A"),
+        lambda: world.core.forget(HOURLY, world.now),
+        lambda: world.core.recover("new", "", ["A", "B"], []),
+    )
+    for plan in plans:
+        before = world.core.snapshot()
+        with contextlib.suppress(errors.LowwaterError):
+            assert not plan().empty
+        assert world.core.snapshot() == before
+
+
 def test_another_store_is_not_mixed_in(world: World) -> None:
     world.callers["A"] = world.callers["A"]._replace(token="another")
     with pytest.raises(errors.ServerTokenMismatch):
@@ -510,6 +531,8 @@ def test_a_replica_in_a_record_of_an_older_version_counts_when_it_is_told_again(
 def test_an_agent_that_does_not_say_whose_rows_it_has_is_told_to_be_upgraded(world: World) -> None:
     change = world.core.progress(world.caller("B"), [], {HOURLY: Replica("B", 50)}, world.now, len(world.log))
     assert "upgrade its `lowwater region`" in change.refused[HOURLY].message
+    world.mirror("A", 50)
+    assert world.hourly.replicas == (), "an owner keeps no replica of itself"
 
 
 def test_the_next_owner_has_to_have_read_what_it_has_of_the_owner_that_stopped(world: World) -> None:

@@ -648,15 +648,6 @@ async def test_nothing_is_acknowledged_behind_a_report_that_failed() -> None:
     assert outbox.closed is not None
 
 
-async def test_acknowledgements_merge() -> None:
-    outbox = Outbox()
-    for number in (1, 2, 3):
-        outbox.acknowledge(number)
-    (message,) = await outbox.take()
-    assert message.ack.number == 3
-    assert outbox.empty
-
-
 async def test_a_claim_that_is_lost_whole_is_spoken_for_no_more() -> None:
     """A worker that claims again and again on one stream leaves nothing behind."""
     streams = Streams()

@@ -21,17 +21,14 @@ from lowwater_authority.core.computation import LARGEST_EPOCH
 from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, GroupReport
 from lowwater_authority.core.slicing import CLAIMS_OF_ONE, CUTS_OF_ONE, computation_of
-from lowwater_authority.core.tasks import TaskGroup
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import WHOLE, Spec, Topology, slicing
-from lowwater_authority.engine.admission import Gate
 from lowwater_authority.engine.cuts import Cuts
 from lowwater_authority.engine.observer import Observer
 from lowwater_authority.engine.root_here import RangeHere
 from lowwater_authority.engine.roots import Asked, Range, Told
 from lowwater_authority.engine.round import GivenUp, Round
 from lowwater_authority.engine.shard import Shard
-from lowwater_authority.engine.task_master import TaskMaster
 from lowwater_authority.journal import GRAPH, JournalVersion
 from lowwater_authority.rpc.streams import Outbox
 from tests.kit.faults import FaultPlan
@@ -277,31 +274,6 @@ async def test_T5_keys_of_others_are_refused(tree: Tree) -> None:
     for keys in ((b"\x10", b"\x20"), (b"", KEY), (b"", b"")):
         with pytest.raises(errors.OtherSlice):
             await top.shard.owners.retire("a", *keys, force=True)
-
-
-async def test_T5_a_slice_is_nobodys_input_and_nobodys_name(tree: Tree) -> None:
-    for spec in (Spec("b", inputs=("a~0",)), Spec("a~7"), Spec("b~"), Spec("~")):
-        with pytest.raises(errors.InvalidArgument):
-            await tree.top.shard.graph.register(spec)
-    await tree.top.shard.graph.register(Spec("b"))
-    with pytest.raises(errors.InvalidArgument):
-        await tree.top.shard.graph.set_inputs("b", ["a~0"])
-
-
-async def test_T5_what_is_done_to_a_computation_is_not_done_to_a_slice(tree: Tree) -> None:
-    shard = tree.below.shard
-    for asked in (shard.graph.drop("a~0", force=True), shard.graph.reset("a~0"), shard.graph.set_inputs("a~0", [])):
-        with pytest.raises(errors.InvalidArgument, match="a~0 is a slice of a"):
-            await asked
-
-
-async def test_T5_no_tasks_hang_under_a_slice(tree: Tree) -> None:
-    await tree.both(10, 3)
-    master = TaskMaster(tree.below.shard, Gate("tasks", 10, 0))
-    for every, start in ((HOUR, 8 * HOUR), (0, 0)):
-        with pytest.raises(errors.InvalidArgument, match=r"name a$") as refused:
-            await master.create_group("a~0", TaskGroup("close", every=every, start=start))
-        assert (refused.value.metadata["field"], refused.value.metadata["fix"]) == ("computation", "name a")
 
 
 async def test_rule7_while_the_root_is_away_an_advancing_slice_and_its_neighbours_go_on(

@@ -231,38 +231,10 @@ async def test_nobody_comes_and_those_who_wait_are_bounded(disk: MemoryDisk) -> 
     await running.stop()
 
 
-async def many_tasks(disk: MemoryDisk) -> None:
-    """However many are asked for, a group holds so many, and says which one is in the way."""
-    running, master = await begun(disk)
-    await master.manual("repairs")
-    reasons = []
-    for number in range(8):
-        try:
-            await master.create("a", "repairs", [task(f"n{number}")], 0)
-        except errors.Overloaded as error:
-            reasons.append((error.metadata["bound"], error.metadata["limit"]))
-    held = len(await master.shown())
-    await running.stop()
-    assert held == 3
-    assert reasons == [("tasks", "3")] * 5
-
-
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """At most three tasks a group, and two groups."""
     monkeypatch.setattr(tasks, "TASKS", 3)
     monkeypatch.setattr(tasks, "GROUPS", 2)
-
-
-async def test_rule7_a_group_is_bounded(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    small(monkeypatch)
-    await many_tasks(disk)
-
-
-@off(7)
-async def test_rule7_off(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    small(monkeypatch)
-    task_switches.groups_take_whatever_comes(monkeypatch)
-    await many_tasks(disk)
 
 
 async def test_rule7_a_full_group_is_its_own_affair(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,22 +291,6 @@ def test_rule7_a_straggler_fills_its_group_of_intervals_not_for_ever() -> None:
     with pytest.raises(errors.BelowMark, match="whether this lease has done its own is not known"):
         known.commit(late, [], b"", [], incarnation=1)
     known.check()
-
-
-def test_rule8_the_newest_commits_of_a_long_queue_may_be_repeated() -> None:
-    """Where nearly all places are taken by what is to do, what is left is for the commits."""
-    known, group = tasks.Tasks(), TaskGroup("repairs")
-    known.groups["repairs"] = group
-    for number in range(tasks.TASKS - 4):
-        known.create("repairs", [task("n", at=number * SECOND)])
-    leases = []
-    for _ in range(2 * tasks.KEPT):
-        taken = known.take("repairs", "w", next(nonces).to_bytes(16), incarnation=1, epoch=1, now=0)
-        assert taken is not None
-        leases.append(taken.lease)
-        known.commit(taken.lease, [], b"", [], incarnation=1)
-        for lease in leases[-5:]:
-            known.commit(lease, [], b"", [], incarnation=1)
 
 
 async def test_a_refused_request_leaves_its_neighbours_in_the_round(disk: MemoryDisk) -> None:
