@@ -1,0 +1,476 @@
+"""References against a naive oracle, which knows which rows are where: three regions, a sink, late and repeated requests, restarts at any point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from lowwater import errors
+from lowwater_authority.core.times import MAX, MIN
+from lowwater_authority.regions.references import (
+    REPLICATED,
+    Agent,
+    Caller,
+    Change,
+    Position,
+    Progress,
+    Reference,
+    References,
+    Replica,
+    Sink,
+    name_of,
+)
+from tests.kit.planting import Bug, Part, bug
+from tests.property.search import play
+
+SUSPECT = 10
+NAME = name_of("hourly", ["clicks"])
+OTHER = name_of("other", ["clicks"])
+REGIONS = st.sampled_from("ABC")
+STEPS = st.integers(0, 3)
+EXAMPLES = 300
+
+
+class Region:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.accepted: set[tuple[int, int]] = set()
+        self.rows: set[tuple[int, int]] = set()
+        self.promised = 0
+        """W: no row below it will be accepted here any more. It never goes back."""
+        self.mirrored: tuple[int, int] = (0, 0)
+        """The adoption number of the owner that is mirrored, and R: all rows that the owner had or will accept below R are here."""
+        self.known: tuple[str, int] = ("A", 0)
+        self.low = 0
+        """L, as its pipeline believes: it knows nothing of rows that it does not have."""
+        self.batch = -1
+        self.number = 0
+        self.confirmed = False
+        self.returned = True
+        self.run = 0
+        self.turn = 0
+        self.stopped = False
+
+
+class Regions(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0
+        self.log: list[bytes] = []
+        self.core = References(SUSPECT, 10**9, 0)
+        self.regions = {name: Region(name) for name in "ABC"}
+        self.on_the_way: list[tuple[str, int, bool, Callable[[], Change]]] = []
+        self.seen: dict[int, int] = {}
+        self.token = 0
+        self.output: set[tuple[int, int]] = set()
+        self.writers: dict[int, str] = {}
+        self.numbers: set[int] = set()
+        self.write(self.core.begin("store"))
+
+    # -- helpers ----------------------------------------------------------------------------------------------------
+
+    def write(self, change: Change) -> None:
+        if not change.empty:
+            self.log.append(change.encode())
+            self.core.apply(self.log[-1])
+        if change.raises is not None:
+            raise change.raises
+
+    def caller(self, region: Region) -> Caller:
+        region.turn += 1
+        token = self.core.store.token
+        return Caller(region.name, Agent(region.name, region.run, f"{region.run}"), region.turn, token, 0)
+
+    def ask(self, plan: Callable[[], Change]) -> bool:
+        try:
+            change = plan()
+            self.write(change)
+        except errors.LowwaterError:
+            return False
+        return not change.refused
+
+    @property
+    def everything(self) -> set[tuple[int, int]]:
+        return set().union(*(each.accepted for each in self.regions.values()))
+
+    @property
+    def record(self) -> Reference:
+        return self.core.get(NAME)
+
+    def told(self, region: Region) -> None:
+        found = self.record
+        if found.owner == region.name and not found.released:
+            if region.number != found.number:
+                region.low, region.batch = 0, -1
+            region.number = found.number
+            region.promised = max(region.promised, found.published)
+        else:
+            region.number = 0
+        if found.move is None or region.number == 0:
+            region.stopped = False
+        if region.known != (found.owner, found.number):
+            region.known, region.mirrored = (found.owner, found.number), (found.number, 0)
+        region.confirmed, region.returned = True, False
+
+    def _register(self, wanted: Reference) -> Change:
+        return self.core.register(self.caller(self.regions["A"]), wanted, self.now, len(self.log))
+
+    def _say_nothing(self, region: Region) -> Change:
+        return self.core.progress(self.caller(region), [], {}, self.now, len(self.log))
+
+    # -- what happens -----------------------------------------------------------------------------------------------
+
+    @initialize()
+    def begin(self) -> None:
+        for region in self.regions.values():
+            self.start(region.name)
+            self.confirm(region.name)
+        for computation in ("hourly", "other"):
+            wanted = Reference(
+                computation,
+                ("clicks",),
+                tuple("ABC" if computation == "hourly" else "AB"),
+                REPLICATED,
+                "A",
+                sinks=(Sink("lake", fences=True),),
+            )
+            assert self.ask(partial(self._register, wanted))
+        for name in self.regions:
+            self.confirm(name)
+        b = self.regions["B"]
+        self.ask(
+            lambda: self.core.progress(self.caller(b), [], {OTHER: Replica("B", 7, number=1)}, self.now, len(self.log))
+        )
+        a = self.regions["A"]
+        self.ask(lambda: self.core.progress(self.caller(a), [Progress(OTHER, 1, 1, 7)], {}, self.now, len(self.log)))
+        self.neighbour = self.core.get(OTHER)
+        assert self.neighbour.published == 7
+
+    @rule(name=REGIONS)
+    def start(self, name: str) -> None:
+        region = self.regions[name]
+        region.run += 1
+        region.turn = 0
+        region.confirmed, region.returned = False, True
+
+    @rule(name=REGIONS)
+    def confirm(self, name: str) -> None:
+        region = self.regions[name]
+        numbers = {NAME: region.number} if region.number else {}
+        if (
+            self.ask(lambda: self.core.confirm(self.caller(region), numbers, self.now, len(self.log)))
+            and NAME in self.core.references
+        ):
+            self.told(region)
+
+    @rule(name=REGIONS, ahead=STEPS)
+    def accept(self, name: str, ahead: int) -> None:
+        region = self.regions[name]
+        if not region.number or region.stopped:
+            return
+        row = (region.promised + ahead, len(self.everything))
+        region.accepted.add(row)
+        region.rows.add(row)
+
+    @rule(name=REGIONS, source=REGIONS, whole=st.booleans())
+    def mirror(self, name: str, source: str, whole: bool) -> None:
+        """Rows of another region come. When all that the owner has are here, R is what the owner had promised before they were read."""
+        region, other = self.regions[name], self.regions[source]
+        missing = sorted(other.rows - region.rows)
+        region.rows.update(missing if whole else missing[:1])
+        if other.rows <= region.rows and region.known[0] == source != name:
+            region.mirrored = (region.known[1], other.promised)
+
+    @rule(name=REGIONS, step=STEPS)
+    def work(self, name: str, step: int) -> None:
+        region = self.regions[name]
+        if not region.number or not region.confirmed or region.stopped:
+            return
+        if self.token < region.number:
+            self.token = region.number
+        if self.token != region.number:
+            region.confirmed = False
+            return
+        assert self.writers.setdefault(region.number, name) == name, "two regions commit by one number"
+        self.output |= region.rows
+        region.batch += 1
+        region.promised += step
+        region.low = region.promised
+
+    @rule(name=REGIONS, ahead=STEPS)
+    def live(self, name: str, ahead: int) -> None:
+        self.accept(name, ahead)
+        self.work(name, ahead + 1)
+        self.report(name, late=False)
+
+    @rule(name=REGIONS)
+    def catch_up(self, name: str) -> None:
+        self.confirm(name)
+        self.mirror(name, self.regions[name].known[0] or name, whole=True)
+        self.report(name, late=False)
+
+    @rule(to=REGIONS, crash=st.booleans(), ahead=STEPS)
+    def take_over(self, to: str, crash: bool, ahead: int) -> None:
+        self.confirm(to)
+        self.time_passes(SUSPECT, {to})
+        if crash:
+            self.crash_before_the_append(to)
+        self.adopt(to)
+        self.confirm(to)
+        self.live(to, ahead)
+
+    @rule(to=REGIONS, before=st.sets(REGIONS), ahead=STEPS, after=st.sets(REGIONS))
+    def move(self, to: str, before: set[str], ahead: int, after: set[str]) -> None:
+        for name in sorted(before):
+            self.catch_up(name)
+        for name in self.regions:
+            self.confirm(name)
+        self.begin_move(to)
+        for _ in range(4):
+            self.step_of_a_move()
+        self.live(to, ahead)
+        for name in sorted(after):
+            self.catch_up(name)
+
+    @rule(name=REGIONS, late=st.booleans())
+    def report(self, name: str, late: bool) -> None:
+        region = self.regions[name]
+        told = Progress(NAME, region.number or 1, 1, region.low, region.batch, f"{region.number}/{region.batch}")
+        number, frontier = region.mirrored
+        place = Position("c", "clicks", 0, frontier)
+        replica = {NAME: Replica(name, frontier, MAX, (place,), number)} if number else {}
+        caller = self.caller(region)
+        returned, owns = region.returned, bool(region.number)
+
+        def plan() -> Change:
+            return self.core.progress(caller, [told] if owns else [], {} if owns else replica, self.now, len(self.log))
+
+        self.on_the_way.append((name, region.number, returned, plan))
+        if not late:
+            self.deliver(len(self.on_the_way) - 1, again=False)
+
+    @precondition(lambda self: self.on_the_way)
+    @rule(which=st.integers(0, 1000), again=st.booleans())
+    def deliver(self, which: int, again: bool) -> None:
+        name, number, returned, plan = self.on_the_way[which % len(self.on_the_way)]
+        if not again:
+            self.on_the_way.remove((name, number, returned, plan))
+        before, owner = self.core.snapshot(), (self.record.owner, self.record.number)
+        good = self.ask(plan)
+        if returned:
+            assert self.core.snapshot() == before, (
+                "a region that came back has changed something before it was confirmed"
+            )
+        assert not (good and number) or owner == (name, number), "who does not own it has told how far it is"
+        if good and not returned and not self.regions[name].returned:
+            self.told(self.regions[name])
+
+    @rule(steps=st.integers(1, SUSPECT), heard=st.sets(REGIONS))
+    def time_passes(self, steps: int, heard: set[str]) -> None:
+        self.now += steps
+        for name in heard:
+            region = self.regions[name]
+            if self.ask(partial(self._say_nothing, region)):
+                self.told(region)
+
+    @rule(to=REGIONS)
+    def adopt(self, to: str) -> None:
+        before = self.record
+        if self.ask(lambda: self.core.adopt(NAME, to, "ops", 1, self.now)):
+            assert before.released or self.core.is_suspect(before.owner, self.now)
+
+    @rule()
+    def arrived(self) -> None:
+        replaced = [each for each in self.regions.values() if each.number not in (0, self.record.number)]
+        if not replaced and all(each.rows >= self.everything for each in self.regions.values()):
+            self.ask(lambda: self.core.arrived(NAME, self.now))
+
+    @rule()
+    def write_off(self) -> None:
+        self.ask(lambda: self.core.write_off(NAME, "ops", 1))
+
+    @rule(from_snapshot=st.booleans())
+    def restart(self, from_snapshot: bool) -> None:
+        log = [self.core.snapshot()] if from_snapshot else list(self.log)
+        self.core = References(SUSPECT, 10**9, self.now)
+        for record in log:
+            self.core.apply(record)
+
+    @rule(to=REGIONS)
+    def crash_before_the_append(self, to: str) -> None:
+        before = self.core.snapshot()
+        for plan in (
+            lambda: self.core.adopt(NAME, to, "ops", 1, self.now),
+            lambda: self.core.write_off(NAME, "ops", 1),
+        ):
+            try:
+                plan()  # type: ignore[no-untyped-call]
+            except errors.LowwaterError:
+                pass
+        assert self.core.snapshot() == before
+
+    @rule(to=REGIONS)
+    def begin_move(self, to: str) -> None:
+        self.ask(lambda: self.core.begin_move(NAME, to, self.now))
+
+    @rule()
+    def cancel_move(self) -> None:
+        if self.ask(lambda: self.core.cancel_move(NAME)):
+            for region in self.regions.values():
+                region.stopped = False
+
+    @rule()
+    def step_of_a_move(self) -> None:
+        found = self.record
+        if found.move is None or not found.owner:
+            return
+        owner, target = self.regions[found.owner], self.regions[found.move.to]
+        if found.move.step == "wanted" and owner.number == found.number and owner.confirmed:
+            self.work(owner.name, 4)  # past the times of all rows that were accepted
+            owner.stopped = True
+            told = Progress(NAME, owner.number, 1, owner.low, owner.batch, f"{owner.number}/{owner.batch}")
+            self.ask(lambda: self.core.stop(self.caller(owner), told, self.now, len(self.log)))
+        elif found.move.step == "stopped":
+            self.mirror(target.name, owner.name, whole=True)
+            number, frontier = target.mirrored
+            replica = Replica(target.name, frontier, MAX, found.positions, number)
+            self.ask(
+                lambda: self.core.arrive(
+                    self.caller(target),
+                    NAME,
+                    replica,
+                    found.batch,
+                    found.digest,
+                    found.positions,
+                    self.now,
+                    len(self.log),
+                )
+            )
+        elif found.move.step == "arrived":
+            if self.ask(
+                lambda: self.core.release(self.caller(owner), NAME, owner.number, found.digest, self.now, len(self.log))
+            ):
+                owner.number = 0
+        elif self.ask(
+            lambda: self.core.claim(
+                self.caller(target),
+                NAME,
+                found.number,
+                found.batch,
+                found.digest,
+                found.positions,
+                self.now,
+                len(self.log),
+            )
+        ):
+            self.told(target)
+
+    # -- what must hold -----------------------------------------------------------------------------------------------
+
+    @invariant()
+    def it_does_not_go_back(self) -> None:
+        if NAME in self.core.references:
+            found = self.record
+            assert found.published >= self.seen.get(found.incarnation, MIN)
+            self.seen[found.incarnation] = found.published
+            assert found.incarnation == max(self.seen)
+
+    @invariant()
+    def it_does_not_lead(self) -> None:
+        if NAME not in self.core.references:
+            return
+        for row in self.everything:
+            if row[0] < self.record.accepted:
+                for region in self.regions.values():
+                    assert row in region.rows, f"row {row} is published, and {region.name} does not have it"
+
+    @invariant()
+    def numbers_grow(self) -> None:
+        if NAME in self.core.references:
+            assert self.record.number >= max(self.numbers, default=0)
+            self.numbers.add(self.record.number)
+
+    @invariant()
+    def one_region_believes_to_own_a_number(self) -> None:
+        held = [each.number for each in self.regions.values() if each.number]
+        assert len(held) == len(set(held))
+
+    @invariant()
+    def the_neighbour_is_as_it_was(self) -> None:
+        if hasattr(self, "neighbour"):
+            assert self.core.get(OTHER) == self.neighbour
+
+
+def test_nothing_leads_and_nothing_goes_back() -> None:
+    play(Regions, examples=EXAMPLES, steps=40)
+
+
+@bug("publishable", Reference)
+def publish_l(_: Part) -> Part:
+    return property(lambda found: max(found.published, found.low))
+
+
+@bug("replicated", Reference)
+def silent_replica_left_out(_: Part) -> Part:
+    return property(
+        lambda found: min((min(each.replicated, each.output) for each in found.current_replicas), default=MAX)
+    )
+
+
+@bug("current_replicas", Reference)
+def replica_of_the_owner_before(_: Part) -> Part:
+    return property(lambda found: found.replicas)
+
+
+@bug("publishable", Reference)
+def no_ratchet(_: Part) -> Part:
+    return property(lambda found: min([found.low, found.replicated, *(each.at for each in found.holds)]))
+
+
+@bug("_owned_by", References)
+def reissued_number(owned_by: Part) -> Part:
+    return lambda self, found, region: replace(owned_by(self, found, region), number=found.number)
+
+
+@bug("adopt", References)
+def no_hold(adopt: Part) -> Part:
+    return lambda *asked: Change(tuple(replace(each, holds=()) for each in adopt(*asked).put))
+
+
+@bug("_check_owner", References)
+def no_number_in_record(_: Part) -> Part:
+    return lambda *_: None
+
+
+@bug("_check_confirmed", References)
+def no_confirm(_: Part) -> Part:
+    return lambda *_: None
+
+
+@bug("adopt", References)
+def shown_before_durable(adopt: Part) -> Part:
+    def shown(self: References, *asked: Any) -> Change:
+        change: Change = adopt(self, *asked)
+        self.apply(change.encode())
+        return change
+
+    return shown
+
+
+BUGS = [
+    *(publish_l, silent_replica_left_out, replica_of_the_owner_before, no_ratchet, reissued_number),
+    *(no_hold, no_number_in_record, no_confirm, shown_before_durable),
+]
+
+
+@pytest.mark.parametrize("plant", BUGS, ids=lambda each: each.__name__)
+def test_a_planted_bug_is_found(plant: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, ExceptionGroup)):
+        play(Regions, examples=EXAMPLES, steps=40)
