@@ -25,6 +25,11 @@ class Counting(RuleBasedStateMachine):
     steps: ClassVar[Counter[str]] = Counter()
 
 
+def play(machine: type[RuleBasedStateMachine], *, examples: int, steps: int, seed_: int | None = None) -> None:
+    chosen = settings(SEARCH, max_examples=examples, stateful_step_count=steps, derandomize=seed_ is None)
+    run_state_machine_as_test(machine if seed_ is None else seed(seed_)(machine), settings=chosen)
+
+
 def walk(machine: type[Counting], *, examples: int, kinds: Sequence[str]) -> Counter[str]:
     """Run a machine until it has taken steps of these kinds, with at most four seeds; returns all steps, by kind.
 
@@ -33,9 +38,7 @@ def walk(machine: type[Counting], *, examples: int, kinds: Sequence[str]) -> Cou
     machine.steps = Counter()
     first = int(os.environ.get("LOWWATER_SEED", "1"))
     for seed_ in range(first, first + 4):
-        most = int(os.environ.get("LOWWATER_EXAMPLES", examples))
-        chosen = settings(SEARCH, max_examples=most, stateful_step_count=STEPS, derandomize=False)
-        run_state_machine_as_test(seed(seed_)(machine), settings=chosen)
+        play(machine, examples=int(os.environ.get("LOWWATER_EXAMPLES", examples)), steps=STEPS, seed_=seed_)
         if all(machine.steps[kind] for kind in kinds):
             break
     print(f"from seed {first} on: {dict(machine.steps)}")
