@@ -24,6 +24,7 @@ from tests.property.rpc_messages import call
 from tests.property.rpc_server import METHODS, Pipeline, Refusal, opening, refusal_of, report, running
 
 SOURCES = Path(lowwater_authority.__file__).parent
+TESTS = Path(__file__).parents[1]
 CRASHES = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED}
 
 
@@ -252,6 +253,8 @@ def test_every_refusal_in_the_sources_has_a_case(pipeline: Pipeline, raised: set
         if not any((str(path), line) in raised for line in range(first, last + 1))
     ]
     elsewhere = [line.strip() for line in TOLD_ELSEWHERE.splitlines() if line.startswith(" ")]
+    modules = [line for line in TOLD_ELSEWHERE.splitlines() if line.endswith(".py")]
+    assert not [module for module in modules if not (TESTS / module).is_file()]
     new, gone = Counter(missing) - Counter(elsewhere), Counter(elsewhere) - Counter(missing)
     assert not new | gone, f"without a case: {[*new]}; has one by now, or is no more: {[*gone]}"
 
@@ -317,19 +320,19 @@ unit/test_shard.py
     core/computation.py: errors.InvalidArgument in vouch
     core/computation.py: errors.Overloaded in stage_task
     engine/owner_requests.py: errors.OldStream in report
-unit/test_slice_cuts.py
+unit/test_slices.py
+    core/computation.py: errors.StaleSequencer in _granted_before
+    core/slicing.py: errors.InvalidArgument in _check_slice_order
     core/slicing.py: errors.Unavailable in _check_own
     core/topology.py: errors.Unavailable in _refuse_moving
     engine/cuts.py: errors.Unavailable in _handed_over
     engine/cuts.py: errors.Unavailable in _take_in
-unit/test_slices.py
-    core/computation.py: errors.StaleSequencer in _granted_before
-    core/slicing.py: errors.InvalidArgument in _check_slice_order
     engine/owner_requests.py: errors.Unavailable in claim
     engine/root_here.py: errors.BY_REASON[refused.reason] in say
     engine/root_here.py: errors.Unavailable in say
     engine/slice.py: errors.Unavailable in _check_listed
     engine/slice.py: errors.Unavailable in _claim
+    engine/slice.py: errors.Unavailable in vouched
 unit/test_task_master.py
     core/tasks.py: errors.BelowMark in _held
     core/tasks.py: errors.Overloaded in create_group
@@ -337,6 +340,5 @@ no test provokes these: each takes a store, or a root, that knows less than this
     engine/cuts.py: errors.Unavailable in _move_out
     engine/holdings.py: errors.Unavailable in refuse_doubted
     engine/requests.py: errors.Unavailable in by_its_inputs
-    engine/slice.py: errors.Unavailable in vouched
 """
 """Refusals that take more than one bad request: behind the module of tests that provokes them."""
