@@ -288,10 +288,6 @@ property/test_core_move.py
     core/slicing.py: errors.IncarnationChanged in take_in
 property/test_core_recut.py
     core/topology.py: _refuse 'slice' in split
-property/test_core_tasks.py
-    core/tasks.py: errors.BelowMark in _new
-unit/test_cluster.py
-    engine/confirmation.py: errors.Unavailable in _refresh
 unit/test_core_numbers.py
     core/computation.py: errors.InvalidArgument in prepare
 unit/test_core_rules.py
@@ -299,8 +295,8 @@ unit/test_core_rules.py
     core/computation.py: errors.InputVersion in commit
 unit/test_damaged_graph.py
     engine/confirmation.py: errors.Unavailable in _heal
+    engine/confirmation.py: errors.Unavailable in _refresh
     engine/confirmation.py: errors.Unavailable in _refuse_unhealed
-    engine/graph_requests.py: errors.Unavailable in register
 unit/test_denied_reports.py
     rpc/streams.py: errors.Overloaded in deny
 unit/test_drop.py
@@ -335,9 +331,11 @@ unit/test_slices.py
     engine/slice.py: errors.Unavailable in vouched
 unit/test_task_master.py
     core/tasks.py: errors.BelowMark in _held
+    core/tasks.py: errors.BelowMark in _new
     core/tasks.py: errors.Overloaded in create_group
 no test provokes these: each takes a store, or a root, that knows less than this process
     engine/cuts.py: errors.Unavailable in _move_out
+    engine/graph_requests.py: errors.Unavailable in register
     engine/holdings.py: errors.Unavailable in refuse_doubted
     engine/requests.py: errors.Unavailable in by_its_inputs
 """

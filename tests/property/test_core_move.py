@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -300,6 +300,8 @@ def test_a_claim_that_was_granted_before_is_stale_and_never_granted_again() -> N
     one.core.move_out(name)
     one.driver.settle()
     new = Driver(topology.get(name))
+    with pytest.raises(errors.IncarnationChanged):
+        as_slice(Driver(replace(topology.get(name), incarnation=2)).core).take_in(one.core.handed_over[name])
     as_slice(new.core).take_in(one.core.handed_over[name])
     new.settle()
     new.spec = new.core.spec = topology.moved(name).get(name)

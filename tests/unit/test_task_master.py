@@ -335,6 +335,8 @@ def test_rule8_the_newest_commits_of_a_long_queue_may_be_repeated() -> None:
         known.commit(taken.lease, [], b"", [], incarnation=1)
         for lease in leases[-5:]:
             known.commit(lease, [], b"", [], incarnation=1)
+    with pytest.raises(errors.BelowMark, match="nobody can tell whether this task was among it"):
+        known.create("repairs", [task("n", at=0)])
 
 
 async def test_a_refused_request_leaves_its_neighbours_in_the_round(disk: MemoryDisk) -> None:
