@@ -49,6 +49,17 @@ async def test_a_layout_is_there_after_a_restart_and_moves_nothing(store: Store)
         assert (view.low, view.ranges) == (5 * HOUR, 2)
 
 
+async def test_rule4_a_claim_in_place_of_one_that_has_lost_a_range_is_refused(memory: Store) -> None:
+    async with serving(memory.make()) as shard:
+        await shard.graph.register(Spec("x"))
+        first = await shard.owners.claim("x", claim(1, b"\x40", b"\x80"))
+        second = await shard.owners.claim("x", claim(2, b"\x80", instead_of=first.sequencer))
+        await shard.owners.claim("x", ClaimRequest([b"\x80", b""], request_id=b"3" * 16))
+        for before in (first, second):
+            with pytest.raises(errors.StaleSequencer):
+                await shard.owners.claim("x", claim(4, instead_of=before.sequencer))
+
+
 async def test_a_stale_change_is_refused_with_the_version_that_is_wanted(memory: Store) -> None:
     async with serving(memory.make()) as shard:
         await shard.graph.register(Spec("x"))

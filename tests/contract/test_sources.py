@@ -398,6 +398,20 @@ def test_what_a_planned_batch_may_have_read_and_is_gone_is_waited_for(files: Kin
     assert source.reached(source.wait(listed, None), NONE), "who counts planned batches as read does not wait"
 
 
+def test_what_a_planned_batch_may_have_read_under_another_name_is_waited_for(files: Kind) -> None:
+    files.put("a")
+    source = files.open()
+    head = source.wait(source.head(NONE), NONE)
+    files.remove("a")
+    files.put("b")
+    line = files.plan("b")
+    files.remove("b")
+    source.read_to(line)
+    head = source.renewed(head, source.head(NONE), line)
+    assert not source.reached(head, NONE)
+    assert source.reached(head, line)
+
+
 def test_a_new_run_finds_the_same(kind: Kind) -> None:
     kind.put("a", "b", "c")
     line = kind.plan("a", "b")

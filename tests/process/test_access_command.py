@@ -60,6 +60,12 @@ def test_a_token_that_could_be_guessed_is_not_hashed(access: Command) -> None:
     assert "less than 32 characters" in told
 
 
+@pytest.mark.parametrize(("name", "code", "may"), [("hourly", 0, "may"), ("minute", 1, "may not")])
+def test_what_somebody_may_do_is_the_exit_code(access: Command, file: str, name: str, code: int, may: str) -> None:
+    asked = f"report flights/{name}"
+    assert access("check", file, "--as", "etl", "--may", *asked.split()) == (code, f"etl {may} {asked}\n", "")
+
+
 def test_a_file_is_explained(access: Command, file: str) -> None:
     code, said, _ = access("check", file)
     assert code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -15,9 +16,11 @@ from typing import Any
 import pytest
 
 import lowwater
+from lowwater.core.events import ATTRIBUTE
+from lowwater_authority.page_child import PageChild
 from lowwater_page.board import Board
 from lowwater_page.follower import Follower
-from tests.kit.eventually import eventually
+from tests.kit.eventually import eventually, eventually_async
 from tests.kit.ports import free_port
 from tests.process.accessing import PATIENCE, SOON, Tokens, rules_of, write
 from tests.process.browsing import Json, Viewer, ask
@@ -129,7 +132,8 @@ def test_the_authority_says_who_may_look_and_nobody_new_is_let_in_while_it_is_aw
         server.kill()
         assert status("late") == 503
         assert ask(page.page, "session", "POST", json_type, body=json.dumps({"token": "x" * 43}).encode()).status == 503
-        assert ask(page.page, "api/snapshot", headers=cookie).json["stale_for"] > 0
+        stale = ask(page.page, "api/snapshot", headers=cookie).json["stale_for"]
+        eventually(lambda: ask(page.page, "api/snapshot", headers=cookie).json["stale_for"] > stale)
         assert ask(page.page, "session", "DELETE", headers=cookie).status == 204
         for secret in tokens.values():
             assert secret not in page.log
@@ -186,6 +190,21 @@ def test_a_page_that_dies_is_begun_anew_at_its_place_and_nobody_else_hears_of_it
         eventually(lambda: lows(ask(server.page, "api/snapshot").json) == {"flights": NOON})
         told = [(each["reason"], each["again_seconds"]) for each in server.events("page_ended")]
         assert told == [("signal 9", 1.0)]
+
+
+async def test_a_page_that_ends_again_and_again_is_begun_anew_each_time_later(caplog: pytest.LogCaptureFixture) -> None:
+    def waits() -> list[float]:
+        told = [vars(record).get(ATTRIBUTE, {}) for record in caplog.records]
+        return [each["again_seconds"] for each in told if each["event"] == "page_ended"]
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    child = PageChild(listening, ["--nonsense"], os.environ, encrypted=False, again_seconds=(0.001, 30.0))
+    running = asyncio.create_task(child.run())
+    await eventually_async(lambda: len(waits()) >= 3)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert waits()[:3] == [0.001, 0.002, 0.004]
 
 
 def test_a_page_that_does_not_end_keeps_no_journal_open(tmp_path: Path) -> None:

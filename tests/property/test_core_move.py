@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -299,6 +299,8 @@ def handed_over(one: Pair, topology: Topology, name: str) -> Driver:
     one.core.move_out(name)
     one.driver.settle()
     new = Driver(topology.get(name))
+    with pytest.raises(errors.IncarnationChanged):
+        as_slice(Driver(replace(topology.get(name), incarnation=2)).core).take_in(one.core.handed_over[name])
     as_slice(new.core).take_in(one.core.handed_over[name])
     new.settle()
     new.spec = new.core.spec = topology.moved(name).get(name)

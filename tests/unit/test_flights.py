@@ -12,7 +12,9 @@ from examples.flights import compare, data, expected
 from examples.flights.compare import HEURISTIC, LOW, SPARK_2H, SPARK_6H, Batch, Comparison
 from examples.flights.data import HOUR, DatasetChangedError, Flight, micros, moment
 from examples.flights.expected import Window
-from examples.flights.simulate import ModelLease, Result, simulate
+from examples.flights.plain import ORIGINS, SHARE, HourlyStage, Inbox, Record
+from examples.flights.simulate import Computation, Inputs, ModelLease, Result, simulate
+from lowwater.watermark import Watermark
 
 START = data.micros(data.SLICE_START)
 END = data.micros(data.SLICE_END)
@@ -135,6 +137,15 @@ def test_the_whole_slice_is_exact_with_duplicates_removed() -> None:
     assert run.late == 0
     assert run.duplicates > 40
     assert sum(len(batch.records) for batch in run.batches) == len(demo_slice())
+
+
+def test_a_range_promises_the_stamps_that_it_may_still_write_not_the_watermark() -> None:
+    """A record at 14:25 opens the window of 14:00. So at 14:20 no more than 14:00 is promised, with or without a window."""
+    hours, inbox, low = Computation(), Inbox(), Watermark(at(14) + HOUR // 3)
+    stage = HourlyStage(lambda: Inputs(low, {SHARE: low}), inbox, ModelLease(hours, len(ORIGINS)), lambda *_: None)
+    inbox.put([Record(1, "AA", "JFK", "MIA", at(16.5), 0)])
+    stage.turn()
+    assert hours.values == [at(14)] * 3
 
 
 def test_a_watermark_that_leads_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:

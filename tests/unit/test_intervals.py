@@ -39,9 +39,11 @@ BERLIN = ZoneInfo("Europe/Berlin")
 
 @pytest.mark.parametrize("zone", [BERLIN, ZoneInfo("Europe/London"), timezone(timedelta(hours=2))])
 def test_days_of_a_local_zone_are_refused(zone: tzinfo) -> None:
-    """London is at UTC in winter, and its days drift all the same."""
+    """London is at UTC in winter, and its days drift all the same. Hours do not."""
+    start = datetime(2026, 1, 27, tzinfo=zone)
     with pytest.raises(InvalidArgument, match=r"start=.* is refused: pass a time in UTC, such as 2026-01-2[67]T"):
-        Closings("x", timedelta(days=1), datetime(2026, 1, 27, tzinfo=zone))
+        Closings("x", timedelta(days=1), start)
+    assert Closings("x", EVERY, start).next == Watermark.of(start)
 
 
 class Told:

@@ -168,6 +168,16 @@ async def test_a_start_on_a_full_disk_says_that_there_is_no_room(
     await (await opened(path)).close()
 
 
+async def test_a_database_that_became_read_only_refuses_surely_and_takes_the_same_later(path: Path) -> None:
+    journal = await opened(path)
+    await pragma(journal, "query_only = 1")
+    with pytest.raises(JournalFailed, match="make the file and its directory writable"):
+        await journal.append([entry("a", 1)])
+    await pragma(journal, "query_only = 0")
+    await journal.append([entry("a", 1)])
+    await journal.close()
+
+
 @pytest.mark.parametrize("name", ["SQLITE_IOERR", "SQLITE_CANTOPEN"])
 def test_an_error_of_sqlite_on_a_disk_without_room_asks_for_room(
     path: Path, monkeypatch: pytest.MonkeyPatch, name: str

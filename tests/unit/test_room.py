@@ -405,6 +405,8 @@ def test_rule7_principals_that_wait_are_let_in_by_turns() -> None:
     let_in = [gate.leave(0.0, who) for who in ("neighbour", *["greedy"] * 8)]
     assert let_in == [*(f"greedy {number}" for number in range(2, 10)), None]
     assert (gate.inside, len(gate.waiting)) == (0, 0)
+    for number in range(75):
+        gate.enter(f"alone {number}", 0.0, "greedy")  # three quarters: the neighbour that has left counts no more
 
 
 def test_delays_grow_with_those_that_wait_and_with_the_time_that_each_takes() -> None:

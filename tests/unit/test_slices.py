@@ -163,6 +163,16 @@ async def test_T4_an_output_says_nothing_before_the_root_knows(reader: Tree) -> 
         await reader.top.shard.graph.set_inputs("a", ["x", "y"])
 
 
+async def test_T4_an_output_that_the_root_is_not_known_to_wait_for_is_refused(reader: Tree) -> None:
+    first, _ = await reader.both(10, 10)
+    await reader.fail_over(slice_answer_seconds=0.0)
+    reader.way.hold("vouch")
+    fold = reader.below.shard.topology.required("a~0")
+    with pytest.raises(errors.Unavailable, match="say nothing, and ask again"):
+        await reader.below.shard.owners.vouch("a~0", first.sequencer, 80 * HOUR, fold)
+    reader.way.let("vouch")
+
+
 @breaks("an output waits for the log of its slice alone")
 async def test_T4_breaks_when_an_output_waits_for_its_slice_alone(
     reader: Tree, monkeypatch: pytest.MonkeyPatch

@@ -293,6 +293,24 @@ def test_rule7_a_straggler_fills_its_group_of_intervals_not_for_ever() -> None:
     known.check()
 
 
+def test_rule8_the_newest_commits_of_a_long_queue_may_be_repeated() -> None:
+    """Where nearly all places are taken by what is to do, what is left is for the commits."""
+    known, group = tasks.Tasks(), TaskGroup("repairs")
+    known.groups["repairs"] = group
+    for number in range(tasks.TASKS - 4):
+        known.create("repairs", [task("n", at=number * SECOND)])
+    leases = []
+    for _ in range(2 * tasks.KEPT):
+        taken = known.take("repairs", "w", next(nonces).to_bytes(16), incarnation=1, epoch=1, now=0)
+        assert taken is not None
+        leases.append(taken.lease)
+        known.commit(taken.lease, [], b"", [], incarnation=1)
+        for lease in leases[-5:]:
+            known.commit(lease, [], b"", [], incarnation=1)
+    with pytest.raises(errors.BelowMark, match="nobody can tell whether this task was among it"):
+        known.create("repairs", [task("n", at=0)])
+
+
 async def test_a_refused_request_leaves_its_neighbours_in_the_round(disk: MemoryDisk) -> None:
     running, master = await begun(disk)
     await running.shard.graph.register(Spec("b"))

@@ -37,26 +37,34 @@ class PageChild:
 
     It gets the socket, and a pipe whose other end only this process holds: it ends when that closes, as it does even with a kill -9. What
     fails in it is a line in the log, and nobody waits for it. ``arguments`` are those of ``python -m lowwater_page``;
-    ``encrypted``: whether they have it speak TLS.
+    ``encrypted``: whether they have it speak TLS. ``again_seconds``: see ``AGAIN_SECONDS``.
     """
 
     def __init__(
-        self, listening: socket.socket, arguments: Sequence[str], environment: Mapping[str, str], *, encrypted: bool
+        self,
+        listening: socket.socket,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        encrypted: bool,
+        again_seconds: tuple[float, float] = AGAIN_SECONDS,
     ) -> None:
         self.url: str = url_of(listening, encrypted=encrypted)
         self._listening = listening
         self._arguments = tuple(arguments)
         self._environment = dict(environment)
+        self._again_seconds = again_seconds
 
     async def run(self) -> None:
         """Keep a page running, until cancelled; then it ends, within ``END_SECONDS``."""
         try:
-            wait = AGAIN_SECONDS[0]
+            first, longest = self._again_seconds
+            wait = first
             while True:
                 began = asyncio.get_running_loop().time()
                 reason = await self._once()
-                if asyncio.get_running_loop().time() - began > AGAIN_SECONDS[1]:
-                    wait = AGAIN_SECONDS[0]
+                if asyncio.get_running_loop().time() - began > longest:
+                    wait = first
                 log.warning(
                     "the status page's process has ended (%s); another begins in %g s",
                     reason,
@@ -64,7 +72,7 @@ class PageChild:
                     extra=event("page_ended", reason=reason, again_seconds=wait),
                 )
                 await asyncio.sleep(wait)
-                wait = min(2 * wait, AGAIN_SECONDS[1])
+                wait = min(2 * wait, longest)
         finally:
             self._listening.close()
 
