@@ -55,6 +55,19 @@ def computation_of(spec: Spec, *, epoch_base: int = 0) -> Computation:
     return kind(spec, epoch_base=epoch_base)
 
 
+def of_kind(computation: Computation, spec: Spec) -> Computation:
+    """Return a computation as the kind that another registration of the same incarnation asks for.
+
+    Only a merge of two graphs changes the kind: a store has lost a registration, and another
+    process registered the name cut into slices, or no longer cut. All that is known of it stays.
+    """
+    if isinstance(computation, RootComputation) == bool(spec.slices):
+        return computation
+    other = computation_of(spec)
+    vars(other).update(vars(computation))
+    return other
+
+
 class RootComputation(Computation):
     """The whole of a computation that is cut into slices. Each of its ranges is one slice."""
 

@@ -214,10 +214,10 @@ class Served:
                 if self.placement.mine(name):
                     self.held.end(name)
             elif spec is not None and computation is not None:
-                computation.follow(spec)
                 if computation.incarnation < spec.incarnation:
                     begun.append(self.held.restart(computation, spec))
                 else:
+                    self.held.follow(computation, spec)
                     self._durable(name)
             elif spec is not None:
                 self.held.forget_damage(name)  # a reset may have replaced the damaged log
