@@ -23,7 +23,7 @@ from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.slicing import computation_of, of_kind
 from lowwater_authority.core.topology import Topology, WrongGraph
-from lowwater_authority.engine.holding import Ending, Holding, Unwritten, epoch_base
+from lowwater_authority.engine.holding import Ending, Holding, Recovered, Unwritten, epoch_base
 from lowwater_authority.engine.logs import Log, Logs
 from lowwater_authority.engine.waiting import Backoff
 from lowwater_authority.engine.writes import RETRY_SECONDS
@@ -71,14 +71,6 @@ OVER: Final = (JournalFenced, JournalOutvoted, JournalVersion, JournalReplaced, 
 """Why a log is not this process's to make short, and will not be."""
 
 log = logging.getLogger(__name__)
-
-
-class Recovered(NamedTuple):
-    """A computation as its log had it before it was taken."""
-
-    spec: Spec
-    loaded: LoadedLog
-    computation: Computation
 
 
 class ReadGraph(NamedTuple):
