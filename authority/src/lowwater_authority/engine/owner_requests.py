@@ -185,7 +185,7 @@ class OwnerRequests:
         barred: set[str] | None = None,
         older: dict[tuple[str, int], Refused] | None = None,
     ) -> asyncio.Future[list[tuple[str, Refused]]]:
-        """Take over the states of several claims. The future ends with the refusals of each.
+        """Take over the states of several claims. The future gives pairs (computation, refusal).
 
         A report carries only changes since the one before it in its stream, and a lost report may
         have lowered a range. So three things stop later reports:
