@@ -257,7 +257,7 @@ def test_every_refusal_in_the_sources_has_a_case(pipeline: Pipeline, raised: set
 
 TOLD_ELSEWHERE = """
 contract/test_damaged_logs.py
-    engine/shard.py: errors.OwnedRanges in _refuse_unread
+    engine/graph_requests.py: errors.OwnedRanges in _refuse_unread
 contract/test_layouts.py
     core/computation.py: errors.StaleSequencer in _check_place
 process/test_access_changes.py
@@ -281,29 +281,29 @@ process/test_shards_operations.py
     rpc/cluster.py: bad_field 'epochs' in Locate
     rpc/cluster.py: bad_field 'epochs' in Locate
 property/test_core_move.py
-    core/computation.py: errors.IncarnationChanged in take_in
+    core/slicing.py: errors.IncarnationChanged in take_in
 property/test_core_recut.py
     core/topology.py: _refuse 'slice' in split
 property/test_core_tasks.py
     core/tasks.py: errors.BelowMark in _new
 unit/test_cluster.py
-    engine/shard.py: errors.Unavailable in _refresh
+    engine/confirmation.py: errors.Unavailable in _refresh
 unit/test_core_numbers.py
     core/computation.py: errors.InvalidArgument in prepare
 unit/test_core_rules.py
     core/computation.py: errors.IncarnationChanged in commit
     core/computation.py: errors.InputVersion in commit
 unit/test_damaged_graph.py
-    engine/shard.py: errors.Unavailable in _heal
-    engine/shard.py: errors.Unavailable in _refuse_unhealed
-    engine/shard.py: errors.Unavailable in register
+    engine/confirmation.py: errors.Unavailable in _heal
+    engine/confirmation.py: errors.Unavailable in _refuse_unhealed
+    engine/graph_requests.py: errors.Unavailable in register
 unit/test_denied_reports.py
     rpc/streams.py: errors.Overloaded in deny
 unit/test_drop.py
     core/topology.py: errors.LimitReached in _refuse_tombstones
-    engine/shard.py: errors.Unavailable in _refuse_unread
+    engine/graph_requests.py: errors.Unavailable in _refuse_unread
 unit/test_half_changes.py
-    engine/shard.py: errors.Unavailable in _what_is_read
+    engine/confirmation.py: errors.Unavailable in _what_is_read
 unit/test_late_messages.py
     core/computation.py: errors.StaleSequencer in retire
     rpc/cluster.py: bad_field 'version' in _change
@@ -315,27 +315,27 @@ unit/test_room.py
 unit/test_shard.py
     core/computation.py: errors.InvalidArgument in vouch
     core/computation.py: errors.Overloaded in stage_task
-    engine/shard.py: errors.OldStream in report
+    engine/owner_requests.py: errors.OldStream in report
 unit/test_slice_cuts.py
-    core/computation.py: errors.Unavailable in _check_taken_in
+    core/slicing.py: errors.Unavailable in _check_own
     core/topology.py: errors.Unavailable in _refuse_moving
-    engine/shard.py: errors.Unavailable in _handed_over
-    engine/shard.py: errors.Unavailable in _take_in
+    engine/cuts.py: errors.Unavailable in _handed_over
+    engine/cuts.py: errors.Unavailable in _take_in
 unit/test_slices.py
-    core/computation.py: errors.InvalidArgument in _check_slice_order
+    core/slicing.py: errors.InvalidArgument in _check_slice_order
     core/computation.py: errors.StaleSequencer in _granted_before
-    engine/shard.py: errors.Unavailable in claim
-    engine/slices.py: errors.BY_REASON[refused.reason] in say
-    engine/slices.py: errors.Unavailable in _check_listed
-    engine/slices.py: errors.Unavailable in _claim
-    engine/slices.py: errors.Unavailable in say
+    engine/owner_requests.py: errors.Unavailable in claim
+    engine/root_here.py: errors.BY_REASON[refused.reason] in say
+    engine/slice.py: errors.Unavailable in _check_listed
+    engine/slice.py: errors.Unavailable in _claim
+    engine/root_here.py: errors.Unavailable in say
 unit/test_task_master.py
     core/tasks.py: errors.BelowMark in _held
     core/tasks.py: errors.Overloaded in create_group
 no test provokes these: each takes a store, or a root, that knows less than this process
     engine/holdings.py: errors.Unavailable in refuse_doubted
-    engine/shard.py: errors.Unavailable in _by_its_inputs
-    engine/shard.py: errors.Unavailable in _move_out
-    engine/slices.py: errors.Unavailable in vouched
+    engine/requests.py: errors.Unavailable in by_its_inputs
+    engine/cuts.py: errors.Unavailable in _move_out
+    engine/slice.py: errors.Unavailable in vouched
 """
 """Refusals that take more than one bad request: behind the module of tests that provokes them."""
