@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from lowwater_authority.authority import Authority
     from lowwater_authority.core.computation import Computation
     from lowwater_authority.core.topology import Spec
-    from lowwater_authority.engine.holdings import ReadGraph, Recovered
+    from lowwater_authority.engine.holding import Recovered
+    from lowwater_authority.engine.holdings import ReadGraph
     from lowwater_authority.journal import LoadedLog, Ownership
     from tests.simulation.kernel import Process, Simulation
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -355,16 +355,35 @@ def test_who_claims_for_no_slice_that_there_is_claims_nothing() -> None:
     computation.claim(ClaimRequest([b"c", b"f"], identity="a~", request_id=next(ids).to_bytes(16)), 0)
 
 
+def without_slices(graph: Topology) -> Mapping[str, Spec]:
+    return {name: replace(spec, slices=(), span=WHOLE) for name, spec in graph.computations.items()}
+
+
+async def merge(shard: Shard, computations: Mapping[str, Spec]) -> None:
+    """Let a shard go on with a graph in which computations are as another process registered them."""
+
+    def stage(round_: Round) -> None:
+        graph = shard.topology
+        round_.topology, round_.merged = Topology(graph.version + 1, computations, graph.dropped), True
+
+    await shard.confirmation.write(stage, alone=True)
+
+
+async def test_a_served_computation_is_cut_or_not_as_a_merged_graph_says(tree: Tree) -> None:
+    await tree.both(10, 10)
+    shard = tree.top.shard
+    cut = shard.topology.computations
+    claim = ClaimRequest([b"", b""], identity="job", request_id=next(ids).to_bytes(16))
+    for computations, refusal in (without_slices(shard.topology), errors.IdentityMismatch), (cut, errors.OtherSlice):
+        await merge(shard, computations)
+        assert tree.low() == 10
+        with pytest.raises(refusal):
+            await shard.owners.claim("a", claim)
+
+
 async def test_a_slice_that_its_root_does_not_have_tells_nothing_and_acknowledges_nothing(tree: Tree) -> None:
     first, _ = await tree.both(10, 10)
-    graph = tree.top.shard.topology
-    bare = {name: replace(spec, slices=(), span=WHOLE) for name, spec in graph.computations.items()}
-    stripped = Topology(graph.version + 1, bare, graph.dropped)
-
-    def strip(round_: Round) -> None:
-        round_.topology, round_.merged = stripped, True
-
-    await tree.top.shard.confirmation.write(strip, alone=True)
+    await merge(tree.top.shard, without_slices(tree.top.shard.topology))
     new = await tree.fail_over(slice_answer_seconds=0.0)
     await rest()
     claims = len(tree.way.sent("claim"))

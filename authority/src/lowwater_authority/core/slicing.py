@@ -1,11 +1,13 @@
-"""A computation that is cut into slices, and one slice of it: how each differs from one that is not cut.
+"""The root of a computation that is cut into slices, and one slice: how they differ from others.
 
-A *root* is the whole of a cut computation. Its key ranges are its slices, one each: only the shard that serves a slice
-claims that range, under the ownership number of the slice's log, and reports what is durable there. A *slice* is a
-computation of its own with a part of the key space. Workers claim in slices.
+A *root* is the whole of a cut computation. The root has one key range for each slice. Only the
+shard that serves a slice claims that range, under the ownership number of the slice's log, and
+reports what is durable there. A *slice* is a computation of its own with a part of the key space.
+Workers claim in slices.
 
-An operator cuts a slice X in two: X hands the keys from there on over to the new slice Y (:meth:`SliceComputation.move_out`),
-and Y takes them in (:meth:`SliceComputation.take_in`). The steps, and who does them: engine/slices.py.
+An operator cuts a slice X in two at a key. X hands the keys from there on over to the new slice Y
+(:meth:`SliceComputation.move_out`), and Y receives them (:meth:`SliceComputation.take_in`).
+The steps, and who does them: engine/slices.py.
 """
 
 from __future__ import annotations
@@ -39,20 +41,38 @@ if TYPE_CHECKING:
 
 MOST_FRONTIERS: Final = 256
 MOST_TIMES: Final = 4096
-"""How many frontiers, and times of pending records, the mass of a slice has at most."""
+"""Most frontiers, and most times of pending records, in the mass of a slice."""
 
 CUTS_OF_ONE: Final = 1 << 20
-"""The generation of a slice's claim is its incarnation times so many, and the version of the cut by which it has its keys."""
+"""Factor of the incarnation in the generation of a slice's claim.
+
+The generation is the incarnation times this, plus the version of the cut that gave the slice its
+keys."""
 
 CLAIMS_OF_ONE: Final = 1 << 20
-"""The ordinal of a slice's claim is its ownership number times so many, and how often it has claimed under that: a claim that is late does not count
-after a newer one, whoever made it."""
+"""Factor of the ownership number in the ordinal of a slice's claim.
+
+The ordinal is the ownership number times this, plus the number of claims under that ownership.
+So a late claim never counts after a newer one, whichever process made the newer one."""
 
 
 def computation_of(spec: Spec, *, epoch_base: int = 0) -> Computation:
-    """Return a new computation of the kind that a registration asks for: not cut, the root of slices, or a slice."""
+    """Return a new computation of the kind that a registration asks for: uncut, root or slice."""
     kind = RootComputation if spec.slices else SliceComputation if spec.slice_of else Computation
     return kind(spec, epoch_base=epoch_base)
+
+
+def of_kind(computation: Computation, spec: Spec) -> Computation:
+    """Return a computation as the kind that another registration of the same incarnation asks for.
+
+    Only a merge of two graphs changes the kind: a store has lost a registration, and another
+    process registered the name cut into slices, or no longer cut. All that is known of it stays.
+    """
+    if isinstance(computation, RootComputation) == bool(spec.slices):
+        return computation
+    other = computation_of(spec)
+    vars(other).update(vars(computation))
+    return other
 
 
 class RootComputation(Computation):
@@ -61,7 +81,7 @@ class RootComputation(Computation):
     TAKES_WHOLE_MASSES = True
 
     def _check_keys(self, request: ClaimRequest) -> str:
-        """Only a slice claims here, and only all of its keys."""
+        """Refuse all claims but those of a slice for all of its keys."""
         identity = request.identity
         if not is_slicing(self.spec.name, identity):
             raise self._other_slice(request.bounds[0], request.bounds[-1], "claim")
@@ -71,7 +91,10 @@ class RootComputation(Computation):
         return identity if bound else slicing(self.spec.name)
 
     def _check_identity(self, identity: str) -> None:
-        """Slices carry the identity of their workers: all slices are claimed by workers of one identity."""
+        """Raise IdentityMismatch unless workers of one identity claim in all slices.
+
+        A slice claims by an identity that carries the one of its workers.
+        """
         if self.identity is None:
             return
         of_worker = carried(self.spec.name, self.incarnation, identity)
@@ -87,7 +110,7 @@ class RootComputation(Computation):
         return self._about(generation=order[0], ordinal=order[1], claimed_ordinal=newest[1])
 
     def _other_slice(self, start: bytes, end: bytes, what: str) -> errors.OtherSlice:
-        """Return the refusal of a worker that names the root for keys that only its slices have."""
+        """Return the refusal of a worker that names the root for keys of its slices."""
         over = self.spec.slices_over(start, end)
         if len(over) == 1:
             msg = f"{what} these keys of {over[0]}, the slice of {self.spec.name} that they are in"
@@ -99,7 +122,10 @@ class RootComputation(Computation):
         return errors.OtherSlice(msg, metadata=self._about(first=over[0], last=over[-1]))
 
     def _check_slice(self, bounds: Sequence[bytes]) -> None:
-        """A slice has one range here, with the keys of the slice: who claims another one knows of another cut. Raises InvalidArgument."""
+        """Raise InvalidArgument unless the bounds are exactly those of one slice.
+
+        A shard that claims other bounds knows another cut of the computation.
+        """
         start, end = bounds[0], bounds[-1]
         over = self.spec.slices_over(start, end)
         if len(bounds) > 2 or len(over) > 1 or self.spec.span_of(over[0]) != (start, end):
@@ -110,7 +136,8 @@ class RootComputation(Computation):
     def _check_slice_order(self, request: ClaimRequest) -> None:
         """Refuse an order that no slice can have. Raises InvalidArgument.
 
-        A slice that is told a newer order takes a greater ownership number itself. By a made-up one it would use up all numbers, for good.
+        A slice that learns of a newer order takes a greater ownership number. An invented order
+        would use up all ownership numbers of the slice, for good.
         """
         limits = (
             ("generation", request.generation, (self.incarnation + 1) * CUTS_OF_ONE - 1),
@@ -123,10 +150,10 @@ class RootComputation(Computation):
                 raise errors.InvalidArgument(msg, metadata=self._about(field=field_name, fix=fix))
 
     def _newest_order(self, request: ClaimRequest) -> tuple[int, int]:
-        """Return the order that a claim must not be below. Slices are owned one by one, so each counts its own.
+        """Return the order that a claim must not be below: the newest of the claimed slice alone.
 
-        Two processes that claim with one ownership number have both owned the slice, and a store has lost one of the
-        ownerships. The second one has to take a greater number, so it is told a greater one.
+        If two processes claim with one ownership number, a store has lost one of two ownerships.
+        The second process must take a greater number, so the order returned to it is greater.
         """
         touched = [group for group, _, _ in self.map.overlapping(request.bounds[0], request.bounds[-1])]
         newest = max(group.order for group in touched)
@@ -136,12 +163,15 @@ class RootComputation(Computation):
         return (newest[0], (epoch + 1) * CLAIMS_OF_ONE) if others else newest
 
     def _check_bounds(self, request: ClaimRequest, wall: int) -> None:
-        """The bound of a slice is where it is, which lifts nothing but retired keys."""
+        """Check the bound only if the claim revives retired keys: a bound lifts no others."""
         if self.revives(request):
             super()._check_bounds(request, wall)
 
     def _carry(self, taken: Sequence[Taken], group: Group) -> None:
-        """All parts of a slice that was cut in two start at its budgets. The part with its first keys goes on counting its records."""
+        """Let all parts of a slice that was cut in two start at its budgets.
+
+        The part with its first keys goes on counting its records; the others count from zero.
+        """
         parts = [*taken[0].remainders, group]
         for part in parts:
             part.kept = dict(taken[0].group.kept)
@@ -169,7 +199,7 @@ class RootComputation(Computation):
         return errors.OwnedRanges(msg, metadata=self._about(workers=""))
 
     def _check_retire(self, start: bytes, end: bytes, sequencer: int) -> None:
-        """Only a slice retires its keys here, all of them, and only under the claim that it still has."""
+        """Refuse to retire keys, unless a slice retires all of its own under a live claim."""
         if not sequencer:
             raise self._other_slice(start, end, "retire")
         group = self._owned(sequencer)
@@ -180,9 +210,10 @@ class RootComputation(Computation):
         return super()._bounded_mass(mass, limit).at_most(limit)  # see _take_lateness
 
     def _take_lateness(self, group: Group, told: Lateness, now: int, wall: int) -> list[Refused]:
-        """Take over how a slice keeps the budgets: each by its watermark, and by how many of all records came behind it."""
+        """Take over a slice's budgets: of each its watermark, all records, and the late ones."""
         del now
-        # What it says of itself it was taken at its word for, when the clock was another. Refused, it would hold up what stands beside it.
+        # A watermark beyond the clock is lowered and not refused: when the slice accepted it, the
+        # clock was another, and a refusal would stop the rest of the slice's report.
         limit = wall + self.spec.max_skew
         kept = {
             ppm: (micros if micros == MAX else min(micros, limit), sum(told.counts.values()), behind)
@@ -198,7 +229,10 @@ class RootComputation(Computation):
         return []
 
     def _stage_budgets(self) -> None:
-        """Let each budget go no further than the slowest of the slices, and have the records of all. Each of them keeps it by itself, so all together do."""
+        """Move each budget to the slowest slice's watermark, with the records of all slices.
+
+        Each slice keeps the budget by itself, so all of them together keep it.
+        """
         groups = self.map.run_groups()
         open_ = [group for group in groups if group.state is not GroupState.RETIRED and not group.finished]
         unknown = MIN, 0, 0
@@ -214,23 +248,32 @@ class RootComputation(Computation):
 
 
 class SliceComputation(Computation):
-    """One slice of a cut computation: it has a part of the key space, which a cut makes smaller."""
+    """One slice of a cut computation, with a part of the key space, which a cut makes smaller."""
 
     def __init__(self, spec: Spec, *, epoch_base: int = 0) -> None:
         super().__init__(spec, epoch_base=epoch_base)
         self.cut_version = 0
-        """Version of the cut that gave this slice its keys; 0 while it has the keys it began with. Read from the slice's
-        own log, because the graph may already name a newer cut. The root orders claims by it."""
+        """Version of the cut that gave this slice its keys; 0 while it has the keys it began with.
+
+        Read from the slice's own log, because the graph may already name a newer cut. The root
+        orders claims by this version."""
         self.handed_over: dict[str, pb.Snapshot] = {}
-        """What this slice knew of the keys that it handed over last, by the name of the slice that takes them in."""
+        """State of the keys that this slice handed over last, by name of the receiving slice."""
 
     @property
     def known_inputs(self) -> int:
-        """Version of the inputs that the log goes by; 0 while that is not known. A slice may begin behind a change of its root's inputs."""
+        """Version of the inputs in the log; 0 while the log names none.
+
+        Unlike an uncut computation, a slice may begin after its root's inputs have changed.
+        """
         return self.input_version
 
     def follow(self, spec: Spec) -> None:
-        """Go on with another registration. What was handed over is forgotten when the graph says, durably, that the other slice has it."""
+        """Go on with another registration.
+
+        Once the graph says, durably, that the other slice received its keys, their state here is
+        forgotten.
+        """
         super().follow(spec)
         if not spec.taker:
             self.handed_over = {}
@@ -247,18 +290,20 @@ class SliceComputation(Computation):
         return super()._mismatch(identity, bound, fix or f"reset {self.spec.slice_of}")
 
     def _apply_revoke(self, op: pb.Revoke, now: int) -> None:
-        # What its root has not confirmed by now was acknowledged to no output, and did not know of the new inputs.
+        # A completeness that the root has not confirmed by now was acknowledged to no output, and
+        # did not take the new inputs into account.
         self.vouched = MIN
         super()._apply_revoke(op, now)
 
     def has_keys(self, start: bytes, end: bytes) -> bool:
-        """Whether an interval lies in its key space; nothing else is to be asked of its map about one that does not."""
-        # Those of the graph, and those that it has in fact: if a store has lost the newest cut, the graph knows an older one.
+        """Whether an interval lies in its key space. Its map must not be asked about other keys."""
+        # Both the keys of the graph and those of the log count: if a store has lost the newest
+        # cut, the graph names an older one.
         spans = self.spec.span, self.map.span
         return all(start >= first and (not last or bool(end and end <= last)) for first, last in spans)
 
     def _check_own(self, start: bytes, end: bytes, what: str) -> None:
-        """Raise Unavailable while the keys are still taken in, and OtherSlice for keys of other slices."""
+        """Raise Unavailable until this slice has received its keys, OtherSlice for foreign keys."""
         if self.spec.source:
             msg = f"{self.spec.name} is still taking its keys over from {self.spec.source}; nothing was changed, try again in a moment"
             raise errors.Unavailable(msg, metadata=self._about(source=self.spec.source))
@@ -273,9 +318,10 @@ class SliceComputation(Computation):
         raise errors.OtherSlice(msg, metadata=self._about(slice_of=root))
 
     def move_out(self, to: str) -> list[Fenced]:
-        """Hand the keys behind those that the graph says are its own over to another slice; returns who lost what. O(what moves).
+        """Hand over the keys behind the end that the graph gives this slice. O(what moves).
 
-        From here on it knows nothing of them, and what it did know is kept, as it was, until the other one has taken it in: see :meth:`follow`.
+        Returns which claims lost what. ``handed_over`` keeps the state of these keys for the
+        receiving slice, until :meth:`follow` learns that it has received them.
         """
         end = self.spec.span[1]
         assert end, "a slice that hands keys over ends before them"
@@ -309,10 +355,10 @@ class SliceComputation(Computation):
             state.batch, state.batch_digest = self.last_batch
         for group, values, since in known:
             codec.unclaimed(state.groups.add(), group, values, since)
-        # Those of an older cut were taken in: else the graph would not have let it be cut again.
+        # The keys of an older cut were received by now: before that the graph allows no other cut.
         self.handed_over = {op.to: state}
         self.cut_version = op.cut_version
-        if self.layout.starts:  # by keys that it has no more
+        if self.layout.starts:  # the layout names keys that this slice has handed over
             self.layout = Layout(self.layout.version + 1)
         self._hand_over_arrivals(None, taken)
         self._hand_over_masses(None, taken)
@@ -322,11 +368,16 @@ class SliceComputation(Computation):
         return taken
 
     def take_in(self, state: pb.Snapshot) -> None:
-        """Begin with what another slice has handed over: that state of its ``handed_over``. Nothing may have happened to this one in this incarnation.
+        """Begin with the state that another slice has handed over, from its ``handed_over``.
 
-        Its watermark is what it was told, and what nobody may report any more holds; sequencers go on above those of the other one, so that no sink takes
-        a late owner of there for a newer one. A request that was granted there is known, and stale: it is never granted a second time. Masses are not known,
-        and lateness budgets stand where they stood, and count anew. Raises IncarnationChanged when the state is of another incarnation, ValueError when it is not of these keys.
+        This slice must not have changed in this incarnation. All values stay, and ranges that no
+        worker owns now hold. Sequencers go on above those of the other slice, so that no sink takes
+        a late owner there for a newer one. The requests that the other slice granted are known here
+        and stale, so none of them is granted twice. Masses are unknown. Lateness budgets keep their
+        watermarks and count records anew.
+
+        Raises IncarnationChanged when the state is of another incarnation, ValueError when it has
+        other keys.
         """
         if state.incarnation != self.incarnation:
             msg = (
@@ -363,7 +414,7 @@ class SliceComputation(Computation):
         for each in state.granted:
             self.granted[each.request_id] = Granted(each.sequencer, each.asked)
         for told in map(codec.budget_from, state.budgets):
-            if told.ppm in self.budgets:  # readers were shown no more than that: so late is what comes behind it
+            if told.ppm in self.budgets:  # readers saw this watermark, so rows behind it are late
                 self.budgets[told.ppm].value = max(self.budgets[told.ppm].value, told.value)
         self._mass_changed = True
 
@@ -371,7 +422,8 @@ class SliceComputation(Computation):
         match op.WhichOneof("kind"):
             case "move_out":
                 if self.incarnation < self.spec.incarnation:
-                    # Of a life that is over nobody knows which keys it began with, nor are they used any more.
+                    # The log does not tell with which keys an ended incarnation began, and they
+                    # are not used any more.
                     self._apply_retire(pb.Retire(start=op.move_out.start, end=self.map.span[1]), now)
                     self.cut_version = op.move_out.cut_version
                 else:
@@ -382,11 +434,13 @@ class SliceComputation(Computation):
                 super()._replay_other(op, now)
 
     def whole_mass(self) -> Mass:
-        """Return the mass of all claims, as one: a slice is one claim of what it is a slice of. O(claims + buckets).
+        """Return the masses of all claims as one, because a slice is one claim of its root.
 
-        Its claims' finished records are told by their frontiers, so that H(p) comes out as if each of them had told its own. Of more than
-        ``MOST_FRONTIERS`` neighbours are rounded down to the least of them, and so are pending records of too many times. More than
-        ``MOST_RECORDS`` are told by their shares: no claim has that many.
+        Finished records are grouped by their frontiers, so that H(p) is the same as if each claim
+        reported to the root. Beyond ``MOST_FRONTIERS`` groups, neighbours are rounded down to the
+        least of them; likewise pending records beyond ``MOST_TIMES`` times. More than
+        ``MOST_RECORDS`` records are scaled down, because no claim may have more.
+        O(claims + buckets).
         """
         groups = [g for g in self.map.run_groups() if g.state is not GroupState.RETIRED and not g.finished]
         masses = [mass for group in groups for mass in group.masses()]
@@ -411,7 +465,7 @@ class SliceComputation(Computation):
 
 
 def _least(finished: Sequence[tuple[tuple[tuple[int, int], ...], int]]) -> Mass:
-    """Return the finished records of some claims at the least of each frontier; without those that any of them lacks."""
+    """Return the finished records of some claims at the least of each frontier that all have."""
     told = [dict(frontiers) for frontiers, _ in finished]
     shares = set.intersection(*(set(each) for each in told))
     frontiers = {share: min(each[share] for each in told) for share in sorted(shares)}

@@ -1,4 +1,4 @@
-"""What this shard knows of the others: whether it still owns its computations, and which graph is the newest."""
+"""What the store and other shards decide: who owns a computation, and which graph is the newest."""
 
 from __future__ import annotations
 
@@ -26,10 +26,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 GRAPH_REST_SECONDS: Final = 0.5
-"""Rest after a damaged graph could not be written again: each attempt reads all of it, and perhaps writes it."""
+"""Rest after a damaged graph could not be written again, in seconds.
+
+Each attempt reads the whole graph, and perhaps writes it."""
 
 SILENT_SECONDS: Final = 30
-"""Silence of a store after which it is said not to answer; the alert LowwaterJournalNotConfirming waits as long."""
+"""Silence after which a store counts as not answering, in seconds.
+
+The alert LowwaterJournalNotConfirming waits as long."""
 
 log = logging.getLogger(__name__)
 
@@ -48,18 +52,20 @@ class Confirmation:
         self._checking = Confirming(self._refresh_if_changed)
         self._confirmed = 0
         self._unhealed = "", 0
-        """Why the damaged graph could not be written again, and the processing time until which it is not tried again."""
+        """Why the damaged graph could not be written again, and the end of the rest after that, as
+        processing time."""
         self._reading: set[asyncio.Future[int]] = set()
         """Readings of the graph that no caller waits for."""
 
     async def confirm(self, names: Iterable[str] | None = None) -> int:
-        """Make sure, once for all that wait, that the journal knows this process as the owner of computations.
+        """Confirm at the store, once for all callers, that this process owns computations.
 
-        None: all of them, but for those that are being put into the store again, of which it cannot be told; of these it raises
-        Unavailable when they are named.
+        ``names`` None: all but those that are just being healed, whose ownership cannot be
+        confirmed; when one of these is named, Unavailable is raised. Computations that other
+        processes own now are lost here, and the graph is read if it has changed.
 
-        Those that others own by now are let go; the graph is read if it has changed. Returns the processing time at which what is
-        published of them was the newest. Raises Unavailable when nobody can tell, at the latest after ``wait_seconds``.
+        Returns a processing time at which the published values of the others were the newest.
+        Raises Unavailable when the store cannot confirm, at the latest after ``wait_seconds``.
         """
         if not self._served.shared:
             return self.confirmed
@@ -67,12 +73,14 @@ class Confirmation:
         async with self.in_time():
             while True:
                 asked = self._held.undoubted() if named is None else named
-                # Before it is asked, for all that are asked for at a time share one check.
+                # This caller is refused first, because all callers of one check share its result.
                 self._held.refuse_doubted(asked)
                 try:
                     return await self._confirming.ask(asked)
                 except GivenUp:
-                    continue  # one that somebody has asked for is in doubt since: who has is refused, the others ask without it
+                    # A computation of some caller came into doubt since. That caller is refused in
+                    # the next pass; the others ask again without it.
+                    continue
 
     async def _confirm(self, names: Iterable[str]) -> int:
         began, end = self._now(), None
@@ -93,17 +101,17 @@ class Confirmation:
         if end > self._held.graph_known:
             await self.refresh()
         asked = set(names)
-        if all(
-            name in asked or holding.is_torn() for name, holding in self._held.served.items()
-        ):  # see Served.confirms
+        # See Served.confirms.
+        if all(name in asked or holding.is_torn() for name, holding in self._held.served.items()):
             self._confirmed = began
         return began
 
     async def rise(self, name: str, seen: int) -> None:
-        """Take a number above one that somebody has seen of a computation that is served here. Raises Unavailable.
+        """Take an ownership number above ``seen``, one that a client has seen of a computation.
 
-        A shard that was replaced learns it here, and lets go. If it was not, the store has lost numbers. An embedded one can only have
-        been put back from an old copy, which its clients are to refuse.
+        If another shard has replaced this one, this one learns it here and loses the computation.
+        If not, the store has lost ownership numbers. With an embedded journal nothing is done: that
+        journal was restored from an old copy, which its clients must refuse. Raises Unavailable.
         """
         if not self._served.shared or not self._served.epoch(name) < seen <= LARGEST_EPOCH:
             return
@@ -124,11 +132,17 @@ class Confirmation:
             await self.write(stage, alone=True)
 
     async def refresh(self) -> None:
-        """Read the graph, once for all that wait, and begin the incarnations that other processes have begun. Raises Unavailable."""
+        """Read the graph, once for all callers, and begin the incarnations that it begins.
+
+        Raises Unavailable.
+        """
         await self._refreshing.ask(())
 
     async def refresh_if_changed(self) -> None:
-        """Read the graph as :meth:`refresh` does, if it has changed or is in doubt; else asking once for all where it ends is all that this costs."""
+        """Do what :meth:`refresh` does, if the graph has changed or is in doubt.
+
+        Otherwise this costs one question to the store, once for all callers: where the graph ends.
+        """
         await self._checking.ask(())
 
     async def _refresh_if_changed(self, _: Iterable[str]) -> int:
@@ -148,7 +162,7 @@ class Confirmation:
             try:
                 await self._rounds.write(stage, alone=True)
             except GivenUp:
-                continue  # others have written meanwhile
+                continue  # another process has changed the graph meanwhile
             except errors.JournalFailed as error:
                 msg = f"this shard cannot put the graph right in its store yet: {error.message}"
                 if heals:
@@ -157,11 +171,14 @@ class Confirmation:
             return self._held.graph.position
 
     def doubt_graph(self) -> None:
-        """Another process may wait because it cannot read the graph: what the store has of it is read whole, next time."""
+        """Read the stored graph whole next time: another process may be unable to read it."""
         self._held.graph_doubted = True
 
     async def _what_is_read(self) -> tuple[Callable[[Round], None], bool]:
-        """Return what a round does with the graph as it is stored now, and whether it is to be written again. Raises Unavailable."""
+        """Read the stored graph. Return how a round uses it, and whether that writes it again.
+
+        Raises Unavailable.
+        """
         self._refuse_unhealed()
         try:
             read = await self._held.read_graph()
@@ -178,7 +195,7 @@ class Confirmation:
         def stage(round_: Round) -> None:
             newer = self._held.newer(read)
             if newer is not None:
-                # The store has lost what only this process knows, so the merged graph is written again.
+                # What only this process knows was lost in the store: the merged graph is appended.
                 merged = newer.merged(self._held.topology)
                 round_.read = merged is newer
                 round_.merged = not round_.read
@@ -199,7 +216,7 @@ class Confirmation:
             raise errors.Unavailable(msg) from error
 
     def _refuse_unhealed(self) -> None:
-        """Raise Unavailable for a moment after the graph could not be put right: each attempt reads all of it, and perhaps writes it."""
+        """Raise Unavailable during the rest after the graph could not be healed."""
         msg, until = self._unhealed
         if self._now() < until:
             raise errors.Unavailable(msg)
@@ -208,33 +225,40 @@ class Confirmation:
         self._unhealed = msg, self._now() + int(GRAPH_REST_SECONDS * 1e6)
 
     def _unconfirmed(self, reason: str) -> errors.Unavailable:
-        """Return the refusal to say what may not be the newest any more; ``stale_micros`` is for how long that is not known."""
+        """Return the refusal of a read whose answer may not be the newest any more.
+
+        Its ``stale_micros`` is the time since the last confirmation.
+        """
         stale = self._now() - self.confirmed
         msg = f"this shard cannot tell whether what it knows is the newest, {reason}. It was {stale / 1e6:.1f} s ago; try again"
         return errors.Unavailable(msg, metadata={"stale_micros": str(stale)})
 
     @property
     def confirmed(self) -> int:
-        """Processing time up to which the published values are known to be the newest durable ones."""
+        """Processing time up to which the published values are confirmed as the newest ones."""
         return self.confirmed_at(self._now())
 
     def confirmed_at(self, now: int) -> int:
-        """Return ``confirmed`` to another thread, which brings the time itself: this one's clock is its event loop's to move."""
+        """Return ``confirmed`` to any thread. The caller brings the processing time.
+
+        Only the event loop may advance this shard's clock.
+        """
         known = self._confirmed if self._served.shared else now
         since = self._held.logs.unconfirmed_since
         return known if since is None else min(since, known)
 
     def store_state(self, now: int) -> StoreState:
-        """Return what the store does with writes, to another thread; ``now`` as in ``confirmed_at``.
+        """Return how the store treats writes, to any thread; ``now`` as in ``confirmed_at``.
 
-        A store that has confirmed nothing for ``SILENT_SECONDS`` does not answer, whether or not there was something to write.
+        A store that has confirmed nothing for ``SILENT_SECONDS`` counts as not answering, even if
+        there was nothing to write.
         """
         state = self._held.logs.writes.state
         silent = now - self.confirmed_at(now) > SILENT_SECONDS * 1_000_000
         return StoreState.SILENT if silent and state is StoreState.TAKES else state
 
     def refresh_soon(self) -> None:
-        """Begin to read the graph again, for nobody in particular."""
+        """Begin to read the graph again; no caller waits for it."""
         reading = asyncio.ensure_future(self._refreshing.ask(()))
         self._reading.add(reading)
         reading.add_done_callback(self._reading.discard)
@@ -243,7 +267,7 @@ class Confirmation:
     # -- rounds ----------------------------------------------------------------------------------------------
 
     def in_time(self) -> AbstractAsyncContextManager[None]:
-        """Bound what waits for the store. Raises Unavailable."""
+        """Bound a wait for the store by ``wait_seconds``, then raise Unavailable."""
         seconds = self._served.settings.wait_seconds
         return within(seconds, lambda: self._unconfirmed(f"its store has not answered within {seconds:g} s"))
 
@@ -256,7 +280,10 @@ class Confirmation:
         needs_root: bool = True,
         first: Callable[[], Awaitable[None]] | None = None,
     ) -> T:
-        """Run a request in a round, again when the round was given up for reasons of others. ``first`` is done before each attempt."""
+        """Run a request in a round, and again when the round was given up for reasons of others.
+
+        ``first`` runs before each attempt.
+        """
         while True:
             if first is not None:
                 await first()
@@ -277,21 +304,22 @@ def _stage_damage(damage: JournalCorrupt, round_: Round) -> None:
 
 
 class Confirming:
-    """Runs ``check`` over the names of all who asked; at most one at a time. Its result, or error, is theirs."""
+    """Runs ``check`` over the names of all callers, once at a time. All get its result or error."""
 
     def __init__(self, check: Callable[[Iterable[str]], Awaitable[int]]) -> None:
         self._check = check
-        # A dict for its order: a set's would differ from process to process, and no run could be repeated.
+        # A dict, because the order of a set differs from process to process, and no simulation
+        # could be repeated.
         self._names: dict[str, None] = {}
         self._next: asyncio.Task[int] | None = None
         self._running: asyncio.Task[int] | None = None
 
     async def ask(self, names: Iterable[str]) -> int:
-        """Return what a check answers that begins after this call."""
+        """Return the result of a check that begins after this call."""
         self._names.update(dict.fromkeys(names))
         if self._next is None:
             self._next = asyncio.create_task(self._run(self._running))
-            # Whoever asked may be gone by then.
+            # Its error is fetched even if all callers are gone by then.
             self._next.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(self._next)
 

@@ -1,4 +1,7 @@
-"""How a slice gets the keys that the graph gives it, and follows the inputs of its root. The steps of a cut: engine/slices.py."""
+"""How a slice gets the keys that the graph gives it, and follows the inputs of its root.
+
+The steps of a cut: engine/slices.py.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +41,19 @@ class Cuts:
         self._held = requests.held
         self._reads = reads
         self._looked: dict[str, tuple[Spec, End]] = {}
-        """For a slice that waits for keys: the slice that hands them over, and where its log ended when it had not handed them over yet."""
+        """Fruitless readings of a log, by name of the slice that waits for keys: the registration
+        of the slice that hands them over, and the end of its log. Until either changes, the log is
+        not read again."""
 
     def forget(self, name: str) -> None:
         """Forget a slice that this process does not serve any more."""
         self._looked.pop(name, None)
 
     async def cut_anew(self, name: str) -> None:
-        """Let the log of a slice have the keys that the graph gives it; see engine/slices.py. Raises Unavailable when what it needs is not there yet."""
+        """Give the log of a slice the keys that the graph gives it; see engine/slices.py.
+
+        Raises Unavailable while the other slice has not done its step.
+        """
         if self._requests.topology.get(name).source:
             await self._take_in(name)
         else:
@@ -72,7 +80,7 @@ class Cuts:
             log.info("%s has handed its last keys over to %s", name, to or "nobody: it has them already", extra=told)
 
     async def _take_in(self, name: str) -> None:
-        """One step: the slice has its keys, and the graph says so."""
+        """Append in one step that the slice has its keys, to its log and to the graph."""
         spec = self._requests.topology.get(name)
         state = await self._handed_over(spec.source, name)
         if state is None:
@@ -82,9 +90,9 @@ class Cuts:
         def stage(round_: Round) -> bool:
             graph, computation = self._requests.topology, as_slice(self._served.computation(name))
             if graph.get(name) != spec:
-                return False  # who asked looks again
+                return False  # the slice looks at the graph again
             round_.touch(name, computation)
-            if not computation.cut_version:  # else the store has lost what the graph said of it
+            if not computation.cut_version:  # else the store has lost only the graph's record of it
                 computation.take_in(state)
             round_.topology = graph.moved(name)
             return True
@@ -94,13 +102,16 @@ class Cuts:
             log.info("%s has taken its keys over from %s", name, spec.source, extra=told)
 
     async def _handed_over(self, source: str, name: str) -> Snapshot | None:
-        """Return what a slice has handed over to another one, as it is durable, whoever serves it; None: it has not yet. Raises Unavailable."""
+        """Return the durable state that a slice has handed over, whichever shard serves that slice.
+
+        None: it has not handed over yet. Raises Unavailable.
+        """
         if source in self._served:
             return await self._reads.ask(source, lambda found, _: as_slice(found).handed_over.get(name))
         spec = self._requests.topology.get(source)
         try:
             if self._looked.get(name) == (spec, await self._held.journal.end(source)):
-                return None  # nobody has written since
+                return None  # the log is as it was when it was read
             loaded = await self._held.journal.load(source)
             found = await self._held.recovered_in_pieces(spec, loaded)
         except JournalError as error:
@@ -114,11 +125,15 @@ class Cuts:
         return state
 
     async def follow_inputs(self, name: str, wanted: int, bound: int, known: Inputs | None) -> None:
-        """Revoke the claims of a slice that go by older inputs than its root.
+        """Revoke the claims of a slice that were made under older inputs than the root has.
 
-        ``wanted``: the version of the inputs by which the root has it at ``bound``. Nothing is done where the graph has gone on: that place knows
-        nothing of what was added since, so the root is to be asked again. No range may stand beyond it, unless all inputs are among those that
-        the claims went by, ``known``: a range that is finished has no owner who would finish it once more. None: nobody knows these.
+        ``wanted`` is a version of the root's inputs, and ``bound`` the root's value of the slice
+        under it. If the graph has a newer version, this does nothing: the bound does not take the
+        newer inputs into account, and the slice must ask the root again.
+
+        ``known`` are the inputs that the claims went by; None: unknown. If an input was added, no
+        range may lead the bound. Otherwise the ranges keep their values, because a finished range
+        has no owner who would finish it again.
         """
 
         def stage(round_: Round) -> None:

@@ -25,13 +25,18 @@ if TYPE_CHECKING:
     from lowwater_authority.engine.round import Round
 
 TAKEN_AFTER_REGISTERING: Final = 32
-"""Most computations that are taken over side by side because they were just registered; other users of the store queue behind these only."""
+"""Most computations that are taken over side by side because they were just registered.
+
+Other users of the store queue behind these only."""
 
 log = logging.getLogger(__name__)
 
 
 class GraphRequests:
-    """Changes the graph. Every method returns when its effect is durable; a refused request has changed nothing."""
+    """Changes the graph.
+
+    Every method returns when its effect is durable; a refused request has changed nothing.
+    """
 
     def __init__(self, requests: Requests) -> None:
         self._requests = requests
@@ -41,15 +46,18 @@ class GraphRequests:
         self._registered = asyncio.Semaphore(TAKEN_AFTER_REGISTERING)
 
     async def register(self, spec: Spec, *, room: Room = allow, principal: str = "") -> Spec:
-        """Register a computation, for a ``principal``; empty: nobody knows for whom.
+        """Register a computation for a ``principal``; empty: unknown.
 
-        Raises InvalidArgument, RegistrationConflict, Cycle, EstimatedInput, and what ``room`` raises.
+        Raises InvalidArgument, RegistrationConflict, Cycle, EstimatedInput, and errors of ``room``.
         """
 
         def stage(round_: Round) -> Spec:
             if spec.name in self._held.gone:
-                raise GivenUp  # dropped since this began: its log is to be short first, for what stands in it may be damaged
-            graph = round_.topology or self._requests.topology  # with what was staged in front of it
+                # It was dropped since this request began. Its log must be short first, because the
+                # old records may be damaged.
+                raise GivenUp
+            # With the changes that are staged in front of this one.
+            graph = round_.topology or self._requests.topology
             computation = self._held.computation(spec.name)
             unused = (
                 computation is not None
@@ -60,7 +68,8 @@ class GraphRequests:
             if changed is not graph:
                 room(graph.computations)
                 if computation is not None:
-                    # Another shard may have taken it over, and granted it, meanwhile: then this is refused.
+                    # If another shard has taken it over meanwhile, and perhaps granted ranges, the
+                    # round is fenced.
                     self._requests.touch(round_, spec.name)
                 round_.topology = changed
             return changed.get(spec.name)
@@ -114,13 +123,17 @@ class GraphRequests:
         input_version: int = 0,
         permit: Permit = allow,
     ) -> Spec:
-        """Change what a computation reads. Raises as register does, WouldRegress, IncarnationChanged and InputVersion.
+        """Change the inputs of a computation.
 
-        ``incarnation`` and ``input_version`` are those that the change was decided on, so that a late message changes nothing; incarnation 0: any.
+        ``incarnation`` and ``input_version`` are those that the caller has seen, so that a late
+        message changes nothing; incarnation 0: any.
 
-        Its claims are revoked first, so that what it has published is frozen when the new inputs are compared with it. Ranges
-        that stand beyond the low watermark of a new input go back to it: work may come to them from there on. What was a guess, by
-        what it read until now, begins a new incarnation instead; see Topology.set_inputs.
+        Its claims are revoked, so that the published value is frozen when it is compared with the
+        new inputs. Ranges that lead the low watermark of a new input go back to it, because records
+        may come from that input. A computation that was estimated only by its old inputs begins a
+        new incarnation instead; see Topology.set_inputs.
+
+        Raises as register does, WouldRegress, IncarnationChanged and InputVersion.
         """
         away: Lows = {}
 
@@ -164,11 +177,11 @@ class GraphRequests:
         return changed
 
     async def reset(self, name: str, *, incarnation: int = 0, permit: Permit = allow) -> list[Spec]:
-        """Start a new incarnation of a computation and of all that reads it.
+        """Start a new incarnation of a computation and of all its consumers.
 
-        ``incarnation`` is the one that ends; 0: any. Raises UnknownComputation, IncarnationChanged, and what ``permit`` raises.
-
-        Any shard may do it: those that serve them begin the new incarnations when they read the graph, at the latest before they answer.
+        ``incarnation`` is the one that ends; 0: any. Any shard may do this. The shards that serve
+        these computations begin the new incarnations when they read the graph, at the latest before
+        their next answer. Raises UnknownComputation, IncarnationChanged, and errors of ``permit``.
         """
 
         def stage(round_: Round) -> list[Spec]:
@@ -185,9 +198,11 @@ class GraphRequests:
         return fresh
 
     async def split(self, name: str, part: str, at: bytes, *, incarnation: int = 0, room: Room = allow) -> Spec:
-        """Cut a slice of a computation in two; returns the new one, which has the keys from ``at`` on. What it takes over, it does as soon as it can.
+        """Cut a slice of a computation in two; returns the new slice, with the keys from ``at`` on.
 
-        Any shard may do it. ``incarnation`` is that of the whole; 0: any. Raises as Topology.split does, IncarnationChanged, and what ``room`` raises.
+        The new slice receives its keys afterwards, see engine/slices.py. Any shard may do this.
+        ``incarnation`` is that of the root; 0: any. Raises as Topology.split, IncarnationChanged,
+        and errors of ``room``.
         """
 
         def stage(round_: Round) -> Spec:
@@ -205,15 +220,20 @@ class GraphRequests:
         return made
 
     async def drop(self, name: str, *, force: bool, incarnation: int = 0) -> Spec:
-        """Take a computation out of the graph; returns its tombstone. ``incarnation`` is the one that ends; 0: any.
+        """Take a computation out of the graph; returns its tombstone.
 
-        Its claims are revoked in the same step, by a record in its own log: so nobody drops what another shard serves by then. Raises
-        UnknownComputation, StillRead, IncarnationChanged, and OwnedRanges unless forced.
+        ``incarnation`` is the one that ends; 0: any. A record in the computation's own log revokes
+        its claims in the same append, so a shard that was replaced cannot drop it.
 
-        Of one that cannot be read back from the store nobody knows for sure who owns it: it is dropped by force, without that record. When
-        nobody has it in memory either, its log is taken before this returns, so that whoever has owned it serves it no more: not before
-        the graph is written, for who has owned it may come back with the only good copy. Raises Unavailable when it is dropped, but its
-        log could not be taken within ``wait_seconds``; that is tried on.
+        A computation whose log is damaged may have owners that this shard does not know. It is
+        dropped only with ``force``, and without that record. If no process has it in memory either,
+        its log is taken before this returns, so that its last owner cannot go on. The log is taken
+        only after the graph is appended, because until then that owner may come back with the only
+        good copy.
+
+        Raises UnknownComputation, StillRead, IncarnationChanged, and OwnedRanges unless forced.
+        Raises Unavailable when the computation is dropped, but its log could not be taken within
+        ``wait_seconds``; this shard goes on trying.
         """
         self._requests.topology.check_incarnation(name, incarnation)
         unread = self._is_unread(name)
@@ -248,7 +268,10 @@ class GraphRequests:
         return self._takeover.is_damaged(name) or self._held.is_unwritten(name)
 
     async def _refuse_unread(self, name: str, *, force: bool) -> None:
-        """Raises Moved while another shard serves it, OwnedRanges unless forced, and Unavailable."""
+        """Refuse to drop a computation whose log is damaged, unless it is forced and not in use.
+
+        Raises Moved while another shard serves it, OwnedRanges unless forced, and Unavailable.
+        """
         held = name in self._served
         if not held and await self._served.placement.lives_elsewhere(name):
             raise moved(name)
@@ -281,7 +304,10 @@ class GraphRequests:
             await self._held.fenced(name)
 
     async def _until_ended(self, name: str) -> None:
-        """Return when the log of a computation is short if it was dropped, so that its next incarnation can be read. Raises Unavailable."""
+        """Wait until the log of a dropped computation is short, for its next incarnation.
+
+        Raises Unavailable.
+        """
         if name not in self._requests.topology.dropped and name not in self._held.gone:
             return
         msg = f"the log of {name}, which was dropped, is not shortened yet; try again"

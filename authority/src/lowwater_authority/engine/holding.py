@@ -40,7 +40,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from lowwater import errors
 from lowwater.core.events import event
@@ -65,9 +65,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator
 
     from lowwater_authority.core.computation import Computation
-    from lowwater_authority.engine.holdings import Holdings, Recovered
-    from lowwater_authority.engine.logs import Log
-    from lowwater_authority.journal import JournalError, LoadedLog
+    from lowwater_authority.core.topology import Spec, Topology
+    from lowwater_authority.engine.logs import Log, Logs
+    from lowwater_authority.journal import Journal, JournalError, LoadedLog
 
 _logger = logging.getLogger(__name__)
 
@@ -94,6 +94,14 @@ def epoch_base(ownership: Ownership) -> int:
     They grow even past a lost journal tail; the nonce keeps two owners apart that a store, having lost an epoch, gave one.
     """
     return ownership.epoch << 40 | (ownership.nonce & NONCE_BITS) << COUNTER_BITS
+
+
+class Recovered(NamedTuple):
+    """A computation as its log had it before it was taken."""
+
+    spec: Spec
+    loaded: LoadedLog
+    computation: Computation
 
 
 class Taken(NamedTuple):
@@ -247,11 +255,39 @@ class Ending:
     """Set when whoever has owned the log cannot write to it any more."""
 
 
+class Neighbours(Protocol):
+    """What one holding needs of all others, of the graph and of the store. See Holdings."""
+
+    journal: Journal
+    logs: Logs
+    topology: Topology
+    graph_doubted: bool
+    served: dict[str, Holding]
+    view: int
+    address: str
+
+    def discard(self, holding: Holding) -> None:
+        """Forget a computation of which there is nothing to remember."""
+        ...
+
+    async def heal(self, error: JournalLost) -> None:
+        """Put back what the store has lost."""
+        ...
+
+    async def recovered_in_pieces(self, spec: Spec, loaded: LoadedLog) -> Recovered:
+        """Recover a computation from a log. Raises JournalCorrupt."""
+        ...
+
+    def resume(self, spec: Spec, ownership: Ownership, loaded: LoadedLog, recovered: Recovered | None) -> Computation:
+        """Recover a computation whose log was taken. Raises JournalCorrupt."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class Holding:
     """One computation on this shard. See the top of this module for its states."""
 
-    among: Holdings
+    among: Neighbours
     """All that this shard holds, with the store and the graph."""
     log: Log
     held: Computation | None = None

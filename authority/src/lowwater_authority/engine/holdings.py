@@ -21,9 +21,9 @@ from lowwater import errors
 from lowwater.core.events import event
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
-from lowwater_authority.core.slicing import computation_of
+from lowwater_authority.core.slicing import computation_of, of_kind
 from lowwater_authority.core.topology import Topology, WrongGraph
-from lowwater_authority.engine.holding import Ending, Holding, Unwritten, epoch_base
+from lowwater_authority.engine.holding import Ending, Holding, Recovered, Unwritten, epoch_base
 from lowwater_authority.engine.logs import Log, Logs
 from lowwater_authority.engine.waiting import Backoff
 from lowwater_authority.engine.writes import RETRY_SECONDS
@@ -71,14 +71,6 @@ OVER: Final = (JournalFenced, JournalOutvoted, JournalVersion, JournalReplaced, 
 """Why a log is not this process's to make short, and will not be."""
 
 log = logging.getLogger(__name__)
-
-
-class Recovered(NamedTuple):
-    """A computation as its log had it before it was taken."""
-
-    spec: Spec
-    loaded: LoadedLog
-    computation: Computation
 
 
 class ReadGraph(NamedTuple):
@@ -458,6 +450,11 @@ class Holdings:
         """Whether memory counts, or nothing does, because the store cannot be read back."""
         holding = self.served.get(name)
         return holding is not None and holding.is_kept()
+
+    def follow(self, computation: Computation, spec: Spec) -> None:
+        """Go on with another registration of a held computation, of the same incarnation."""
+        computation.follow(spec)
+        self.served[spec.name].held = of_kind(computation, spec)
 
     def restart(self, computation: Computation, spec: Spec) -> Computation:
         """Begin a new incarnation of a held computation, which is whole whatever was half done in the one before."""

@@ -36,9 +36,11 @@ log = logging.getLogger(__name__)
 
 
 class OwnerRequests:
-    """What workers ask of a shard. Every method returns when its effect is durable; a refused request has changed nothing.
+    """Requests of workers.
 
-    All methods raise Moved while another shard serves the computation, and JournalFailed when the store surely refused the write.
+    Every method returns when its effect is durable; a refused request has changed nothing. All
+    methods raise Moved while another shard serves the computation, and JournalFailed when the store
+    surely refused the write.
     """
 
     def __init__(self, requests: Requests) -> None:
@@ -46,7 +48,8 @@ class OwnerRequests:
         self._served = requests.served
         self._held = requests.held
         self._part_bytes = 0
-        """Upper bound of the bytes of all computations' task parts: parts that were committed since the last count are still in it."""
+        """Upper bound of the bytes of all computations' task parts. Parts that were committed since
+        the last count are still in it."""
 
     async def claim(
         self,
@@ -58,10 +61,10 @@ class OwnerRequests:
         permit: Permit = allow,
         room: RoomForRanges = allow,
     ) -> Grant:
-        """Grant ranges, as far as there is ``room``.
+        """Grant ranges, unless ``room`` refuses.
 
-        With ``adopt``, take the computation over from another identity by a new incarnation, as far as ``permit`` lets it. ``incarnation`` is the
-        one that ends by that; 0: any.
+        With ``adopt``, take the computation over from another identity by a new incarnation, unless
+        ``permit`` refuses. ``incarnation`` is the one that ends then; 0: any.
         """
         away: Lows = {}
         binds, life = False, 0
@@ -73,7 +76,8 @@ class OwnerRequests:
             request = self._bounded(name, asked, away)
             adopts = adopt and computation.identity not in (None, request.identity)
             if not adopts or request.request_id in computation.granted:
-                # A repeat divides nothing, a claim of what is cut only says in which slice there has to be room, and one of others' keys is refused.
+                # Only a claim that divides ranges needs room: no repeat, none at a root, whose
+                # slices have the ranges, and none of foreign keys, which is refused.
                 divides = request.request_id not in computation.granted and not computation.spec.slices
                 if divides and computation.has_keys(request.bounds[0], request.bounds[-1]):
                     room(_ranges_with(computation.map, request.bounds))
@@ -84,7 +88,8 @@ class OwnerRequests:
                 grant = computation.claim(request, round_.now, round_.wall)
                 round_.fenced += grant.fenced
                 return grant
-            # The new incarnation and its first claim are one record: a repeat of the request finds both, or neither.
+            # The new incarnation and its first claim are one record, so a repeat of the request
+            # finds both or neither.
             self._requests.topology.check_incarnation(name, incarnation)
             changed, names = self._requests.topology.reset(name)
             permit(names)
@@ -102,21 +107,23 @@ class OwnerRequests:
         before = self._requests.topology.get(name).incarnation
 
         async def bind() -> None:
-            # Not before it is known that nothing else stands against the claim: who is granted nothing is to bind nothing.
+            # The root is bound only after all other checks of the claim have passed, because a
+            # refused worker must bind nothing.
             if binds:
                 await self._served.slices.bind(name, asked.identity)
 
         lows_of = inputs if len(asked.bound_micros) else None
         grant = await self._requests.write(stage, alone=adopt, first=bind, lows_of=lows_of, away=away)
         if self._requests.topology.get(name).incarnation != life:
-            # The answer names the incarnation of now, and a guard would take what is dead for a claim of that.
+            # The answer would name the current incarnation, and a caller would take the ended claim
+            # for one of it.
             msg = f"{name} began a new incarnation before this claim of the last one was answered; ask again, and claim anew when it says so"
             raise errors.Unavailable(msg, metadata={"computation": name})
         self._tell_claim(name, asked, grant, adopted=adopt and life > before)
         return grant
 
     def _is_unbound(self, name: str, request: ClaimRequest, wall: int) -> bool:
-        """Whether a claim would be the first of a slice, and what that is a slice of is not known to be bound to its worker's identity."""
+        """Whether a claim is a slice's first, and its root not known to be bound to its worker."""
         computation = self._held.computation(name)
         if computation is None or not self._served.slices.is_unbound(name, request.identity):
             return False
@@ -148,10 +155,11 @@ class OwnerRequests:
         )
 
     def _bounded(self, name: str, asked: ClaimRequest, away: Lows) -> ClaimRequest:
-        """Let no bound lead what is published of the inputs.
+        """Let no bound lead the published values of the inputs.
 
-        A retired range begins at its bound, and what its new owner knows may be older than a change of the inputs. The range of
-        an owner never stands beyond them anyway, so for all others this would change nothing, and they do not wait for the shards of the inputs.
+        A retired range begins at its bound, and its new owner may not know of a change of the
+        inputs. All other ranges never lead the inputs, so their claims need not wait for the shards
+        of the inputs.
         """
         inputs = self._requests.topology.get(name).inputs
         if not inputs or not self._revives(name, asked):
@@ -161,7 +169,7 @@ class OwnerRequests:
         return replace(asked, bound_micros=bounds)
 
     def _revives(self, name: str, asked: ClaimRequest) -> bool:
-        """Whether a claim has a bound, and takes what was retired. O(claims that it touches)."""
+        """Whether a claim has a bound, and revives retired ranges. O(claims that it touches)."""
         computation = self._held.computation(name)
         if computation is None or not len(asked.bound_micros):
             return False
@@ -177,13 +185,16 @@ class OwnerRequests:
         barred: set[str] | None = None,
         older: dict[tuple[str, int], Refused] | None = None,
     ) -> asyncio.Future[list[tuple[str, Refused]]]:
-        """Take over the states of several claims; the future ends with what was refused, by computation.
+        """Take over the states of several claims. The future gives pairs (computation, refusal).
 
-        ``after`` is the report before it in its stream: when that one failed, this one ends with OldStream, since it says
-        only what changed since, and what was lost may have lowered a range. For the same reason nothing counts of a computation
-        that is ``barred``: an earlier report of the stream was refused because another shard served it, or it was let go since the
-        stream began. Those that are refused for it here are added. Nor does a claim of which a report of the stream was refused as
-        OLD_STREAM, ``older`` by (computation, sequencer), until its turn is above the one it was told.
+        A report carries only changes since the one before it in its stream, and a lost report may
+        have lowered a range. So three things stop later reports:
+
+        - ``after`` is the future of the report before. If that failed, this one ends with OldStream.
+        - ``barred`` are computations that another shard has served since the stream began. They are
+          refused, and computations that are refused here for that reason are added.
+        - ``older`` are refusals with OLD_STREAM, by (computation, sequencer). Such a claim is refused
+          until a report has a turn above the one in the refusal.
         """
         stopped = set() if barred is None else barred
         outrun = {} if older is None else older
@@ -203,7 +214,7 @@ class OwnerRequests:
                     if not isinstance(error, errors.UnknownComputation):
                         stopped.add(name)
                     if isinstance(error, errors.Unavailable):
-                        # Refused as what has moved: a client says everything again then, in time.
+                        # Refused as Moved, so that the client sends the full state again in time.
                         error = errors.Moved(error.message)
                     if name in self._requests.topology.dropped:
                         error = _dropped(name)
@@ -247,9 +258,10 @@ class OwnerRequests:
         newest_claim: int | None = None,
         incarnation: int = 0,
     ) -> int:
-        """Take an interval out; returns how many ranges. Arguments and errors as of Computation.retire.
+        """Retire an interval; returns the number of ranges. As Computation.retire.
 
-        ``incarnation`` is the one that this was decided in; 0: any. Raises IncarnationChanged in another one.
+        ``incarnation`` is the one that the caller has seen; 0: any. Raises IncarnationChanged in
+        another one.
         """
 
         def stage(round_: Round) -> int:
@@ -267,22 +279,25 @@ class OwnerRequests:
         return ranges
 
     def stage_task(self, name: str, sequencer: int, batch: int, task: TaskAttempt, part: TaskPart) -> None:
-        """Keep a task's part, in memory only: it promises nothing until it is prepared and committed."""
+        """Keep a task's part, in memory only. It counts when it is prepared and committed."""
         computation, held = self._served.computation(name), self._held.served.values()
         before = computation.batches.bytes
         if self._part_bytes + part_bytes(part) > ALL_PART_BYTES:
-            # Without what was committed since they were counted last.
+            # Count again, without the parts that were committed since.
             self._part_bytes = sum(each.computation.batches.bytes for each in held)
         most = max(ALL_PART_BYTES - (self._part_bytes - before), ALL_PART_BYTES // len(held))
         computation.stage_task(sequencer, batch, task, part, most=most)
         self._part_bytes += computation.batches.bytes - before
 
     def prepare(self, name: str, request: Prepare) -> Sequence[TaskAttempt]:
-        """Fix the accepted attempts of a batch, in memory only; returns the missing ones."""
+        """Fix the accepted attempts of a batch, in memory only. Returns the missing ones."""
         return self._served.computation(name).prepare(request)
 
     async def commit(self, name: str, sequencer: int, batch: int, told: Told | None = None) -> list[Refused]:
-        """Apply a prepared batch, and remember what its owner says of its layout. Raises StaleSequencer, NotPrepared, InputVersion, IncarnationChanged."""
+        """Apply a prepared batch, and remember the layout that its owner reports.
+
+        Raises StaleSequencer, NotPrepared, InputVersion, IncarnationChanged.
+        """
 
         def stage(round_: Round) -> list[Refused]:
             computation, required = self._requests.touch(round_, name), self._requests.topology.required(name)
@@ -293,7 +308,10 @@ class OwnerRequests:
         return await self._requests.write(stage)
 
     async def vouch(self, name: str, sequencer: int, through: int, fold: Fold) -> None:
-        """Let an output say how far it is complete. Raises StaleSequencer, InputVersion, IncarnationChanged, TooFarAhead, InvalidArgument."""
+        """Let an output call itself complete up to an event time.
+
+        Raises StaleSequencer, InputVersion, IncarnationChanged, TooFarAhead, InvalidArgument.
+        """
 
         def stage(round_: Round) -> None:
             self._requests.touch(round_, name).vouch(
@@ -307,22 +325,22 @@ class OwnerRequests:
     async def change_layout(
         self, name: str, incarnation: int, expected: int, starts: Sequence[int], tasks: Sequence[int]
     ) -> int:
-        """Ask for another layout; returns its version. Raises IncarnationChanged, LayoutConflict."""
+        """Want another layout; returns its version. Raises IncarnationChanged, LayoutConflict."""
         version = await self.change(name, lambda found, _: found.change_layout(incarnation, expected, starts, tasks))
         told = event("layout_changed", computation=name, version=version, ranges=len(starts))
         log.info("version %d of the layout of %s has %s", version, name, counted(len(starts), "key range"), extra=told)
         return version
 
     async def change(self, name: str, change: Callable[[Computation, int], T]) -> T:
-        """Do something to a computation, at a processing time; returns what ``change`` does, when that is durable.
+        """Change a computation by ``change(computation, processing time)``; returns its result.
 
-        Raises what it raises, before it has changed anything; and as any request does.
+        An error of ``change``, which must not have changed anything then, is raised here.
         """
         return await self._requests.write(lambda round_: change(self._requests.touch(round_, name), round_.now))
 
 
 def _ranges_with(held: IntervalMap, bounds: Sequence[bytes]) -> int:
-    """Return into how many ranges a claim would divide a computation. O(claims it touches)."""
+    """Return the number of ranges of a computation after a claim. O(claims that it touches)."""
     touched = list(held.overlapping(bounds[0], bounds[-1]))
     covered = sum(high - low for _, low, high in touched)
     (first, low, _), (last, _, high) = touched[0], touched[-1]
@@ -336,7 +354,7 @@ def _elsewhere(name: str) -> errors.Moved:
 
 
 def _dropped(name: str) -> errors.StaleSequencer:
-    """Return why a claim of a dropped computation is over, whoever comes back with it; a new incarnation of it would say the same."""
+    """Return the refusal of a claim of a dropped computation, the same as a new incarnation's."""
     msg = f"{name} was dropped, and its claims ended with it"
     return errors.StaleSequencer(msg, metadata={"computation": name})
 

@@ -17,7 +17,11 @@ T = TypeVar("T")
 
 
 class Reads:
-    """Answers questions. All methods raise Unavailable when nothing is durable within ``wait_seconds``."""
+    """Answers questions, as of the last durable round.
+
+    All methods raise ShuttingDown, and Unavailable when a staged round is not durable within
+    ``wait_seconds``.
+    """
 
     def __init__(self, requests: Requests) -> None:
         self._requests = requests
@@ -25,11 +29,10 @@ class Reads:
         self._held = requests.held
 
     async def look(self, read: Callable[[Mapping[str, Computation]], T]) -> T:
-        """Return what ``read`` says of all that is served here, called once, on the event loop, as of the last durable round.
+        """Return ``read(computations by name)``, called once, on the event loop.
 
-        But for what has to be written again first, see Holding.unwritten.
-
-        Raises ShuttingDown, and Unavailable when there is no such moment within ``wait_seconds``.
+        The computations are those that this shard serves, without those whose memory and store
+        differ; see Holding.unwritten.
         """
         held = self._held
         return await self._requests.read(
@@ -37,16 +40,16 @@ class Reads:
         )
 
     async def ask(self, name: str, read: Callable[[Computation, int], T]) -> T:
-        """Return what ``read`` says of a computation, at a processing time, as of the last durable round."""
+        """Return ``read(computation, processing time)``."""
         return await self._requests.read(lambda round_: read(self._served.computation(name), round_.now))
 
     async def ranges(self, name: str, *, below: int | None, limit: int) -> tuple[list[Range], int]:
-        """Return the ranges furthest behind, and how many there are, as of the last durable round."""
+        """Return the ranges furthest behind, and the number of all."""
         found, total, _, _ = await self.ranges_and_claim(name, below=below, limit=limit)
         return found, total
 
     async def ranges_and_claim(self, name: str, *, below: int | None, limit: int) -> tuple[list[Range], int, int, int]:
-        """Return what ``ranges`` does, the incarnation, and the sequencer of the newest claim."""
+        """Return the results of ``ranges``, the incarnation, and the newest claim's sequencer."""
 
         def read(_: Round) -> tuple[list[Range], int, int, int]:
             computation = self._served.computation(name)
@@ -57,5 +60,5 @@ class Reads:
         return await self._requests.read(read)
 
     async def history(self, name: str, *, since: int | None, limit: int) -> tuple[list[Completion], int]:
-        """Return when steps became complete, newest ones, as of the last durable round. See History.newest."""
+        """Return when the newest event-time steps became complete. See History.newest."""
         return await self._requests.read(lambda _: self._served.computation(name).history.newest(since, limit))

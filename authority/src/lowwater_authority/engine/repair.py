@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Repair:
-    """Makes memory and store one again, beside the rounds."""
+    """Makes memory and store equal again, beside the rounds."""
 
     def __init__(self, served: Served) -> None:
         self._served = served
@@ -48,7 +48,7 @@ class Repair:
         self._held.discard(holding)
 
     async def _repair(self, name: str) -> None:
-        """Write what is in memory of a computation until the store has it, or read its log until that is whole."""
+        """Write a computation from memory, or read a torn one's log, until that succeeds."""
         backoff = Backoff(*self._served.settings.write_again_seconds)
         while (unwritten := self._held.unwritten(name)) is not None:
             try:
@@ -79,7 +79,10 @@ class Repair:
                     log.info("%s is whole again, and goes on", name, extra=event("log_whole_again", computation=name))
 
     async def at_stop(self, name: str, mend: Callable[[], Awaitable[None]]) -> bool:
-        """Repair the log of a computation, or of the graph, once. Returns False when the store does not answer, so that the others would fail too."""
+        """Repair the log of a computation, or of the graph, once.
+
+        Returns False when the store does not answer. Then the repair of other logs would fail too.
+        """
         try:
             await mend()
         except (JournalFenced, JournalLost, JournalVersion) as error:

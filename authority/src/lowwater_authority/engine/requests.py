@@ -1,4 +1,4 @@
-"""What all requests to a shard share: the graph, the computation that they change, a round, and another try."""
+"""What all requests to a shard share: the graph, the computation to change, a round, a retry."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from lowwater_authority.engine.takeover import Takeover
 
     Permit = Callable[[Iterable[str]], None]
-    """Raises PermissionDenied unless new incarnations of these computations may begin."""
+    """Check that raises PermissionDenied unless these computations may begin new incarnations."""
     Room = Callable[[Collection[str]], None]
-    """Raises Overloaded unless there may be one more beside these computations."""
+    """Check that raises Overloaded unless one more computation is allowed beside these."""
     RoomForRanges = Callable[[int], None]
-    """Raises Overloaded unless there may be so many ranges."""
+    """Check that raises Overloaded unless a computation may have this number of ranges."""
 
 T = TypeVar("T")
 
@@ -49,7 +49,10 @@ class Requests:
         return self.held.topology
 
     async def read(self, read: Callable[[Round], T]) -> T:
-        """Answer a question when all staged state is durable. Raises Unavailable when that takes longer than ``wait_seconds``."""
+        """Answer a question when all staged state is durable.
+
+        Raises Unavailable when that takes longer than ``wait_seconds``.
+        """
         async with self.confirmation.in_time():
             return await self.rounds.read(read)
 
@@ -66,8 +69,8 @@ class Requests:
     ) -> T:
         """Run a request in a round, and again when the round was given up for reasons of others.
 
-        ``first`` is done before each attempt. ``lows_of`` are computations whose low watermark ``stage`` needs; it is
-        in ``away`` when another shard serves them.
+        ``first`` runs before each attempt. ``lows_of`` names computations whose low watermarks
+        ``stage`` needs. ``away`` gets those that other shards serve.
         """
 
         async def prepare() -> None:
@@ -76,7 +79,7 @@ class Requests:
             if lows_of is not None and away is not None:
                 known = self.topology.computations
                 inputs = [name for name in lows_of() if name in known]
-                # One that was registered a moment ago may be on its way here.
+                # A computation that was registered a moment ago may be on its way to this shard.
                 elsewhere = [name for name in inputs if not await self.takeover.serve(name)]
                 away.update(await self.served.placement.lows(elsewhere))
 
@@ -85,7 +88,10 @@ class Requests:
         )
 
     def low(self, name: str, away: Lows) -> int:
-        """Return the low watermark of a computation, whichever shard serves it. Raises GivenUp when it must be asked again."""
+        """Return the low watermark of a computation, whichever shard serves it.
+
+        Raises GivenUp when the other shard must be asked again.
+        """
         computation = self.held.computation(name)
         if computation is not None:
             return computation.published.low
@@ -100,20 +106,25 @@ class Requests:
         return low if incarnation == spec.incarnation else MIN
 
     def touch(self, round_: Round, name: str) -> Computation:
-        """Return a computation that a request reads or changes in this round. Raises as :meth:`by_its_inputs`."""
+        """Return a computation that a request reads or changes in this round.
+
+        Raises as :meth:`by_its_inputs`.
+        """
         computation = self.by_its_inputs(round_, name)
         round_.touch(name, computation)
         return computation
 
     def by_its_inputs(self, round_: Round, name: str) -> Computation:
-        """Return a computation to change it, when its log goes by the inputs that the graph has.
+        """Return a computation to change it, after its log follows the inputs that the graph has.
 
-        Another version of the inputs is half a change: the log and the graph are written in one append. If a store has lost records that it
-        acknowledged, another process may have put back the graph alone. Ranges would stand where they stood without the new input, and owners who
-        never heard of it would go on. So the log follows first, in the same record as what is asked for: no claim goes on, and no range stands
-        beyond what is published, which no added input was behind. Slices follow their root, see :meth:`follow_inputs`.
+        A change of inputs is one append to the log and to the graph, so the two differ only when
+        the store has lost acknowledged records, and another process has healed the graph alone.
+        If the log is behind, its ranges and owners do not take the new input into account, and the
+        computation would lead that input. So this round first revokes all claims, and lowers every
+        range to the published value, which no added input is below. The log of a slice follows its
+        root instead, see Cuts.follow_inputs.
 
-        Raises Unavailable where the log is ahead: the graph is read once more.
+        Raises Unavailable where the log is ahead, and begins to read the graph again.
         """
         computation, spec = self.served.computation(name), self.topology.get(name)
         known = computation.known_inputs

@@ -1,4 +1,4 @@
-"""The way of a slice to a root that the same process serves."""
+"""How a slice claims and reports at a root that the same process serves."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def report_of(told: Told, mass: Mass | None, sequencer: int) -> GroupReport:
 
 
 class Here:
-    """The way to a root that this process serves itself."""
+    """``Above`` for a root that this process serves itself."""
 
     def __init__(self, served: Served, owners: OwnerRequests) -> None:
         self._served = served
@@ -63,7 +63,7 @@ class Here:
 
 
 class RangeHere:
-    """The range of a slice at a root that the same process serves."""
+    """``Range`` at a root that this process serves itself."""
 
     def __init__(self, served: Served, owners: OwnerRequests, asked: Asked, sequencer: int, low: int) -> None:
         self.served = served
@@ -71,7 +71,7 @@ class RangeHere:
         self.asked = asked
         self.sequencer = sequencer
         self.number = 0
-        """Number of the newest report."""
+        """Number of the newest report under this claim."""
         self.span = asked.span
         self.low = low
         self.incarnation = served.topology.get(asked.root).incarnation

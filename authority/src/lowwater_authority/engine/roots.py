@@ -1,4 +1,4 @@
-"""How a slice speaks to the root of its computation: what it reports, and the two protocols of the way there."""
+"""What a slice reports to the root of its computation, and the protocols by which it gets there."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ if TYPE_CHECKING:
 
 
 class Told(NamedTuple):
-    """What a slice says of itself to the root: all of it is durable in its log."""
+    """What a slice reports of itself to the root. All of this is durable in the slice's log."""
 
     incarnation: int
     fold: Fold
-    """Which inputs its values were folded from, as its own log knows: never what the root has told it."""
+    """Inputs that its values were folded from, as its own log has them, never as the root does."""
     current: bool
-    """Whether that log knows the newest inputs; else nothing may be said until it does."""
+    """Whether its log has the newest inputs. Until then the slice must report nothing."""
     vouched: int
-    """Up to here outputs of it say that they are complete: its root adds no input below."""
+    """Event time up to which outputs may call themselves complete. The root adds no input below."""
     low: int
-    """The least value of its ranges. Not what it has published: that does not go down when they do."""
+    """Least value of its ranges. Unlike the published value, this one goes down with them."""
     retired: bool
-    """Whether none of its ranges is left that anybody answers for: the root is to take it out, for nobody has finished it."""
+    """Whether all of its ranges are retired. Then the root retires the slice's range: no owner has
+    finished it."""
     kept: tuple[tuple[int, int, int, int], ...]
-    """Of each lateness budget in ppm: its watermark, all records, and those of them that came behind."""
+    """Lateness budgets, each as (ppm, watermark, all records, records behind the watermark)."""
     oldest_operation: int
     waiting_for: str
     identity: str | None = None
-    """Of its workers; None: nobody has claimed any of it yet."""
+    """Identity of its workers; None: no worker has claimed in it yet."""
     span: tuple[bytes, bytes] = WHOLE
-    """The keys that its log has."""
+    """Key space of its log."""
     cut_version: int = 0
-    """The version of the cut by which these are its keys, as its log knows it."""
+    """Version of the cut that gave it these keys, as its log has it."""
     has_keys: bool = True
-    """Whether these are the keys that the graph gives it; else nothing may be said until they are."""
+    """Whether the graph gives it these keys. Until then the slice must report nothing."""
 
 
 class Asked(NamedTuple):
@@ -48,64 +49,77 @@ class Asked(NamedTuple):
     span: tuple[bytes, bytes]
     host: str
     epoch: int
-    """The ownership number."""
+    """Ownership number of the slice."""
     claims: int
-    """How many it has made under it, with this one."""
+    """Number of claims under that ownership, with this one."""
     bound: int
     request_id: bytes
     identity: str
-    """By which it claims: with its worker's, if it has one."""
+    """Identity of the claim. It carries the identity of the slice's workers, if there is one."""
     incarnation: int = 1
-    """Of the slice."""
+    """Incarnation of the slice."""
     cut_version: int = 0
-    """The version of the cut by which it has these keys."""
+    """Version of the cut that gave the slice these keys."""
 
     @property
     def generation(self) -> int:
-        """What orders it among the claims of slices that had these keys, before ``ordinal`` does: their ownership numbers say nothing of each other.
+        """Order of this claim among those of all slices that ever had these keys.
 
-        The version is journaled by the slice. So who owns it never knows a lower one than who did, and the newer of two owners claims by the higher order of
-        both. Who was replaced may know of a newer incarnation, and can write nothing in it: it says no more than that nothing is known.
+        It comes before ``ordinal``, because ownership numbers of two slices cannot be compared. The
+        cut version is journaled by the slice. So a newer owner never has a lower version than the
+        one before, and claims by the higher order of the two. A replaced owner may learn of a newer
+        incarnation. But that owner can append nothing there, and so reports only that nothing is
+        known.
         """
         return self.incarnation * CUTS_OF_ONE + min(self.cut_version, CUTS_OF_ONE - 1)
 
     @property
     def ordinal(self) -> int:
-        """What orders it among the claims of the slice."""
+        """Order of this claim among those of its slice."""
         return self.epoch * CLAIMS_OF_ONE + min(self.claims, CLAIMS_OF_ONE - 1)
 
 
 class Range(Protocol):
-    """The range of a slice at the root, as it was granted."""
+    """The range of a slice at the root, as the root granted it."""
 
     incarnation: int
-    """Of the root."""
+    """Incarnation of the root."""
     input_version: int
-    """Of its inputs; 0 for an injector."""
+    """Version of the root's inputs; 0 for an injector."""
     span: tuple[bytes, bytes]
-    """The keys that were claimed."""
+    """Keys of the claim."""
     low: int
-    """Where it stood then."""
+    """Value of the range when it was granted."""
 
     async def say(self, told: Told, mass: Mass | None) -> None:
-        """Report, with the mass of all claims if it has changed; returns when the root has taken it over, durably, from the one who owns the range. Raises StaleSequencer, Unavailable, ..."""
+        """Report, with the mass of all claims if that has changed.
+
+        Returns when the report is durable at the root. Raises StaleSequencer if the range is lost,
+        Unavailable, ...
+        """
         ...
 
     async def vouch(self, told: Told) -> None:
-        """Let the root know how far outputs say that they are complete. A repeat is harmless. Raises as ``say``."""
+        """Report how far outputs may call themselves complete. A repeat is harmless.
+
+        Raises as ``say``.
+        """
         ...
 
     async def retire(self) -> None:
-        """Take the range out of the root, and give it up by that. A repeat is harmless. Raises as ``say``."""
+        """Retire the range at the root, which ends the claim. A repeat is harmless.
+
+        Raises as ``say``.
+        """
         ...
 
     @property
     def lost(self) -> bool:
-        """Whether it is known that somebody else has it, or nobody."""
+        """Whether this process knows that the claim of the range has ended."""
         ...
 
     def close(self) -> None:
-        """Say no more. The range holds where it stands."""
+        """Report no more. The range keeps its value."""
         ...
 
 

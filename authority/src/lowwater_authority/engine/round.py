@@ -2,8 +2,9 @@
 
     requests -> [stage in arrival order -> append once -> publish -> answer -> tidy] -> the next round
 
-Nothing is published, acknowledged or granted before its record is durable (rule 2). There is no timer: the next round
-starts when the append returns. So an idle shard answers in one journal round trip, and a busy one batches by itself.
+Nothing is published, acknowledged or granted before its record is durable (rule 2). There is no
+timer: the next round starts when the append returns. So an idle shard answers in one journal round
+trip, and a busy one batches by itself.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ T = TypeVar("T")
 Without: TypeAlias = "Callable[[T, Collection[str], Mapping[str, errors.Unavailable]], T]"
 """Rewrites a result when some computations dropped out of the round.
 
-Arguments: the result, the names that dropped out, the errors of slices whose root has not confirmed them."""
+Arguments: the result, the names that dropped out, and the errors of unconfirmed slices by name."""
 
 TOGETHER: Final = 100
 """Most changes of the graph that share a round. The others wait for the next one."""
@@ -67,11 +68,11 @@ log = logging.getLogger(__name__)
 
 
 class GivenUp(Exception):
-    """A round was rolled back for a reason that has nothing to do with the request: stage it again."""
+    """The round was rolled back for a reason outside the request: stage the request again."""
 
 
 class GraphMoved(GivenUp):
-    """Another process has changed the graph meanwhile: read it first."""
+    """Another process has changed the graph meanwhile: read the graph, then stage again."""
 
 
 @dataclass(slots=True)
@@ -81,7 +82,7 @@ class Round:
     now: int
     """Processing time in microseconds."""
     wall: int
-    """Wall clock in microseconds, which bounds event times. A wrong wall clock must leave nothing behind."""
+    """Wall clock in microseconds, which bounds event times. The state must not keep a wrong one."""
     touched: dict[str, Computation] = field(default_factory=dict)
     """The computations that requests have read or changed, by name."""
     topology: Topology | None = None
@@ -89,7 +90,7 @@ class Round:
     read: bool = False
     """Whether the graph was read from the journal, so that it is not appended."""
     merged: bool = False
-    """Whether the graph was merged of two, of which the journal has one, so that it is appended whole."""
+    """Whether the graph was merged with the journal's, so that it is appended whole."""
     lost: JournalLost | None = None
     """What the store has lost: the round heals it first."""
     damage: JournalCorrupt | None = None
@@ -99,19 +100,20 @@ class Round:
     fenced: list[Fenced] = field(default_factory=list)
     """The claims that end in this round."""
     dropped: dict[str, Exception] = field(default_factory=dict)
-    """Computations that have dropped out of the round, each with what its callers get. What was staged of them is never published."""
+    """Computations that have dropped out of the round, each with the error of its callers. What was
+    staged of them is never published."""
     torn: set[str] = field(default_factory=set)
-    """Computations of which half a change may be staged, because a request failed in a way it never should."""
+    """Computations of which half a change may be staged, because a request failed unexpectedly."""
     request_names: set[str] = field(default_factory=set)
     """Computations that the request being staged has touched so far."""
     behind: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Computations whose log had older inputs than the graph until this round, by name: the version
-    of the inputs in the log, and the one in the graph."""
+    """Computations whose log had older inputs than the graph until this round, by name, each with
+    the version of the inputs in the log and the one in the graph."""
     readings: dict[Log, int] = field(default_factory=dict)
-    """How often each log had been read when this round was staged on what is in memory of it."""
+    """Reading of each log on whose state in memory this round was staged; see Log.reading."""
 
     def touch(self, name: str, computation: Computation) -> None:
-        """Note that the request reads or changes a computation: its answer depends on that computation's record."""
+        """Note that the request reads or changes a computation, so its answer needs the record."""
         self.touched[name] = computation
         self.request_names.add(name)
 
@@ -125,11 +127,11 @@ class Round:
                 self.fenced += [Fenced(name, sequencer, None, reason) for sequencer in computation.map.groups]
 
     def may_publish(self, holding: Holding) -> bool:
-        """Whether what this round staged of a computation may be shown. The one gate of rule 2.
+        """Whether a computation may be published as this round staged it. The one gate of rule 2.
 
-        Not if the computation has dropped out of the round, even if this process serves it again. Not if memory is not what
-        the store has. Not if another process took the computation and this one took it back: then memory is newer than
-        what the round was staged on.
+        No, if the computation has dropped out of the round, even if this process serves it again.
+        No, if memory and store differ. No, if another process took the computation over and this
+        process took it back: memory is newer then than what the round was staged on.
         """
         same_reading = self.readings.get(holding.log) == holding.log.reading
         return holding.name not in self.dropped and holding.unwritten is None and same_reading
@@ -137,7 +139,7 @@ class Round:
 
 @dataclass(slots=True)
 class _Request(Generic[T]):
-    """A queued request: what to do within a round, and the future of its caller."""
+    """A queued request: a function that stages it within a round, and the future of its caller."""
 
     run: Callable[[Round], T]
     done: asyncio.Future[T]
@@ -145,16 +147,17 @@ class _Request(Generic[T]):
     together: bool = False
     without: Without[T] | None = None
     names: set[str] = field(default_factory=set)
-    """The computations that it has touched."""
+    """The computations that the request has touched."""
     needs_root: bool = True
-    """Whether the caller may be answered only after the roots of the slices that it touched have confirmed their values."""
+    """Whether the answer waits until the roots of all touched slices have confirmed them."""
     refusal: errors.LowwaterError | None = None
-    """Why it was refused. The caller gets it with the round: only the store knows whether this process may still refuse anything."""
+    """Why the request was refused. The caller gets this with the round, because only the store
+    knows whether this process may still refuse anything."""
 
     def end(
         self, result: T, dropped: Mapping[str, Exception], unconfirmed: Mapping[str, errors.Unavailable] = NOTHING
     ) -> None:
-        """Answer with the result, or with what is left of it without the computations that dropped out or are unconfirmed."""
+        """Answer with the result, or with its rest without dropped and unconfirmed computations."""
         gone = [name for name in dropped if name in self.names]
         if not gone and not unconfirmed:
             self.succeed(result)
@@ -180,7 +183,10 @@ _Staged: TypeAlias = "list[tuple[_Request[Any], Any]]"
 
 
 class Rounds:
-    """Runs requests in rounds. Answers come when their effect is durable; a refused request has changed nothing."""
+    """Runs requests in rounds.
+
+    Answers come when their effect is durable; a refused request has changed nothing.
+    """
 
     def __init__(
         self,
@@ -205,11 +211,11 @@ class Rounds:
         """Answers that wait for the root of a slice."""
         self._gate: Gate[None] = Gate("requests", served.settings.queued_requests, 0)
         self._to_snapshot: dict[str, None] = {}
-        """Computations whose logs the next round replaces by snapshots."""
+        """Computations whose logs the next round replaces by snapshots; a set that keeps order."""
         self.on_fenced: Callable[[Fenced], None] = lambda _: None
-        """Called for each claim that has ended, when that is durable."""
+        """Listener, called for each claim that has ended, when that is durable."""
         self.on_published: Callable[[Collection[str]], None] = lambda _: None
-        """Called with the names of what a round has touched, when that is durable."""
+        """Listener, called with the names that a round has touched, when that round is durable."""
 
     def __len__(self) -> int:
         """Return the number of waiting requests."""
@@ -226,22 +232,24 @@ class Rounds:
         needs_root: bool = True,
         without: Without[T] | None = None,
     ) -> asyncio.Future[T]:
-        """Queue a change. ``alone``: no other request shares its round, but with ``together`` others like it, up to ``TOGETHER``.
+        """Queue a change.
 
-        ``without`` gives the result when some computations that the request touched drop out of the round; without it, the
-        whole request fails.
+        ``alone``: no other request shares its round. With ``together`` as well, others like it do,
+        up to ``TOGETHER``. ``without`` rewrites the result when some computations that the request
+        touched drop out of the round. If it is None, the whole request fails then.
         """
         done = asyncio.get_running_loop().create_future()
         return self._queue(self._writes, _Request(stage, done, alone, together, without, needs_root=needs_root))
 
     def read(self, read: Callable[[Round], T]) -> asyncio.Future[T]:
-        """Queue a question about the staged state, which is answered when all of that is durable."""
+        """Queue a question about the staged state. The answer comes when all of it is durable."""
         return self._queue(self._reads, _Request(read, asyncio.get_running_loop().create_future()))
 
     def snapshot(self, names: Collection[str]) -> None:
-        """Begin to replace the logs of served computations by snapshots, as far as they have changed.
+        """Begin to replace the logs of served computations by snapshots, if they have changed.
 
-        So nobody needs the damaged part of a log any more. A stop and an overload come first.
+        No reader needs the damaged part of such a log any more. During a stop or an overload
+        nothing is done.
         """
 
         def begin(_: Round) -> None:
@@ -250,12 +258,12 @@ class Rounds:
         self.read(begin).add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def stop(self) -> None:
-        """Let :meth:`run` finish what is queued and end. New requests are refused with ShuttingDown."""
+        """Let :meth:`run` finish the queue and end. New requests are refused with ShuttingDown."""
         self._stopping = True
         self._arrived.set()
 
     async def run(self) -> None:
-        """Run rounds until :meth:`stop`. Raises what an append raises when this process must not go on."""
+        """Run rounds until :meth:`stop`. Raises the error of an append that ends this process."""
         try:
             while len(self) or not self._stopping:
                 if not len(self):
@@ -303,7 +311,8 @@ class Rounds:
             if refusal is not None:
                 healed = await self._roll_back(round_)
         except BaseException:
-            # Killed, or another process has the journal: nothing of this round was published, and nothing will be.
+            # This process was killed, or another one has the journal. Nothing of this round was
+            # published, and nothing will be.
             for request, _ in staged:
                 request.fail(errors.ShuttingDown(STOPPING))
             raise
@@ -319,7 +328,7 @@ class Rounds:
     # -- stage -----------------------------------------------------------------------------------------------
 
     def _stage(self, round_: Round, staged: _Staged) -> Exception | None:
-        """Stage requests in arrival order. Returns why the whole round must be rolled back, or None."""
+        """Stage requests in arrival order. Returns why to roll back the whole round, or None."""
         while self._writes and not (staged and self._writes[0].alone):
             if self._writes[0].together:
                 return self._stage_together(round_, staged)
@@ -332,7 +341,7 @@ class Rounds:
         return None
 
     def _stage_together(self, round_: Round, staged: _Staged) -> Exception | None:
-        """Stage those that may share the round of the first in the queue. The rest of them goes behind all others."""
+        """Stage requests like the first in the queue. The rest of them goes behind all others."""
         time = asyncio.get_running_loop().time
         until = time() + self._served.settings.round_seconds
         alike = deque(request for request in self._writes if request.together)
@@ -351,11 +360,12 @@ class Rounds:
         try:
             staged.append((request, request.run(round_)))
         except errors.OldStream as error:
-            # At once: later reports of its stream, in this very round, must see that it failed.
+            # Fail at once: later reports of its stream, in this very round, must see the failure.
             request.fail(error)
         except errors.LowwaterError as error:
             request.refusal = error
-            # The refusal of one that shares its round may be because of a change that is staged in front of it.
+            # A request that shares its round may be refused because of a change that is staged in
+            # front of it. So its refusal is as uncertain as that change.
             if self._served.shared or request.together:
                 staged.append((request, None))
             else:
@@ -364,7 +374,8 @@ class Rounds:
             request.fail(error)
         except Exception:
             if request.together and not request.names:
-                # It can have changed only the graph, which is an immutable value. The requests in front of it go on.
+                # This request can have changed only the graph, which is an immutable value. The
+                # requests in front of it go on.
                 round_.topology = graph
                 log.exception("a request failed in a way it never should", extra=event("internal_error"))
                 request.fail(errors.LowwaterError("internal error, nothing was changed; see the authority's log"))
@@ -381,7 +392,7 @@ class Rounds:
     # -- append ----------------------------------------------------------------------------------------------
 
     async def _append(self, round_: Round) -> Exception | None:
-        """Make a round durable, or return why it has to be rolled back. Raises what ends this process."""
+        """Make a round durable, or return why to roll it back. Raises what ends this process."""
         try:
             await self._append_records(round_)
         except InDoubt as error:
@@ -397,7 +408,10 @@ class Rounds:
         return None
 
     def _refusal_of(self, error: JournalError) -> Exception | None:
-        """Return what the callers get of a round that was surely not written; None: this process has to end."""
+        """Return the error of the callers of a round that was surely not written.
+
+        None: this process has to end.
+        """
         if isinstance(error, JournalFailed):
             return errors.JournalFailed(f"the journal refused the write, nothing was changed: {error}")
         if isinstance(error, JournalFenced) and self._served.shared:
@@ -410,7 +424,8 @@ class Rounds:
     async def _append_records(self, round_: Round) -> None:
         """Return when all of a round is durable, but for the computations that drop out of it.
 
-        JournalFailed, JournalFenced, JournalPosition: the round surely is not durable. After any other error this process must stop.
+        JournalFailed, JournalFenced, JournalPosition: the round surely is not durable. After any
+        other error this process must stop.
         """
         held, touched = self._held, round_.touched
         logs = {name: held.of(name).log for name in touched}
@@ -422,7 +437,8 @@ class Rounds:
             if record is not None:
                 records.append(Record(logs[name], *record))
         changed = {record.log.name for record in records}
-        # A computation without a record is confirmed: otherwise a process that was replaced could refuse, say, a stale claim.
+        # A computation without a record is confirmed. Otherwise a process that was replaced could,
+        # say, refuse a claim as stale that its successor has granted.
         unchanged = [name for name in touched if name not in changed] if self._served.shared else []
         if round_.topology is not None and not round_.read:
             graph = held.graph_record(round_.topology, whole=round_.merged)
@@ -444,7 +460,7 @@ class Rounds:
             drop=partial(self._drop_out, round_) if self._divisible(round_) else None,
         )
         for computation, version in raised.items():
-            computation.input_version = version  # a heal on the way has left it out
+            computation.input_version = version  # a heal during the append has put back the old one
         await self._confirm(round_, unconfirmed)
 
     async def _heal(self, round_: Round) -> None:
@@ -454,22 +470,25 @@ class Rounds:
         if round_.damage is not None:
             await self._held.heal_graph(round_.damage)
         for name, seen in round_.above.items():
-            if (holding := self._held.served.get(name)) is not None:  # else another process has taken it meanwhile
+            if (holding := self._held.served.get(name)) is not None:  # else it was lost meanwhile
                 await holding.rise(seen)
 
     def _divisible(self, round_: Round) -> bool:
-        """Whether computations may drop out of a round. Not if it changes the graph: a change of two logs is appended whole."""
+        """Whether computations may drop out of a round.
+
+        Not out of a round that changes the graph, because a change of two logs is appended whole.
+        """
         return self._served.shared and round_.topology is None
 
     def _drop_out(self, round_: Round, fenced: JournalFenced, in_doubt: bool = False) -> None:
-        """Release the computations that other processes own now, and go on with the rest of a round."""
+        """Lose the computations that other processes own now; the rest of the round goes on."""
         self._served.lose(fenced.owners)
         for name in fenced.owners:
             msg = f"it is not known whether the write took effect; look, or repeat it: {fenced}"
             round_.dropped[name] = errors.Unavailable(msg) if in_doubt else GivenUp()
 
     async def _confirm(self, round_: Round, names: Iterable[str]) -> None:
-        """Confirm the ownership of computations without a record, where no append has confirmed it."""
+        """Confirm the ownership of computations that no append has confirmed."""
         while names := [name for name in names if name not in round_.dropped]:
             try:
                 try:
@@ -484,17 +503,19 @@ class Rounds:
                 return
 
     async def _roll_back(self, round_: Round) -> Collection[str]:
-        """Forget what a round staged. Returns the names of computations whose staged state counts all the same, now or soon.
+        """Forget what a round staged, by reading the journal back, which is the truth.
 
-        The journal is the truth, and recovery the one way to it. Only where the store has lost or damaged records, memory counts.
+        Only where the store has lost or damaged records, memory counts. Returns the names of those
+        computations: their staged state counts all the same, now or soon.
         """
         held = self._held
         if round_.read or round_.merged:
-            held.forget_graph()  # it was read for this round
+            held.forget_graph()  # the graph was read for this round, so it is read again
         for name in round_.torn & held.served.keys():
             held.served[name].tear()
             if not self._served.confirms(name):
-                # At once, because reading it back may take long, and each beat says how new everything is that it confirms.
+                # Readers learn at once: reading back may take long, and each beat states the age of
+                # all that this process confirms.
                 self._served.hub.move(name)
         kept: set[str] = set()
         for name in round_.touched:
@@ -515,7 +536,7 @@ class Rounds:
             if held.is_kept(name):
                 self._repair.begin(held.served[name])
                 kept.add(name)
-        # Half a change counts nowhere: its caller gets what the other callers of the round get.
+        # Half a change counts nowhere, so its caller gets the same refusal as all others.
         return {name for name in kept if not held.is_torn(name)}
 
     # -- publish ---------------------------------------------------------------------------------------------
@@ -553,7 +574,7 @@ class Rounds:
     # -- answer ----------------------------------------------------------------------------------------------
 
     def _answer(self, round_: Round, staged: _Staged) -> None:
-        """Answer the callers of a round, now or when the roots of the slices that they touched have confirmed them."""
+        """Answer the callers of a round. An answer that needs roots waits beside the rounds."""
         for request, result in staged:
             slices: Sequence[tuple[Answer, int]] = ()
             if request.needs_root and request.refusal is None:
@@ -572,7 +593,7 @@ class Rounds:
         dropped: Mapping[str, Exception],
         slices: Sequence[tuple[Answer, int]],
     ) -> None:
-        """Answer one caller when the roots have confirmed the slices; other callers get their answers meanwhile."""
+        """Answer one caller when the roots have confirmed the slices, or refuse it in the end."""
         refusals = await asyncio.gather(*(one.settle(turn) for one, turn in slices))
         unconfirmed = {one.name: refusal for (one, _), refusal in zip(slices, refusals, strict=True) if refusal}
         request.end(result, dropped, unconfirmed)
@@ -602,9 +623,10 @@ class Rounds:
     # -- tidy ------------------------------------------------------------------------------------------------
 
     async def _tidy(self, round_: Round) -> None:
-        """Make the snapshots that are due. All that is staged is durable here, and the callers have their answers.
+        """Make the snapshots that are due.
 
-        The next round waits until a snapshot is made, because it changes the state that the snapshot is made of; the event loop does not.
+        All that is staged is durable here, and the callers have their answers. The next round would
+        change the state under the snapshot, so it waits; the event loop does not.
         """
         held, now = self._held, round_.now
         asked, self._to_snapshot = self._to_snapshot, {}

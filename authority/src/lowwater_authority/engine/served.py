@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Answer(Protocol):
-    """A slice whose newest value its root has not confirmed, so that its callers must not be answered yet."""
+    """A slice whose root has not confirmed its newest value, so that its callers must wait."""
 
     name: str
 
@@ -31,7 +31,7 @@ class Answer(Protocol):
 
 
 class SlicesHere(Protocol):
-    """The slices of cut computations that this process serves: each reports to its root. See engine/slices.py."""
+    """The slices that this process serves. Each reports to its root; see engine/slices.py."""
 
     def follow(self, name: str) -> None:
         """Begin to report a computation to its root, if it is a slice."""
@@ -46,7 +46,7 @@ class SlicesHere(Protocol):
         ...
 
     def durable(self, computation: Computation) -> None:
-        """All that was staged of a computation is durable, or the graph has changed it."""
+        """Report to the root what is durable of a computation. Nothing else may be staged."""
         ...
 
     def unsettled(self, names: Iterable[str]) -> list[tuple[Answer, int]]:
@@ -54,15 +54,24 @@ class SlicesHere(Protocol):
         ...
 
     def is_unbound(self, name: str, identity: str) -> bool:
-        """Whether the root of a slice is not known to be bound to an identity. False of what is no slice."""
+        """Whether a root is not known to be bound to a worker's identity.
+
+        False for a name that is no slice.
+        """
         ...
 
     async def bind(self, name: str, identity: str) -> None:
-        """Bind the root to the identity of the slice's first worker. Raises IdentityMismatch, Unavailable."""
+        """Bind the root to the identity of the slice's first worker.
+
+        Raises IdentityMismatch, Unavailable.
+        """
         ...
 
     async def vouched(self, name: str, through: int, input_version: int) -> None:
-        """Wait until the root knows how far outputs of a slice are complete. Raises Moved, Unavailable."""
+        """Wait until the root has confirmed how far outputs of a slice are complete.
+
+        Raises Moved, Unavailable.
+        """
         ...
 
 
@@ -89,7 +98,8 @@ class Served:
         self.slices = slices
         self.settings = settings
         self.shared = shared
-        """Whether other processes write to the journal too. Then a computation that another process takes ends here, and this process goes on."""
+        """Whether other processes write to the journal too. Then a computation that another process
+        takes over ends here, and this process goes on with the others."""
         self.on_moved: Callable[[str], None] = lambda _: None
         """Called with the name of a computation that another process serves from now on."""
         self._observer = observer
@@ -108,8 +118,8 @@ class Served:
     def confirms(self, name: str) -> bool:
         """Return whether this process can confirm what it has published of a computation.
 
-        False while half a change of it may be in memory: another process may own it by then. Its neighbours are confirmed
-        without it. With an embedded journal there is no other owner.
+        False while half a change of the computation may be in memory: another process may own it by
+        then. All others are confirmed without it. With an embedded journal there is no other owner.
         """
         return name in self and not (self.shared and self.held.is_torn(name))
 
@@ -122,12 +132,15 @@ class Served:
         return sorted(self.held.served)
 
     def view(self, name: str) -> View | None:
-        """Return what is published of a computation; None when this shard does not serve it."""
+        """Return the published view of a computation; None when this shard does not serve it."""
         computation = self.held.computation(name)
         return computation.published if computation else None
 
     def computation(self, name: str) -> Computation:
-        """Return the staged state of a computation. Raises UnknownComputation, Moved, and Unavailable while memory and store differ."""
+        """Return the staged state of a computation.
+
+        Raises UnknownComputation, Moved, and Unavailable while memory and store differ.
+        """
         self.topology.get(name)
         holding = self.held.served.get(name)
         if holding is None:
@@ -137,23 +150,23 @@ class Served:
         return holding.computation
 
     def granted(self, name: str, sequencer: int) -> int:
-        """Return how many ranges a claim got, lost ones too; 0 when there is no such claim here. O(1)."""
+        """Return the number of ranges of a claim, lost ones too; 0 for an unknown claim. O(1)."""
         computation = self.held.computation(name)
         group = None if computation is None else computation.map.groups.get(sequencer)
         return 0 if group is None else group.granted
 
     def wanted_layout(self, name: str) -> Layout | None:
-        """Return the durable layout that operators want of a computation; None when this shard does not serve it."""
+        """Return the durable wanted layout of a computation; None if not served here."""
         computation = self.held.computation(name)
         return None if computation is None else computation.published_layout
 
     def reported_layout(self, name: str, sequencer: int) -> Layout | None:
-        """Return the layout that an owner has reported under a claim; None when this shard does not know it."""
+        """Return the layout that an owner has reported under a claim; None if not known here."""
         computation = self.held.computation(name)
         return None if computation is None else computation.told_layout(sequencer)
 
     def reference(self, name: str) -> int:
-        """Return the event time that ages of a computation's histograms count from. Raises Moved."""
+        """Return the event time from which a computation's histograms count ages. Raises Moved."""
         computation = self.held.computation(name)
         if computation is None:
             raise moved(name)
@@ -168,7 +181,7 @@ class Served:
         self.count()
 
     def lose(self, owners: Mapping[str, tuple[int, int]]) -> None:
-        """Forget the computations that other processes own now. ``owners`` is what JournalFenced says."""
+        """Forget the computations that other processes own now; ``owners`` as in JournalFenced."""
         for name in self.held.let_go(owners):
             self.slices.unfollow(name)
             self.on_moved(name)
@@ -176,9 +189,9 @@ class Served:
         self.count()
 
     def publish(self, computations: Iterable[Computation], topology: Topology | None = None) -> None:
-        """Show readers what is durable of computations, and go on with another graph, if there is one.
+        """Publish computations, and go on with another graph, if there is one.
 
-        Nothing may be staged of them that is not durable.
+        All that is staged of the computations must be durable.
         """
         views = [computation.publish() for computation in computations]
         begun = [] if topology is None else self._use(topology)
@@ -214,10 +227,10 @@ class Served:
                 if self.placement.mine(name):
                     self.held.end(name)
             elif spec is not None and computation is not None:
-                computation.follow(spec)
                 if computation.incarnation < spec.incarnation:
                     begun.append(self.held.restart(computation, spec))
                 else:
+                    self.held.follow(computation, spec)
                     self._durable(name)
             elif spec is not None:
                 self.held.forget_damage(name)  # a reset may have replaced the damaged log

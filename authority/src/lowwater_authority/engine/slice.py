@@ -1,4 +1,7 @@
-"""One slice of a cut computation: what is durable of it, and how much of that its root has confirmed. See engine/slices.py."""
+"""One slice of a cut computation: what is durable of it, and what of that its root has confirmed.
+
+The rules that it follows: engine/slices.py.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +35,21 @@ if TYPE_CHECKING:
     from lowwater_authority.engine.served import Served
 
 MASS_SECONDS: Final = 1.0
-"""How often a slice tells of the mass of its records at most: it takes all of its claims to make, and heuristic watermarks are about records of ten minutes."""
+"""Shortest time between two reports of a slice's mass, in seconds.
+
+A mass costs a pass over all claims, and heuristic watermarks are about records of ten minutes."""
 
 log = logging.getLogger(__name__)
 
 
 def told_of(computation: Computation, topology: Topology) -> Told:
-    """Return what a slice says of itself. All that was staged of it must be durable. O(1), but O(runs) when nothing is unfinished."""
+    """Return what a slice reports of itself. All that is staged of the slice must be durable.
+
+    O(1), but O(runs) when all of it is finished.
+    """
     spec, view, low = computation.spec, computation.published, computation.map.minimum()
     required = topology.required(spec.name)
-    version = computation.input_version or spec.input_version  # nobody has claimed it yet: nothing was folded
+    version = computation.input_version or spec.input_version  # an unclaimed slice folded nothing
     return Told(
         computation.incarnation,
         Fold(version, required.input_incarnations) if spec.inputs else required,
@@ -70,13 +78,13 @@ class Context(NamedTuple):
 
 
 class Slice:
-    """One slice that this process serves: what is durable of it, and how much of that counts at the root.
+    """One slice that this process serves.
 
-    ``follow`` begins the task that tells the root. All methods are called on the event loop.
+    ``follow`` begins the task that reports to the root. All methods are called on the event loop.
     """
 
     def __init__(self, context: Context, computation: Computation, above: Above | None, asked: int = 0) -> None:
-        """``asked``: claims made so far by this process, whose ids and numbers are not to be used again."""
+        """``asked``: number of claims so far by this process, whose ids must not be used again."""
         spec = computation.spec
         self.name = spec.name
         self.root = spec.slice_of
@@ -85,52 +93,56 @@ class Slice:
         self._settings = context.served.settings
         self._spec = spec
         self._of = computation
-        """What is served of it: another object after it was read back, or when it begins a new incarnation."""
+        """The served computation. Another object takes its place when its log is read back, or when
+        a new incarnation begins."""
         self._told = told_of(computation, context.served.topology)
         self._inputs = inputs_of(context.served.topology, spec.name) if self._told.current else None
-        """Those that all of its workers have gone by since its log followed any; None: this process has not known them."""
+        """Inputs that all values of this slice take into account; None: unknown here."""
         self.turn = 0
-        """Grows when it hands keys over: answers that wait from before may be of these."""
+        """Number of times that it handed keys over. Answers of an earlier turn are refused, because
+        they may concern these keys."""
         self._above = above
         self._range: Range | None = None
         self._counts = MAX
-        """The greatest value of it that may count at the root; MAX: nobody knows."""
+        """Greatest value of the slice that may count at the root; MAX: unknown."""
         self._said: Told | None = None
-        """What the root has taken over last, from this ownership."""
+        """Newest report that the root has confirmed under the current ownership; None: unknown."""
         self._vouched = MIN
-        """How far the root knows that outputs say that they are complete, from this ownership."""
+        """Completeness of its outputs that the root has confirmed under the current ownership."""
         self._heard = asyncio.Event()
-        """Set, and replaced, when the root has heard that."""
+        """Event that is set, and replaced, when the root has confirmed a greater completeness."""
         self._bound: str | None = None
-        """To which worker's identity this ownership has bound the root; None: to none."""
+        """Worker's identity to which the current ownership has bound the root; None: to none."""
         self._binding = asyncio.Lock()
-        """One is bound at a time."""
+        """Lock of ``bind``: one identity at a time."""
         self._binds: tuple[str, asyncio.Future[None]] | None = None
-        """Which identity is to be, and who waits for it."""
+        """Identity that is being bound, and the future of its caller."""
         self._root_epoch = 0
-        """Before the range was retired: the ownership number of the root."""
+        """Ownership number of the root before this slice retired its range."""
         self._weighs = bool(spec.heuristics)
         self._mass_turns, self._mass_said, self._mass_due = computation.mass_turns, -1, 0.0
-        """How often its mass has changed, how often it had when the root was told of it last, and from when on it may be again."""
+        """Three numbers: changes of the mass; those when the root confirmed it last (-1: never);
+        and the event loop's time from which the mass may be reported again."""
         self.reached = False
-        """Whether the root has taken over what was said last, or is about to; False after a failure, until it has again."""
+        """Whether the last attempt to report was confirmed. False after a failure, until the next
+        confirmation."""
         self.withheld = 0
-        """Answers that had to be refused, because the root had not heard of what they answer."""
+        """Number of answers refused because the root had not confirmed in time."""
         self._slow = False
-        """Whether an answer has waited in vain: the next ones do not, until the root answers."""
+        """Whether an answer has waited in vain. Later ones do not wait, until the root confirms."""
         self.asked = asked
-        """Claims made so far."""
+        """Number of claims by this process so far."""
         self._news = asyncio.Event()
         self._settled: asyncio.Future[None] | None = None
-        """Ends when answers may leave; None: nobody waits."""
+        """Future that ends when answers may leave; None: no answer waits."""
         self._task: asyncio.Task[None] | None = None
 
     def follow(self) -> None:
-        """Begin to tell the root."""
+        """Begin to report to the root."""
         self._task = asyncio.create_task(self._run())
 
     def close(self) -> None:
-        """Tell it no more: another process serves the slice, or nobody is to."""
+        """Report no more: this process does not serve the slice any more, or stops."""
         if self._task is not None:
             self._task.cancel()
         self._give_up()
@@ -139,19 +151,22 @@ class Slice:
             self._binds[1].set_exception(self._not_bound())
 
     def is_of(self, spec: Spec) -> bool:
-        """Whether this is that slice as it is registered now, if perhaps in another incarnation: by its keys, what is told of it, and its registration."""
+        """Whether a registration has the same keys, heuristics and first incarnation as this slice.
+
+        A reset keeps these. A drop and a new registration does not.
+        """
         mine = self._spec
         return (mine.span, mine.heuristics, mine.first) == (spec.span, spec.heuristics, spec.first)
 
     def is_settled(self) -> bool:
-        """Whether answers may leave: what is durable stands no lower than what may count at the root."""
+        """Whether answers may leave: no value that may count at the root leads the durable one."""
         return self._told.low >= self._counts
 
     def durable(self, computation: Computation) -> None:
-        """Something of it became durable, or the graph has changed. All that was staged of it is durable."""
+        """Note that a change of slice or graph is durable. Nothing else may be staged."""
         told = told_of(computation, self._served.topology)
         if computation is not self._of:
-            # It was read back, or begins a new incarnation, and its masses are counted anew.
+            # The log was read back, or a new incarnation begins: changes of the mass count anew.
             self._of, self._mass_turns, self._mass_said = computation, computation.mass_turns, -1
             self._news.set()
         elif computation.mass_turns != self._mass_turns:
@@ -164,14 +179,14 @@ class Slice:
             self._give_up()
             self.turn += told.span != self._told.span
         if told.cut_version != self._told.cut_version and told.span == self._told.span:
-            self._inputs = None  # it has taken its keys in, with what workers of another slice said of them
+            self._inputs = None  # it received keys that workers of another slice reported on
         if not (told.current and self._told.current and told.fold == self._told.fold):
             self._follow_inputs(told)
         if told != self._told:
             self._told = told
             self._news.set()
         if told.identity is not None and self._binds is not None and not self._binds[1].done():
-            self._binds[1].set_result(None)  # whose it is by now, the slice says itself
+            self._binds[1].set_result(None)  # from here on the slice reports this identity
         self._settle()
 
     def _follow_inputs(self, told: Told) -> None:
@@ -179,10 +194,13 @@ class Slice:
         if told.current:
             self._inputs = inputs
         elif self._inputs is not None:
-            self._inputs &= inputs  # workers may go by these from here on, whatever its log has followed yet
+            self._inputs &= inputs  # workers may report by these before the log follows
 
     async def settle(self, turn: int) -> errors.Unavailable | None:
-        """Wait until answers of a turn may leave, for ``slice_answer_seconds`` at most; returns the refusal when they may not yet, or never."""
+        """Wait until answers of a turn may leave, for ``slice_answer_seconds`` at most.
+
+        Returns None, or the refusal when they may not leave yet, or never.
+        """
         if not self._slow and not self.is_settled() and turn == self.turn:
             if self._settled is None:
                 self._settled = asyncio.get_running_loop().create_future()
@@ -201,9 +219,10 @@ class Slice:
         return errors.Unavailable(msg, metadata={"computation": self.name, "root": self.root})
 
     async def vouched(self, through: int, input_version: int) -> None:
-        """Wait until the root adds no input below what an output says that goes by these inputs. Raises Unavailable after ``slice_answer_seconds``.
+        """Wait until the root has confirmed how far an output, under these inputs, may be complete.
 
-        That output says it of a part of the slice. So the slice has workers who are not concerned, and have their answers meanwhile.
+        Only the output's own worker waits, because the other workers of the slice are not
+        concerned. Raises Unavailable after ``slice_answer_seconds``.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.slice_answer_seconds):
@@ -214,18 +233,20 @@ class Slice:
             raise errors.Unavailable(msg, metadata={"computation": self.name, "root": self.root})
 
     def is_bound(self, identity: str) -> bool:
-        """Whether the root is known to be bound to the identity of a worker, so that a range may be granted to it."""
+        """Whether the root is known to be bound to a worker's identity, so that it may claim."""
         return self._bound == identity
 
     async def bind(self, identity: str) -> None:
-        """Bind the root to the identity of the first worker of the slice, before it is granted any range: slices are claimed one by one, and have one owner.
+        """Bind the root to the identity of the slice's first worker, before that gets a range.
 
-        Raises IdentityMismatch when a worker of another identity has come first, in any slice, and Unavailable after ``slice_answer_seconds``.
+        Workers claim slices one by one, and all slices must have workers of one identity. Raises
+        IdentityMismatch when a worker of another identity came first, in any slice, and Unavailable
+        after ``slice_answer_seconds``.
         """
         try:
             async with asyncio.timeout(self._settings.slice_answer_seconds), self._binding:
                 if self._told.identity is not None or self.is_bound(identity):
-                    return  # whose it is by now, the slice says itself
+                    return  # the slice reports its identity already
                 done = asyncio.get_running_loop().create_future()
                 self._binds = identity, done
                 try:
@@ -248,7 +269,7 @@ class Slice:
                 self._settled = None
 
     def _give_up(self) -> None:
-        """What the root knows is not known any more."""
+        """Forget the range, and with it all that the root has confirmed."""
         known = self._range
         self._range, self._said, self._counts, self._vouched, self._mass_said = None, None, MAX, MIN, -1
         self._bound = None
@@ -269,7 +290,7 @@ class Slice:
                 except errors.LowwaterError as error:
                     self.reached = False
                     if self._served.held.logs.stopping:
-                        return  # a later attempt would fail as well; Shard.close tells how many have ended so
+                        return  # a later attempt would fail as well; Shard.close logs how many did
                     log.log(
                         logging.WARNING if backoff.first else logging.DEBUG,
                         "%s does not hear of its slice %s yet, trying again in %.2f s: %s",
@@ -282,7 +303,7 @@ class Slice:
                     with suppress(errors.LowwaterError):
                         await self._look_again(error)
             except Exception:
-                # Whatever it is: without this task the slice is silent for good, and its workers wait.
+                # Without this task the slice would be silent for good, and its workers would wait.
                 self.reached = False
                 log.exception(
                     "telling %s of its slice %s failed in a way it never should, trying again in %.2f s",
@@ -291,23 +312,26 @@ class Slice:
                     backoff.seconds,
                     extra=event("slice_failed", computation=self.name, root=self.root),
                 )
-                with suppress(Exception):  # what it lets go of may be what has failed
+                with suppress(Exception):  # closing the range may be what failed
                     self._give_up()
             await backoff.wait()
 
     async def _look_again(self, error: errors.LowwaterError) -> None:
-        """Find out why the root has refused something, where this process may know too little."""
+        """Learn what this process does not know yet, if that is why the root refused it."""
         if isinstance(error, errors.OlderClaim):
             await self._rise(error)
         elif isinstance(error, errors.InvalidArgument) and self._served.shared:
-            await self._context.confirmation.refresh()  # it is not cut, or cut elsewhere
+            await self._context.confirmation.refresh()  # the root is cut elsewhere, or not cut
 
     async def _rise(self, error: errors.OlderClaim) -> None:
-        """Another process has claimed under a greater number, or under this one: it has replaced this one, unless the store has lost numbers."""
+        """Learn of another process's claim under a greater or the same ownership number.
+
+        That process has replaced this one, unless the store has lost ownership numbers.
+        """
         self._give_up()
         claimed = error.metadata.get("claimed_ordinal", "")
         if not claimed.isdecimal():
-            return  # nobody who knows slices says so
+            return  # this refusal is not one of a root
         epoch, claims = divmod(int(claimed), CLAIMS_OF_ONE)
         if epoch == self._served.epoch(self.name):
             self.asked = claims
@@ -316,7 +340,7 @@ class Slice:
         await self._context.confirmation.rise(self.name, epoch)
 
     async def _tell(self) -> None:
-        """Tell the root what it does not know yet, or wait until there is something."""
+        """Report what the root has not confirmed yet, or wait until there is something."""
         if self._range is not None and self._range.lost:
             self._give_up()
         if not self._told.has_keys:
@@ -331,7 +355,7 @@ class Slice:
             await self._claim()
 
     def _goes_on(self, known: Range) -> bool:
-        """Whether the range is still the one to speak by: nobody has to be bound first, by a claim in place of it."""
+        """Whether the slice reports by this range, and needs no claim that binds an identity."""
         return self._range is known and self._wanted() in (None, self._bound)
 
     async def _tell_by(self, known: Range) -> None:
@@ -346,13 +370,13 @@ class Slice:
             await self._vouch(self._told, known)
             if not self._goes_on(known):
                 return
-        told = self._told  # of now: no less may have been acknowledged since
+        told = self._told  # read after the waits above, because a lower value may be durable since
         if not self._fits(told, known):
             self._give_up()
         elif told == self._said and mass is None:
             await self._wait()
         elif told.retired:
-            # From here on the slice may count as MAX at the root, and what it said before does not count for sure.
+            # From here on the slice may count as MAX at the root, or still as reported before.
             self._counts, self._said = MAX, None
             self._root_epoch = await self._epoch()
             if self._range is not known or self._told != told:
@@ -363,7 +387,8 @@ class Slice:
                 self._range, self._said = None, told
                 known.close()
         else:
-            # Until the root has answered, nobody knows which report counts: the next one is sent even if it repeats the last.
+            # Until the root has answered, either report may count. If this one fails, the next is
+            # sent even if it repeats the last confirmed one.
             self._counts, self._said = max(self._counts, told.low), None
             await self._by(known, known.say(told, mass))
             self.reached = True
@@ -371,11 +396,11 @@ class Slice:
                 self._counts, self._said = told.low, told
                 if mass is not None:
                     self._mass_due = asyncio.get_running_loop().time() + MASS_SECONDS
-                    self._mass_said = turns if of is self._of else -1  # else they are counted anew, and told again
+                    self._mass_said = turns if of is self._of else -1  # else report again
                 self._settle()
 
     async def _vouch(self, told: Told, known: Range) -> None:
-        with suppress(errors.TooFarAhead):  # its clock is behind: the rest is to be said all the same
+        with suppress(errors.TooFarAhead):  # the root's clock is behind; the report itself follows
             await self._by(known, known.vouch(told))
             if self._range is known:
                 self._vouched = told.vouched
@@ -383,11 +408,11 @@ class Slice:
                 heard.set()
 
     async def _wait(self) -> None:
-        """Wait for news, or for the range to be lost; without any, say the same again now and then."""
+        """Wait for news or the loss of the range. Without either, repeat the report in time."""
         self._news.clear()
         time = asyncio.get_running_loop().time
         waits = self._range is not None and self._weighs and self._mass_turns != self._mass_said
-        # Until a time: what is left of one may be too little to move a clock.
+        # A point in time and not a duration: the rest of a duration may be too short for the clock.
         until = self._mass_due if waits else time() + self._settings.slice_beat_seconds
         while True:
             look = min(until, time() + self._settings.slice_look_seconds)
@@ -404,13 +429,17 @@ class Slice:
             return
 
     async def _epoch(self) -> int:
-        """Return the ownership number of the root. Whoever takes it over reads its log, of which a store may have lost the retirement of a range."""
+        """Return the ownership number of the root.
+
+        A new owner of the root reads the root's log, where a store may have lost the retirement of
+        a range. So a greater number makes the slice claim and retire again.
+        """
         if self._above is None or self.root in self._served:
             return self._served.epoch(self.root)
         return await self._above.epoch(self.root)
 
     async def _by(self, known: Range, saying: Awaitable[None]) -> None:
-        """Wait for an answer by which the range may turn out to be lost."""
+        """Wait for an answer of the root, and give the range up if the answer says it is lost."""
         try:
             await saying
         except (errors.StaleSequencer, errors.InputVersion, errors.IncarnationChanged):
@@ -419,10 +448,11 @@ class Slice:
             raise
 
     async def _retire(self, known: Range) -> None:
-        """Take the range out of the root. The claim ends in any case.
+        """Retire the range at the root. The claim ends in any case.
 
-        A retirement without an answer may still arrive, at any time. Under the same claim it would take out what a worker has revived meanwhile,
-        and the root would lead that worker. Under a newer claim the root refuses it.
+        A retirement without an answer may still arrive at any time. Under the same claim it would
+        retire keys that a worker has revived meanwhile, and the root would lead that worker. After
+        a newer claim the root refuses the late retirement.
         """
         try:
             await known.retire()
@@ -432,7 +462,7 @@ class Slice:
             raise
 
     async def _claim(self) -> None:
-        """Become the owner of the range, and make sure that what is said from now on is of the root's incarnation and inputs."""
+        """Claim the range, and make sure that reports go by the root's incarnation and inputs."""
         await self._check_listed()
         context, told, binds = self._context, self._told, self._binds
         self._news.clear()
@@ -463,16 +493,17 @@ class Slice:
                 binds[1].set_exception(error)
             if self._binds is binds:
                 self._binds = None
-            return  # a refused claim has changed nothing: what it has, it still has
+            return  # a refused claim has changed nothing, so an older range is still good
         if self._range is not None:
-            self._give_up()  # this one has taken its place
+            self._give_up()  # the new claim has taken its place
         if asked.epoch != context.served.epoch(self.name):
             found.close()
             return
         if not self._fits(self._told, found):
-            # The graph has changed: what this process reads of it ends the life, or the claims, that went by the old one, before anything is said.
+            # The graph has changed. This process first reads it, which ends an old incarnation, and
+            # revokes claims under old inputs. Only then may the slice report.
             found.close()
-            if context.served.shared:  # who is alone has all of it in memory
+            if context.served.shared:  # else memory has the newest graph
                 await context.confirmation.refresh()
             await context.cuts.follow_inputs(self.name, found.input_version, found.low, self._inputs)
             if not self._fits(self._told, found):
@@ -481,20 +512,23 @@ class Slice:
             return
         self._range, self._said, self._counts, self._mass_said = found, None, found.low, -1
         self._mass_due = 0.0
-        # The root reads no identity of another incarnation than its own: after a reset meanwhile the next claim binds it.
+        # The root ignores an identity of another incarnation: after a reset, claim again.
         self._bound = identity if told.incarnation == self._told.incarnation else None
         if binds is not None and self._bound == binds[0] and not binds[1].done():
             binds[1].set_result(None)
         self._settle()
 
     def _wanted(self) -> str | None:
-        """Return the identity that the root is to be bound to; None: no worker has come yet."""
+        """Return the identity to bind the root to; None: no worker has claimed yet."""
         if self._told.identity is not None or self._binds is None:
             return self._told.identity
         return self._binds[0]
 
     async def _check_listed(self) -> None:
-        """Nothing is said of a slice that its root does not have: a graph that was written without slices has none. Raises Unavailable."""
+        """Raise Unavailable unless the root has this slice, in the graph as it is now.
+
+        A release that knows no slices may have written the graph without them.
+        """
         for again in (self._served.shared, False):
             root = self._served.topology.computations.get(self.root)
             if root is not None and root.span_of(self.name) == self._told.span:
@@ -514,7 +548,7 @@ class Slice:
         return told.current and told.has_keys and same
 
     def _request_id(self, nonce: int) -> bytes:
-        """A new one for each claim, and the same in each replay of a simulation."""
+        """Return a new id for each claim, which is the same in each replay of a simulation."""
         return blake2b(
             f"{self.name} {self._served.epoch(self.name)} {nonce} {self.asked}".encode(), digest_size=16
         ).digest()

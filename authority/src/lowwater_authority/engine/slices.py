@@ -1,30 +1,47 @@
-"""Slices: a computation that is too large for one shard is cut, and what serves a slice of it is one of its workers.
+"""Slices: a computation that is too large for one shard is cut, and each slice reports to its root.
 
-    worker -> slice `hourly~3`: round, append -> told of what is durable -> claim and reports of the slice at `hourly` -> answer
+    worker -> slice `hourly~3`: round, append -> report to the root `hourly` -> answer
 
-The computation itself, the root of a tree of two levels, has one key range for each slice. Whoever serves a slice claims that range under its own
-ownership number, and reports the least value that is durable in the slice's log: a newer number always wins, and a late message of an older one is
-refused. So the root knows of every slice what it would know of a worker, and its values are the computation's.
+The computation itself is the *root* of a tree of two levels, and has one key range for each slice.
+The shard that serves a slice claims that range under its own ownership number, and reports the
+least value that is durable in the slice's log. A newer number always wins, and a late message of an
+older one is refused. So the root knows of a slice what it would know of a worker, and the values of
+the root are those of the computation.
 
-One thing is different from a worker: the slice has workers itself, who count on its answers. A worker that was told that an older record is kept may
-let it go, and its sender moves on. So nobody gets an answer by which the slice stands below the greatest value that may count at the root, before the
-root has taken over the lesser one; and nobody gets one at all before the root knows whose the slice is. An answer by which the slice only advances
-waits for nothing. And as inputs are added at the root, no output is told that it may say how far it is complete, before the root knows that.
+A slice differs from a worker in one thing: the slice has workers itself, who count on its answers.
+A worker that was told that an older record is kept may release it, and the record's sender moves
+on. If the root still counted a greater value of the slice, the root would lead that record. Three
+rules prevent this:
 
-**Cut anew.** An operator cuts a slice X in two at a key: X keeps the first keys, and Y, which is new, gets the last ones. Each step is durable before the next
-one, and whoever serves the slice by then goes on with it, after any crash:
+- A slice answers no worker before the root has granted the slice's range.
+- If the slice's value is below the greatest value that may count at the root, the answer waits
+  until the root has confirmed the lower one. An answer by which a slice only advances waits for
+  nothing.
+- Inputs are added at the root. So an output may call itself complete only after the root has
+  confirmed how far.
 
-1. The graph says it (``Topology.split``): X is smaller, and Y has X as its ``source``.
-2. X hears of it, gives up its range at the root, so that nothing of it is acknowledged any more, and *moves out*: one record of its log, behind which it knows
-   nothing of these keys but what it did know of them, kept for Y. Their workers lose them. Answers that were waiting are refused: they may tell of keys that are Y's.
-3. Y, which grants nothing before, reads that from X's log, and *takes in*: one record of its log, in one step with the graph, where Y has no source any more.
-4. Both claim their keys at the root, by a newer generation, as their logs say it: what X has said under its old claim, of all keys, is refused from the first
-   of these claims on, and was no more than what is true of each key before. The root takes claims of whole slices alone, as the graph has them.
+**Cut in two.** An operator cuts a slice X in two at a key. X keeps the first keys, and the new
+slice Y gets the last ones. Each step is durable before the next begins. After a crash, the shard
+that serves the slice then goes on with the next step:
 
-X forgets what it has handed over when the graph says that Y has it. One slice of a computation is cut at a time. If X cannot be read any more, Y waits, and
-with it the computation holds: a reset undoes a cut that is under way. So sequencers of any key only grow, also in the new incarnation. Two slices are never made one.
+1. The graph says so (``Topology.split``): X is smaller, and Y names X as its ``source``.
+2. X gives up its range at the root, so that no answer leaves X any more. X then *moves out*, by one
+   record of its log. After that record, X has these keys no more, and keeps only their state for Y.
+   Workers lose their claims of these keys. Waiting answers are refused, because they may concern
+   keys of Y.
+3. Y grants nothing until it has read that state from X's log and *takes in*. This is one record of
+   Y's log, appended together with the graph, in which Y has no source any more.
+4. Both claim their keys at the root, by a newer generation that stands in their logs. From the
+   first of these claims on, the root refuses reports under X's old claim. Until then such reports
+   were right: a report about all keys claims no more than what is true of each key. The root
+   accepts claims only of whole slices, as the graph has them.
 
-Pure is :class:`Slice` but for its one task, which asks ``Above``: the network, or the root itself where the same process serves it.
+X forgets the state when the graph says that Y has it. Only one slice of a computation is cut at a
+time. If X cannot be read any more, Y waits, and the computation holds; a reset undoes the cut. So
+the sequencers of a key only grow, also in a new incarnation. Slices are never merged.
+
+:class:`Slice` is pure but for its one task, which speaks to the root through ``Above``: over the
+network, or directly if the same process serves the root.
 """
 
 from __future__ import annotations
@@ -44,7 +61,7 @@ if TYPE_CHECKING:
 
 
 class Slices:
-    """The slices that one process serves, by name. See :class:`lowwater_authority.engine.served.SlicesHere`."""
+    """The slices that one process serves, by name. See ``SlicesHere`` in engine/served.py."""
 
     def __init__(self) -> None:
         self._slices: dict[str, Slice] = {}
@@ -53,7 +70,7 @@ class Slices:
         """Answers that were refused for slices that are not served here any more."""
 
     def connect(self, context: Context) -> None:
-        """Give the slices the rooms of their shard, which need this one first."""
+        """Give the slices the rooms of their shard, which are built after this object."""
         self._context = context
 
     def of(self, name: str) -> Slice | None:
@@ -94,17 +111,26 @@ class Slices:
             known.durable(computation)
 
     def is_unbound(self, name: str, identity: str) -> bool:
-        """Whether the root of a slice is not known to be bound to an identity. False of what is no slice."""
+        """Whether a root is not known to be bound to a worker's identity.
+
+        False for a name that is no slice.
+        """
         known = self._slices.get(name)
         return known is not None and not known.is_bound(identity)
 
     async def bind(self, name: str, identity: str) -> None:
-        """Bind the root to the identity of the slice's first worker. Raises IdentityMismatch, Unavailable."""
+        """Bind the root to the identity of the slice's first worker.
+
+        Raises IdentityMismatch, Unavailable.
+        """
         if (known := self._slices.get(name)) is not None:
             await known.bind(identity)
 
     async def vouched(self, name: str, through: int, input_version: int) -> None:
-        """Wait until the root knows how far outputs of a slice are complete. Raises Moved, Unavailable."""
+        """Wait until the root has confirmed how far outputs of a slice are complete.
+
+        Raises Moved, Unavailable.
+        """
         if (known := self._slices.get(name)) is None:
             raise moved(name)
         await known.vouched(through, input_version)
@@ -115,7 +141,10 @@ class Slices:
             known.close()
 
     def unsettled(self, names: Iterable[str]) -> list[tuple[Answer, int]]:
-        """Return those slices of some computations of which nothing is to be acknowledged yet, each with its turn. O(names) where any slice is served."""
+        """Return the slices among some computations whose callers must wait, each with its turn.
+
+        O(names) if this process serves any slice, else O(1).
+        """
         if not self._slices:
             return []
         return [
@@ -126,10 +155,13 @@ class Slices:
 
     @property
     def unheard(self) -> int:
-        """How many slices are served here that what they are slices of does not hear of just now. O(slices); for other threads too."""
+        """Number of slices served here whose last report has not reached the root.
+
+        O(slices); from any thread.
+        """
         return sum(not each.reached for each in list(self._slices.values()))
 
     @property
     def withheld(self) -> int:
-        """How many answers were refused because what a slice is a slice of had not heard of the change in time. As ``unheard``."""
+        """Number of answers refused because a root did not confirm in time. From any thread."""
         return self._withheld + sum(each.withheld for each in list(self._slices.values()))

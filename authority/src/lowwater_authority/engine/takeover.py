@@ -1,10 +1,11 @@
 """How a shard takes computations over: each is read and checked while its owner still serves it.
 
-    load the log -> recover -> read the graph -> take the log -> load, and replay, what came since -> read the graph -> serve
+    load log -> recover -> read graph -> take log -> replay what came since -> read graph -> serve
 
-An owner whose log was damaged in the store has the only good copy, in memory, and loses it when it is taken over. So it is left
-alone, and what is damaged is looked at again only now and then, for a look reads all of it. What cannot be taken for another reason, because
-the store or the graph is away, rests for shorter.
+If a log is damaged in the store, its owner has the only good copy, in memory, and a take-over would
+destroy that copy. So a damaged log is left to its owner. The log is looked at again only now and
+then, because each look reads all of it. After any other failure, when the store or the graph does
+not answer, the rest is shorter.
 """
 
 from __future__ import annotations
@@ -29,24 +30,35 @@ if TYPE_CHECKING:
     from lowwater_authority.engine.served import Served
 
 REST_SECONDS: Final = (1.0, 60.0)
-"""First and longest time until a damaged log is looked at again: a snapshot of its owner may have replaced what was damaged."""
+"""First and longest rest until a damaged log is looked at again, in seconds.
+
+Meanwhile a snapshot of its owner may have replaced the damaged part."""
 
 REFUSED_SECONDS: Final = (0.1, 2.0)
-"""The same since the second time in a row that the store, or the graph, did not let a computation be taken: each costs it some calls."""
+"""First and longest rest after a second failure in a row of the store or the graph, in seconds.
+
+Each attempt costs the store some calls."""
 
 TAKEN_AT_ONCE: Final = 4
-"""Computations that are taken side by side by those who can wait, but for those whose log has been read and is small: each is all in memory
-meanwhile, and stands in line for the store."""
+"""Most computations that are taken over side by side in turn, not counting small logs once read.
+
+Each of them is whole in memory meanwhile, and queues for the store."""
 
 TAKEN_IN_ALL: Final = 1024
-"""The most that are taken side by side by those who can wait, small and slow ones too: that the store does not answer is no reason to have all of them in
-memory. Who waits for one computation and nothing else has it taken beside these."""
+"""Most computations that are taken over side by side in turn, small and slow ones too.
+
+Without this bound, all of them would be in memory while the store does not answer. A caller that
+waits for a single computation has it taken over beside these."""
 
 SLOW_SECONDS: Final = 5.0
-"""After which one that is still being taken counts no longer among the ``TAKEN_AT_ONCE``: so a few slow ones hold up nobody."""
+"""Age in seconds at which a take-over no longer counts as one of the ``TAKEN_AT_ONCE``.
+
+So a few slow take-overs do not hold up the others."""
 
 TOGETHER_SECONDS: Final = 1.0
-"""Longest wait of a question about several computations for those that are not served yet: they must not hide the others."""
+"""Longest wait of a request about several computations for unserved ones, in seconds.
+
+These must not hold up the answer about the others."""
 
 log = logging.getLogger(__name__)
 
@@ -67,9 +79,11 @@ class Takeover:
         self._room = asyncio.Semaphore(TAKEN_IN_ALL)
 
     async def serve(self, name: str) -> bool:
-        """Take a computation over unless it is served already; False when another shard is to, or the membership has moved on.
+        """Take a computation over unless it is served already.
 
-        Raises UnknownComputation, and Unavailable when that takes longer than ``wait_seconds``; it goes on all the same.
+        False: another shard is to serve it, or the membership has changed. Raises
+        UnknownComputation, and Unavailable when the take-over is slower than ``wait_seconds``; it
+        goes on all the same.
         """
         if name in self._served:
             return True
@@ -79,12 +93,13 @@ class Takeover:
             return await self.take(name)
 
     async def serve_those(self, names: Iterable[str]) -> None:
-        """Take over, side by side, the computations that this shard is to serve. Returns after ``TOGETHER_SECONDS`` at the latest.
+        """Take over, side by side, those computations that this shard is to serve.
 
-        A computation that cannot be served, or not yet, does not stop the others.
+        Returns after ``TOGETHER_SECONDS`` at the latest. A computation that cannot be served, or
+        not yet, does not stop the others.
         """
         missing = [name for name in names if name not in self._served and self._placement.mine(name)]
-        if len(missing) == 1:  # its clients wait for nothing else, so it does not queue behind others
+        if len(missing) == 1:  # its callers wait for nothing else, so it does not queue
             with suppress(errors.Unavailable):
                 async with within(TOGETHER_SECONDS, lambda: _slow(missing[0])):
                     await self.take(missing[0])
@@ -92,7 +107,7 @@ class Takeover:
             await asyncio.wait([self.begin(name) for name in missing], timeout=TOGETHER_SECONDS)
 
     async def serve_in_turn(self, name: str) -> bool:
-        """Take a computation over as :meth:`serve` does, in its turn, and however long it takes.
+        """Take a computation over as :meth:`serve` does, but in its turn and without a time limit.
 
         False also while its log is damaged and its owner is alive.
         """
@@ -103,9 +118,11 @@ class Takeover:
         return await asyncio.shield(self.begin(name))
 
     async def take(self, name: str) -> bool:
-        """Take a computation over, at once, and once for all who ask; False when another shard is to serve it, or goes on serving it.
+        """Take a computation over at once; one attempt serves all callers.
 
-        Raises UnknownComputation, and Unavailable when the store does not answer, or nobody has what is damaged there.
+        False: another shard is to serve it, or goes on serving it. Raises UnknownComputation, and
+        Unavailable when the store does not answer, or has a damaged log that no process has in
+        memory.
         """
         damage = self._resting(name)
         if damage is None and (reason := self._refused(name)):
@@ -136,25 +153,25 @@ class Takeover:
         return holding is not None and holding.take.task is not None
 
     def _damage(self, name: str) -> Damage | None:
-        """Return what the last look at a log has found; None: nothing is wrong, or nobody has looked."""
+        """Return the damage that the last look at a log has found; None: none, or no look yet."""
         holding = self._held.known(name)
         return holding.damage if holding is not None else None
 
     def _resting(self, name: str) -> Damage | None:
-        """Return why a log is not to be looked at yet; None: look, or somebody does."""
+        """Return why a log must not be looked at yet; None: it may be, or a look is under way."""
         damage = self._damage(name)
         return damage if damage is not None and not self._under_way(name) and self._now() < damage.until else None
 
     def _refused(self, name: str) -> str:
-        """Return why an attempt to take it is not worth the calls yet; empty: try, or somebody does."""
+        """Return why a take-over must not be tried yet; empty: it may be, or is under way."""
         holding = self._held.known(name)
         rest = holding.rest if holding is not None and holding.take.task is None else None
         return rest.reason if rest is not None and self._now() < rest.until else ""
 
     def _rest(self, holding: Holding, error: JournalError | errors.Unavailable) -> None:
-        """An attempt to take it has failed: the next one is made at once, and each that follows after a longer rest.
+        """Note a failed take-over. The next is made at once, each later one after a longer rest.
 
-        Another shard may have served it since the last one: what failed long ago was another fault.
+        A failure of long ago does not count: another shard may have served the computation since.
         """
         before, now = holding.rest, self._now()
         again = before is not None and now < before.until + 2 * REFUSED_SECONDS[1] * 1e6
@@ -163,12 +180,15 @@ class Takeover:
         holding.rest = Rest(str(error), now + seconds * 1e6, longer)
 
     def _orphaned(self, name: str) -> bool:
-        """Nobody serves the computation. Returns whether that is news since the last look: its owner may have left a whole log."""
+        """Note that no process serves a computation. Returns whether that is new since a look.
+
+        If it is new, the last owner may have left a whole log.
+        """
         damage = self._damage(name)
         return damage is None or damage.orphan(self._now())
 
     def damaged(self, name: str, reason: JournalError) -> None:
-        """A look has found a log damaged, or written by a newer release. Each reason is logged once."""
+        """Note that a log is damaged, or written by a newer release. Each reason is logged once."""
         holding = self._held.of(name)
         before = holding.damage
         if before is None or str(before.reason) != str(reason):
@@ -182,12 +202,18 @@ class Takeover:
         holding.damage = Damage(reason, self._now() + seconds * 1e6, seconds)
 
     def is_damaged(self, name: str) -> bool:
-        """Whether a computation is not served here because its log cannot be read, and by no other shard as far as is known."""
+        """Whether this shard does not serve a computation because its log is damaged.
+
+        As far as this shard knows, no other one serves it either.
+        """
         damage = self._damage(name)
         return name not in self._served and damage is not None and isinstance(damage.reason, JournalCorrupt)
 
     def begin(self, name: str) -> asyncio.Task[bool]:
-        """Begin to take a computation over as soon as it has its turn, once for all who ask; not to be cancelled."""
+        """Begin to take a computation over in its turn, once for all callers.
+
+        The task must not be cancelled.
+        """
         holding = self._held.of(name)
         return holding.turn.begin(partial(self._take_in_turn, name), self._ended(holding))
 
@@ -209,7 +235,7 @@ class Takeover:
         try:
             taken = holding.is_held() or await self._take_over(holding)
         except (JournalCorrupt, JournalVersion) as error:
-            if holding.ending is None:  # else it was dropped meanwhile, and its log is written anew
+            if holding.ending is None:  # else the computation was dropped, and its log is replaced
                 self.damaged(name, error)
             raise
         except (JournalError, errors.Unavailable) as error:
