@@ -253,6 +253,20 @@ async def test_what_is_not_written_is_not_dropped_while_the_store_does_not_tell_
     assert other.low(name) == 13
 
 
+async def test_a_shard_that_comes_shortens_what_its_last_owner_did_not_come_to(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    name = min(held(other))
+    await other.claim(name)
+    other.faults.ends["restore"] = [Outcome.FAILED] * 1000
+    await other.shard.graph.drop(name, force=True)
+    await other.stop()
+    assert deployment.disk.logs[name].records
+    await other.shard.journal.close()
+    await deployment.settle(one, seconds=3)
+    await turns()
+    assert not deployment.disk.logs[name].records
+
+
 async def end_behind_the_next_incarnation(deployment: Deployment, one: One, other: One, name: str) -> None:
     """The store refuses the old owner the end of a log; when it tries again, another shard serves an incarnation that it has not heard of."""
     other.faults.held["restore"] = asyncio.Event()
