@@ -206,6 +206,20 @@ async def test_rule10_breaks_when_a_heal_writes_over_whatever_is_there(deploymen
     await test_rule10_a_heal_spares_what_was_acknowledged_behind_a_loss(deployment)
 
 
+async def test_what_is_damaged_and_lost_is_written_again_from_memory(deployment: Deployment) -> None:
+    """An older record is rotten, and the newest are gone: neither can be read, and each shard has both in memory."""
+    one, other = await two(deployment)
+    for new in ("a", "b"):
+        await one.shard.graph.register(Spec(new))
+    await other.shard.confirmation.confirm(())
+    rot(deployment, back=5)
+    forget(deployment, 2)
+    for each in (one, other):
+        await each.shard.confirmation.confirm(())
+    assert await stored_graph(one) == {*NAMES, "a", "b"}
+    assert one.shard.topology == other.shard.topology
+
+
 async def changed_behind_a_loss(deployment: Deployment) -> tuple[One, One, str]:
     """What one shard has registered is lost, another one has reset something in its place, and an older record is rotten."""
     one, other = await two(deployment)
