@@ -220,6 +220,16 @@ async def test_what_is_damaged_and_lost_is_written_again_from_memory(deployment:
     assert one.shard.topology == other.shard.topology
 
 
+async def test_rule10_a_damaged_graph_is_written_again_with_what_others_have_added(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    rot(deployment, back=1)
+    await other.shard.graph.register(Spec("new"))
+    assert "new" not in one.shard.topology.computations
+    one.shard.confirmation.doubt_graph()
+    await one.shard.confirmation.refresh()
+    assert await stored_graph(one) == one.shard.topology.computations.keys() == {*NAMES, "new"}
+
+
 async def changed_behind_a_loss(deployment: Deployment) -> tuple[One, One, str]:
     """What one shard has registered is lost, another one has reset something in its place, and an older record is rotten."""
     one, other = await two(deployment)
