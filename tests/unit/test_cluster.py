@@ -208,6 +208,18 @@ async def test_the_others_are_read_in_time(taking: Taking) -> None:
 BEAT = DEAD_AFTER / 5
 
 
+async def test_what_it_served_is_taken_a_beat_and_a_half_after_it_was_heard_last(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    await other.stop()
+    deployment.looks_dead.add("other:1")
+    await deployment.settle(one, seconds=BEAT)
+    assert held(one) != set(NAMES)
+    assert one.cluster.next_beat == pytest.approx(BEAT / 2, abs=0.01), "just when it may be left out"
+    deployment.clock.now += one.cluster.next_beat
+    await one.beat()
+    assert held(one) == set(NAMES)
+
+
 async def test_one_that_looked_dead_and_was_heard_of_since_has_the_patience_of_any_other(
     deployment: Deployment,
 ) -> None:
