@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowwater_authority.core import computation
+from lowwater_authority.core import slicing
 from lowwater_authority.core.groups import Mass
 from lowwater_authority.core.requests import ClaimRequest, GroupReport
 from lowwater_authority.core.topology import Spec
@@ -107,6 +107,6 @@ def test_what_is_too_much_to_tell_is_rounded_down(
     steps: list[tuple[int, int, dict[int, int], int, tuple[int, int]]],
 ) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(computation, "MOST_FRONTIERS", 1)
-        patched.setattr(computation, "MOST_TIMES", 2)
+        patched.setattr(slicing, "MOST_FRONTIERS", 1)
+        patched.setattr(slicing, "MOST_TIMES", 2)
         asyncio.run(run(steps, exact=False))

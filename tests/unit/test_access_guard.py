@@ -452,10 +452,10 @@ class GuardedServer:
         self.port = int(address.rpartition(":")[2])
         self.health: Any = health_pb2_grpc.HealthStub(channel)
 
-    def reset(self) -> Any:
+    def reset(self, token: str = "right") -> Any:
         write = topology_pb2.ResetRequest.SerializeToString
         opened: Any = self.channel.stream_unary(RESET, write, topology_pb2.ResetResponse.FromString)
-        return opened(metadata=RIGHT)
+        return opened(metadata=(("authorization", f"Bearer {token}"),))
 
     def watch(self) -> Any:
         write = watermarks_pb2.WatchRequest.SerializeToString
@@ -596,6 +596,19 @@ async def test_a_call_that_was_opened_before_a_removal_does_nothing() -> None:
         assert isinstance(await ending(late), errors.Unauthenticated)
         assert isinstance(await ending(watch), errors.Unauthenticated)
         assert one.reached == ["n/before"]
+
+
+async def test_calls_a_second_are_those_of_each_caller() -> None:
+    other = replace(OPERATOR, name="other", digests=(digest("other"),))
+    async with guarded(access=Access([OPERATOR, other], Limits(calls_per_second=1.0))) as one:
+        for token in ("right", "other"):
+            call = one.reset(token)
+            await call.write(topology_pb2.ResetRequest(computation="n/a"))
+            await call.done_writing()
+            assert await ending(call) is None
+        refused = await ending(one.reset())
+        assert isinstance(refused, errors.Overloaded)
+        assert (refused.metadata["bound"], refused.retry_after) == ("calls_per_second", 1.0)
 
 
 async def test_a_request_has_a_time_to_come_in() -> None:

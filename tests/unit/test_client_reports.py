@@ -82,6 +82,37 @@ def test_what_was_refused_is_sent_again_until_it_is_taken_over() -> None:
     stage(reporter, lease, 2)
     [last] = reporter.take(2 * BEAT)
     assert [list(group.handles or ()) for group in last.groups] == [[1]]
+    reporter.acknowledged(last.number)
+    lease.advance(Fold(2, ()), {0: 1, 1: 1}, now=0.0)
+    reporter.staged(lease)
+    [group] = reporter.take(3 * BEAT)[0].groups
+    assert list(group.handles or ()) == [1], "what is lost is not reported any more"
+
+
+def test_rule2_a_report_of_several_messages_is_answered_by_the_last_of_them() -> None:
+    reporter = ReporterState(b"s" * 16, INTERVAL, lambda: 1.0, words=16)
+    lease = LeaseState("c", 1, Column(COUNT, 0), reference=0)
+    reporter.add(lease)
+    lease.advance(Fold(50, ()), Column.of(range(COUNT)), now=0.0)
+    reporter.staged(lease)
+    reporter.open()
+    reporter.accepted(0.0)
+    first, *_, last = reporter.take(0.0)
+    assert (reporter.acknowledged(first.number), lease.answered) == ([], 0)
+    assert reporter.acknowledged(last.number) == [lease]
+    assert lease.durable == lease.version
+
+
+def test_a_state_that_says_nothing_new_is_durable_without_a_report() -> None:
+    reporter, lease = staged_reporter()
+    reporter.open()
+    reporter.accepted(0.0)
+    reporter.take(0.0)
+    stage(reporter, lease, 1)
+    reporter.acknowledged(1)
+    assert lease.durable < lease.version
+    assert reporter.take(0.0) == []
+    assert (lease.durable, reporter.answered_here()) == (lease.version, True), "whoever flushes it is woken"
 
 
 @pytest.mark.parametrize(("claims", "loud"), [(1, 1), (1000, LOUD)])

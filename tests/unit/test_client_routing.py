@@ -234,6 +234,18 @@ def watching(client: OfflineClient, *names: str) -> Any:
     return subscription
 
 
+def test_an_authority_that_cannot_be_asked_where_things_are_is_asked_for_them() -> None:
+    client = OfflineClient()
+    watching(client, "c")
+    home = client.known.stream()
+    home.take(told([watermark("c", 5, epoch=3)]))
+    home.take(told([watermark("c", 5, epoch=2)]))
+    search = client.known.search
+    search.open("home:1", "t")
+    search.ended(errors.LowwaterError("Method not found!", reason="UNIMPLEMENTED"))
+    assert (client.known.at("c"), home.interrupted, search.wanted) == (HOME, True, False)
+
+
 def test_rule11_a_message_that_redirects_everything_is_no_news() -> None:
     client = OfflineClient()
     subscription = watching(client, "c", "d")

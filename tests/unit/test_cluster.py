@@ -16,6 +16,8 @@ from lowwater.v1 import watermarks_pb2
 from lowwater_authority.core.requests import ClaimRequest, GroupReport, Refused
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.takeover import TOGETHER_SECONDS
+from lowwater_authority.journal import GRAPH
+from tests.kit.faults import Outcome
 from tests.kit.memory_journal import MemoryDisk, StoredLog
 from tests.kit.shards import DEAD_AFTER, NAMES, Deployment, One, held, reached, turns, two
 from tests.kit.times import HOUR
@@ -126,6 +128,43 @@ async def test_c7b_a_heal_yields_to_whom_a_newer_view_has_chosen(deployment: Dep
     assert await other.report(name, grant, 16) == []
 
 
+async def test_a_store_that_went_on_without_this_owner_is_let_go(deployment: Deployment) -> None:
+    """It forgot who took over, and the owner before, who never heard of it, has appended since."""
+    one, other = await two(deployment)
+    name = min(held(other))
+    grant = await other.claim(name)
+    await deployment.settle(one, seconds=2.1)
+    while deployment.disk.owners[name].address != "other:1":
+        deployment.disk.lose(1)
+    await other.report(name, grant, 12)
+    await other.report(name, grant, 13)
+    one.faults.ends["append"] = [Outcome.FAILED]
+    with pytest.raises(errors.LowwaterError):
+        await one.report(name, grant, 12)
+    assert not one.rounds.done()
+    assert name not in held(one)
+    assert other.low(name) == 13
+
+
+async def test_c5c_a_graph_whose_reading_failed_is_read_again(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    name = min(held(one))
+    await one.shard.graph.register(Spec("forgotten"))
+    last = deployment.disk.logs[GRAPH].last
+    while deployment.disk.logs[GRAPH].last == last:  # a fail-over forgets it, and all behind it
+        deployment.disk.lose(1)
+    await other.shard.graph.reset(name)
+    await other.shard.graph.register(Spec("kept"))
+    one.faults.ends["append"] = [Outcome.FAILED]
+    with pytest.raises(errors.LowwaterError):
+        await one.shard.confirmation.confirm()
+    await one.shard.confirmation.confirm([name])
+    assert one.shown(name)[0] == 2
+    await one.shard.graph.register(Spec("later"))
+    third = await deployment.start("third:1")
+    assert third.shard.topology.computations.keys() >= {"forgotten", "kept", "later"}
+
+
 LATEST = TOGETHER_SECONDS + 2.0
 """Seconds after which an answer is too late, with as much time for the answer itself as a busy machine may need."""
 
@@ -167,6 +206,18 @@ async def test_the_others_are_read_in_time(taking: Taking) -> None:
 
 
 BEAT = DEAD_AFTER / 5
+
+
+async def test_what_it_served_is_taken_a_beat_and_a_half_after_it_was_heard_last(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    await other.stop()
+    deployment.looks_dead.add("other:1")
+    await deployment.settle(one, seconds=BEAT)
+    assert held(one) != set(NAMES)
+    assert one.cluster.next_beat == pytest.approx(BEAT / 2, abs=0.01), "just when it may be left out"
+    deployment.clock.now += one.cluster.next_beat
+    await one.beat()
+    assert held(one) == set(NAMES)
 
 
 async def test_one_that_looked_dead_and_was_heard_of_since_has_the_patience_of_any_other(

@@ -18,7 +18,7 @@ from lowwater_authority.cluster.cluster import BEATS
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.holdings import replayed
 from lowwater_authority.engine.shard import Shard
-from lowwater_authority.journal import GRAPH, LoadedLog, Ownership, frames
+from lowwater_authority.journal import GRAPH, JournalCorrupt, LoadedLog, Ownership, frames
 from tests.kit.faults import Outcome
 from tests.kit.memory_journal import MemoryJournal
 from tests.kit.releases import newer_release
@@ -206,6 +206,30 @@ async def test_rule10_breaks_when_a_heal_writes_over_whatever_is_there(deploymen
     await test_rule10_a_heal_spares_what_was_acknowledged_behind_a_loss(deployment)
 
 
+async def test_what_is_damaged_and_lost_is_written_again_from_memory(deployment: Deployment) -> None:
+    """An older record is rotten, and the newest are gone: neither can be read, and each shard has both in memory."""
+    one, other = await two(deployment)
+    for new in ("a", "b"):
+        await one.shard.graph.register(Spec(new))
+    await other.shard.confirmation.confirm(())
+    rot(deployment, back=5)
+    forget(deployment, 2)
+    for each in (one, other):
+        await each.shard.confirmation.confirm(())
+    assert await stored_graph(one) == {*NAMES, "a", "b"}
+    assert one.shard.topology == other.shard.topology
+
+
+async def test_rule10_a_damaged_graph_is_written_again_with_what_others_have_added(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    rot(deployment, back=1)
+    await other.shard.graph.register(Spec("new"))
+    assert "new" not in one.shard.topology.computations
+    one.shard.confirmation.doubt_graph()
+    await one.shard.confirmation.refresh()
+    assert await stored_graph(one) == one.shard.topology.computations.keys() == {*NAMES, "new"}
+
+
 async def changed_behind_a_loss(deployment: Deployment) -> tuple[One, One, str]:
     """What one shard has registered is lost, another one has reset something in its place, and an older record is rotten."""
     one, other = await two(deployment)
@@ -307,6 +331,19 @@ async def test_a_process_that_starts_waits_until_a_shard_has_written_the_graph_a
     assert len(names) == 1
 
 
+async def test_a_process_that_starts_alone_with_a_damaged_graph_is_refused(deployment: Deployment) -> None:
+    """The members of the last view are dead, which is only known when they have been silent for long enough."""
+    for each in await two(deployment):
+        await each.stop()
+    place = rot(deployment)
+    frame = deployment.disk.logs[GRAPH].records[place]
+    third = One(deployment, "third:1")
+    with pytest.raises(JournalCorrupt, match=r"no process that lives has it in memory.* start from a restored copy"):
+        await while_time_passes(third.shard.start(), third)
+    await third.shard.close()
+    assert deployment.disk.logs[GRAPH].records[place] == frame, "it has nothing to put in its place"
+
+
 async def test_a_graph_that_cannot_be_written_again_stops_only_what_needs_it(deployment: Deployment) -> None:
     one, other = await two(deployment)
     name = min(held(one))
@@ -327,3 +364,12 @@ async def test_a_graph_that_cannot_be_written_again_stops_only_what_needs_it(dep
     await deployment.settle(one, other, seconds=6)
     assert name in held(other)
     assert other.low(name) == 12
+
+
+async def test_what_is_registered_but_not_served_is_not_said_to_be_unchanged(deployment: Deployment) -> None:
+    one = await deployment.start("one:1")
+    one.faults.ends["take"] = [Outcome.FAILED]
+    with pytest.raises(errors.Unavailable, match=r"^new is registered, but it is not known yet whether"):
+        await one.shard.graph.register(Spec("new"))
+    assert (await one.shard.graph.register(Spec("new"))).incarnation == 1
+    assert held(one) == {"new"}

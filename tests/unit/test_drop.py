@@ -210,6 +210,28 @@ async def test_rule10_a_refused_drop_leaves_a_silent_owner_what_it_alone_has(dep
     assert held(one) | held(other) == set(NAMES), "and its neighbours"
 
 
+async def test_rule4_an_owner_that_comes_back_does_not_bring_back_what_was_dropped_unread(
+    deployment: Deployment,
+) -> None:
+    """Its log is damaged, and it alone has what was in it: it was silent when another shard dropped it."""
+    one, other, name, zombie = await damaged_and_silent(deployment)
+    one.faults.held["take"] = asyncio.Event()
+    dropping = asyncio.create_task(one.shard.graph.drop(name, force=True))
+    await turns()
+    assert name in one.shard.topology.dropped
+    assert not dropping.done(), "its log is taken from its owner before this is answered"
+    one.faults.held.pop("take").set()
+    await dropping
+    assert name in other.shard.served, "it does not know yet"
+    [(_, refused)] = await other.report(name, zombie, 13)
+    assert refused.reason in {"STALE_SEQUENCER", "MOVED"}
+    assert name not in other.shard.served
+    await one.shard.held.ended(name)
+    await one.shard.graph.register(Spec(name))
+    await deployment.settle(one, other)
+    assert (await deployment.owner(name).claim(name)).sequencer > zombie.sequencer
+
+
 async def test_what_is_not_written_is_not_dropped_while_the_store_does_not_tell_whose_it_is(
     deployment: Deployment,
 ) -> None:
@@ -229,6 +251,20 @@ async def test_what_is_not_written_is_not_dropped_while_the_store_does_not_tell_
     await turns()
     assert await other.report(name, grant, 13) == []
     assert other.low(name) == 13
+
+
+async def test_a_shard_that_comes_shortens_what_its_last_owner_did_not_come_to(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    name = min(held(other))
+    await other.claim(name)
+    other.faults.ends["restore"] = [Outcome.FAILED] * 1000
+    await other.shard.graph.drop(name, force=True)
+    await other.stop()
+    assert deployment.disk.logs[name].records
+    await other.shard.journal.close()
+    await deployment.settle(one, seconds=3)
+    await turns()
+    assert not deployment.disk.logs[name].records
 
 
 async def end_behind_the_next_incarnation(deployment: Deployment, one: One, other: One, name: str) -> None:
@@ -270,3 +306,18 @@ async def test_rule3_breaks_when_the_graph_is_not_read_behind_the_take(deploymen
 
     known.read_graph = as_it_was  # type: ignore[method-assign]
     await end_behind_the_next_incarnation(deployment, one, other, min(held(other)))
+
+
+async def test_a_pin_ends_with_the_drop_and_its_neighbours_does_not(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    gone, kept = sorted(held(other))[:2]
+    for name in (gone, kept):
+        await one.cluster.change(lambda view, name=name: view.pinned(name, "one:1"))  # type: ignore[misc]
+    await deployment.settle(one, other)
+    await one.shard.graph.drop(gone, force=False)
+    await deployment.settle(one, other)
+    assert deployment.members.view.pins == {kept: "one:1"}
+    await one.shard.graph.register(Spec(gone))
+    await deployment.settle(one, other)
+    assert gone in other.shard.served, "where it belongs without a pin"
+    assert kept in one.shard.served

@@ -136,6 +136,21 @@ async def test_rule2_nothing_is_published_or_acknowledged_before_its_record_is_d
     await one.stop()
 
 
+async def test_reads_that_wait_for_a_store_that_hangs_end_in_time(disk: MemoryDisk, running: Running) -> None:
+    await running.stop()
+    gate = Gate()
+    one = await Running(disk, gate, ShardSettings(wait_seconds=0.01)).start()
+    grant = await one.claim()
+    gate.open.clear()
+    acknowledged = one.report(grant, 14)
+    for read in (one.shard.reads.ranges("a", below=None, limit=1), one.shard.reads.history("a", since=None, limit=1)):
+        with pytest.raises(errors.Unavailable, match=r"its store has not answered within 0.01 s"):
+            await read
+    gate.open.set()
+    assert await acknowledged == []
+    await one.stop()
+
+
 async def test_rule4_a_replaced_shard_stops_and_shows_nothing(disk: MemoryDisk, running: Running) -> None:
     grant = await running.claim()
     newer = await Running(disk).start()
