@@ -135,9 +135,14 @@ def test_d1_a_stage_follows_its_inputs_through_a_table(
     query.stop()
     table.put(("d", 12))
     upstream.at(13)
-    table.track(write)
+    query = table.track(write)
     table.flow.eventually(lambda: low(lw, "stage") == mark(13), "after a restart")
     assert table.keys() == ["a", "b", "c", "d"]
+    table.sql("UPDATE {table} SET t = t + INTERVAL 1 HOUR WHERE key = 'a'")
+    upstream.at(14)
+    with pytest.raises(Exception, match="DELTA_SOURCE_TABLE_IGNORE_CHANGES"):
+        query.await_termination(PATIENCE)
+    assert low(lw, "stage") == mark(13), "rows were taken away"
 
 
 def test_d4_a_rate_limit_leaves_rows_of_the_first_snapshot_behind(
@@ -203,17 +208,20 @@ def test_a_writer_whom_the_inputs_do_not_name_is_refused_and_later_holds(tmp_pat
                 opened.open()
 
 
-def test_rows_that_came_back_hold_also_when_they_were_read_before_anybody_looked(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("operation", "removes"), [("RESTORE", False), ("UPDATE", True)])
+def test_rows_that_came_back_hold_also_when_they_were_read_before_anybody_looked(
+    tmp_path: Path, operation: str, removes: bool
+) -> None:
     opened = Opened(tmp_path)
-    opened.log.put("RESTORE")
+    opened.log.put(operation, removes=removes)
     head = opened.source.wait(Head(4, empty=False), None)
     assert opened.source.reached(head, line(5))
     opened.source.read_to(line(5))
     opened.source.confirm(line(5))
     assert not opened.source.reached(head, line(5))
-    with pytest.raises(OSError, match=r"version 4 \(RESTORE\)"):
+    with pytest.raises(OSError, match=rf"version 4 \({operation}\)"):
         opened.source.head(line(5))
-    with pytest.raises(CheckpointMismatch, match="RESTORE"):
+    with pytest.raises(CheckpointMismatch, match=operation):
         opened.open()
 
 

@@ -230,6 +230,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "Spark's": ({"options": {"includeHeaders": True}}, "takes options of Kafka's client, .* and not includeheaders"),
     "no topic": ({"topic": "nowhere"}, r"The topic nowhere, which is not there, .* kafka-topics.sh .* --create"),
+    "no slots": ({"slots": 0}, "at least 1: 0"),
     "more slots": ({"slots": 3}, "written by 2 slots, and 3 are asked for"),
     "speculation": ({"session": SPECULATING}, r"with spark\.speculation .* Set spark\.speculation to false"),
 }

@@ -144,6 +144,30 @@ def test_rule11_the_pipeline_goes_on_without_the_authority(
     assert query.stage_status().holding == ""
 
 
+def test_rule6_what_is_prepared_and_not_committed_is_not_applied_by_the_next_claim(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    prepared: list[tuple[int, lowwater.Watermark]] = []
+
+    def fails_once(step: str, number: int) -> None:
+        if step == "prepared":
+            prepared.append((number, low(lw, "stage")))
+            if len(prepared) == 1:
+                raise ConnectionResetError(step)
+
+    flow.feed.put([row("a", 9)])
+    upstream.at(9)
+    with pytest.raises(Exception, match="prepared"):
+        flow.start(flow.plain, probe=fails_once).await_termination(60)
+    flow.queries.clear()
+    upstream.at(11)
+    flow.start(flow.plain, probe=fails_once)
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "it is committed")
+    assert prepared[:2] == [(0, lowwater.Watermark.UNKNOWN)] * 2
+    planned = "2013-01-09T09:00:00Z"
+    assert flow.batches[:2] == [(0, planned, False), (0, planned, True)], "the replay has the W of its plan"
+
+
 def test_two_queries_of_one_name(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
     upstream.at(9)
     first = flow.start(flow.plain)

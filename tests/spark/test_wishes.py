@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,8 @@ class Gate(lowwater.Client):
 
     meets: Callable[[Callable[[], object]], object] = staticmethod(lambda _claim: None)
     """Gets the claim; None: it is made."""
+    bound: Sequence[int] = ()
+    """From where the ranges of the last one stand."""
 
     def worker(self, *named: Any, **asked: Any) -> Any:
         return Gated(super().worker(*named, **asked), self)
@@ -72,6 +74,7 @@ class Gated:
 
     def claim(self, **asked: Any) -> lowwater.Lease:
         if asked["instead_of"]:
+            self.gate.bound = asked["bound"]
             self.gate.meets(lambda: self.worker.claim(**asked))
         return self.worker.claim(**asked)
 
@@ -94,13 +97,14 @@ class Owner:
         self.authority.problem = ""
         assert self.part.claim(None, threading.RLock())
 
-    def batch(self, **outcome: Any) -> Layout:
+    def batch(self, held: Sequence[int] = (), **outcome: Any) -> Layout:
         number, self.number = self.number, self.number + 1
         self.part.follow_wanted(number, "aa")
+        self.values = self.part.progress.values(Reading(5))
         layout, made = self.part.keyed.layout, Outcome(**outcome)
         holding = self.authority.prepare(number, "aa", [], Reading(5), 5, covers_all=False)
         holding = holding or self.part.commit(number, made)
-        self.part.settle(Committed(number, reading=Reading(5)), made, holding)
+        self.part.settle(Committed(number, reading=Reading(5), held=held), made, holding)
         return layout
 
 
@@ -212,6 +216,21 @@ def test_rule11_a_claim_without_an_answer_leaves_the_layout_as_it_is(
     wanted = lw.layout("one").wanted
     assert owner.batch() == wanted == Layout(1, (0, 0x2000, 0x8000))
     assert sorted(each.start for each in lw.ranges("one")) == wanted.bounds[:-1]
+
+
+def test_rule1_united_ranges_are_claimed_from_the_least_that_one_of_them_holds(
+    lw: lowwater.Client, owners: Any, gate: Gate
+) -> None:
+    owner = owners(client=gate)
+    owner.batch()
+    for version, starts, before, bound in (
+        (0, (0, 0x4000, 0x8000), (2, 4), [2, 2, 4]),
+        (1, (0, 0x4000), (3, 2, 4), [3, 2]),
+    ):
+        lw.change_layout("one", 1, Layout(version, starts))
+        owner.batch(before)
+        owner.batch(bound)
+        assert (gate.bound, owner.values) == (bound, bound), "and stand there until the batch is committed"
 
 
 def test_a_layout_that_is_refused_changes_nothing_and_is_not_asked_for_again(

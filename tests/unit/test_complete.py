@@ -437,3 +437,10 @@ def test_who_was_not_asked_for_is_told() -> None:
     assert asked(*versions, apps=(APP, other)).why == "b writes into it as well: name it in writers"
     assert read(of(*versions, apps=(APP, other)), ("a", "b")).low.micros == 5
     assert asked(Version({APP: None}), apps=(APP,)).why == "a: a version of it says nothing of how far it is"
+
+
+def test_a_version_that_is_gone_may_have_taken_anything_away() -> None:
+    assert "version 0 is not there any more" in asked(None, written(said(5))).why
+    assert "version 0 is not there any more" in left(None, written(said(5))).rewound
+    assert asked(None, written(said(5, checked=0))).low.micros == 5, "its writer had looked at it"
+    assert not left(None, written(said(5, checked=0))).rewound

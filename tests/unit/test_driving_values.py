@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.drive.late import LateRule
-from lowwater_spark.drive.plan import check_checkpoint, given_offsets, steps_of
+from lowwater_spark.drive.plan import check_checkpoint, given_offsets, steps_for, steps_of
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.base import Source
 from lowwater_spark.sources.control import END, NOTHING_GIVEN, Control, ControlSource, Drive, Offset, Told
 from lowwater_spark.sources.files import FileSource
 from lowwater_spark.track.bounds import Window
+from lowwater_spark.track.operators import KINDS, Operator
+from lowwater_spark.track.plan import Checked
 from tests.kit.times import MINUTE
 
 times = st.integers(1_000, 4_000_000_000_000_000)
@@ -67,6 +69,14 @@ def test_every_window_that_is_complete_closes(low: int, shapes: list[tuple[int, 
 def test_the_row_exactly_at_w_is_late_for_nothing_else(low: int, step: timedelta) -> None:
     """Everything but a windowed aggregation drops a row whose time *is* the watermark."""
     assert steps_of([], step=step, before=True).value(low) * 1_000 < low
+
+
+def test_a_session_that_a_row_exactly_at_w_joins_is_still_open() -> None:
+    hour = of((60 * MINUTE, 60 * MINUTE, 0))
+    session = None
+    for windows, before in (([], True), ([hour], False), ([session], True), ([hour, session], True)):
+        operators = [Operator(KINDS["Aggregate"], ("t",), each, driven=True) for each in windows]
+        assert steps_for(Checked([], operators), Drive("", (), "t")).before == before
 
 
 def test_nothing_is_known_and_nothing_will_come() -> None:

@@ -514,9 +514,6 @@ class Batch:
         if not folder.is_absolute():
             msg = f"{path} is not an absolute path of a local directory"
             raise ValueError(msg)
-        if slots is not None and slots < 1:
-            msg = f"slots says how many transactions publish a batch, so it is at least 1: {slots}"
-            raise ValueError(msg)
         folder = Path(os.path.realpath(folder))
         if folder in self._taken:
             msg = f"batch {self.id} has been written to {topic} already; unite the rows first, and give each stage a path of its own"

@@ -158,6 +158,9 @@ class KafkaOut:
         Raises Unsupported, ValueError, CheckpointMismatch, and OSError when Kafka does not answer. Costs some round trips; a new checkpoint reads the
         marks of all others, and ends what those of the same computation have left open.
         """
+        if slots is not None and slots < 1:
+            msg = f"slots says how many transactions publish a batch, so it is at least 1: {slots}"
+            raise ValueError(msg)
         self.settings = client_settings(self.options)
         self._check_client()
         if str(session.sparkContext.getConf().get("spark.speculation", "false")).lower() == "true":
