@@ -18,7 +18,7 @@ from lowwater_authority.cluster.cluster import BEATS
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.holdings import replayed
 from lowwater_authority.engine.shard import Shard
-from lowwater_authority.journal import GRAPH, LoadedLog, Ownership, frames
+from lowwater_authority.journal import GRAPH, JournalCorrupt, LoadedLog, Ownership, frames
 from tests.kit.faults import Outcome
 from tests.kit.memory_journal import MemoryJournal
 from tests.kit.releases import newer_release
@@ -305,6 +305,18 @@ async def test_a_process_that_starts_waits_until_a_shard_has_written_the_graph_a
     assert held(third)
     names = [record.getMessage() for record in caplog.records if "looking for a shard" in record.getMessage()]
     assert len(names) == 1
+
+
+async def test_rule10_a_process_whose_graph_no_process_has_in_memory_does_not_start(deployment: Deployment) -> None:
+    one = await deployment.start("one:1")
+    await one.shard.graph.register(Spec("x"))
+    await one.stop()
+    rot(deployment)
+    before = dict(deployment.disk.logs[GRAPH].records)
+    other = One(deployment, "other:1")
+    with pytest.raises(JournalCorrupt, match="no process that lives has it in memory"):
+        await while_time_passes(other.start(), other)
+    assert deployment.disk.logs[GRAPH].records == before
 
 
 async def test_a_graph_that_cannot_be_written_again_stops_only_what_needs_it(deployment: Deployment) -> None:
