@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+import lowwater
 from lowwater.cli.arguments import parser as client_parser
 from lowwater_authority.commands import journal as journal_command
 from tests.chart.rendering import ROOT, by_key, expanded, parsed, rendered
 from tests.chart.test_rendered import FLOOR, valid
+from tests.process.serving import Serving
 
 PAGE = (ROOT / "docs/helm.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
@@ -98,3 +103,38 @@ def test_the_drains_ask_the_shard_by_its_name() -> None:
     assert (plain.ca, secured.ca) == (None, Path("/etc/lowwater/tls/ca.crt"))
     assert PAGE.count("lowwater drain") == len(drains), "each of them is looked at"
     assert "LOWWATER_TOKEN" in PAGE
+
+
+KUBECTL = """#!/bin/sh
+shift 2
+case $1 in
+exec) shift 3; exec "$@" ;;
+cp) cp "${2#*:}" "${3#*:}" ;;
+esac
+"""
+"""Runs here what a pod would run, and copies to and from here; what only a cluster does is left out."""
+
+
+@pytest.mark.process
+def test_a_backup_of_a_served_volume_is_restored(tmp_path: Path) -> None:
+    volume, kubectl = tmp_path / "volume", tmp_path / "bin/kubectl"
+    kubectl.parent.mkdir()
+    kubectl.write_text(KUBECTL)
+    kubectl.chmod(0o755)
+    path = f"{kubectl.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+    def follow(block: str) -> None:
+        script = re.sub(r"(?<!\w)/data\b", str(volume), block)
+        subprocess.run(["bash", "-ec", script], cwd=tmp_path, env={**os.environ, "PATH": path}, check=True)
+
+    section = PAGE.split("\n## Backup and restore\n")[1].partition("\n## ")[0]
+    backup, restore = (block for language, block in BLOCKS if language == "sh" and block in section)
+    with Serving(volume) as server, lowwater.connect(server.address) as lw:
+        lw.register("before")
+        follow(backup)
+        assert not any(each.is_dir() for each in volume.iterdir()), "nothing is left on the volume"
+        lw.register("behind")
+    follow(restore)
+    assert {each.name for each in volume.iterdir()} >= {"journal.sqlite", "lost"}
+    with Serving(volume) as server, lowwater.connect(server.address) as lw:
+        assert lw.get().keys() == {"before"}

@@ -83,6 +83,14 @@ REFUSED = {
         ["access.config=x", "page.enabled=false", *SIDECAR],
         "with access the sidecar needs a token: set sidecar.tokenSecret.name",
     ),
+    "a token in the sidecar's environment": (
+        [*SIDECAR, "sidecar.extraEnv[0].name=LOWWATER_TOKEN"],
+        "sidecar.extraEnv has LOWWATER_TOKEN, which the chart sets itself: use the values tls and sidecar.tokenSecret",
+    ),
+    "a region without a token": (
+        ["access.config=x", "page.enabled=false", *REGION],
+        "with access the region needs a token: set region.tokenSecret.name",
+    ),
     "a region without references": (
         ["region.enabled=true", "region.name=eu"],
         "region.references has no line that begins with [[reference]]: give it the file of references, which lowwater region --help shows",
@@ -131,6 +139,7 @@ REFUSED = {
         ["redis.url=rediss://:secret@redis:6380/1?ssl_ca_certs=/a", POLICY],
         "redis.url has the port 6380, and the network policy lets the shards reach others only: add it to networkPolicy.redisPorts",
     ),
+    "the same, of a sentinel": (["redis.url=redis+sentinel://:se@secret@a/main", POLICY], "has the port 26379"),
     **{
         f"the volume {name}": (
             [f"extraVolumes[0].name={name}"],

@@ -260,9 +260,13 @@ def test_a_server_that_comes_back_with_less_is_seen(tmp_path: Path) -> None:
         store.close()
 
 
-def test_a_guard_that_is_no_hash_says_how(in_redis: RedisStore) -> None:
+@pytest.mark.parametrize("damage", ["no hash", "a number that is none"])
+def test_a_guard_of_redis_that_is_damaged_says_how(in_redis: RedisStore, damage: str) -> None:
     writer, neighbour = in_redis.raise_(claim(5)), in_redis.raise_(claim(5), guard="daily")
-    in_redis.client.set(in_redis.guard().key(0), "text")
+    if damage == "no hash":
+        in_redis.client.set(in_redis.guard().key(0), "text")
+    else:
+        in_redis.forge("token", "0")  # less than every other, as a text
     for refused in (lambda: in_redis.write(writer, 0, "a", [1]), lambda: in_redis.raise_(claim(6))):
         with pytest.raises(GuardError, match="cannot be read"):
             refused()

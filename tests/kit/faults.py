@@ -18,6 +18,8 @@ class Outcome(enum.Enum):
     """Not written, but the caller cannot know: JournalUnknown."""
     WRITTEN = enum.auto()
     """Durable, but the caller cannot know: JournalUnknown."""
+    ADRIFT = enum.auto()
+    """In the disk's cache only, and the caller cannot know: JournalUnknown. A crash drops it."""
     CACHED = enum.auto()
     """In the disk's cache before ``after``, durable behind it, and only then acknowledged."""
     UNSYNCED = enum.auto()

@@ -98,7 +98,7 @@ class _Before:
 class MemoryDisk:
     """What outlives a MemoryJournal: the logs, their owners, and which writes are only cached.
 
-    Everything is durable as soon as it is written, except for writes that a FaultPlan leaves ``CACHED`` or ``UNSYNCED``:
+    Everything is durable as soon as it is written, except for writes that a FaultPlan leaves ``ADRIFT``, ``CACHED`` or ``UNSYNCED``:
     these, and only these, are undone by ``crash``, the newest first, until ``sync``. A later durable write makes them
     durable too, as syncing a file syncs all of it, unless it ``keeps_prefixes``. ``lose`` undoes what was durable.
     """
@@ -392,10 +392,10 @@ class MemoryJournal(Journal):
         if outcome is Outcome.LOST:
             await self._faults.after(operation)
             raise JournalUnknown("the fault plan hides that this write is lost")
-        result = write(outcome not in {Outcome.CACHED, Outcome.UNSYNCED})
+        result = write(outcome not in {Outcome.ADRIFT, Outcome.CACHED, Outcome.UNSYNCED})
         number = self._disk.written
         await self._faults.after(operation)
-        if outcome is Outcome.WRITTEN or life != self._disk.life:
+        if outcome in {Outcome.ADRIFT, Outcome.WRITTEN} or life != self._disk.life:
             raise JournalUnknown("the fault plan, or a crash, hides the outcome of this write")
         if outcome is Outcome.CACHED:
             self._disk.sync(number)

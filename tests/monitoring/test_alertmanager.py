@@ -1,4 +1,4 @@
-"""The example of routes and inhibitions, by Alertmanager's own tool: who is told."""
+"""The example of routes and inhibitions: who is told, by Alertmanager's own tool, and what is left unsaid beside its cause."""
 
 from __future__ import annotations
 
@@ -53,3 +53,31 @@ def test_the_example_names_no_alert_that_there_is_not() -> None:
             for start, several in re.findall(r"(Lowwater\w*)(?:\(([\w|]+)\))?", matcher):
                 named |= {f"{start}{each}" for each in several.split("|")} if several else {start}
     assert named - {"Lowwater"} <= {each["alert"] for each in ALERTS}
+
+
+def matches(matchers: list[str], labels: dict[str, str]) -> bool:
+    found = [re.fullmatch(r'(\w+) (=~|=) "?([^"]*)"?', each) for each in matchers]
+    return all(each and re.fullmatch(each[3], labels.get(each[1], "")) for each in found)
+
+
+@pytest.mark.parametrize(
+    ("cause", "beside", "unsaid"),
+    [
+        (alert("LowwaterAuthorityDown"), alert("LowwaterPromiseBroken", "critical", computation="hourly"), True),
+        (alert("LowwaterAuthorityDown"), alert("LowwaterPromiseBroken", "critical", job="another"), False),
+        (alert("LowwaterAuthorityDown"), alert("LowwaterJournalSlow", instance="lowwater-1"), False),
+        (alert("LowwaterHolderSilent", computation="a"), alert("LowwaterComputationHolds", computation="a"), True),
+        (alert("LowwaterHolderSilent", computation="a"), alert("LowwaterComputationHolds", computation="b"), False),
+        (alert("LowwaterPromiseBroken", "critical"), alert("LowwaterPromiseBroken", "warning"), True),
+        (alert("LowwaterPromiseBroken", "warning"), alert("LowwaterPromiseBroken", "critical"), False),
+        (alert("LowwaterAuthorityDown"), alert("LowwaterAuthorityDown", instance="lowwater-1"), False),
+    ],
+)
+def test_what_has_a_cause_beside_it_is_left_unsaid(cause: dict[str, str], beside: dict[str, str], unsaid: bool) -> None:
+    found = [
+        matches(rule["source_matchers"], cause)
+        and matches(rule["target_matchers"], beside)
+        and all(cause.get(label) == beside.get(label) for label in rule["equal"])
+        for rule in yaml.safe_load(EXAMPLE.read_text())["inhibit_rules"]
+    ]
+    assert any(found) is unsaid

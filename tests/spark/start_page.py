@@ -1,8 +1,4 @@
-"""docs/start.md as a reader follows it: every block in the order of the page, each compared with what the page says it prints.
-
-``python -m tests.spark.start_page`` follows it in an empty folder with the ``lowwater`` and the PySpark of whatever environment runs it; it needs nothing
-else of this tree.
-"""
+"""docs/start.md as a reader follows it: every block in the order of the page, each compared with what the page says it prints."""
 
 from __future__ import annotations
 
@@ -12,9 +8,6 @@ import io
 import os
 import re
 import shlex
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,27 +83,3 @@ def expect(run: Callable[[], None], said: str, what: str, *, again: bool) -> Non
             eventually(prints, what, seconds=60)
             return
     assert prints(), f"{what}\nprints\n{last}\nand not\n{said}"
-
-
-def main() -> int:
-    """Follow the page in an empty folder."""
-    command = Path(sys.executable).with_name("lowwater")
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.chdir(folder))
-
-        def serve(arguments: Sequence[str]) -> str:
-            flags = ("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--page", "127.0.0.1:0")
-            process = stack.enter_context(
-                subprocess.Popen([command, *arguments, *flags], stdout=subprocess.PIPE, text=True)
-            )
-            stack.callback(process.terminate)
-            assert process.stdout is not None
-            return process.stdout.readline().split()[3]
-
-        Reader(serve).follow()
-    print("followed")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

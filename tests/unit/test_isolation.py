@@ -355,6 +355,15 @@ async def test_what_is_read_back_is_not_called_unreadable(deployment: Deployment
     assert await report(one, grants, "x", "y") == []
 
 
+async def test_rule2_what_is_read_back_is_durable_before_it_is_shown(deployment: Deployment) -> None:
+    """A record of unknown outcome may be in the cache of the store only, from where a fail-over takes it back."""
+    one, grants = await serving(deployment, "x")
+    one.faults.ends["append"] = [Outcome.ADRIFT, Outcome.FAILED]
+    with pytest.raises(errors.Unavailable):
+        await report(one, grants, "x")
+    assert (one.low("x"), deployment.disk.unsynced) == (12, 0)
+
+
 async def test_rule2_a_registration_writes_no_half_a_change(deployment: Deployment) -> None:
     one, grants = await serving(deployment, "y")
     await one.shard.graph.register(Spec("x"))

@@ -48,14 +48,12 @@ from lowwater_authority.core import recovery
 from lowwater_authority.engine.waiting import Backoff
 from lowwater_authority.engine.writes import RETRY_SECONDS
 from lowwater_authority.journal import (
-    Entry,
     JournalCorrupt,
     JournalFailed,
     JournalFenced,
     JournalLost,
     JournalOutvoted,
     JournalPosition,
-    JournalUnknown,
     JournalVersion,
     Ownership,
 )
@@ -560,19 +558,10 @@ class Holding:
         """Read its log, which is this process's own, so that all of it is durable and may be shown.
 
         An attempt of unknown outcome may have put the last record no further than into the cache of the store, where a fail-over or a
-        power cut takes it back: the attempt is repeated, which waits until that is durable. Raises as ``Journal.load`` and
-        ``Journal.confirm`` do; JournalFailed also while the outcome stays unknown.
+        power cut takes it back: ``Journal.load`` waits until the record is durable. Raises as that and ``Journal.confirm`` do.
         """
         journal = self.among.journal
         loaded = await journal.load(self.name)
-        if loaded.records and loaded.last > self.log.position:
-            position, payload = loaded.records[-1]
-            try:
-                await journal.append([Entry(self.name, position, payload, strong=True)])
-            except JournalPosition:
-                pass  # it was written by an ownership before this one, and taking the log has made it durable
-            except JournalUnknown as error:
-                raise JournalFailed(str(error)) from error
         # What the next owner has written there may be of an incarnation that this process has not heard of.
         await journal.confirm([self.name])
         return loaded
