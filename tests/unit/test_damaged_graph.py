@@ -373,3 +373,34 @@ async def test_what_is_registered_but_not_served_is_not_said_to_be_unchanged(dep
         await one.shard.graph.register(Spec("new"))
     assert (await one.shard.graph.register(Spec("new"))).incarnation == 1
     assert held(one) == {"new"}
+
+
+async def test_what_dies_with_its_shard_is_kept_as_far_as_the_store_can_be_read(deployment: Deployment) -> None:
+    """Nobody else has read what it has registered behind the damaged record."""
+    one, other = await two(deployment)
+    for name in ("a", "b"):
+        await other.shard.graph.register(Spec(name))
+    await other.shard.graph.reset("a")
+    rot(deployment, back=3)
+    await other.stop()
+    await deployment.settle(one, seconds=DEAD_AFTER + 1.2)
+    assert one.shard.topology.computations.keys() == {*NAMES, "a", "b"}
+    assert one.shard.topology.get("a").incarnation == 2
+    assert held(one) == {*NAMES, "a", "b"}
+    assert await stored_graph(one) == {*NAMES, "a", "b"}
+    await serve_on(one, *held(one))
+
+
+async def test_a_damaged_snapshot_counts_with_all_that_it_covers(deployment: Deployment) -> None:
+    """Who has read behind it has all of it in memory; who has not, has not."""
+    one, other = await two(deployment)
+    await other.shard.graph.register(Spec("new"))
+    await other.shard.held.logs.snapshot(
+        other.shard.held.graph, lambda: [other.shard.topology.encode()], other.shard.now
+    )
+    await other.shard.held.logs.settle()
+    deployment.disk.logs[GRAPH].damage_snapshot()
+    assert await refused(one.shard.confirmation.refresh())
+    await deployment.settle(one, other, seconds=2.1)
+    assert await stored_graph(one) == {*NAMES, "new"}
+    assert one.shard.topology == other.shard.topology
