@@ -16,6 +16,7 @@ from typing import Any, Self
 import grpc
 
 from tests.kit.eventually import eventually
+from tests.kit.ports import free_port
 from tests.process.nursery import Nursling, nursery
 
 READY = re.compile(r"lowwater: serving on (\S+) \((?:page (\S+), )?metrics (\S+)\)")
@@ -27,7 +28,7 @@ class Serving:
     def __init__(self, data: Path, *flags: str, port: int = 0, page: str = "off") -> None:
         self.data = data
         self.flags = flags
-        self.port = port
+        self.port = port or free_port()
         self.http = "127.0.0.1:0"
         self.page_at = page
         """Where it serves the status page; most tests need none, and it is one process more."""
