@@ -14,7 +14,13 @@ def main() -> int:
     """Print the names without a known type; returns 1 when there are any."""
     command = ["basedpyright", "--verifytypes", "lowwater", "--ignoreexternal", "--outputjson"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    symbols = json.loads(done.stdout)["typeCompleteness"]["symbols"]
+    if not done.stdout.startswith("{"):
+        sys.exit(f"basedpyright has not answered: {done.stderr}")
+    answer = json.loads(done.stdout)
+    for diagnostic in answer["generalDiagnostics"]:
+        print(diagnostic["message"])
+    symbols = answer["typeCompleteness"]["symbols"]
+    assert any(symbol["isExported"] for symbol in symbols), "the package has no public names: was it found?"
     unknown = [
         symbol
         for symbol in symbols
@@ -22,7 +28,7 @@ def main() -> int:
     ]
     for symbol in unknown:
         print(symbol["name"], *(each["message"] for each in symbol["diagnostics"]), sep="\n  ")
-    return int(bool(unknown))
+    return int(bool(unknown or answer["generalDiagnostics"]))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Awaitable
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import grpc
 import grpc.aio
@@ -165,7 +164,8 @@ async def test_what_is_refused_is_freed_at_once(access: bool) -> None:
     reader = Principal("reader", (Allowance("*", dict.fromkeys(Action, ("*",))),), digests=(digest("right"),))
     guard = Guard(Access([reader]), observer=Observer(), audit=Audit(lambda: 0.0), insiders=[], monotonic=lambda: 0.0)
     server = grpc.aio.server(interceptors=[Decoding(Observer()), *([guard] if access else [])])
-    services: Any = SimpleNamespace(shard=MagicMock(), observer=Observer(), check=lambda: None)
+    shard = SimpleNamespace(rounds=SimpleNamespace(), served=SimpleNamespace())
+    services: Any = SimpleNamespace(shard=shard, observer=Observer(), check=lambda: None)
     services.token, services.leaving = "", asyncio.Event()
     report: Any = grpc.stream_stream_rpc_method_handler(
         WorkerServicer(services).Report, Request, workers_pb2.ReportResponse.SerializeToString

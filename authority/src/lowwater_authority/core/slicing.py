@@ -400,7 +400,7 @@ class SliceComputation(Computation):
             msg = f"{self.spec.name} has begun without the keys that it takes in"
             raise ValueError(msg)
         if self.incarnation == self.spec.incarnation:
-            groups = [codec.unclaimed_from(each) for each in state.groups]
+            groups = [codec.unclaimed_from(group) for group in state.groups]
             self.map = finished(IntervalMap.restore(groups, span_of(state)))
             self.masses = Masses(self.spec.heuristics, self.map.run_groups())
         self.cut_version = op.cut_version
@@ -411,11 +411,11 @@ class SliceComputation(Computation):
         self.vouched = state.vouched_micros if state.HasField("vouched_micros") else MIN
         if state.has_batch:
             self.last_batch, self.committed_by = (state.batch, state.batch_digest), state.batch_sequencer
-        for each in state.granted:
-            self.granted[each.request_id] = Granted(each.sequencer, each.asked)
-        for told in map(codec.budget_from, state.budgets):
-            if told.ppm in self.budgets:  # readers saw this watermark, so rows behind it are late
-                self.budgets[told.ppm].value = max(self.budgets[told.ppm].value, told.value)
+        for grant in state.granted:
+            self.granted[grant.request_id] = Granted(grant.sequencer, grant.asked)
+        for shown in map(codec.budget_from, state.budgets):
+            if (budget := self.budgets.get(shown.ppm)) is not None:  # readers saw it, so rows behind it are late
+                budget.value = max(budget.value, shown.value)
         self._mass_changed = True
 
     def _replay_other(self, op: pb.Op, now: int) -> None:
@@ -451,24 +451,25 @@ class SliceComputation(Computation):
         if together > 1:
             firsts = np.arange(0, len(starts), together)
             starts, counts = starts[firsts], np.add.reduceat(counts, firsts)
-        finished: dict[tuple[tuple[int, int], ...], int] = {}
+        recent_by_frontiers: dict[tuple[tuple[int, int], ...], int] = {}
         for mass in masses:
             key = tuple(sorted(mass.frontiers.items()))
-            finished[key] = finished.get(key, 0) + mass.recent
-        by_frontier = sorted(finished.items(), key=lambda each: [micros for _, micros in each[0]])
+            recent_by_frontiers[key] = recent_by_frontiers.get(key, 0) + mass.recent
+        by_frontier = sorted(recent_by_frontiers.items(), key=lambda item: [micros for _, micros in item[0]])
         together = -(-len(by_frontier) // MOST_FRONTIERS)
         others = [_least(by_frontier[low : low + together]) for low in range(0, len(by_frontier), together or 1)]
-        of = -(-(int(counts.sum()) + sum(each.recent for each in others)) // MOST_RECORDS)
-        if of > 1:
-            counts, others = counts // of, [replace(each, recent=each.recent // of) for each in others]
+        divisor = -(-(int(counts.sum()) + sum(mass.recent for mass in others)) // MOST_RECORDS)
+        if divisor > 1:
+            counts = counts // divisor
+            others = [replace(mass, recent=mass.recent // divisor) for mass in others]
         return Mass(starts, counts, others=tuple(others), unknown=not all(group.mass_known for group in groups))
 
 
 def _least(finished: Sequence[tuple[tuple[tuple[int, int], ...], int]]) -> Mass:
     """Return the finished records of some claims at the least of each frontier that all have."""
-    told = [dict(frontiers) for frontiers, _ in finished]
-    shares = set.intersection(*(set(each) for each in told))
-    frontiers = {share: min(each[share] for each in told) for share in sorted(shares)}
+    by_claim = [dict(frontiers) for frontiers, _ in finished]
+    shares = set.intersection(*map(set, by_claim))
+    frontiers = {share: min(claim[share] for claim in by_claim) for share in sorted(shares)}
     return Mass(NO_RECORDS, NO_RECORDS, sum(recent for _, recent in finished), frontiers)
 
 

@@ -89,20 +89,24 @@ class Served:
         slices: SlicesHere,
         observer: Observer,
         settings: ShardSettings,
-        *,
-        shared: bool,
     ) -> None:
         self.held = held
         self.hub = hub
         self.placement = placement
         self.slices = slices
         self.settings = settings
-        self.shared = shared
-        """Whether other processes write to the journal too. Then a computation that another process
-        takes over ends here, and this process goes on with the others."""
         self.on_moved: Callable[[str], None] = lambda _: None
         """Called with the name of a computation that another process serves from now on."""
         self._observer = observer
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes write to the journal too.
+
+        Then a computation that another process takes over ends here, and this process goes on
+        with the others.
+        """
+        return self.held.journal.shared
 
     @property
     def topology(self) -> Topology:

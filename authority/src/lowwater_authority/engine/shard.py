@@ -74,9 +74,7 @@ class Shard:
         self._processing_time = now = ProcessingTime(clock, monotonic)
         self.held = Holdings(journal, observer, self.placement.may_heal, self.settings)
         self.slices = Slices()
-        self.served = Served(
-            self.held, self.hub, self.placement, self.slices, observer, self.settings, shared=journal.shared
-        )
+        self.served = Served(self.held, self.hub, self.placement, self.slices, observer, self.settings)
         self.repair = Repair(self.served)
         self.rounds = Rounds(self.served, self.repair, observer, processing_time=now, clock=clock)
         self.confirmation = Confirmation(self.served, self.rounds, now=now)
