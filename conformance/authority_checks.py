@@ -1,4 +1,7 @@
-"""What an authority has to do, a check at a time, by calls that any client may make. Each works on computations of its own, and drops them."""
+"""What an authority has to do, a check at a time, by calls that any client may make.
+
+Each works on computations of its own, and drops them.
+"""
 
 from __future__ import annotations
 
@@ -245,7 +248,7 @@ def refusals(found: list[workers_pb2.RefusedRanges], *expected: tuple[str, list[
     expect(told == sorted(expected), f"{sorted(expected)} were expected to be refused, but {told} were")
 
 
-# -- the graph ------------------------------------------------------------------------------------------------------------
+# -- the graph -------------------------------------------------------------------------------------
 
 
 @check
@@ -293,7 +296,7 @@ def unknown(peer: Peer) -> None:
     )
 
 
-# -- claims ---------------------------------------------------------------------------------------------------------------
+# -- claims ----------------------------------------------------------------------------------------
 
 
 @check
@@ -392,7 +395,7 @@ def release(peer: Peer) -> None:
     peer.low(HOUR)
 
 
-# -- reports --------------------------------------------------------------------------------------------------------------
+# -- reports ---------------------------------------------------------------------------------------
 
 
 @check
@@ -523,7 +526,7 @@ def folds(peer: Peer) -> None:
     peer.low(HOUR, "b")
 
 
-# -- reads ----------------------------------------------------------------------------------------------------------------
+# -- reads -----------------------------------------------------------------------------------------
 
 
 @check
@@ -594,7 +597,7 @@ def heuristic(peer: Peer) -> None:
     peer.low(HOUR)
 
 
-# -- micro-batches --------------------------------------------------------------------------------------------------------
+# -- micro-batches ---------------------------------------------------------------------------------
 
 
 @check

@@ -115,7 +115,7 @@ def expect(condition: object, what: str) -> None:
         raise Broken(what)
 
 
-# -- what works -----------------------------------------------------------------------------------------------------------
+# -- what works ------------------------------------------------------------------------------------
 
 
 @scenario()
@@ -163,7 +163,7 @@ def lowering(client: Program, world: Deployment) -> None:
     is_durable(world, which, 2, 6)
 
 
-# -- what was lost --------------------------------------------------------------------------------------------------------
+# -- what was lost ---------------------------------------------------------------------------------
 
 
 @scenario()
@@ -246,7 +246,7 @@ def another_deployment(client: Program, world: Deployment) -> None:
     world.broken.clear()  # it names the first one, as it has to
 
 
-# -- who serves -----------------------------------------------------------------------------------------------------------
+# -- who serves ------------------------------------------------------------------------------------
 
 
 @scenario(shards=2)
@@ -324,7 +324,7 @@ def asleep(client: Program, world: Deployment) -> None:
     expect((7,) in asked, f"Locate was expected with the epoch 7 of clicks, but had {asked}")
 
 
-# -- who owns -------------------------------------------------------------------------------------------------------------
+# -- who owns --------------------------------------------------------------------------------------
 
 
 @scenario()
@@ -409,7 +409,7 @@ def an_older_report(client: Program, world: Deployment) -> None:
     is_durable(world, which, 3, 2)
 
 
-# -- what is repeated -----------------------------------------------------------------------------------------------------
+# -- what is repeated ------------------------------------------------------------------------------
 
 
 @scenario()
@@ -475,7 +475,7 @@ def _apart(world: Deployment, method: str, delay: float) -> None:
     )
 
 
-# -- who is slow ----------------------------------------------------------------------------------------------------------
+# -- who is slow -----------------------------------------------------------------------------------
 
 
 @scenario()
@@ -516,7 +516,8 @@ def monotone(client: Program, world: Deployment) -> None:
         world.computations["clicks"].low = 15 * HOUR
     world.end_streams(LOST)
     world.until(lambda: len(world.of("Watch")) > before and world.watches, "another watch stream")
-    # A watch may leave out the lower value, and then shows nothing of a client that takes it. An answer leaves out none.
+    # A watch may leave out the lower value, and then shows nothing of a client that takes it. An
+    # answer leaves out none.
     got = client.do("get", name="clicks")
     expect(got.get("low") == 20 * HOUR, f"get was expected to tell low {20 * HOUR}, as watch has, but told {got}")
     world.publish("clicks", 99 * HOUR, epoch=4)

@@ -26,7 +26,10 @@ class Pending:
         self.answer: dict[str, Any] | None = None
 
     def result(self, within: float = PATIENCE) -> dict[str, Any]:
-        """Wait for the answer: what the client tells of it, when it has worked. Raises Broken for an error."""
+        """Wait for the answer: what the client tells of it, when it has worked.
+
+        Raises Broken for an error.
+        """
         answer = self._answered(within)
         if "error" in answer:
             raise Broken(f"{self._command} was expected to work, but the client says {answer}")
@@ -63,7 +66,8 @@ class Program:
     def __init__(self, command: Sequence[str]) -> None:
         self.changed = threading.Condition()
         self.seen: list[tuple[str, int, int]] = []
-        """What the client has shown of what it watches: the name, the incarnation, the low watermark."""
+        """What the client has shown of what it watches: the name, the incarnation, the low
+        watermark."""
         self._pending: deque[Pending] = deque()
         self._ended = False
         self._problem = ""

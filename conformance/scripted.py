@@ -33,7 +33,8 @@ MIN: Final = -(2**63)
 BEAT: Final = 0.5
 IN_FLIGHT: Final = 64
 PORTS: Final = range(10_000, 12_000)
-"""Below those that systems give to connections: a server that is stopped must find its port free again."""
+"""Below those that systems give to connections: a server that is stopped must find its port free
+again."""
 DETAILS: Final = "grpc-status-details-bin"
 TYPE: Final = "type.googleapis.com/google.rpc."
 
@@ -163,7 +164,7 @@ class Deployment:
         for shard in self.shards:
             shard.stop()
 
-    # -- for scenarios ------------------------------------------------------------------------------------------------
+    # -- for scenarios -----------------------------------------------------------------------------
 
     @property
     def streams(self) -> list[ReportStream | WatchStream]:
@@ -237,7 +238,7 @@ class Deployment:
         with self.changed:
             claim.staged.append(tuple(values))
 
-    # -- for the shards -----------------------------------------------------------------------------------------------
+    # -- for the shards ----------------------------------------------------------------------------
 
     def take(self, shard: Shard, method: str, request: Any) -> Refusal | None:
         """Note a call; returns how it is to end."""
@@ -569,7 +570,7 @@ class Shard(
         self.deployment.answering()
         return answer
 
-    # -- the methods --------------------------------------------------------------------------------------------------
+    # -- the methods -------------------------------------------------------------------------------
 
     def Register(self, request: Any, context: Any) -> Any:
         return self._unary("Register", request, context, lambda: self.deployment.register(self, request))

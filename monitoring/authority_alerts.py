@@ -9,11 +9,15 @@ from monitoring.rules import COMPUTATION, Alert, Group, Severity
 from monitoring.settings import Settings
 
 URGENT: Final = 7
-"""A certificate is urgent when a seventh is left of the time in which it should have been renewed: of a week the last day."""
+"""A certificate is urgent when a seventh is left of the time in which it should have been renewed:
+of a week the last day."""
 
 
 def expires(seconds: int, severity: Severity) -> Alert:
-    """Tell of a certificate that was not renewed in time. Without TLS there is none, and no series."""
+    """Tell of a certificate that was not renewed in time.
+
+    Without TLS there is none, and no series.
+    """
     return Alert(
         "LowwaterCertificateExpires",
         f"min by (job, instance) (lowwater_certificate_not_after_timestamp_seconds) - time() < {seconds}",

@@ -1,4 +1,7 @@
-"""Dashboards as values: what is shown, how it is asked for, and how to read it. ``grafana.py`` builds Grafana's JSON from them."""
+"""Dashboards as values: what is shown, how it is asked for, and how to read it.
+
+``grafana.py`` builds Grafana's JSON from them.
+"""
 
 from __future__ import annotations
 

@@ -54,7 +54,8 @@ OWN_RUNBOOK: Final = (
     "{{ with query (printf `" + PROMISE + "{job=%q, computation=%q}` $labels.job $labels.computation) }}"
     '{{ . | first | label "runbook" }}{{ end }}'
 )
-"""The page that the owner of a computation named. No label: alerts are told apart by those, and it is long."""
+"""The page that the owner of a computation named. No label: alerts are told apart by those, and it
+is long."""
 
 
 def answered(alert: Alert) -> Alert:
@@ -92,7 +93,8 @@ def ranges(states: str) -> str:
 def burn(settings: Settings, long: str, short: str, factor: float, lasting: str, severity: str) -> Alert:
     """Tell that the promise is broken so often that the objective cannot be kept.
 
-    Two windows: the long one says that it matters, the short one that it still goes on, so that the alert ends soon after.
+    Two windows: the long one says that it matters, the short one that it still goes on, so that the
+    alert ends soon after.
     """
     limit = round(factor * (1 - settings.objective), 6)
     minutes = settings.late_seconds // 60

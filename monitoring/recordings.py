@@ -46,7 +46,8 @@ UNSERVED: Final = (
     "max by (job) (lowwater_registered_computations)\n"
     "- (count by (job) (count by (job, computation) (lowwater_epoch)) or 0 * max by (job) (lowwater_registered_computations))"
 )
-"""How many registered computations nobody serves: all of them too, of which there is nothing to count."""
+"""How many registered computations nobody serves: all of them too, of which there is nothing to
+count."""
 
 EXACT: Final = f"unless on ({COMPUTATION}) (max by ({COMPUTATION}) (lowwater_estimated) == 1)"
 """Leaves out computations whose watermark nobody promises."""
@@ -106,7 +107,8 @@ def watermarks(settings: Settings) -> Group:
             Record(GLOBAL_LAG, by_computation("lowwater_global_lag_seconds")),
             Record(SILENCE, f"time() - {by_computation('lowwater_last_report_timestamp_seconds')}"),
             Record(OPERATION, f"time() - {by_computation('lowwater_oldest_operation_timestamp_seconds')}"),
-            # One holder a computation, or the alerts that name it fail for all: also when two processes have one epoch.
+            # One holder a computation, or the alerts that name it fail for all: also when two
+            # processes have one epoch.
             Record(
                 HOLDER,
                 f"topk by ({COMPUTATION}) (1, max by ({COMPUTATION}, worker, host, range) ({newest('lowwater_holder_info')}))",
@@ -116,12 +118,14 @@ def watermarks(settings: Settings) -> Group:
                 PROMISE,
                 f"topk by ({COMPUTATION}) (1, max by ({COMPUTATION}, owner, team, runbook) ({newest('lowwater_promise_info')}))",
             ),
-            # 1 for every computation that is served, also for one that nobody answers for: what is multiplied by it stays as it is.
+            # 1 for every computation that is served, also for one that nobody answers for: what is
+            # multiplied by it stays as it is.
             Record(
                 WHO,
                 f"max by ({COMPUTATION}, owner, team) ({PROMISE})\n"
                 f"or\n(0 * {by_computation('lowwater_epoch')} + 1 unless on ({COMPUTATION}) {PROMISE})\n"
-                # While none is scraped, as when a computation moves, as it was: an alert with other labels would be another one.
+                # While none is scraped, as when a computation moves, as it was: an alert with other
+                # labels would be another one.
                 f"or (\n{LATELY}\nor (0 * max by ({COMPUTATION}) (last_over_time(lowwater_epoch[5m])) + 1"
                 f" unless on ({COMPUTATION}) last_over_time(lowwater_promise_info[5m]))\n"
                 f") unless on ({COMPUTATION}) max by ({COMPUTATION}) (lowwater_epoch)",

@@ -13,7 +13,8 @@ def alerts() -> Group:
         (
             Alert(
                 "LowwaterGlobalDown",
-                # Whatever was a global authority in the last hours: no name of a job has to be known.
+                # Whatever was a global authority in the last hours: no name of a job has to be
+                # known.
                 "up == 0\nand on (job, instance) max_over_time(lowwater_global_build_info[6h])",
                 "5m",
                 "critical",

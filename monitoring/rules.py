@@ -8,10 +8,12 @@ from typing import Any, Final, Literal
 import yaml
 
 COMPUTATION: Final = "job, computation"
-"""What names a computation: one job scrapes one deployment. Which shard serves it, `instance`, changes and is left out."""
+"""What names a computation: one job scrapes one deployment. Which shard serves it, `instance`,
+changes and is left out."""
 
 NO_SLICE: Final = 'computation!~".+~[0-9]+"'
-"""Leaves out the slices of computations that are cut: what is the whole's to tell is not told of each of a thousand slices beside it."""
+"""Leaves out the slices of computations that are cut: what is the whole's to tell is not told of
+each of a thousand slices beside it."""
 
 Severity = Literal["critical", "warning", "info"]
 
@@ -28,7 +30,8 @@ class Record:
 class Alert:
     """What somebody is told, and when.
 
-    ``critical``: somebody gets up. ``warning``: somebody looks today. ``info``: it stands beside another alert and explains it.
+    ``critical``: somebody gets up. ``warning``: somebody looks today. ``info``: it stands beside
+    another alert and explains it.
     """
 
     alert: str
@@ -52,7 +55,8 @@ class Group:
 
     name: str
     runbook: str
-    """The file of the runbooks that has a section for each alert of the group; empty without alerts."""
+    """The file of the runbooks that has a section for each alert of the group; empty without
+    alerts."""
     rules: tuple[Record | Alert, ...]
 
     @property

@@ -9,21 +9,24 @@ from dataclasses import dataclass
 class Settings:
     """The defaults are what monitoring/generated is made with.
 
-    The promise that the alerts watch is "every period is complete when ``late_seconds`` have passed since its end". A period and
-    not a plain age, because a stage that writes windows publishes their starts: an hourly one in perfect health is up to an hour
-    older than its input.
+    The promise that the alerts watch is "every period is complete when ``late_seconds`` have passed
+    since its end". A period and not a plain age, because a stage that writes windows publishes
+    their starts: an hourly one in perfect health is up to an hour older than its input.
     """
 
     late_seconds: int = 1800
     """How long after its end a period has to be complete."""
     period_seconds: int = 3600
-    """Length of a period: the longest window that any stage writes. Periods begin at multiples of it, UTC."""
+    """Length of a period: the longest window that any stage writes. Periods begin at multiples of
+    it, UTC."""
     objective: float = 0.99
     """The share of time in which the promise is to be kept."""
     computations: str = ".+"
-    """The computations the promise is made for, as an anchored regular expression: leave out replays of old data."""
+    """The computations the promise is made for, as an anchored regular expression: leave out
+    replays of old data."""
     renewal_seconds: int = 7 * 24 * 3600
-    """How long before it expires a certificate is to be renewed at the latest; less than certificates are valid for."""
+    """How long before it expires a certificate is to be renewed at the latest; less than
+    certificates are valid for."""
     runbooks: str = "monitoring/runbooks"
     """What `runbook_url` begins with: a folder of the repository, or where it is published."""
     page: str = "http://localhost:7422"

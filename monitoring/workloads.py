@@ -10,7 +10,8 @@ JOBS: Final = 'job=~"$job", instance=~"$instance"'
 QUERIES: Final = f'{JOBS}, query=~"$query"'
 QUERY: Final = "{{query}} {{computation}}"
 EXPORTED: Final = '{__name__=~"lowwater_client_claims|lowwater_spark_committed_batch|lowwater_spark_attach_authority"}'
-"""What tells that a process exports the figures of a client, of tracked queries or of an attachment."""
+"""What tells that a process exports the figures of a client, of tracked queries or of an
+attachment."""
 
 
 def spark(name: str, more: str = QUERIES) -> str:

@@ -42,7 +42,8 @@ _IMAGE_EXTRAS: Final = ("redis", "otel")
 _CHART: Final = ROOT / "helm/lowwater"
 ENGINES: Final = ("docker", "podman", "buildah")
 MARKER: Final = ".lowwater-dist"
-"""A file by which this command knows a folder that it may replace. Nobody else writes one, as they do SHA256SUMS."""
+"""A file by which this command knows a folder that it may replace. Nobody else writes one, as they
+do SHA256SUMS."""
 _ZERO: Final = "urn:uuid:00000000-0000-0000-0000-000000000000"
 
 
@@ -59,7 +60,11 @@ class Commit:
 
     @classmethod
     def here(cls) -> Commit:
-        """Return the one that is checked out. Outside of a checkout times are those of ``SOURCE_DATE_EPOCH``, else of 1 January 1980, the first that a wheel can have."""
+        """Return the one that is checked out.
+
+        Outside of a checkout times are those of ``SOURCE_DATE_EPOCH``, else of 1 January 1980, the
+        first that a wheel can have.
+        """
         try:
             name, epoch = _output("git", "log", "-1", "--format=%H %ct").split()
             changed = bool(_output("git", "status", "--porcelain"))
@@ -74,7 +79,10 @@ class Commit:
 
 
 def version() -> str:
-    """Return the version that all distributions and the chart have. Raises SystemExit when they differ."""
+    """Return the version that all distributions and the chart have.
+
+    Raises SystemExit when they differ.
+    """
     found = {
         name: str(tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
         for name, folder in DISTRIBUTIONS.items()
@@ -152,7 +160,10 @@ def _material(path: Path, commit: Commit, *what: str) -> None:
 
 
 def image(out: Path, commit: Commit, engine: str, base: str | None) -> Path:
-    """Build the image by an engine, and save it as an archive that ``docker load`` takes. Returns the archive."""
+    """Build the image by an engine, and save it as an archive that ``docker load`` takes.
+
+    Returns the archive.
+    """
     out.mkdir(parents=True)
     tag = f"lowwater:{version()}"
     archive = out / f"lowwater-{version()}.tar"

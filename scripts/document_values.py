@@ -31,7 +31,10 @@ class Value(NamedTuple):
 
 
 def values(text: str) -> Iterator[Value]:
-    """Return the values of a values.yaml in its order. Raises ValueError for one that no comment explains."""
+    """Return the values of a values.yaml in its order.
+
+    Raises ValueError for one that no comment explains.
+    """
     yield from _below("", yaml.compose(text, yaml.SafeLoader), text.splitlines())
 
 

@@ -33,7 +33,8 @@ MARK: Final = "<!-- What follows is made by scripts/generate_cli.py. -->\n"
 _ASK: Final = "lowwater status --names --answer-within 1s 2>/dev/null"
 
 _ONLY_NAMES: Final = "LC_ALL=C grep -E '^[A-Za-z0-9_./-]+$'"
-"""compgen -W expands its words as bash does, commands in them too: an older command prints whatever answers at its address."""
+"""compgen -W expands its words as bash does, commands in them too: an older command prints whatever
+answers at its address."""
 
 _PREAMBLE: Final = {
     "bash": f'_lowwater_names() {{ compgen -W "$({_ASK} | {_ONLY_NAMES})" -- "$1"; }}\n',

@@ -5,17 +5,22 @@
 #     "mypy-protobuf==3.7.0",
 # ]
 # ///
-"""Generates the Python modules of both proto packages. Run it as `make gen`; with `--check` it only compares (`make lint` does).
+"""Generates the Python modules of both proto packages.
 
-The pins above are the one place that names the generator. It is an old one on purpose: generated code refuses to run
-under a gRPC or protobuf older than its generator, and runs under every newer one. Its own protobuf conflicts with the
-project's, so `uv run --script` gives it an environment of its own.
+Run it as `make gen`; with `--check` it only compares (`make lint` does).
 
-The messages of the wire live where protoc expects them, in `lowwater.v1`. Those of the journal belong to another
-distribution, so the import name of their folder replaces the one that protoc writes.
+The pins above are the one place that names the generator. It is an old one on purpose: generated
+code refuses to run under a gRPC or protobuf older than its generator, and runs under every newer
+one. Its own protobuf conflicts with the project's, so `uv run --script` gives it an environment of
+its own.
 
-Each folder's `__init__.py` keeps a digest of everything the folder depends on. `--check` compares that first, then generates
-again and compares every file; where the generator has no wheel (Python 3.14 and later) the digest alone decides.
+The messages of the wire live where protoc expects them, in `lowwater.v1`. Those of the journal
+belong to another distribution, so the import name of their folder replaces the one that protoc
+writes.
+
+Each folder's `__init__.py` keeps a digest of everything the folder depends on. `--check` compares
+that first, then generates again and compares every file; where the generator has no wheel (Python
+3.14 and later) the digest alone decides.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 python -m scripts.generate_sync            write it
 python -m scripts.generate_sync --check    exit 1 when a file is not as it would be written
 
-Both say the same but for `async` and `await`, so it is written once. What differs in kind, because threads wait otherwise than tasks do, is in
-lowwater._drive, twice under the same names. SAID has what the descriptions of the two do not have in common.
+Both say the same but for `async` and `await`, so it is written once. What differs in kind, because
+threads wait otherwise than tasks do, is in lowwater._drive, twice under the same names. SAID has
+what the descriptions of the two do not have in common.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ CODE: Final = {
     r"\blowwater\._async\b": "lowwater._sync",
     r"\blowwater\._drive\.tasks\b": "lowwater._drive.threads",
     r" *# noqa: ASYNC\d+": "",
-    r"\n +Cancelled, [^\n]+": "",  # a line of a description that begins so: nobody cancels a call on a thread
+    r"\s+Cancelled, [^.]+\.": "",  # a sentence of a description: no caller cancels a call on a thread
 }
 """Patterns, and what takes their place, in this order."""
 
@@ -43,16 +44,22 @@ SAID: Final = {
     },
     "client": {
         "one object per event loop": "one object per process or program",
-        """Everything a program asks of the authority, on asyncio. Use it as an async context manager; :func:`lowwater.aio.connect` makes it.
+        """Everything a program asks of the authority, on asyncio.
 
-    It belongs to the process and the event loop of its first use, and starts at most one task to report and one to watch at each
-    shard. A cancelled call leaves it usable. Calls raise LowwaterError: Unavailable when no server answers within the timeout, Closed
-    after :meth:`close`, and in another process or loop.
-""": """Everything a program asks of the authority. Use it as a context manager; :func:`lowwater.connect` makes it.
+    Use it as an async context manager; :func:`lowwater.aio.connect` makes it.
 
-    Safe for threads. After a fork the child may go on with an inherited client: it makes its own connection at the first use.
-    Leases stay with the process that claimed them. Calls raise LowwaterError: Unavailable when no server answers within
-    the timeout, Closed after :meth:`close`.
+    It belongs to the process and the event loop of its first use, and starts at most one task to
+    report and one to watch at each shard. A cancelled call leaves it usable. Calls raise
+    LowwaterError: Unavailable when no server answers within the timeout, Closed after
+    :meth:`close`, and in another process or loop.
+""": """Everything a program asks of the authority.
+
+    Use it as a context manager; :func:`lowwater.connect` makes it.
+
+    Safe for threads. After a fork the child may go on with an inherited client: it makes its own
+    connection at the first use. Leases stay with the process that claimed them. Calls raise
+    LowwaterError: Unavailable when no server answers within the timeout, Closed after
+    :meth:`close`.
 """,
         """Ends when the client is closed.
         Raises ServerTokenMismatch""": """Ends when the client is closed, and in a
@@ -94,10 +101,10 @@ def made_of(source: Path) -> str:
     """Return the module for threads that belongs to one for asyncio."""
     text = source.read_text("utf-8")
     for here, there in SAID.get(source.stem, {}).items():
-        if text.count(here) != 1:
-            msg = f"{source.relative_to(ROOT)} says {text.count(here)} times, and not once, {here!r}: correct SAID in {__file__}"
+        text, count = re.subn(r"\s+".join(map(re.escape, re.split(r"\s+", here))), lambda _, there=there: there, text)
+        if count != 1:
+            msg = f"{source.relative_to(ROOT)} says {count} times, and not once, {here!r}: correct SAID in {__file__}"
             raise ValueError(msg)
-        text = text.replace(here, there)
     for pattern, instead in CODE.items():
         text = re.sub(pattern, instead, text)
     text = f"# Made by scripts/generate_sync.py from {source.relative_to(PACKAGE)}: change that one.\n{text}"

@@ -22,7 +22,10 @@ _FLOOR: Final = (1, 24)
 
 
 def build() -> Path:
-    """Generate the code, check and build the program; returns where it is. Raises CalledProcessError."""
+    """Generate the code, check and build the program; returns where it is.
+
+    Raises CalledProcessError.
+    """
     go = [] if _is_new_enough() else [_uv(), "run", "--quiet", "--no-project", "--with", _PIN, "--"]
     # No other toolchain and no other versions than those that are named here.
     environment = {**os.environ, "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly -buildvcs=false"}

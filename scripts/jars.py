@@ -25,15 +25,18 @@ SETS: Final = {
     # Spark's connector for Kafka, and Delta.
     "kafka": ("org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",),
     "delta": ("io.delta:delta-spark_4.2_2.13:4.4.0",),
-    # Iceberg, whose newest runtime is for the Spark before: its tests have an environment of their own.
+    # Iceberg, whose newest runtime is for the Spark before: its tests have an environment of their
+    # own.
     "iceberg": ("org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.11.0",),
-    # Hadoop's client of S3, of PySpark's version. It asks for the whole SDK in one jar of 640 MB, which is left out; this is what is used of it.
+    # Hadoop's client of S3, of PySpark's version. It asks for the whole SDK in one jar of 640 MB,
+    # which is left out; this is what is used of it.
     "s3": (
         "org.apache.hadoop:hadoop-aws:3.5.0",
         *(f"software.amazon.awssdk:{part}:2.35.4" for part in ("s3-transfer-manager", "apache-client", "sts")),
         "software.amazon.s3.analyticsaccelerator:analyticsaccelerator-s3:1.3.1",
     ),
-    # HDFS in one process. It brings Hadoop's client of its own version, which is not the one of PySpark.
+    # HDFS in one process. It brings Hadoop's client of its own version, which is not the one of
+    # PySpark.
     "hdfs": ("org.apache.hadoop:hadoop-client-minicluster:3.4.2", "org.slf4j:slf4j-reload4j:1.7.36"),
 }
 """What is asked for, by the name of the folder that it is in with all it needs."""

@@ -52,15 +52,18 @@ WORLDS: Final = tuple((seed, 24) for seed in (2013, 2015, 2017, 2020))
 """Seeds and moves of the simulated worlds."""
 
 OFTEN: Final = 100
-"""Number of calls of a function from which on a test counts as reaching all lines of it: to trace more costs too much."""
+"""Number of calls of a function from which on a test counts as reaching all lines of it: to trace
+more costs too much."""
 
 MANY: Final = 50_000
-"""Number of all calls from which on it counts as reaching all lines of the modules that it has called."""
+"""Number of all calls from which on it counts as reaching all lines of the modules that it has
+called."""
 
 PROPERTIES: Final = [
     str(path) for path in sorted(ROOT.glob("tests/property/test_[cst][lo]*.py")) if "client" not in path.name
 ]
-"""Files of property tests. Those tests of them that plant bugs of their own are left out by their names."""
+"""Files of property tests. Those tests of them that plant bugs of their own are left out by their
+names."""
 
 SWAPPED: Final = [
     (ast.Lt, ast.LtE),

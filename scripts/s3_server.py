@@ -37,12 +37,15 @@ def atomic(environ, start_response):
 
 run_simple("127.0.0.1", int(sys.argv[1]), atomic, threaded=True)
 """
-"""moto's server with one request to put at a time: of two at once that say that there must be nothing of this name (``If-None-Match: *``), moto lets both
-put, and S3 one."""
+"""moto's server with one request to put at a time: of two at once that say that there must be
+nothing of this name (``If-None-Match: *``), moto lets both put, and S3 one."""
 
 
 def command(port: int) -> list[str]:
-    """Return what starts the server, which must be here. Raises FileNotFoundError with what to run."""
+    """Return what starts the server, which must be here.
+
+    Raises FileNotFoundError with what to run.
+    """
     if not _is_here():
         msg = f"the S3 server of {_NEEDS} is not in {_FOLDER}: run scripts/setup.sh --tests"
         raise FileNotFoundError(msg)

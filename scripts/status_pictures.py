@@ -27,7 +27,8 @@ PHONE: Final[dict[str, Any]] = {"viewport": {"width": 360, "height": 760}, "devi
 DARK: Final[dict[str, Any]] = {"color_scheme": "dark"}
 
 RUN_SECONDS: Final = 90.0
-"""How long the pipeline runs before an executor hangs, and how long that lasts then: what the lines of the last hour have to show."""
+"""How long the pipeline runs before an executor hangs, and how long that lasts then: what the lines
+of the last hour have to show."""
 
 
 PROMISES: Final = """
@@ -124,7 +125,10 @@ def take(
     to: str = "",
     **context: Any,
 ) -> None:
-    """Take one picture. ``heat``: what the page is told when it asks for a heat map. ``to``: what to scroll to."""
+    """Take one picture.
+
+    ``heat``: what the page is told when it asks for a heat map. ``to``: what to scroll to.
+    """
 
     def tell(asked: Route) -> None:
         asked.fulfill(body=heat, content_type="application/json")

@@ -10,7 +10,10 @@ from pathlib import Path
 
 
 def filled(page: str, tables: Mapping[str, str]) -> str:
-    """Return a page with its tables, given by name, as they should be. Raises SystemExit unless it has the marks of each once."""
+    """Return a page with its tables, given by name, as they should be.
+
+    Raises SystemExit unless it has the marks of each once.
+    """
     for name, table in tables.items():
         found = re.findall(rf"<!-- table: {name} -->\n.*?<!-- end -->", page, re.DOTALL)
         if len(found) != 1:
@@ -21,7 +24,10 @@ def filled(page: str, tables: Mapping[str, str]) -> str:
 
 
 def main(path: Path, tables: Mapping[str, str], says: str | None) -> int:
-    """Write the tables of a page, or check them with ``--check``; returns the exit code. ``says`` is for ``--help``."""
+    """Write the tables of a page, or check them with ``--check``; returns the exit code.
+
+    ``says`` is for ``--help``.
+    """
     parser = argparse.ArgumentParser(description=says)
     parser.add_argument(
         "--check", action="store_true", help="write nothing; exit with 1 when the page is not up to date"

@@ -1,4 +1,7 @@
-"""One authority, wired: journal -> shard -> services -> servicers. What carries its messages is passed in."""
+"""One authority, wired: journal -> shard -> services -> servicers.
+
+What carries its messages is passed in.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +41,12 @@ if TYPE_CHECKING:
 class Authority:
     """One process of a deployment: all of it, or with a ``cluster`` one shard among others.
 
-    ``clock`` is the wall clock in microseconds since the Unix epoch, UTC, which decides what is too far ahead. All else is stamped and
-    measured by ``monotonic``, in microseconds since any moment; None: ``clock`` makes no steps, as virtual time does not. ``access`` returns the access
-    rules in force, for those who ask whose a token is; who calls here is decided before. ``limits`` are those of everybody together where there are no rules;
-    None: there are no limits. ``settings``: the bounds and waiting times of the shard; None: those of every release.
+    ``clock`` is the wall clock in microseconds since the Unix epoch, UTC, which decides what is too
+    far ahead. All else is stamped and measured by ``monotonic``, in microseconds since any moment;
+    None: ``clock`` makes no steps, as virtual time does not. ``access`` returns the access rules in
+    force, for those who ask whose a token is; who calls here is decided before. ``limits`` are
+    those of everybody together where there are no rules; None: there are no limits. ``settings``:
+    the bounds and waiting times of the shard; None: those of every release.
     """
 
     def __init__(
@@ -77,13 +82,19 @@ class Authority:
         return self._services.promises
 
     def promise(self, promises: Promises) -> None:
-        """Show these promises from now on, to those too who follow watermarks already. On the event loop; O(computations served)."""
+        """Show these promises from now on, to those too who follow watermarks already.
+
+        On the event loop; O(computations served).
+        """
         before, self._services.promises = self._services.promises, promises
         views = [view for view in map(self.shard.served.view, self.shard.served.names()) if view is not None]
         self.shard.hub.publish(view for view in views if before.of(view.name) != promises.of(view.name))
 
     async def recover(self) -> None:
-        """Open the journal and rebuild what is this process's from it. Raises what the journal raises."""
+        """Open the journal and rebuild what is this process's from it.
+
+        Raises what the journal raises.
+        """
         await self.shard.start()
 
     def add_to(self, server: grpc.aio.Server) -> None:

@@ -21,13 +21,15 @@ if TYPE_CHECKING:
     from lowwater_authority.cluster.peers import PeerSettings
 
 AGAIN_SECONDS: Final = (1.0, 30.0)
-"""First and longest wait before a page that has ended by itself begins anew; one that lived for the second begins with the first again."""
+"""First and longest wait before a page that has ended by itself begins anew; one that lived for the
+second begins with the first again."""
 
 END_SECONDS: Final = 5.0
 """How long it may take to end."""
 
 PRIVATE: Final = "LOWWATER_"
-"""What the names of variables begin with that are this process's own: its store's password, its peers' token."""
+"""What the names of variables begin with that are this process's own: its store's password, its
+peers' token."""
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +81,8 @@ class PageChild:
     async def _once(self) -> str:
         """Run one page to its end; returns how that was."""
         handle = self._listening.fileno()
-        # -P: else a file in the working folder that is called as a module of the page's would be run instead of that.
+        # -P: else a file in the working folder that is called as a module of the page's would be
+        # run instead of that.
         command = [sys.executable, "-P", "-m", "lowwater_page", "--beside", str(handle), *self._arguments]
         try:
             process = await asyncio.create_subprocess_exec(
@@ -88,7 +91,8 @@ class PageChild:
                 stdout=subprocess.DEVNULL,
                 pass_fds=(handle,),
                 env=self._environment,
-                # A Ctrl-C at a terminal is this process's to take: the page shows on while it stops.
+                # A Ctrl-C at a terminal is this process's to take: the page shows on while it
+                # stops.
                 start_new_session=True,
             )
         except OSError as error:

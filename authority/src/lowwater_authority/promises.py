@@ -84,7 +84,8 @@ class Promises:
         self._names: dict[str, int] = {}
         """The first entry of each name that stands there in full."""
         self._patterns: list[tuple[int, str, re.Pattern[str]]] = []
-        """The other entries, in order, each with the longest text that a name must have: to look for that takes a twentieth of the time."""
+        """The other entries, in order, each with the longest text that a name must have: to look
+        for that takes a twentieth of the time."""
         for i, each in enumerate(self._entries):
             if WILD.isdisjoint(each.computations):
                 self._names.setdefault(each.computations, i)
@@ -147,9 +148,12 @@ class Promises:
 
 
 class PromiseFile(FollowedFile[Promises]):
-    """The promises of a file as they stand. A bad file changes none. Raises BadFile when the first cannot be used.
+    """The promises of a file as they stand.
 
-    ``served`` gives the names that are asked for at once when another file counts: what fits each is found before, in a thread.
+    A bad file changes none. Raises BadFile when the first cannot be used.
+
+    ``served`` gives the names that are asked for at once when another file counts: what fits each
+    is found before, in a thread.
     """
 
     served: Callable[[], Iterable[str]] = staticmethod(tuple)

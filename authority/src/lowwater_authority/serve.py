@@ -61,34 +61,40 @@ MESSAGE_BYTES: Final = 64 << 20
 """Largest message: a claim or a full report of more than a million ranges."""
 
 CONNECTION_CALLS: Final = 1000
-"""Calls and streams of one connection at once. gRPC lets all clients of a process that go to one address share a connection."""
+"""Calls and streams of one connection at once. gRPC lets all clients of a process that go to one
+address share a connection."""
 
 PENDING_CALLS: Final = 16_384
-"""Calls that wait until the event loop has looked at them, of all connections: twice the report streams that one process takes. Each has up to 16 KB, so
-all together have some 260 MB."""
+"""Calls that wait until the event loop has looked at them, of all connections: twice the report
+streams that one process takes. Each has up to 16 KB, so all together have some 260 MB."""
 
 OPTIONS: Final[Sequence[tuple[str, Any]]] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.max_send_message_length", MESSAGE_BYTES),
-    # Compressed messages are refused, UNIMPLEMENTED. A kilobyte of gzip is a megabyte, which gRPC would unpack for as many calls at once as there are, before
-    # anybody looks at one. The client does not compress.
+    # Compressed messages are refused, UNIMPLEMENTED. A kilobyte of gzip is a megabyte, which gRPC
+    # would unpack for as many calls at once as there are, before anybody looks at one. The client
+    # does not compress.
     ("grpc.compression_enabled_algorithms_bitset", 1),
-    # A frozen client is noticed by unanswered pings; the ping timeout overrides the keepalive timeout, so set both.
+    # A frozen client is noticed by unanswered pings; the ping timeout overrides the keepalive
+    # timeout, so set both.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     # Clients ping every few seconds to notice a frozen server; the default would close them for it.
     ("grpc.http2.min_ping_interval_without_data_ms", 2_000),
-    # Without this bound one connection that begins calls and resets them at once would fill the memory, without any token. A client has one report stream,
-    # one watch for each set of names, and one call for each thread that asks. One more call waits in the client until another has ended.
+    # Without this bound one connection that begins calls and resets them at once would fill the
+    # memory, without any token. A client has one report stream, one watch for each set of names,
+    # and one call for each thread that asks. One more call waits in the client until another has
+    # ended.
     ("grpc.max_concurrent_streams", CONNECTION_CALLS),
-    # gRPC breaks off the calls beyond this bound without a reason. engine/admission.py lets a herd in, and tells the rest when to come again: so the bound
-    # is above what a herd has at once.
+    # gRPC breaks off the calls beyond this bound without a reason. engine/admission.py lets a herd
+    # in, and tells the rest when to come again: so the bound is above what a herd has at once.
     ("grpc.server.max_pending_requests", PENDING_CALLS),
     ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS),
-    # What a call may send before anybody reads it. Measured by gRPC itself it grows with the delay, to tens of megabytes on a busy machine, for who is refused,
-    # too. A message that is being read is let through whole.
+    # What a call may send before anybody reads it. Measured by gRPC itself it grows with the delay,
+    # to tens of megabytes on a busy machine, for who is refused, too. A message that is being read
+    # is let through whole.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 1 << 20),
     # Two servers on one port would be two authorities.
@@ -99,7 +105,8 @@ GRACE_SECONDS: Final = 5.0
 """How long running calls may take after a stop was asked for."""
 
 FAILED: Final = 2
-"""Exit code of a process that could not serve, or had to end by itself: the one that every command has for errors."""
+"""Exit code of a process that could not serve, or had to end by itself: the one that every command
+has for errors."""
 
 SERVICES: Final = (
     "lowwater.v1.ClusterService",
@@ -126,9 +133,12 @@ def address(text: str, flag: str) -> tuple[str, int]:
 
 
 def choose_places(args: argparse.Namespace) -> None:
-    """Set ``--listen`` and ``--http`` where they are not given. Raises CannotServe when shards could not reach this process.
+    """Set ``--listen`` and ``--http`` where they are not given.
 
-    Without access rules whoever reaches the port may do everything. So only this machine reaches it, unless somebody asks for more by name.
+    Raises CannotServe when shards could not reach this process.
+
+    Without access rules whoever reaches the port may do everything. So only this machine reaches
+    it, unless somebody asks for more by name.
     """
     if args.listen is None and args.access is None:
         advertised = getattr(args, "advertise", "")
@@ -177,7 +187,11 @@ def store_of(given: str) -> str:
 
 
 def door_of(args: argparse.Namespace, host: str, *, shared: bool, limits: Limits = DEFAULT_LIMITS) -> Door | None:
-    """Who may come in; None: everybody. ``shared``: shards ask each other, by tokens of their own. ``limits`` count where the file sets none."""
+    """Who may come in; None: everybody.
+
+    ``shared``: shards ask each other, by tokens of their own. ``limits`` count where the file sets
+    none.
+    """
     encrypted = args.tls_cert is not None
     try:
         return open_door(
@@ -261,7 +275,10 @@ def endpoint_of(
     door: Door | None,
     journal: Callable[[], StoreState],
 ) -> Endpoint | None:
-    """What is served over HTTP; None: nothing. ``journal`` returns, on any thread, what the store does with writes."""
+    """What is served over HTTP; None: nothing.
+
+    ``journal`` returns, on any thread, what the store does with writes.
+    """
     if args.http == "off":
         return None
     host, port = address(args.http, "--http")
@@ -289,10 +306,12 @@ def _page_place(args: argparse.Namespace) -> tuple[str, int] | None:
 def _page(
     args: argparse.Namespace, place: tuple[str, int] | None, reach: PeerSettings, server_token: str, door: Door | None
 ) -> PageChild | None:
-    """The page as a process of its own at a place; None: there is none. ``reach`` is how this process reaches itself.
+    """The page as a process of its own at a place; None: there is none.
 
-    A page that was asked for by name has to be there. One that comes by itself keeps nobody from serving watermarks: why there is none is a
-    line in the log.
+    ``reach`` is how this process reaches itself.
+
+    A page that was asked for by name has to be there. One that comes by itself keeps nobody from
+    serving watermarks: why there is none is a line in the log.
     """
     if place is None:
         return None
@@ -329,7 +348,8 @@ def clock() -> int:
 
 
 STEADY: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""The clock that makes no steps. Linux's goes on while the machine is suspended; elsewhere the only one there is."""
+"""The clock that makes no steps. Linux's goes on while the machine is suspended; elsewhere the only
+one there is."""
 
 
 def steady() -> int:
@@ -432,7 +452,8 @@ def _tell_recovery(authority: Authority, seconds: float) -> None:
 async def _recover(authority: Authority, stopping: asyncio.Event) -> bool:
     """Replay the journal; False when this process was told to stop meanwhile.
 
-    Then the journal is closed as it is. Nothing is lost: until now this process has only read it, and taken logs, as the next start does.
+    Then the journal is closed as it is. Nothing is lost: until now this process has only read it,
+    and taken logs, as the next start does.
     """
     began = time.monotonic()
     recovering = asyncio.create_task(authority.recover())
@@ -519,7 +540,8 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     watching = [] if door is None else [asyncio.create_task(door.watch())]
     asked = asyncio.create_task(stopping.wait())
     await asyncio.wait([rounds, asked, *watching], return_when=asyncio.FIRST_COMPLETED)
-    # Without it nobody could be removed any more, so the process rather ends. It ends by itself only when something is wrong here.
+    # Without it nobody could be removed any more, so the process rather ends. It ends by itself
+    # only when something is wrong here.
     unguarded = any(each.done() for each in watching)
     failed = rounds.done() or unguarded
     if unguarded:

@@ -1,23 +1,26 @@
 """Everything the client raises on purpose.
 
-Each refusal of the authority is a class of its own, and its ``reason`` equals the ``ErrorInfo.reason`` on the wire:
-``StaleSequencer.reason == "STALE_SEQUENCER"``. A message says what happened and what to do; everything that varies in it is
-also in ``metadata``, for programs.
+Each refusal of the authority is a class of its own, and its ``reason`` equals the
+``ErrorInfo.reason`` on the wire: ``StaleSequencer.reason == "STALE_SEQUENCER"``. A message says
+what happened and what to do; everything that varies in it is also in ``metadata``, for programs.
 
 Who must react:
 
-* the caller's code is wrong: :class:`InvalidArgument`, :class:`UnknownComputation`, :class:`RegistrationConflict`,
-  :class:`Cycle`, :class:`EstimatedInput`, :class:`FinishRequired`, :class:`TooFarAhead`, :class:`NotPrepared`, :class:`Closed`,
-  :class:`UnknownGroup`, :class:`UnknownReference`, :class:`TaskConflict`, :class:`BelowMark`, :class:`LayoutConflict`;
+* the caller's code is wrong: :class:`InvalidArgument`, :class:`UnknownComputation`,
+  :class:`RegistrationConflict`, :class:`Cycle`, :class:`EstimatedInput`, :class:`FinishRequired`,
+  :class:`TooFarAhead`, :class:`NotPrepared`, :class:`Closed`, :class:`UnknownGroup`,
+  :class:`UnknownReference`, :class:`TaskConflict`, :class:`BelowMark`, :class:`LayoutConflict`;
 * this worker has been replaced and must stop writing: :class:`StaleSequencer`, :class:`OlderClaim`,
-  :class:`IdentityMismatch`, :class:`Rewound`, :class:`InputVersion`, :class:`IncarnationChanged`, :class:`StaleLease`,
-  :class:`StaleAdoption`;
+  :class:`IdentityMismatch`, :class:`Rewound`, :class:`InputVersion`, :class:`IncarnationChanged`,
+  :class:`StaleLease`, :class:`StaleAdoption`;
 * whoever keeps the access file must look: :class:`Unauthenticated`, :class:`PermissionDenied`;
-* an operator must look: :class:`ServerTokenMismatch`, :class:`StaleEpoch`, :class:`OwnedRanges`, :class:`WouldRegress`,
-  :class:`JournalFailed`, :class:`LimitReached`, :class:`SecondAgent`, :class:`RegionRefused`, :class:`Recovering`;
-* later is better: :class:`Unavailable`, :class:`Timeout`, :class:`Overloaded`, :class:`ShuttingDown`, :class:`OldStream`,
-  :class:`Unconfirmed`;
-* nobody, the client does: :class:`Moved`, :class:`OtherSlice` (but of keys that lie in several slices).
+* an operator must look: :class:`ServerTokenMismatch`, :class:`StaleEpoch`, :class:`OwnedRanges`,
+  :class:`WouldRegress`, :class:`JournalFailed`, :class:`LimitReached`, :class:`SecondAgent`,
+  :class:`RegionRefused`, :class:`Recovering`;
+* later is better: :class:`Unavailable`, :class:`Timeout`, :class:`Overloaded`,
+  :class:`ShuttingDown`, :class:`OldStream`, :class:`Unconfirmed`;
+* nobody, the client does: :class:`Moved`, :class:`OtherSlice` (but of keys that lie in several
+  slices).
 """
 
 from __future__ import annotations
@@ -113,7 +116,10 @@ def _rebuild(
 
 
 class InvalidArgument(LowwaterError, ValueError):
-    """A field is malformed. ``metadata`` has ``field``, its path, and ``fix``, what to send instead."""
+    """A field is malformed.
+
+    ``metadata`` has ``field``, its path, and ``fix``, what to send instead.
+    """
 
 
 class UnknownComputation(LowwaterError):
@@ -129,11 +135,17 @@ class Cycle(LowwaterError):
 
 
 class EstimatedInput(LowwaterError):
-    """An exact computation would read an estimated one. Register it as estimated too, or read what is exact."""
+    """An exact computation would read an estimated one.
+
+    Register it as estimated too, or read what is exact.
+    """
 
 
 class StaleSequencer(LowwaterError):
-    """The claim was superseded: another worker owns the ranges. Stop writing for them; do not claim again by yourself."""
+    """The claim was superseded: another worker owns the ranges.
+
+    Stop writing for them; do not claim again by yourself.
+    """
 
 
 class OlderClaim(LowwaterError):
@@ -141,7 +153,10 @@ class OlderClaim(LowwaterError):
 
 
 class IdentityMismatch(LowwaterError):
-    """The computation belongs to another identity. Use another name, or ``adopt`` to start a new incarnation of it."""
+    """The computation belongs to another identity.
+
+    Use another name, or ``adopt`` to start a new incarnation of it.
+    """
 
 
 class OtherSlice(LowwaterError):
@@ -172,7 +187,10 @@ class IncarnationChanged(LowwaterError):
 
 
 class ServerTokenMismatch(LowwaterError):
-    """Another deployment answered under this address. Nothing it says is mixed with what was seen before."""
+    """Another deployment answered under this address.
+
+    Nothing it says is mixed with what was seen before.
+    """
 
 
 class StaleEpoch(LowwaterError):
@@ -187,7 +205,10 @@ class Moved(LowwaterError):
 
 
 class OldStream(LowwaterError):
-    """A newer report stream, or a newer report of the claim, was heard of in the meantime. The reporter begins anew by itself."""
+    """A newer report stream, or a newer report of the claim, was heard of in the meantime.
+
+    The reporter begins anew by itself.
+    """
 
 
 class NotPrepared(LowwaterError):
@@ -199,11 +220,16 @@ class OwnedRanges(LowwaterError):
 
 
 class LayoutConflict(LowwaterError):
-    """Another layout is wanted by now: look at it, then decide. ``metadata`` has ``version``, the one that is wanted."""
+    """Another layout is wanted by now: look at it, then decide.
+
+    ``metadata`` has ``version``, the one that is wanted.
+    """
 
 
 class StillRead(LowwaterError):
-    """What should be dropped is an input of other computations. Change their inputs, or drop them first.
+    """What should be dropped is an input of other computations.
+
+    Change their inputs, or drop them first.
 
     ``metadata`` has ``computation`` and ``consumers``, some of their names.
     """
@@ -218,7 +244,10 @@ class UnknownGroup(LowwaterError):
 
 
 class StaleLease(LowwaterError):
-    """Another worker has the task, has done it, or its configuration was changed. Drop what was made under the lease, and take a task anew."""
+    """Another worker has the task, has done it, or its configuration was changed.
+
+    Drop what was made under the lease, and take a task anew.
+    """
 
 
 class TaskConflict(LowwaterError):
@@ -246,11 +275,17 @@ class SecondAgent(LowwaterError):
 
 
 class RegionRefused(LowwaterError):
-    """What is asked of a reference cannot be done as it stands. ``metadata`` has ``fix``, what to do first."""
+    """What is asked of a reference cannot be done as it stands.
+
+    ``metadata`` has ``fix``, what to do first.
+    """
 
 
 class Recovering(LowwaterError):
-    """The global authority has found its store to be an old copy, or enrols all regions anew. An operator has to act, or the other regions."""
+    """The global authority has found its store to be an old copy, or enrols all regions anew.
+
+    An operator has to act, or the other regions.
+    """
 
 
 class Unauthenticated(LowwaterError):
@@ -269,18 +304,27 @@ class PermissionDenied(LowwaterError):
 
 
 class Overloaded(LowwaterError):
-    """The authority's admission bound, or a limit of its access file, is reached. Nothing was changed; try later."""
+    """The authority's admission bound, or a limit of its access file, is reached.
+
+    Nothing was changed; try later.
+    """
 
 
 class LimitReached(LowwaterError):
-    """A namespace or the deployment has all the computations or dropped names that it may have. Nothing was changed.
+    """A namespace or the deployment has all the computations or dropped names that it may have.
 
-    Waiting does not help, so the client does not repeat the call. ``metadata`` has ``bound`` and ``limit``.
+    Nothing was changed.
+
+    Waiting does not help, so the client does not repeat the call. ``metadata`` has ``bound`` and
+    ``limit``.
     """
 
 
 class JournalFailed(LowwaterError):
-    """The journal surely refused the write, for example because its disk is full. Nothing was changed."""
+    """The journal surely refused the write, for example because its disk is full.
+
+    Nothing was changed.
+    """
 
 
 class ShuttingDown(LowwaterError):

@@ -1,11 +1,13 @@
 """Histograms of record timestamps, small however long the past is.
 
-Buckets lie at absolute times. Their width is a power of two of milliseconds that grows with age, so that a bucket is at most
-1 % of its age (or 1 ms) wide: records of the last seconds are told apart by milliseconds, those of last year by days, and
-some thousand buckets hold any past. Age counts from a *reference* event time that the authority gives out, never from the
-wall clock: replays of old data work as live data does.
+Buckets lie at absolute times. Their width is a power of two of milliseconds that grows with age, so
+that a bucket is at most 1 % of its age (or 1 ms) wide: records of the last seconds are told apart
+by milliseconds, those of last year by days, and some thousand buckets hold any past. Age counts
+from a *reference* event time that the authority gives out, never from the wall clock: replays of
+old data work as live data does.
 
-Every value rounds down: a histogram may hold a heuristic watermark back by 1 % of its age, and never leads.
+Every value rounds down: a histogram may hold a heuristic watermark back by 1 % of its age, and
+never leads.
 """
 
 from __future__ import annotations
@@ -27,12 +29,15 @@ MOST_RECORDS: Final = 2**40
 
 
 def bucket_start(micros: int, reference: int) -> int:
-    """Return the least event time, in microseconds, of the bucket that an event time falls into. O(1).
+    """Return the least event time, in microseconds, of the bucket that an event time falls into.
 
-    The width is the largest power of two of milliseconds that is at most 1 % of the age of the bucket's *end*, or 1 ms. So the
-    buckets of one reference divide time without overlap, each is at most 1 % of the age of everything in it, and those
-    of a later reference are unions of them: ageing loses nothing that building anew would have kept.
-    Times at or after the reference share one bucket. Never above the event time, never below MIN.
+    O(1).
+
+    The width is the largest power of two of milliseconds that is at most 1 % of the age of the
+    bucket's *end*, or 1 ms. So the buckets of one reference divide time without overlap, each is at
+    most 1 % of the age of everything in it, and those of a later reference are unions of them:
+    ageing loses nothing that building anew would have kept. Times at or after the reference share
+    one bucket. Never above the event time, never below MIN.
 
     >>> bucket_start(999, reference=2_000_000)            # 2 s old: 16 ms
     0
@@ -53,8 +58,9 @@ def bucket_start(micros: int, reference: int) -> int:
 class Histogram:
     """Counts of records by event time, in buckets that are at most 1 % of their age wide.
 
-    Costs: :meth:`add` O(1); :meth:`add_many` a sort and about 20 steps a bucket; :meth:`age`, :meth:`merge` and
-    :meth:`columns` are linear in the buckets, of which there are at most some 3,500.
+    Costs: :meth:`add` O(1); :meth:`add_many` a sort and about 20 steps a bucket; :meth:`age`,
+    :meth:`merge` and :meth:`columns` are linear in the buckets, of which there are at most some
+    3,500.
 
     >>> pending = Histogram(reference_micros=60_000_000)
     >>> pending.add_many([59_999_500, 59_999_900, 10_000_000])
@@ -72,7 +78,9 @@ class Histogram:
 
     @classmethod
     def from_columns(cls, reference_micros: int, starts: Iterable[int], counts: Iterable[int]) -> Self:
-        """Return the histogram that :meth:`columns` described. Buckets finer than the reference allows are merged.
+        """Return the histogram that :meth:`columns` described.
+
+        Buckets finer than the reference allows are merged.
 
         Raises ValueError when there are not as many counts as starts, and as :meth:`add`.
         """
@@ -96,7 +104,10 @@ class Histogram:
         return sum(self._buckets.values())
 
     def add(self, t_micros: EventTime, n: int = 1) -> None:
-        """Count ``n`` records at an event time. Raises ValueError when ``n`` is negative or more than 2^40 come together."""
+        """Count ``n`` records at an event time.
+
+        Raises ValueError when ``n`` is negative or more than 2^40 come together.
+        """
         start = bucket_start(to_micros(t_micros), self._reference)
         try:
             total = self._buckets.get(start, 0) + operator.index(n)
@@ -139,7 +150,10 @@ class Histogram:
         self._take(other._buckets)
 
     def age(self, new_reference: int) -> None:
-        """Let the reference go on, merging buckets that have become neighbours in a wider one. Never goes back."""
+        """Let the reference go on, merging buckets that have become neighbours in a wider one.
+
+        Never goes back.
+        """
         new_reference = to_micros(new_reference)
         if new_reference <= self._reference:
             return

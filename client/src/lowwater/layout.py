@@ -1,7 +1,8 @@
 """How the key space of a computation with hashed keys is cut into ranges, and where those run.
 
-The key space has 65,536 *slots*, by the first two bytes of a key's place; a range is one or several slots side by side. A layout is a value: each
-change makes another one. Nothing here talks to anybody.
+The key space has 65,536 *slots*, by the first two bytes of a key's place; a range is one or several
+slots side by side. A layout is a value: each change makes another one. Nothing here talks to
+anybody.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ __all__ = ["MOST_RANGES", "SLOTS", "Layout", "LayoutView", "RangeLoad", "slot_te
 SLOTS: Final = 65_536
 
 MOST_RANGES: Final = 16_384
-"""Key ranges that a layout may have which is asked for: each has files of its own in each version of the state."""
+"""Key ranges that a layout may have which is asked for: each has files of its own in each version
+of the state."""
 
 
 def wrong(starts: Sequence[int], tasks: Sequence[int] = (), most: int = MOST_RANGES) -> tuple[str, str, str] | None:
@@ -94,7 +96,8 @@ class Layout:
     starts: tuple[int, ...] = ()
     """The first slot of each range, ascending from 0."""
     tasks: tuple[int, ...] = ()
-    """Of each range the task that it is to run in, counted from 1, 0 for any; empty: any, for all."""
+    """Of each range the task that it is to run in, counted from 1, 0 for any; empty: any, for all.
+    """
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -115,7 +118,10 @@ class Layout:
         return "" if found is None else "{} {}: {}".format(*found)
 
     def index(self, start: int) -> int:
-        """Return which range starts at a slot. Raises InvalidArgument when none does, naming the one that the slot is in. O(log ranges)."""
+        """Return which range starts at a slot.
+
+        Raises InvalidArgument when none does, naming the one that the slot is in. O(log ranges).
+        """
         i = bisect_right(self.starts, start) - 1
         if not 0 <= start < SLOTS or i < 0 or self.starts[i] != start:
             near = f"the range of that slot starts at {slot_text(self.starts[i])}" if i >= 0 and start < SLOTS else ""
@@ -124,7 +130,10 @@ class Layout:
         return i
 
     def split(self, start: int, cuts: Sequence[int]) -> Layout:
-        """Return the layout with the range that starts there cut at some slots. Its parts run in any task. Raises InvalidArgument."""
+        """Return the layout with the range that starts there cut at some slots.
+
+        Its parts run in any task. Raises InvalidArgument.
+        """
         i = self.index(start)
         inner = sorted(set(cuts))
         if not inner or inner[0] <= start or inner[-1] >= self.ends[i]:
@@ -141,7 +150,10 @@ class Layout:
         return sorted({start + size * part // into for part in range(1, into)} - {start})
 
     def merge(self, first: int, last: int) -> Layout:
-        """Return the layout with all ranges between two, these included, as one. Raises InvalidArgument."""
+        """Return the layout with all ranges between two, these included, as one.
+
+        Raises InvalidArgument.
+        """
         low, high = self.index(first), self.index(last)
         if low >= high:
             msg = f"{slot_text(first)} does not come before {slot_text(last)}"
@@ -149,7 +161,10 @@ class Layout:
         return self._spliced(low, high + 1, [first])
 
     def move(self, start: int, task: int) -> Layout:
-        """Return the layout with a range pinned to a task, counted from 1; 0: to none. Raises InvalidArgument."""
+        """Return the layout with a range pinned to a task, counted from 1; 0: to none.
+
+        Raises InvalidArgument.
+        """
         i = self.index(start)
         tasks = list(self.tasks or [0] * len(self))
         tasks[i] = task
@@ -178,7 +193,10 @@ class LayoutView:
 
     @property
     def base(self) -> Layout:
-        """What a change begins with: what is wanted, and before anything is, what the owner has. Raises InvalidArgument when neither is known."""
+        """What a change begins with: what is wanted, and before anything is, what the owner has.
+
+        Raises InvalidArgument when neither is known.
+        """
         if self.wanted.starts:
             return self.wanted
         if self.current is None:

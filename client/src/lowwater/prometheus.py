@@ -1,9 +1,11 @@
-"""The client's figures for Prometheus, for a process that is scraped anyway. Needs the package prometheus-client.
+"""The client's figures for Prometheus, for a process that is scraped anyway.
+
+Needs the package prometheus-client.
 
     import lowwater, lowwater.prometheus
 
-    lw = lowwater.connect("localhost:7420")
-    lowwater.prometheus.register(lw)                 # prometheus_client's registry has them from now on
+    lw = lowwater.connect("localhost:7420") lowwater.prometheus.register(lw)                 #
+    prometheus_client's registry has them from now on
 
 Nothing else of the client imports this module, nor prometheus_client.
 """
@@ -90,7 +92,8 @@ class Collector(BaseCollector):
     def __init__(self, *clients: Client) -> None:
         self._clients = clients
         self._seen: dict[int, tuple[threading.Lock, dict[int, ClientStatistics]]] = {}
-        """By process, because a forked child counts from nothing, and by the place of the client: what was read last."""
+        """By process, because a forked child counts from nothing, and by the place of the client:
+        what was read last."""
 
     def describe(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
         """Return the families without samples."""

@@ -1,25 +1,32 @@
 """By which adoption number a pipeline may commit, where several regions may make the same thing.
 
     token = Token("hourly:clicks")                  # asks `lowwater region` on this machine
-    adoption = token.read()                         # before each commit; raises unless this region owns it
-    if adoption.number != raised:                   # a new owner raises its number first, and reads behind that what is there
+    adoption = token.read()                         # before each commit; raises unless this region
+    owns it if adoption.number != raised:                   # a new owner raises its number first,
+    and reads behind that what is there
         raise_in_the_sink(adoption.number)
     write(rows, token=adoption.number, batch=batch) # the sink compares it in the write itself
     token.committed(adoption, batch, digest, positions)
 
-The number alone proves nothing a moment later: the region may have been replaced since. What counts is that the sink compares it *in the
-same write*. How, sink by sink:
+The number alone proves nothing a moment later: the region may have been replaced since. What counts
+is that the sink compares it *in the same write*. How, sink by sink:
 
-* **A store with transactions, or a script** (PostgreSQL, Redis): a row has the greatest number seen. The write's own transaction refuses a lower one.
-* **Delta**: ``txnAppId`` = the reference, ``txnVersion`` = :meth:`Adoption.version`, which orders by (number, batch). Delta skips what is not
-  greater, without a word: look behind the write whether it is there.
-* **Iceberg**: keep the number in the table's properties, and commit by compare-and-set over them, in one catalog for all regions.
+* **A store with transactions, or a script** (PostgreSQL, Redis): a row has the greatest number
+  seen. The write's own transaction refuses a lower one.
+* **Delta**: ``txnAppId`` = the reference, ``txnVersion`` = :meth:`Adoption.version`, which orders
+  by (number, batch). Delta skips what is not greater, without a word: look behind the write whether
+  it is there.
+* **Iceberg**: keep the number in the table's properties, and commit by compare-and-set over them,
+  in one catalog for all regions.
 * **Files**: names that contain the number; a list of what counts, kept in one of the stores above.
-* **Kafka**: a transactional id fences within one cluster, and there the one that comes *later* wins, also when that is the region which was replaced. So
-  ``token.read(fresh=True)``, which asks the global authority, comes before ``initTransactions``, and the new owner notes with :meth:`Token.raised` where readers cut the topic of the
-  lost region. Such a sink cannot fence: there is no adoption without an operator.
+* **Kafka**: a transactional id fences within one cluster, and there the one that comes *later*
+  wins, also when that is the region which was replaced. So ``token.read(fresh=True)``, which asks
+  the global authority, comes before ``initTransactions``, and the new owner notes with
+  :meth:`Token.raised` where readers cut the topic of the lost region. Such a sink cannot fence:
+  there is no adoption without an operator.
 
-A sink that both regions reach is one store. Two copies of it, one a region, are two sinks and fence nothing from each other.
+A sink that both regions reach is one store. Two copies of it, one a region, are two sinks and fence
+nothing from each other.
 """
 
 from __future__ import annotations
@@ -48,7 +55,8 @@ BATCH_BITS: Final = 40
 """A batch is below 2^40, and a number below 2^23: what Delta takes is signed."""
 
 Position = tuple[str, str, int, int]
-"""Cluster, topic, partition, and the offset to be read next, as the source counts them: a mirror of it counts otherwise."""
+"""Cluster, topic, partition, and the offset to be read next, as the source counts them: a mirror of
+it counts otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +67,11 @@ class Adoption:
     number: int
     """The token. It grows with each owner."""
     stop: bool
-    """Whether an operator moves it to another region: stop behind a batch, and say so with ``committed(..., stopped=True)``."""
+    """Whether an operator moves it to another region: stop behind a batch, and say so with
+    ``committed(..., stopped=True)``."""
     stale_seconds: float
-    """For how long the global authority has not been heard of. Go on: the sink says whether the number still counts."""
+    """For how long the global authority has not been heard of. Go on: the sink says whether the
+    number still counts."""
     batch: int
     """The last one that the global record has, of whichever owner; -1: none."""
     positions: tuple[Position, ...]
@@ -84,13 +94,15 @@ class Token:
 
     Args:
         reference: Its name, COMPUTATION:INPUT+INPUT, as `lowwater references` has it.
-        agent: ``lowwater region --listen``: HOST:PORT, https://HOST:PORT where it has a certificate, or unix:PATH; by default LOWWATER_REGION, else
-            127.0.0.1:7440.
+        agent: ``lowwater region --listen``: HOST:PORT, https://HOST:PORT where it has a
+            certificate, or unix:PATH; by default LOWWATER_REGION, else 127.0.0.1:7440.
         timeout: Seconds for an answer.
-        token: What the agent wants to be presented; by default the first of the file that LOWWATER_REGION_TOKEN_FILE names, which is
-            read for every call, or of LOWWATER_REGION_TOKEN. Raises OSError for a file that cannot be read here, InvalidArgument for one without a
-            usable token.
-        ca: File of certificates to trust the agent by; by default LOWWATER_REGION_CA, else those of the system.
+        token: What the agent wants to be presented; by default the first of the file that
+            LOWWATER_REGION_TOKEN_FILE names, which is read for every call, or of
+            LOWWATER_REGION_TOKEN. Raises OSError for a file that cannot be read here,
+            InvalidArgument for one without a usable token.
+        ca: File of certificates to trust the agent by; by default LOWWATER_REGION_CA, else those of
+            the system.
     """
 
     def __init__(
@@ -113,11 +125,14 @@ class Token:
     def read(self, *, fresh: bool = False) -> Adoption:
         """Return by which number to commit. Before each commit.
 
-        ``fresh``: the agent asks the global authority now, and raises when it cannot. Else it goes by what it was told last, also while it is cut off.
-        That is enough where the sink compares the number; before anything that fences others and compares nothing, as ``initTransactions``, it is not.
+        ``fresh``: the agent asks the global authority now, and raises when it cannot. Else it goes
+        by what it was told last, also while it is cut off. That is enough where the sink compares
+        the number; before anything that fences others and compares nothing, as
+        ``initTransactions``, it is not.
 
-        Raises StaleAdoption when another region owns the reference, Unconfirmed when nobody has confirmed yet that this one does, RegionRefused when
-        it has stopped to be moved, UnknownReference, and Unavailable without an agent. After any of them commit nothing.
+        Raises StaleAdoption when another region owns the reference, Unconfirmed when nobody has
+        confirmed yet that this one does, RegionRefused when it has stopped to be moved,
+        UnknownReference, and Unavailable without an agent. After any of them commit nothing.
         """
         asked = {"reference": self.reference, **({"fresh": "1"} if fresh else {})}
         told = self._ask(f"/token?{urllib.parse.urlencode(asked)}")
@@ -155,11 +170,17 @@ class Token:
         self._ask("/arrived", batch=batch, digest=digest, positions=list(map(list, positions)))
 
     def mirrored(self, positions: Iterable[Position]) -> None:
-        """Say in a region that keeps a replica how far the sources are mirrored. Without that nothing is adopted by itself."""
+        """Say in a region that keeps a replica how far the sources are mirrored.
+
+        Without that nothing is adopted by itself.
+        """
         self._ask("/mirrored", positions=list(map(list, positions)))
 
     def raised(self, adoption: Adoption, sink: str, cut: str = "") -> None:
-        """Say that a sink has the number; ``cut`` is where readers cut the topic of a lost region. Raises as read."""
+        """Say that a sink has the number; ``cut`` is where readers cut the topic of a lost region.
+
+        Raises as read.
+        """
         self._ask("/raised", number=adoption.number, sink=sink, cut=cut)
 
     def status(self) -> dict[str, Any]:

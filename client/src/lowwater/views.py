@@ -1,7 +1,8 @@
 """What the authority says, as plain values: watermarks, ranges, answers, the graph.
 
-Event times are :class:`~lowwater.Watermark`; processing times, by the authority's clock, are microseconds since the epoch with
-a property that gives the aware datetime. All types are frozen and compare by value.
+Event times are :class:`~lowwater.Watermark`; processing times, by the authority's clock, are
+microseconds since the epoch with a property that gives the aware datetime. All types are frozen and
+compare by value.
 """
 
 from __future__ import annotations
@@ -90,14 +91,17 @@ class Remarks(NamedTuple):
     """What a worker tells of itself, for people. Part of no watermark."""
 
     holdback_micros: int = 0
-    """Event time by which its watermarks stay below those of its inputs by design, microseconds: a window, or how long rows are
-    kept. A worker that is behind by less has nothing left to do. 0: none, or not known."""
+    """Event time by which its watermarks stay below those of its inputs by design, microseconds: a
+    window, or how long rows are kept. A worker that is behind by less has nothing left to do. 0:
+    none, or not known."""
     ended: bool = False
     """Whether it has ended: this was its last report."""
     failure: str = ""
-    """First line of the error that ended it, at most 200 bytes; empty: it was stopped in good order."""
+    """First line of the error that ended it, at most 200 bytes; empty: it was stopped in good
+    order."""
     untimed_rows: int = 0
-    """Number of rows without an event time that it has read since it began. They hold no watermark, and are in no window."""
+    """Number of rows without an event time that it has read since it began. They hold no watermark,
+    and are in no window."""
 
 
 NO_REMARKS: Final = Remarks()
@@ -118,10 +122,12 @@ class RangeView:
     since_micros: int
     """Processing time since which it has stood at this watermark."""
     last_report_micros: int
-    """Processing time of the last that was heard of its claim: a report, or the claim itself. 0 when it was never claimed, or not heard of
-    since the authority restarted. An authority of release 0.1 knows of reports only."""
+    """Processing time of the last that was heard of its claim: a report, or the claim itself. 0
+    when it was never claimed, or not heard of since the authority restarted. An authority of
+    release 0.1 knows of reports only."""
     waiting_for: str = ""
-    """What its worker waits for, in the worker's own words; empty when it told none, or nobody owns the range. At most 200 bytes."""
+    """What its worker waits for, in the worker's own words; empty when it told none, or nobody owns
+    the range. At most 200 bytes."""
     remarks: Remarks = NO_REMARKS
     """What its worker tells of itself; nothing when nobody owns the range."""
 
@@ -149,9 +155,11 @@ class LatenessBudget:
     behind: int
     """Those of them that came behind the watermark."""
     excused: int
-    """Those of these that do not count: they came when lateness jumped, before the watermark could give way."""
+    """Those of these that do not count: they came when lateness jumped, before the watermark could
+    give way."""
     worst: float
-    """The worst share behind in any 10,000 of the last 100,000 records; 0 before there are 10,000."""
+    """The worst share behind in any 10,000 of the last 100,000 records; 0 before there are 10,000.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +186,10 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class WatermarkView:
-    """The published watermarks of a computation. Within one incarnation, ``low``, ``heuristic`` and ``budget`` never go down."""
+    """The published watermarks of a computation.
+
+    Within one incarnation, ``low``, ``heuristic`` and ``budget`` never go down.
+    """
 
     computation: str
     registered: bool = False
@@ -201,14 +212,17 @@ class WatermarkView:
     budgets: tuple[LatenessBudget, ...] = ()
     """The lateness budgets, least first."""
     passed: tuple[tuple[int, int, int], ...] = ()
-    """By share in parts per million of a heuristic watermark: records that came since it was a time, and those of them that came behind it. Known of a computation
-    with a lateness budget."""
+    """By share in parts per million of a heuristic watermark: records that came since it was a
+    time, and those of them that came behind it. Known of a computation with a lateness budget."""
     promise: Promise | None = None
     """What was promised of it; None: nothing."""
 
     @property
     def slice_of(self) -> str:
-        """The computation that it is a slice of; empty: it is none. Only that one's watermarks are the computation's."""
+        """The computation that it is a slice of; empty: it is none.
+
+        Only that one's watermarks are the computation's.
+        """
         return slice_of(self.computation)
 
     @property
@@ -262,18 +276,20 @@ class WatermarkView:
 class Inputs:
     """The minimum over several computations, folded locally, as it stood at one moment.
 
-    From ``Worker.inputs()`` it is the snapshot that ``Lease.advance`` wants: take it first, then read everything that is there,
-    then advance with it.
+    From ``Worker.inputs()`` it is the snapshot that ``Lease.advance`` wants: take it first, then
+    read everything that is there, then advance with it.
     """
 
     low: Watermark
     """The least low watermark: every event time below it is complete in all of them."""
     heuristic: Mapping[float, Watermark]
-    """The least heuristic watermark by share. An input without a share stands with its next larger one, or its low."""
+    """The least heuristic watermark by share. An input without a share stands with its next larger
+    one, or its low."""
     stale_for: float
     """Seconds since the authority last confirmed the values; infinite when it never did."""
     held_by: str | None
-    """Who holds ``low``: the input and, if known, its key range and worker. None when all inputs are finished."""
+    """Who holds ``low``: the input and, if known, its key range and worker. None when all inputs
+    are finished."""
     each: Mapping[str, WatermarkView]
     """Every input by name, in order."""
     computation: str = ""
@@ -283,8 +299,9 @@ class Inputs:
     incarnations: tuple[int, ...] = ()
     """The incarnation of each input, in order."""
     budget: Mapping[float, Watermark] = field(default_factory=dict[float, Watermark])
-    """The least watermark of their lateness budgets by share: of all their records, at most about that share comes behind it. An input without a share stands with its
-    next smaller one, or its low."""
+    """The least watermark of their lateness budgets by share: of all their records, at most about
+    that share comes behind it. An input without a share stands with its next smaller one, or its
+    low."""
 
     @property
     def finished(self) -> bool:
@@ -328,7 +345,8 @@ class Completion:
     incarnation: int
     """The computation's incarnation."""
     after: Watermark
-    """Steps up to this boundary were complete before; unknown at the first completion of an incarnation."""
+    """Steps up to this boundary were complete before; unknown at the first completion of an
+    incarnation."""
     through: Watermark
     """All steps that end at or before it are complete; finished when nothing will ever come."""
     time_micros: int
@@ -385,7 +403,8 @@ class Computation:
     all_pending: bool = False
     """Whether its budgets go by what is pending, which is all that is still to come."""
     slices: tuple[bytes, ...] = ()
-    """Where each of its slices but the first began when it was registered, ascending; none: it is not cut. ``Client.slices`` has those of now."""
+    """Where each of its slices but the first began when it was registered, ascending; none: it is
+    not cut. ``Client.slices`` has those of now."""
     slice_of: str = ""
     """Of a slice: the computation that it is a slice of; else empty."""
     slice_start: bytes = b""
@@ -453,7 +472,8 @@ class Identity:
     """Whose a token is, by the access file as it was when this was asked."""
 
     controlled: bool
-    """Whether there is an access file. Without one everybody may see everything, and nobody has a name."""
+    """Whether there is an access file. Without one everybody may see everything, and nobody has a
+    name."""
     name: str
     """The principal in the access file; empty when the token is nobody's."""
     page: bool
@@ -495,11 +515,15 @@ class TaskState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NewTask:
-    """A task that is to be created. Its name is unique within its group and time: 1 to 128 of ``A-Z a-z 0-9 _ . -``."""
+    """A task that is to be created.
+
+    Its name is unique within its group and time: 1 to 128 of ``A-Z a-z 0-9 _ . -``.
+    """
 
     name: str
     at: EventTime
-    """The event time of the oldest work that it stands for: groups hand out the oldest task first."""
+    """The event time of the oldest work that it stands for: groups hand out the oldest task first.
+    """
     payload: bytes = b""
     """What its worker is to know, at most 1,024 bytes."""
     group: str = ""
@@ -516,7 +540,8 @@ class TaskView:
     at: Watermark
     """Of an interval: where it begins."""
     until: Watermark
-    """Of an interval: where it ends, exclusive; finished: it has no end, for nothing more will come. Else as ``at``."""
+    """Of an interval: where it ends, exclusive; finished: it has no end, for nothing more will
+    come. Else as ``at``."""
     payload: bytes
     version: int
     """Grows with every step."""
@@ -549,7 +574,8 @@ class TaskGroup:
     mark: Watermark
     """Every task below it is done and forgotten, and none is created there any more."""
     closed: Watermark
-    """Every task below it is done; finished: every task is. Of a group with intervals: how far these are closed, which never goes back."""
+    """Every task below it is done; finished: every task is. Of a group with intervals: how far
+    these are closed, which never goes back."""
     ready: int
     leased: int
     done: int

@@ -25,8 +25,9 @@ _MICROSECOND: Final = dt.timedelta(microseconds=1)
 class Watermark:
     """An event time in whole microseconds since the Unix epoch, UTC; or unknown, or finished.
 
-    Every event time below it is complete. Watermarks order as their times, unknown first and finished last. Raises TypeError
-    for anything but an integer (:meth:`of` takes datetimes), ValueError beyond 64 bits.
+    Every event time below it is complete. Watermarks order as their times, unknown first and
+    finished last. Raises TypeError for anything but an integer (:meth:`of` takes datetimes),
+    ValueError beyond 64 bits.
 
     >>> Watermark.of(dt.datetime(2013, 1, 9, 14, tzinfo=dt.UTC))
     Watermark(2013-01-09T14:00:00Z)
@@ -52,7 +53,8 @@ class Watermark:
     def of(cls, value: EventTime) -> Watermark:
         """Return the watermark of microseconds, an aware datetime, or a watermark.
 
-        Raises ValueError for a naive datetime and for numbers beyond 64 bits, TypeError for other types.
+        Raises ValueError for a naive datetime and for numbers beyond 64 bits, TypeError for other
+        types.
         """
         return value if isinstance(value, Watermark) else cls(to_micros(value))
 
@@ -136,13 +138,15 @@ class Watermarks(Sequence[Watermark]):
 
 
 EventTime = int | dt.datetime | Watermark
-"""What stands for an event time wherever one is asked for: microseconds, an aware datetime, or a watermark."""
+"""What stands for an event time wherever one is asked for: microseconds, an aware datetime, or a
+watermark."""
 
 
 def to_micros(value: EventTime | SupportsIndex) -> int:
     """Return an event time as microseconds since the epoch, rounding down what is finer.
 
-    Raises ValueError for a naive datetime and for numbers beyond 64 bits, TypeError for other types.
+    Raises ValueError for a naive datetime and for numbers beyond 64 bits, TypeError for other
+    types.
 
     >>> to_micros(dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=dt.UTC))
     1000000
@@ -171,8 +175,9 @@ def to_micros(value: EventTime | SupportsIndex) -> int:
 def all_to_micros(values: Iterable[EventTime | None]) -> list[int]:
     """Return event times as a new list of microseconds; None, for "nothing", becomes MAX.
 
-    Takes any iterable; arrays of integers (numpy, pandas, array) by their own fast ``tolist``. Raises as :func:`to_micros`, and
-    TypeError for arrays of anything but integers, whose unit would be a guess.
+    Takes any iterable; arrays of integers (numpy, pandas, array) by their own fast ``tolist``.
+    Raises as :func:`to_micros`, and TypeError for arrays of anything but integers, whose unit would
+    be a guess.
     """
     column: Any = values
     kind = getattr(getattr(column, "dtype", None), "kind", None)

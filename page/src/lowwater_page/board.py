@@ -23,9 +23,9 @@ SHARE_PPM: Final = 990_000
 class Board:
     """The newest view of each computation, as one follower hears it. Safe for threads.
 
-    ``admit`` is for the one thread that follows, ``post`` and ``sample`` for the one that looks now and then, ``changes`` for the one that
-    tells others; all may read.
-    A read costs O(inputs); the first look at a global lag after a change O(edges of the graph), once for all computations.
+    ``admit`` is for the one thread that follows, ``post`` and ``sample`` for the one that looks now
+    and then, ``changes`` for the one that tells others; all may read. A read costs O(inputs); the
+    first look at a global lag after a change O(edges of the graph), once for all computations.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Board:
         self._told: Mapping[str, int] = {}
         self._samples = Samples()
 
-    # -- writing ------------------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def admit(self, view: WatermarkView) -> None:
         """Take over what is newer than what is known; a value never goes back within an incarnation (rule 3). What was dropped is forgotten."""
@@ -84,7 +84,7 @@ class Board:
             values = [(view.low.micros, view.at_share(SHARE_PPM).micros) for view in self._views.values()]
             self._samples.add(time_micros, list(self._views), values)
 
-    # -- reading ------------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     @property
     def shards(self) -> tuple[ShardView, ...]:

@@ -24,7 +24,8 @@ BEAT: Final = 5.0
 """Seconds after which a message says that nothing has changed."""
 
 SHARE: Final = 0.05
-"""Most of a processor that encoding may take: when much changes, messages come less often than every ``PERIOD``."""
+"""Most of a processor that encoding may take: when much changes, messages come less often than
+every ``PERIOD``."""
 
 TOGETHER: Final = 16
 """Computations encoded in one go; in between, whoever serves watermarks gets the interpreter."""
@@ -109,7 +110,10 @@ class Feed:
         return whole
 
     async def follow(self) -> AsyncGenerator[bytes, None]:
-        """Yield events for one viewer, the whole state first. Whoever takes them slowly misses some, and gets the whole state instead."""
+        """Yield events for one viewer, the whole state first.
+
+        Whoever takes them slowly misses some, and gets the whole state instead.
+        """
         yield b"retry: %d\n\n" % RETRY_MILLIS
         seen = -1
         while not self._closed:

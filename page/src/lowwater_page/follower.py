@@ -20,13 +20,15 @@ if TYPE_CHECKING:
     from lowwater_page.board import Board
 
 PERIOD: Final = 0.2
-"""Seconds within which changes of one computation are conflated: nobody is told more often than every quarter of a second."""
+"""Seconds within which changes of one computation are conflated: nobody is told more often than
+every quarter of a second."""
 
 MOST_PERIOD: Final = 1.0
 """The same of many computations."""
 
 TOLD: Final = 1000
-"""Computations in a second, at most and on average, that each shard tells a follower of: it encodes them on the loop that commits."""
+"""Computations in a second, at most and on average, that each shard tells a follower of: it encodes
+them on the loop that commits."""
 
 POLLED: Final = 200
 """Computations asked for in a second, on average, while nobody looks."""
@@ -49,11 +51,14 @@ log = logging.getLogger(__name__)
 class Follower:
     """Fills the board through clients of its own, asks for the shards, and takes samples.
 
-    While somebody looks it watches everything; else it asks every ``STEP_SECONDS``, less often of very many, since to be told of every change
-    costs those who report. When one shard does not answer, no such question is, so it watches for a while: that goes on for the others. The clients go to this process's own address, find the other shards by themselves, and go on when
-    they come back. Whatever else ends one is logged, and another begins after ``AGAIN_SECONDS``, twice as long after each that fails; the
-    board keeps what it has. ``connect`` makes one, which is told of changes in so many seconds at the earliest. ``sharded``: whether there may be other
-    shards; an authority that is alone says so when it is asked, and stays so.
+    While somebody looks it watches everything; else it asks every ``STEP_SECONDS``, less often of
+    very many, since to be told of every change costs those who report. When one shard does not
+    answer, no such question is, so it watches for a while: that goes on for the others. The clients
+    go to this process's own address, find the other shards by themselves, and go on when they come
+    back. Whatever else ends one is logged, and another begins after ``AGAIN_SECONDS``, twice as
+    long after each that fails; the board keeps what it has. ``connect`` makes one, which is told of
+    changes in so many seconds at the earliest. ``sharded``: whether there may be other shards; an
+    authority that is alone says so when it is asked, and stays so.
     """
 
     def __init__(
@@ -66,7 +71,8 @@ class Follower:
         self.looked_seconds = LOOKED_SECONDS
         """How long after somebody looked every change is followed."""
         self.away: tuple[int, str] | None = None
-        """Since when, by the clock, no authority answers, and what was said of that last; None: one does."""
+        """Since when, by the clock, no authority answers, and what was said of that last; None: one
+        does."""
         self._asking: Client | None = None
         self._watching: Client | None = None
         self._unheard = False
@@ -194,7 +200,8 @@ class Follower:
                     self._ask(client)
                 self._unheard = False
             if view.computation in seen or time.monotonic() > due:
-                # Those that changed take turns, so all have had theirs: what changes again until the next round is conflated.
+                # Those that changed take turns, so all have had theirs: what changes again until
+                # the next round is conflated.
                 self._stopping.wait(max(0.0, due - time.monotonic()))
                 seen.clear()
                 due = time.monotonic() + PERIOD

@@ -49,7 +49,10 @@ class Hosts:
         return thread
 
     def take(self, headers: Sequence[str]) -> bool:
-        """Whether a request with these Host headers may be answered. What has none is no browser."""
+        """Whether a request with these Host headers may be answered.
+
+        What has none is no browser.
+        """
         return all(map(self._takes, headers)) and len(headers) <= 1
 
     def _takes(self, header: str) -> bool:

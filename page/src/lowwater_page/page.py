@@ -1,4 +1,7 @@
-"""The page and its API, as a part of an HTTP server. It only ever reads, and shows only what was published."""
+"""The page and its API, as a part of an HTTP server.
+
+It only ever reads, and shows only what was published.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,8 @@ if TYPE_CHECKING:
     from lowwater_page.samples import Span
 
 MOST_VIEWERS: Final = 100
-"""Pages that may be open at once; more are told to come again. Each costs a connection and at most some 300 KB of buffers."""
+"""Pages that may be open at once; more are told to come again. Each costs a connection and at most
+some 300 KB of buffers."""
 
 MOST_RANGES: Final = 1000
 """Key ranges in one answer."""
@@ -44,7 +48,9 @@ SLICE: Final = 1 << 16
 
 
 class Page:
-    """What browsers are served of a board. See Part; ``clock`` gives microseconds since the Unix epoch.
+    """What browsers are served of a board.
+
+    See Part; ``clock`` gives microseconds since the Unix epoch.
 
     Viewers hear something every ``beat`` seconds, at the least.
     """
@@ -93,7 +99,7 @@ class Page:
         self._recall.close()
         self._feeding.cancel()
 
-    # -- the page -----------------------------------------------------------------------------------------------------
+    # -- the page ----------------------------------------------------------------------------------
 
     async def _page(self, request: web.Request) -> web.Response:
         path = request.match_info.get("path", "index.html")
@@ -109,7 +115,7 @@ class Page:
             content, headers[hdrs.CONTENT_ENCODING] = asset.gzipped, "gzip"
         return web.Response(body=content, headers={**headers, hdrs.CONTENT_TYPE: asset.content_type})
 
-    # -- the API ------------------------------------------------------------------------------------------------------
+    # -- the API -----------------------------------------------------------------------------------
 
     async def _snapshot(self, request: web.Request) -> web.Response:
         parameters(request)
@@ -128,7 +134,8 @@ class Page:
             await response.prepare(request)
             async with aclosing(self._feed.follow()) as events:
                 async for each in events:
-                    # Who was let in an hour ago may have been removed since, or the sign-in be over.
+                    # Who was let in an hour ago may have been removed since, or the sign-in be
+                    # over.
                     if not await self._visitors.still(request) or not await _send(request, response, each):
                         break
         return response

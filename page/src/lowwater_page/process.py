@@ -1,7 +1,8 @@
 """The status page as a process of its own: a client like any other of the authority that it shows.
 
-``lowwater-page --address lowwater:7420`` serves the page and its API, and nothing of an authority. What it presents to the
-authority has to be allowed to read everything; who looks needs ``page = true`` in the access file, of which the authority tells.
+``lowwater-page --address lowwater:7420`` serves the page and its API, and nothing of an authority.
+What it presents to the authority has to be allowed to read everything; who looks needs ``page =
+true`` in the access file, of which the authority tells.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class PageSettings(FileSettings):
     """How the page reaches shards, and the authority beside it, if there is one."""
 
     own: str = ""
-    """The socket of the authority beside this process, which never leaves the machine and needs no TLS; see PeerSettings."""
+    """The socket of the authority beside this process, which never leaves the machine and needs no
+    TLS; see PeerSettings."""
 
     def credentials_for(self, address: str) -> grpc.ChannelCredentials | None:
         """See Settings."""
@@ -65,7 +67,10 @@ class PageSettings(FileSettings):
 
 
 class PageProcess:
-    """The page of the authority that some settings lead to, until :meth:`close`. It begins whether or not the authority is there."""
+    """The page of the authority that some settings lead to, until :meth:`close`.
+
+    It begins whether or not the authority is there.
+    """
 
     def __init__(
         self,
@@ -154,8 +159,8 @@ def parser() -> CommandParser:
     ):
         name = f"LOWWATER_{flag.upper()}"
         parse.add_argument(f"--{flag}", metavar="PEM", default="", help=f"{what} (default: {name})")
-    # Of a page that an authority has started: the socket to serve on, how to reach that authority, whether there can be other shards. It ends
-    # with its standard input.
+    # Of a page that an authority has started: the socket to serve on, how to reach that authority,
+    # whether there can be other shards. It ends with its standard input.
     parse.add_argument("--beside", type=int, help=argparse.SUPPRESS)
     parse.add_argument("--own", default="", help=argparse.SUPPRESS)
     parse.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
@@ -165,8 +170,8 @@ def parser() -> CommandParser:
 
 def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
     """Serve the page until told to stop; returns the exit code."""
-    # Every thread inherits it, so that only this one takes them, and by asking: a handler runs when this thread next runs Python, and
-    # one that waits may not.
+    # Every thread inherits it, so that only this one takes them, and by asking: a handler runs when
+    # this thread next runs Python, and one that waits may not.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     open_streams()
     args = parser().parse_args(argv)
@@ -216,7 +221,8 @@ def _listen(place: str) -> socket.socket:
 def _end_with_input() -> None:
     """End this process when whoever holds the other end of standard input has gone.
 
-    At once, with nothing tidied up: there is nothing to keep here, and the next authority may want the same port within the second.
+    At once, with nothing tidied up: there is nothing to keep here, and the next authority may want
+    the same port within the second.
     """
     while os.read(0, 1024):
         pass

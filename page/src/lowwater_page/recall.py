@@ -20,7 +20,8 @@ COMPLETIONS: Final = 240
 """Of each computation: ten days of hours, of which a week is shown."""
 
 ASKED: Final = 50.0
-"""Computations asked for in a second at most: they are nobody's hurry, and the authority has other work."""
+"""Computations asked for in a second at most: they are nobody's hurry, and the authority has other
+work."""
 
 AGAIN_SECONDS: Final = 5.0
 """Until those are asked for again of which nobody answered."""
@@ -55,7 +56,8 @@ class Recall:
         self._stopping.set()
 
     def _left(self) -> list[str]:
-        # A thousand slices would be a thousand questions. They are looked at for what is now; the whole is, for what was.
+        # A thousand slices would be a thousand questions. They are looked at for what is now; the
+        # whole is, for what was.
         return [name for name in self._board.names() if name not in self._asked and not slice_of(name)]
 
     def _run(self) -> None:

@@ -1,4 +1,7 @@
-"""What the status page is told, as JSON-ready values. Times are integer microseconds; see docs/status-page.md."""
+"""What the status page is told, as JSON-ready values.
+
+Times are integer microseconds; see docs/status-page.md.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from lowwater import Client
 
 GOOD_SECONDS: Final = 4.0
-"""How long an answer counts, which may be a second old when it comes: whoever is removed from the access file is cut off within five."""
+"""How long an answer counts, which may be a second old when it comes: whoever is removed from the
+access file is cut off within five."""
 
 MOST_WAIT_SECONDS: Final = 1.0
 """How long who was let in before waits for an authority that does not answer."""
@@ -29,10 +30,13 @@ _OWN: Final = ""
 
 
 class AskedRights:
-    """What an authority answers, for ``GOOD_SECONDS``. ``client`` returns who asks, ``monotonic`` gives seconds.
+    """What an authority answers, for ``GOOD_SECONDS``.
 
-    While no authority answers, nobody new is let in. Who was let in before stays so: all they see is what they have seen already, and
-    there is nobody who could have removed them. Somebody who was let in waits ``MOST_WAIT_SECONDS`` for an answer at most.
+    ``client`` returns who asks, ``monotonic`` gives seconds.
+
+    While no authority answers, nobody new is let in. Who was let in before stays so: all they see
+    is what they have seen already, and there is nobody who could have removed them. Somebody who
+    was let in waits ``MOST_WAIT_SECONDS`` for an answer at most.
     """
 
     def __init__(self, client: Callable[[], Client], *, monotonic: Callable[[], float]) -> None:
@@ -40,7 +44,8 @@ class AskedRights:
         self._questions = Questions(client)
         self._monotonic = monotonic
         self._known: dict[str, tuple[float, Identity]] = {}
-        """By digest: when it was asked for, and what was answered. Of nobody's tokens nothing is kept: there are as many as one likes."""
+        """By digest: when it was asked for, and what was answered. Of nobody's tokens nothing is
+        kept: there are as many as one likes."""
 
     async def controlled(self) -> bool:
         """See Rights."""

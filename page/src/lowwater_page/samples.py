@@ -25,7 +25,8 @@ NONE: Final = np.iinfo(np.int32).min
 """In place of a lag: there was no time to compare, or nobody looked."""
 
 Sample = tuple[int, int | None, int | None]
-"""Processing time, low watermark and heuristic watermark, in microseconds; None while a watermark has no time."""
+"""Processing time, low watermark and heuristic watermark, in microseconds; None while a watermark
+has no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,8 @@ HEURISTIC: Final = 1
 """Which of two watermarks."""
 
 SAMPLE_BYTES: Final = 8
-"""What a sample takes: two lags of 32 bits. A sample of the last hour, which is exact, takes twice as much."""
+"""What a sample takes: two lags of 32 bits. A sample of the last hour, which is exact, takes twice
+as much."""
 
 PER_COMPUTATION: Final = SAMPLE_BYTES * (2 * KEPT[STEP_SECONDS] + KEPT[60] + KEPT[600])
 """Bytes of memory that the samples of a computation take."""
@@ -64,7 +66,8 @@ BLOCK: Final = 100
 """Computations for which room is made at once, and whose samples are read at once."""
 
 LATE_SECONDS: Final = 1800.0
-"""What counts as late of what nobody promised anything of, as for the alerts. The page's model/lag.js has the same."""
+"""What counts as late of what nobody promised anything of, as for the alerts. The page's
+model/lag.js has the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,8 @@ class Heat:
     total: int
     """How many computations there are samples of."""
     lags: Mapping[str, list[int | None]]
-    """The greatest lag in each column, in seconds behind the clock; None: no time was known. First those that were the most times as far behind as is late."""
+    """The greatest lag in each column, in seconds behind the clock; None: no time was known. First
+    those that were the most times as far behind as is late."""
 
 
 class Samples:
@@ -304,7 +308,8 @@ class _Lags:
 
     def recall(self, now_micros: int, row: int, completions: Sequence[tuple[int, int]]) -> None:
         """See Samples. Steps of which nobody has a sample get one."""
-        # Before the first of them nobody knows: a replay of old years was not behind by years before it began.
+        # Before the first of them nobody knows: a replay of old years was not behind by years
+        # before it began.
         began = min((time_micros for _, time_micros in completions), default=0)
         oldest = max(self._number(now_micros) - self._count + 1, self._number(began))
         values = self._values.row(row)

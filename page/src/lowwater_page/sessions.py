@@ -1,9 +1,10 @@
 """Who looks at the page and its API, once ``--access`` says who may.
 
-Programs present their token with each request. A browser cannot, above all not for a stream of events, so a person
-signs in once: the token is exchanged for a cookie that this process alone has signed and alone takes, for ``SESSION_SECONDS`` at most. It
-holds the digest of the token, from which nobody can make the token. Whose that is is looked up anew with every request, so it ends when the token
-leaves the access file.
+Programs present their token with each request. A browser cannot, above all not for a stream of
+events, so a person signs in once: the token is exchanged for a cookie that this process alone has
+signed and alone takes, for ``SESSION_SECONDS`` at most. It holds the digest of the token, from
+which nobody can make the token. Whose that is is looked up anew with every request, so it ends when
+the token leaves the access file.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ SESSION_SECONDS: Final = 12 * 3600
 """A working day: how long a sign-in counts."""
 
 NONCE_DIGITS: Final = 16
-"""Hexadecimal digits at the beginning of a seal, at random: they tell two sessions of one token apart."""
+"""Hexadecimal digits at the beginning of a seal, at random: they tell two sessions of one token
+apart."""
 
 SESSION: Final = "/session"
 """Where one signs in (POST), out (DELETE), and asks whether one has (GET)."""
@@ -61,9 +63,9 @@ class _Session(NamedTuple):
 class SignedIn(KnownVisitors):
     """Visitors who may sign in, besides presenting a token.
 
-    ``secure``: whether the page is served over TLS. ``port`` tells the cookies of two processes on one
-    host apart, which browsers do not. ``clock`` gives seconds since the Unix epoch, ``monotonic`` seconds of any clock.
-    ``hosts``: the names by which browsers may reach the page.
+    ``secure``: whether the page is served over TLS. ``port`` tells the cookies of two processes on
+    one host apart, which browsers do not. ``clock`` gives seconds since the Unix epoch,
+    ``monotonic`` seconds of any clock. ``hosts``: the names by which browsers may reach the page.
     """
 
     open = frozenset({"/", "/static/{path}", HEALTH, SESSION})
@@ -90,10 +92,14 @@ class SignedIn(KnownVisitors):
         self._key = secrets.token_bytes(32)
         """Ends with the process, and all sign-ins with it."""
         self._ended: dict[str, int] = {}
-        """Seals of sessions that were signed out, each with the second at which it would have ended by itself."""
+        """Seals of sessions that were signed out, each with the second at which it would have ended
+        by itself."""
 
     async def check(self, request: web.Request) -> None:
-        """See Visitors. Names count without access rules above all: then the page is for whoever reaches it."""
+        """See Visitors.
+
+        Names count without access rules above all: then the page is for whoever reaches it.
+        """
         given = request.headers.getall(hdrs.HOST, ())
         if request.path != HEALTH and not self._hosts.take(given):
             self._log_refused_host(shortened(", ".join(given)))
@@ -181,7 +187,10 @@ class SignedIn(KnownVisitors):
         return _Session(int(until), seal, token_digest)
 
     def _end(self, request: web.Request) -> None:
-        """Take the session of a request no more, also from whoever has copied its cookie. O(sessions that were signed out lately)."""
+        """Take the session of a request no more, also from whoever has copied its cookie.
+
+        O(sessions that were signed out lately).
+        """
         now = self._clock()
         self._ended = {seal: until for seal, until in self._ended.items() if until > now}
         session = self._session(request)
@@ -193,7 +202,10 @@ class SignedIn(KnownVisitors):
 
 
 def _check_site(request: web.Request) -> None:
-    """Refuse what another site has a browser do. The first header no page can forge; browsers leave it out over plain HTTP."""
+    """Refuse what another site has a browser do.
+
+    The first header no page can forge; browsers leave it out over plain HTTP.
+    """
     site = request.headers.get("Sec-Fetch-Site")
     origin = request.headers.get(hdrs.ORIGIN)
     if site is not None:

@@ -1,1 +1,4 @@
-"""What a robust pipeline needs around low watermarks. ``lowwater-pipeline --help`` tells what there is; importing this starts nothing."""
+"""What a robust pipeline needs around low watermarks.
+
+``lowwater-pipeline --help`` tells what there is; importing this starts nothing.
+"""

@@ -1,6 +1,7 @@
 """``lowwater-pipeline``: the jobs of this distribution, each as one command.
 
-A part adds its command in :data:`PARTS`: a function that takes the subparsers, and sets ``run``, which takes the arguments and returns the exit code.
+A part adds its command in :data:`PARTS`: a function that takes the subparsers, and sets ``run``,
+which takes the arguments and returns the exit code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""``lowwater-pipeline graph``, ``run`` and ``remove``: their arguments. What they do is in :mod:`lowwater_pipeline.graph`, which needs lowwater-spark and is imported by then only."""
+"""``lowwater-pipeline graph``, ``run`` and ``remove``: their arguments.
+
+What they do is in :mod:`lowwater_pipeline.graph`, which needs lowwater-spark and is imported by
+then only.
+"""
 
 from __future__ import annotations
 

@@ -53,7 +53,10 @@ def own_name(columns: Sequence[str], text: str, *, any_case: bool = True) -> str
 
 
 def column_of(frame: DataFrame, text: str | Column) -> Column:
-    """Return the column of a frame that a user has named or made. Only a whole name with a dot or a backtick costs a look at the frame."""
+    """Return the column of a frame that a user has named or made.
+
+    Only a whole name with a dot or a backtick costs a look at the frame.
+    """
     from pyspark.sql import functions as sf
 
     if not isinstance(text, str):
@@ -67,7 +70,10 @@ def columns_of(frame: DataFrame, texts: Sequence[str | Column]) -> list[Column]:
 
 
 def check_column(frame: DataFrame, text: str | Column, argument: str) -> None:
-    """Raise ValueError, with the columns that there are, for a text that names none. ``argument`` is what it was given as."""
+    """Raise ValueError, with the columns that there are, for a text that names none.
+
+    ``argument`` is what it was given as.
+    """
     from pyspark.errors import AnalysisException
 
     if not isinstance(text, str) or text in frame.columns:

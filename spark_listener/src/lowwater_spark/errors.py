@@ -22,7 +22,9 @@ AWAY: Final = (
 
 
 class Unsupported(ValueError):
-    """The query cannot be tracked exactly. The message names what is in the way, why, and what to do.
+    """The query cannot be tracked exactly.
+
+    The message names what is in the way, why, and what to do.
 
     Raised before the query starts: nothing has been claimed, read or written.
     """
@@ -37,8 +39,8 @@ class Unsupported(ValueError):
 class CheckpointMismatch(RuntimeError):
     """What stands on disk for a batch was made from another plan of that batch.
 
-    Spark's offset log and lowwater's files no longer belong together, for example because one of them was restored
-    from a copy, or edited. Going on would lose rows or write them twice.
+    Spark's offset log and lowwater's files no longer belong together, for example because one of
+    them was restored from a copy, or edited. Going on would lose rows or write them twice.
     """
 
 

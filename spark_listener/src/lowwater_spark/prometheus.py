@@ -1,13 +1,15 @@
-"""Figures of tracked queries and of attachments for Prometheus, for a driver that is scraped. Needs the package prometheus-client.
+"""Figures of tracked queries and of attachments for Prometheus, for a driver that is scraped.
+
+Needs the package prometheus-client.
 
     import lowwater_spark as lws
     import lowwater_spark.prometheus
 
-    figures = lowwater_spark.prometheus.register(lws.attach(spark))
-    figures.add(stage.start(...))                    # prometheus_client's registry has them from now on
+    figures = lowwater_spark.prometheus.register(lws.attach(spark)) figures.add(stage.start(...))
+    # prometheus_client's registry has them from now on
 
-Nothing else of this package imports this module, nor prometheus_client. ``query`` is the query's name in Spark, else its id;
-``computation`` is the name in the pipeline graph.
+Nothing else of this package imports this module, nor prometheus_client. ``query`` is the query's
+name in Spark, else its id; ``computation`` is the name in the pipeline graph.
 """
 
 from __future__ import annotations
@@ -168,10 +170,13 @@ FIGURES: Final[tuple[Figure, ...]] = (*_TRACKED, *_WHOLE, *_ATTACHED, *_ATTACHME
 
 
 class Collector(BaseCollector):
-    """Reads the status of what was added, at each scrape and on its thread. It costs no call of the JVM and nothing on the network.
+    """Reads the status of what was added, at each scrape and on its thread.
 
-    A status waits while its query tells the authority of a batch, or claims: in an outage until those calls have run into their
-    deadlines, some seconds at the worst, so a scrape may time out then. One that fails is logged and left out; the others are exported.
+    It costs no call of the JVM and nothing on the network.
+
+    A status waits while its query tells the authority of a batch, or claims: in an outage until
+    those calls have run into their deadlines, some seconds at the worst, so a scrape may time out
+    then. One that fails is logged and left out; the others are exported.
     """
 
     def __init__(self) -> None:
@@ -213,7 +218,8 @@ class Collector(BaseCollector):
             whole |= {labels: status for labels, status in known.items() if labels[1] == query.stages[0]}
         asked = [_status("an attachment", attachment.status) for attachment in attachments]
         statuses = [status for status in asked if status is not None]
-        # Of queries of one name the newest counts: a name of Spark's is free again when its query has ended.
+        # Of queries of one name the newest counts: a name of Spark's is free again when its query
+        # has ended.
         attached = {(each.name or each.query, each.computation): each for status in statuses for each in status.queries}
         yield from _families(_TRACKED, stages)
         yield from _families(_WHOLE, whole)

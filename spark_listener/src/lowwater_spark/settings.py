@@ -43,7 +43,10 @@ class SparkSettings(FileSettings):
             raise errors.InvalidArgument(msg, metadata={"setting": _CONF + name, "file": named}) from failure
 
     def locate(self, named: str) -> Path:
-        """Return where a file is on this machine. Raises OSError for a bare name without a running Spark."""
+        """Return where a file is on this machine.
+
+        Raises OSError for a bare name without a running Spark.
+        """
         if PurePath(named).is_absolute():
             return Path(named)
         from py4j.protocol import Py4JError
@@ -57,10 +60,13 @@ class SparkSettings(FileSettings):
 
 
 def connection(conf: Callable[[str], str | None], address: str | None = None) -> SparkSettings:
-    """Return how to reach the authority. ``conf`` returns a setting of the session by its whole name.
+    """Return how to reach the authority.
 
-    The address is the one given, else ``spark.lowwater.address``, else ``LOWWATER_ADDRESS``, else ``localhost:7420``. Raises ValueError
-    for settings that mean nothing, InvalidArgument when a file cannot be read in this process.
+    ``conf`` returns a setting of the session by its whole name.
+
+    The address is the one given, else ``spark.lowwater.address``, else ``LOWWATER_ADDRESS``, else
+    ``localhost:7420``. Raises ValueError for settings that mean nothing, InvalidArgument when a
+    file cannot be read in this process.
     """
 
     def setting(name: str) -> str:

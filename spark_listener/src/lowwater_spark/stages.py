@@ -59,7 +59,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     Stamp = timedelta | str | Column
-    """``"event"``, the length of windows that are stamped by their start, or the column that has the stamp."""
+    """``"event"``, the length of windows that are stamped by their start, or the column that has
+    the stamp."""
 
 __all__ = ["Declared", "Stage", "check_together", "injector", "stage"]
 
@@ -87,42 +88,61 @@ def stage(
     address: str | None = None,
     client: lowwater.Client | None = None,
 ) -> Stage:
-    """Declare a tracked stage: a query whose low watermark is exact. Nothing is registered before it runs.
+    """Declare a tracked stage: a query whose low watermark is exact.
+
+    Nothing is registered before it runs.
 
     Args:
         spark: A classic session.
         name: The computation's name. One checkpoint at a time runs under it.
-        inputs: The computations whose output it reads; every writer of what it reads must be named. Those that have left their mark
-            there are compared: a stage that forgets one is refused, or holds if the writer comes later.
+        inputs: The computations whose output it reads; every writer of what it reads must be named.
+            Those that have left their mark there are compared: a stage that forgets one is refused,
+            or holds if the writer comes later.
         key: Column(s) whose xxhash64 decides the key range.
         event_time: The event time of the frame that it reads, a timestamp column.
-        ranges: Number of equal key ranges, 1 to 65,536; a stage with state keeps its number. By default 64 of a stage with a function,
-            which may hold some of them back, and one of a plain query, whose ranges all stand at the same value.
+        ranges: Number of equal key ranges, 1 to 65,536; a stage with state keeps its number. By
+            default 64 of a stage with a function, which may hold some of them back, and one of a
+            plain query, whose ranges all stand at the same value.
         heuristics: Shares of the heuristic watermarks.
-        lateness_budget: A share of the rows, or up to four of them, each with a watermark behind which at most about that share comes (``docs/lateness-budget.md``).
-            For :meth:`Stage.foreach_batch`, as the first stage of its query. How late the rows of a batch are is counted while they are read.
-        stamp: What the stage stamps its output with: ``"event"``, event times; a column of the frame that is started, where that has no event times any more,
-            as ``F.col("window.start")`` of Spark's windows; or, of windows by ``batch.stateful``, their length: they are stamped by their start. Then
-            the watermark is floored to the start of the window, since a row at 14:25 opens the one of 14:00. The windows
-            must be tumbling ones that start at whole multiples of the length since 1970 in UTC, as Spark's do without
-            ``startTime``: for sliding or shifted windows, sessions and days of a local time zone the floor would be too high.
-            ``batch.stateful`` raises ValueError when a range holds a stamp below it. In what is written, the start of a ``window()``
-            of another kind is refused without one that fits; whatever else makes an older stamp, such as ``date_trunc``, is not checked.
-        retention: For a query with Spark's own stateful operators and ``withWatermark``: how far below Spark's watermark what they
-            still hold can be stamped when it comes out. Nothing has to be declared where the plan says it: ``stamp`` is the start or
-            end of a window, the end of a session, the event time by which rows are grouped, an event time of a join that is bounded
-            both ways, or a ``date_trunc`` of one of these; and for dropDuplicatesWithinWatermark. Otherwise: of what else is made of a
-            window its length and what the stamp is below its start; of a join of two streams how long a row waits for its match; of a
-            stateful function what it keeps; of several of them, one above the other, the sum. The stage then reports the lesser of
-            what it reports otherwise and Spark's watermark minus this. A declaration below what the plan says is refused, and so is one
-            below that of the checkpoint; a larger one is taken. Where the plan says nothing, one that is too small leads.
-        max_skew: How far ahead of the authority's clock its watermark may be, where event times are rightly in the future, as of bookings. By default
-            as it was registered, else a day, and not less than that of any input. It may grow with a later start.
-        balance: Whether the driver asks for another layout of its key ranges when some of them take much longer than others, as an operator can with `lowwater split`
-            (``docs/hot-ranges.md``). It follows such layouts in any case. Where the authority has an access file, the driver's token needs ``operate`` for it.
-        address: The authority's; by default the session's ``spark.lowwater.address``, else ``LOWWATER_ADDRESS``, else
-            ``localhost:7420``. Executors must reach it as well. Token, certificates and namespace come from ``spark.lowwater.*``.
-        client: Instead of all these: a client of your own. Its settings, with what they hold, travel to the executors.
+        lateness_budget: A share of the rows, or up to four of them, each with a watermark behind
+            which at most about that share comes (``docs/lateness-budget.md``). For
+            :meth:`Stage.foreach_batch`, as the first stage of its query. How late the rows of a
+            batch are is counted while they are read.
+        stamp: What the stage stamps its output with: ``"event"``, event times; a column of the
+            frame that is started, where that has no event times any more, as
+            ``F.col("window.start")`` of Spark's windows; or, of windows by ``batch.stateful``,
+            their length: they are stamped by their start. Then the watermark is floored to the
+            start of the window, since a row at 14:25 opens the one of 14:00. The windows must be
+            tumbling ones that start at whole multiples of the length since 1970 in UTC, as Spark's
+            do without ``startTime``: for sliding or shifted windows, sessions and days of a local
+            time zone the floor would be too high. ``batch.stateful`` raises ValueError when a range
+            holds a stamp below it. In what is written, the start of a ``window()`` of another kind
+            is refused without one that fits; whatever else makes an older stamp, such as
+            ``date_trunc``, is not checked.
+        retention: For a query with Spark's own stateful operators and ``withWatermark``: how far
+            below Spark's watermark what they still hold can be stamped when it comes out. Nothing
+            has to be declared where the plan says it: ``stamp`` is the start or end of a window,
+            the end of a session, the event time by which rows are grouped, an event time of a join
+            that is bounded both ways, or a ``date_trunc`` of one of these; and for
+            dropDuplicatesWithinWatermark. Otherwise: of what else is made of a window its length
+            and what the stamp is below its start; of a join of two streams how long a row waits for
+            its match; of a stateful function what it keeps; of several of them, one above the
+            other, the sum. The stage then reports the lesser of what it reports otherwise and
+            Spark's watermark minus this. A declaration below what the plan says is refused, and so
+            is one below that of the checkpoint; a larger one is taken. Where the plan says nothing,
+            one that is too small leads.
+        max_skew: How far ahead of the authority's clock its watermark may be, where event times are
+            rightly in the future, as of bookings. By default as it was registered, else a day, and
+            not less than that of any input. It may grow with a later start.
+        balance: Whether the driver asks for another layout of its key ranges when some of them take
+            much longer than others, as an operator can with `lowwater split`
+            (``docs/hot-ranges.md``). It follows such layouts in any case. Where the authority has
+            an access file, the driver's token needs ``operate`` for it.
+        address: The authority's; by default the session's ``spark.lowwater.address``, else
+            ``LOWWATER_ADDRESS``, else ``localhost:7420``. Executors must reach it as well. Token,
+            certificates and namespace come from ``spark.lowwater.*``.
+        client: Instead of all these: a client of your own. Its settings, with what they hold,
+            travel to the executors.
 
     Raises ValueError for arguments that make no stage.
     """
@@ -245,7 +265,8 @@ class Stage:
     retention: timedelta | None = None
     max_skew: timedelta | None = field(default=None, kw_only=True)
     event_time: str | Column = field(default="", kw_only=True)
-    """Of the frame that it reads. What its output is stamped with, by which its rows are counted, stands in ``keyed``."""
+    """Of the frame that it reads. What its output is stamped with, by which its rows are counted,
+    stands in ``keyed``."""
     lateness_budgets: tuple[float, ...] = field(default=(), kw_only=True)
     default_ranges: bool = field(default=False, kw_only=True)
     """Whether nobody has said how many key ranges it has."""
@@ -315,34 +336,47 @@ class Stage:
     ) -> TrackedQuery:
         """Start the stage over a streaming DataFrame and return its query.
 
-        ``write_batch(batch_df, batch)`` runs in the driver for every micro-batch, as Spark's foreachBatch does, with a
-        :class:`~lowwater_spark.Batch` that has the watermark, the hand-over and the state. Spark may call it again for the same
-        batch after a crash.
+        ``write_batch(batch_df, batch)`` runs in the driver for every micro-batch, as Spark's
+        foreachBatch does, with a :class:`~lowwater_spark.Batch` that has the watermark, the
+        hand-over and the state. Spark may call it again for the same batch after a crash.
 
         Args:
-            df: Over one or more sources: files, tables of Delta or Iceberg, or Kafka whose brokers are declared; of an injector any that Spark can read again after a crash. With Spark's own stateful
-                operators if the stage declares its ``retention``. Or a ``DataStreamWriter`` over it, as of ``df.writeStream``, that was told its
-                checkpoint, and output mode, trigger and query name as far as they are not the default ones; these are no arguments then.
+            df: Over one or more sources: files, tables of Delta or Iceberg, or Kafka whose brokers
+                are declared; of an injector any that Spark can read again after a crash. With
+                Spark's own stateful operators if the stage declares its ``retention``. Or a
+                ``DataStreamWriter`` over it, as of ``df.writeStream``, that was told its
+                checkpoint, and output mode, trigger and query name as far as they are not the
+                default ones; these are no arguments then.
             write_batch: What to do with a batch.
-            checkpoint: Directory on a local or NFS file system, on HDFS, or on S3 (``s3a://``) with ``single_driver``, of this query alone, and the stage's from its first batch on.
-            also: Further stages that the query runs, with outputs, keys, ranges, stamps and states of their own. Each reads the
-                inputs that this one reads, or earlier stages of the query, by what they have emitted in the same batch.
-                ``batch.of(name)`` is the batch of one. All declare the same ``retention``, which is needed if the plan does not say of each stamp how low it can be. A checkpoint keeps its stages.
-            output_mode: Spark's: ``append`` by default, or ``update``, where each batch has the windows that it has changed, complete or not. Those stamped
-                below ``batch.low`` do not come again.
-            trigger: Arguments of Spark's ``trigger``; by default batch after batch, and where the checkpoint is on S3 one a second at most.
+            checkpoint: Directory on a local or NFS file system, on HDFS, or on S3 (``s3a://``) with
+                ``single_driver``, of this query alone, and the stage's from its first batch on.
+            also: Further stages that the query runs, with outputs, keys, ranges, stamps and states
+                of their own. Each reads the inputs that this one reads, or earlier stages of the
+                query, by what they have emitted in the same batch. ``batch.of(name)`` is the batch
+                of one. All declare the same ``retention``, which is needed if the plan does not say
+                of each stamp how low it can be. A checkpoint keeps its stages.
+            output_mode: Spark's: ``append`` by default, or ``update``, where each batch has the
+                windows that it has changed, complete or not. Those stamped below ``batch.low`` do
+                not come again.
+            trigger: Arguments of Spark's ``trigger``; by default batch after batch, and where the
+                checkpoint is on S3 one a second at most.
             name: Spark's name of the query; the stage's by default.
-            adopt: Take the name over from another checkpoint by starting a new incarnation of the computation.
-            single_driver: Declares that no other driver runs with this checkpoint before this one has ended, its JVM with it. Needed on S3, where Spark lets two of them
-                both take a batch.
-            skip_removed: Let a new checkpoint begin at what is left of an output whose old batches were removed; else it is refused.
-            probe: Called with the name of each step of a batch and its number; for tests and tracing.
+            adopt: Take the name over from another checkpoint by starting a new incarnation of the
+                computation.
+            single_driver: Declares that no other driver runs with this checkpoint before this one
+                has ended, its JVM with it. Needed on S3, where Spark lets two of them both take a
+                batch.
+            skip_removed: Let a new checkpoint begin at what is left of an output whose old batches
+                were removed; else it is refused.
+            probe: Called with the name of each step of a batch and its number; for tests and
+                tracing.
 
-        Raises Unsupported, before anything is touched, when the query cannot be tracked exactly; and, before the query starts,
-        IdentityMismatch (another checkpoint has the name), Rewound (the checkpoint is older than what was published),
-        OlderClaim (a newer run exists), IncarnationChanged (an input was reset), RegistrationConflict, CheckpointMismatch (also: batches were removed that the checkpoint
-        has not read). When the
-        authority is away the query starts all the same, holds, and claims as soon as it answers.
+        Raises Unsupported, before anything is touched, when the query cannot be tracked exactly;
+        and, before the query starts, IdentityMismatch (another checkpoint has the name), Rewound
+        (the checkpoint is older than what was published), OlderClaim (a newer run exists),
+        IncarnationChanged (an input was reset), RegistrationConflict, CheckpointMismatch (also:
+        batches were removed that the checkpoint has not read). When the authority is away the query
+        starts all the same, holds, and claims as soon as it answers.
         """
         stages = (self, *also)
         if budget := [stage.name for stage in also if stage.lateness_budgets]:
@@ -358,8 +392,8 @@ class Stage:
         check_session(self.spark)
         check_session(frame.sparkSession)  # the query runs with its settings
         self._check_time(frame)
-        # The stages that the frame's plan bounds. A later stage that stamps by the times of what it reads of an earlier one is bounded by
-        # that one, and an injector says itself how far it is.
+        # The stages that the frame's plan bounds. A later stage that stamps by the times of what it
+        # reads of an earlier one is bounded by that one, and an injector says itself how far it is.
         stamped = [
             stage
             for stage, inner in zip(stages, earlier, strict=True)
@@ -425,35 +459,45 @@ class Stage:
     ) -> TrackedQuery:
         """Start the stage as a plain query, with a sink of Spark's own, and return its query.
 
-        No code runs in its batches and no rows are read twice; a clock in the driver reads Spark's checkpoint. What the stage reports is
-        exact if the sink is *visible before commit*: what batch N has written can be read when N stands in Spark's commit log. Files,
-        Kafka (with ``acks=all``), Delta and Iceberg are. A replay writes a batch again: whether rows then come twice is a matter of the
-        sink. Spark's file sink knows the batches it has (when read by its log, as another stage does); Kafka, the console and memory do
-        not, and downstream has to bear with repeated rows.
+        No code runs in its batches and no rows are read twice; a clock in the driver reads Spark's
+        checkpoint. What the stage reports is exact if the sink is *visible before commit*: what
+        batch N has written can be read when N stands in Spark's commit log. Files, Kafka (with
+        ``acks=all``), Delta and Iceberg are. A replay writes a batch again: whether rows then come
+        twice is a matter of the sink. Spark's file sink knows the batches it has (when read by its
+        log, as another stage does); Kafka, the console and memory do not, and downstream has to
+        bear with repeated rows.
 
         Args:
-            df: Over one or more sources: files, tables of Delta or Iceberg, or Kafka whose brokers are declared; with Spark's own stateful operators if the stage declares its ``retention``.
-                Or a ``DataStreamWriter`` over it, ready to be started: then it is started as it was told, and this call has no argument but ``adopt``,
-                ``single_driver`` and ``skip_removed``. Its ``foreachBatch`` function gets what Spark gives it, and must return when its rows are written and durable.
-                ``foreach`` and ``clusterBy`` are refused; a table is written by ``format`` and ``path``.
-            checkpoint: Directory on a local or NFS file system, on HDFS, or on S3 (``s3a://``) with ``single_driver``, of this query alone.
-            format: Of the sink: ``parquet``, ``json``, ``csv``, ``orc``, ``kafka``, ``console``, ``memory``, ``noop`` or any other
-                that Spark knows.
+            df: Over one or more sources: files, tables of Delta or Iceberg, or Kafka whose brokers
+                are declared; with Spark's own stateful operators if the stage declares its
+                ``retention``. Or a ``DataStreamWriter`` over it, ready to be started: then it is
+                started as it was told, and this call has no argument but ``adopt``,
+                ``single_driver`` and ``skip_removed``. Its ``foreachBatch`` function gets what
+                Spark gives it, and must return when its rows are written and durable. ``foreach``
+                and ``clusterBy`` are refused; a table is written by ``format`` and ``path``.
+            checkpoint: Directory on a local or NFS file system, on HDFS, or on S3 (``s3a://``) with
+                ``single_driver``, of this query alone.
+            format: Of the sink: ``parquet``, ``json``, ``csv``, ``orc``, ``kafka``, ``console``,
+                ``memory``, ``noop`` or any other that Spark knows.
             path: Of a sink that has one. Of files: a directory of this checkpoint alone.
             output_mode: ``append``, or ``update`` for a sink that takes it.
             partition_by: Columns to lay files out by.
-            trigger: Arguments of Spark's ``trigger``; by default batch after batch. With ``availableNow`` or ``once`` the query ends by
-                itself, and what it has committed is reported first. That it has ended does not mean finished: the watermark stays
-                where it is, unless all inputs are finished.
+            trigger: Arguments of Spark's ``trigger``; by default batch after batch. With
+                ``availableNow`` or ``once`` the query ends by itself, and what it has committed is
+                reported first. That it has ended does not mean finished: the watermark stays where
+                it is, unless all inputs are finished.
             name: Spark's name of the query; the stage's by default.
-            adopt: Take the name over from another checkpoint by starting a new incarnation of the computation.
-            single_driver: Declares that no other driver runs with this checkpoint before this one has ended, its JVM with it. Needed on S3, where Spark lets two of them
-                both take a batch.
-            skip_removed: Let a new checkpoint begin at what is left of an output whose old batches were removed; else it is refused.
+            adopt: Take the name over from another checkpoint by starting a new incarnation of the
+                computation.
+            single_driver: Declares that no other driver runs with this checkpoint before this one
+                has ended, its JVM with it. Needed on S3, where Spark lets two of them both take a
+                batch.
+            skip_removed: Let a new checkpoint begin at what is left of an output whose old batches
+                were removed; else it is refused.
             options: Of the sink, as for Spark's writeStream.
 
-        Late rows are seen by the least event time of each batch: ``status().late_rows`` counts the batches that have any, which is the
-        least number of rows there can be.
+        Late rows are seen by the least event time of each batch: ``status().late_rows`` counts the
+        batches that have any, which is the least number of rows there can be.
 
         Raises as :meth:`foreach_batch` does.
         """
@@ -547,7 +591,10 @@ class Stage:
         return connection(lambda name: self.spark.conf.get(name, None), self.address)
 
     def _waiting_for(self, checked: Checked, inputs: Sequence[str]) -> Checked:
-        """Return what a plan reads with whom is waited for. Of several stages that read from outside, all wait for the same."""
+        """Return what a plan reads with whom is waited for.
+
+        Of several stages that read from outside, all wait for the same.
+        """
         namespace = self._settings().namespace
 
         def full(names: Iterable[str]) -> list[str]:
@@ -620,7 +667,10 @@ class Stage:
         adopt: bool,
         estimated: bool,
     ) -> list[Part]:
-        """Make the query's stages, each with the names of the earlier ones that it reads. All of them are one run."""
+        """Make the query's stages, each with the names of the earlier ones that it reads.
+
+        All of them are one run.
+        """
         asked = self._registration(checkpoint, checked, adopt=adopt, estimated=estimated)
         parts: dict[str, Part] = {}
         for stage, earlier in stages:
@@ -662,7 +712,10 @@ class Stage:
 
 
 def _check_bounds(df: DataFrame, checked: Checked, declared: Sequence[Bounds]) -> Checked:
-    """Return the plan with what the injectors' declarations ask of it. Raises Unsupported, and what Spark does for a column that is not there."""
+    """Return the plan with what the injectors' declarations ask of it.
+
+    Raises Unsupported, and what Spark does for a column that is not there.
+    """
     for bounds in declared:
         if bounds.producer is None:
             checked.check_parts(df, PARTITION, paced=bounds.skew is not None)
@@ -684,7 +737,10 @@ def _check_columns(df: DataFrame, keyed: Keyed) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What decides whether a stage can stand beside others. ``client`` is compared by equality: an address, or a client's identity."""
+    """What decides whether a stage can stand beside others.
+
+    ``client`` is compared by equality: an address, or a client's identity.
+    """
 
     name: str
     inputs: Sequence[str]

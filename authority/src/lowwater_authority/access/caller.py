@@ -44,8 +44,8 @@ _MOST_DECISIONS: Final = 10_000
 _NAMES: Final = re.compile(r"[A-Za-z0-9_.-]+(?:/[A-Za-z0-9_.-]+)?")
 
 _NAMING: Final = (errors.Cycle, errors.EstimatedInput, errors.StillRead, errors.WouldRegress, errors.Unavailable)
-"""What names computations that the caller did not name. Other errors repeat what the caller has sent, and to hide there what is registered
-would say what is."""
+"""What names computations that the caller did not name. Other errors repeat what the caller has
+sent, and to hide there what is registered would say what is."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,9 +77,12 @@ class Caller:
         self.decisions.clear()
 
     def may(self, action: Action, name: str) -> bool:
-        """Whether it may do something to ``[namespace/]name``. O(1) but for the first time, then O(rules).
+        """Whether it may do something to ``[namespace/]name``.
 
-        What it may do to a computation that is cut, it may do to its slices. Nobody may do anything to what can be nobody's name, and that is not kept.
+        O(1) but for the first time, then O(rules).
+
+        What it may do to a computation that is cut, it may do to its slices. Nobody may do anything
+        to what can be nobody's name, and that is not kept.
         """
         known = self.decisions.get((action, name))
         if known is not None:
@@ -94,7 +97,10 @@ class Caller:
         return decided
 
     def may_report(self, name: str) -> bool:
-        """Whether its reports of a computation count. A shard may report where the computation is cut: claims there are of slices alone."""
+        """Whether its reports of a computation count.
+
+        A shard may report where the computation is cut: claims there are of slices alone.
+        """
         return self.may(Action.REPORT, name) or (self.principal.shard and self.cut(name))
 
     def may_any(self, name: str) -> bool:
@@ -102,7 +108,10 @@ class Caller:
         return any(self.may(action, name) for action in Action)
 
     def demand(self, action: Action, name: str) -> None:
-        """Raise PermissionDenied unless it may. The refusal is the same whether the computation exists or not."""
+        """Raise PermissionDenied unless it may.
+
+        The refusal is the same whether the computation exists or not.
+        """
         if not self.may(action, name):
             raise self.denied(action, name)
 
@@ -185,7 +194,10 @@ class Caller:
             raise error
 
     def redacted(self, error: errors.LowwaterError, known: Mapping[str, Spec]) -> errors.LowwaterError:
-        """Return an error without the names of computations that it may know nothing of. O(words), of those that do not repeat the request."""
+        """Return an error without the names of computations that it may know nothing of.
+
+        O(words), of those that do not repeat the request.
+        """
         if isinstance(error, errors.RegistrationConflict):
             return self._without_inputs(error, known.get(error.metadata.get("computation", "")))
         if not isinstance(error, _NAMING):
@@ -276,7 +288,8 @@ def room_for_slice(name: str, limits: Limits) -> Callable[[Collection[str]], Non
 def room_for_ranges(name: str, limits: Limits) -> Callable[[int], None]:
     """Return a check that raises Overloaded when a claim would make more key ranges than the limit.
 
-    The check takes the number of ranges that the computation would have. ``limits`` count as in :func:`room`.
+    The check takes the number of ranges that the computation would have. ``limits`` count as in
+    :func:`room`.
     """
     caller = CALLER.get()
     most = _limits_in_force(limits).ranges if caller is None or not caller.principal.shard else None

@@ -27,16 +27,21 @@ if TYPE_CHECKING:
 __all__ = ["PEER_TOKEN", "Door", "open_door"]
 
 PEER_TOKEN: Final = "LOWWATER_PEER_TOKEN"
-"""The variable with the token that shards present to each other: the first of those with commas between them; all are accepted."""
+"""The variable with the token that shards present to each other: the first of those with commas
+between them; all are accepted."""
 
 log = logging.getLogger(__name__)
 
 
 class Door:
-    """Who may come in. ``shared``: whether there are other shards. Raises BadFile for a file, or a peer token, that cannot be used.
+    """Who may come in.
 
-    What is asked of oneself, for the page, is asked of all shards in turn, so that the one token of a deployment serves for both. The only
-    process of one makes its own token when it starts, and writes it nowhere.
+    ``shared``: whether there are other shards. Raises BadFile for a file, or a peer token, that
+    cannot be used.
+
+    What is asked of oneself, for the page, is asked of all shards in turn, so that the one token of
+    a deployment serves for both. The only process of one makes its own token when it starts, and
+    writes it nowhere.
     """
 
     def __init__(
@@ -89,7 +94,9 @@ def open_door(
     environment: Mapping[str, str],
     limits: Limits | None = None,
 ) -> Door | None:
-    """Return who may come in to an address; None: everybody. Says once what is open to others than this machine. Raises BadFile.
+    """Return who may come in to an address; None: everybody.
+
+    Says once what is open to others than this machine. Raises BadFile.
 
     ``limits`` are those that count where the file sets none.
     """

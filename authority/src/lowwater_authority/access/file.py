@@ -28,9 +28,9 @@ class AccessFile(FollowedFile[Access]):
     """The rules of a file as they stand. A bad file removes nobody.
 
     Who is removed is cut off within three seconds, and whose token expires within one. ``limits``
-    are those that count where the file sets none. ``check`` raises BadFile for rules that may not be
-    in force here. ``clock`` gives seconds since the Unix epoch. Raises BadFile when the first file
-    cannot be used.
+    are those that count where the file sets none. ``check`` raises BadFile for rules that may not
+    be in force here. ``clock`` gives seconds since the Unix epoch. Raises BadFile when the first
+    file cannot be used.
     """
 
     def __init__(

@@ -1,11 +1,13 @@
 """The guard before all services: who calls, whether that may be, and how often.
 
-It surrounds every method that the server has. A unary call is decided whole, from its request. A watch is decided when it begins, and again
-whenever the rules change; a report stream too, and besides by each claim of each message, in rpc/workers.py.
+It surrounds every method that the server has. A unary call is decided whole, from its request. A
+watch is decided when it begins, and again whenever the rules change; a report stream too, and
+besides by each claim of each message, in rpc/workers.py.
 
-Who calls is decided before the request is read: gRPC is told of every method that it takes a stream of requests, of which one is read. Otherwise
-it would hold and parse a request before anything is asked, and whoever reaches the port could fill the memory with a thousand of 64 MB. A
-request may come long after its call, so that who calls is asked again when it is there.
+Who calls is decided before the request is read: gRPC is told of every method that it takes a stream
+of requests, of which one is read. Otherwise it would hold and parse a request before anything is
+asked, and whoever reaches the port could fill the memory with a thousand of 64 MB. A request may
+come long after its call, so that who calls is asked again when it is there.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ _UNSURE: Final = frozenset(error.reason for error in (errors.ShuttingDown, error
 """Reasons of errors that come after an act as well as before it, or instead of it."""
 
 _CLAIMS: Final = frozenset({"claim", "adopt"})
-"""Acts that may be done and then answered with Moved, when another shard has taken the computation over meanwhile."""
+"""Acts that may be done and then answered with Moved, when another shard has taken the computation
+over meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +70,10 @@ class GuardBounds:
 
     checks_of_connection: int = 4
     checks_of_host: int = 64
-    """Health checks whose answers are not taken yet, over one connection and by one host. A probe has one. Each may hold the 64 KiB that gRPC lets a call send
-    before any of it is read. There are no places for all hosts: so no crowd keeps away what has to know whether this process is well."""
+    """Health checks whose answers are not taken yet, over one connection and by one host. A probe
+    has one. Each may hold the 64 KiB that gRPC lets a call send before any of it is read. There are
+    no places for all hosts: so no crowd keeps away what has to know whether this process is well.
+    """
 
     watches: int = 64
     watches_of_host: int = 16
@@ -76,8 +81,9 @@ class GuardBounds:
     """Health watches at once, by anybody: of all hosts, of one, and over one connection."""
 
     watch_seconds: float = 30.0
-    """After which a health watch ends, and whoever is serious opens another: so that places come free. One whose client does not even take what it is told
-    ends with its connection, and has its place until then."""
+    """After which a health watch ends, and whoever is serious opens another: so that places come
+    free. One whose client does not even take what it is told ends with its connection, and has its
+    place until then."""
 
 
 DEFAULT_BOUNDS: Final = GuardBounds()
@@ -99,7 +105,8 @@ class _Stream:
     """None: it has not come yet, or the messages of the stream are decided one by one."""
     task: asyncio.Task[Any]
     inside: bool = True
-    """Whether the service is at work, rather than gRPC at writing what it said: a task that is cancelled there ends without a status."""
+    """Whether the service is at work, rather than gRPC at writing what it said: a task that is
+    cancelled there ends without a status."""
     revoked: errors.LowwaterError | None = None
 
     def revoke(self, error: errors.LowwaterError) -> None:
@@ -112,8 +119,9 @@ class _Stream:
 class Guard(grpc.aio.ServerInterceptor):
     """Lets through what the access rules allow.
 
-    Cost, measured on one core: a call some 100 us more, of which 0.2 us for each token of the file. A report message 0.1 us, and 1 us for each claim in it,
-    however many ranges it has: its names are looked up twice, before they are located and when they are taken over.
+    Cost, measured on one core: a call some 100 us more, of which 0.2 us for each token of the file.
+    A report message 0.1 us, and 1 us for each claim in it, however many ranges it has: its names
+    are looked up twice, before they are located and when they are taken over.
     """
 
     def __init__(
@@ -155,14 +163,18 @@ class Guard(grpc.aio.ServerInterceptor):
             except errors.PermissionDenied as error:
                 stream.revoke(error)
             except errors.Unauthenticated as error:
-                # What it still sends counts no more, even if it reads nothing, so that it hears of its end late.
+                # What it still sends counts no more, even if it reads nothing, so that it hears of
+                # its end late.
                 stream.caller.become(Principal(stream.caller.principal.name), self._access.limits)
                 stream.revoke(error)
 
     async def intercept_service(
         self, continuation: Call, handler_call_details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """See grpc.aio.ServerInterceptor. Nothing serves an unknown method, so there is nothing to guard."""
+        """See grpc.aio.ServerInterceptor.
+
+        Nothing serves an unknown method, so there is nothing to guard.
+        """
         handler: Any = await continuation(handler_call_details)
         method = handler_call_details.method
         if handler is None:
@@ -187,7 +199,7 @@ class Guard(grpc.aio.ServerInterceptor):
         rule = None if handler.request_streaming else rule
         return grpc.stream_unary_rpc_method_handler(self._unary(name, rule, handler.unary_unary), **codecs)
 
-    # -- who and whether -----------------------------------------------------------------------------------
+    # -- who and whether ---------------------------------------------------------------------------
 
     def _enter(self, rule: Method | None, context: Context, caller: list[Caller]) -> tuple[Method, Credentials]:
         """Find out who calls, and count the call; ``caller`` gets who it is, as soon as that is known. Raises what the call is refused for."""
@@ -224,7 +236,7 @@ class Guard(grpc.aio.ServerInterceptor):
         self._audit.refused(act, actor, error.metadata.get("computation", ""), error.reason)
         await refuse(context, error)
 
-    # -- around the methods --------------------------------------------------------------------------------
+    # -- around the methods ------------------------------------------------------------------------
 
     def _unary(
         self, name: str, known: Method | None, serve: Callable[[Any, Context], Awaitable[Any]]
@@ -329,7 +341,10 @@ class Guard(grpc.aio.ServerInterceptor):
     def _health_watch(
         self, name: str, serve: Callable[[Any, Context], AsyncGenerator[Any, None]], whole: Any
     ) -> Callable[[AsyncIterator[Any], Context], Awaitable[Any]]:
-        """Guard a health watch, which is for anybody: few at once, and not for ever. As for its request, see :meth:`_health_check`."""
+        """Guard a health watch, which is for anybody: few at once, and not for ever.
+
+        As for its request, see :meth:`_health_check`.
+        """
 
         async def watched(requests: AsyncIterator[Any], context: Context) -> Any:
             try:
@@ -352,7 +367,8 @@ class Guard(grpc.aio.ServerInterceptor):
     def _place(self, context: Context, key: str, most: int) -> None:
         """Count a health check or watch until its call is over. Raises Overloaded.
 
-        That is later than its handler's end: gRPC keeps a call, with all that came over it, until its status is sent.
+        That is later than its handler's end: gRPC keeps a call, with all that came over it, until
+        its status is sent.
         """
 
         def over(_: Context) -> None:
@@ -379,10 +395,12 @@ class Guard(grpc.aio.ServerInterceptor):
 
 
 def paced_by_host(limits: Limits, monotonic: Callable[[], float]) -> Callable[[str, str], None]:
-    """Return a function that counts a call by its path and the caller's address. It raises Overloaded.
+    """Return a function that counts a call by its path and the caller's address.
 
-    It is for a server without access rules, which cannot tell callers apart. So each host has ``calls_per_second`` of its own: a
-    host that calls without end slows down no other host.
+    It raises Overloaded.
+
+    It is for a server without access rules, which cannot tell callers apart. So each host has
+    ``calls_per_second`` of its own: a host that calls without end slows down no other host.
     """
     usage = Usage()
 
@@ -394,7 +412,10 @@ def paced_by_host(limits: Limits, monotonic: Callable[[], float]) -> Callable[[s
 
 
 async def _write(context: Context, answer: Any) -> None:
-    """Write an answer and wait until it is taken. A client that goes instead ends the call: gRPC would log a traceback for each."""
+    """Write an answer and wait until it is taken.
+
+    A client that goes instead ends the call: gRPC would log a traceback for each.
+    """
     try:
         await context.write(answer)
     except grpc.aio.InternalError:
@@ -402,10 +423,13 @@ async def _write(context: Context, answer: Any) -> None:
 
 
 async def _first(requests: AsyncIterator[Any], seconds: float) -> Any:
-    """Read the one request of a call. Raises InvalidArgument for none, and Unavailable when it takes too long.
+    """Read the one request of a call.
 
-    gRPC's generator of messages holds the last one for as long as it waits to be asked for another, and a refused call holds the generator until the garbage
-    collector runs. So the generator is closed: else a few refused claims would take a gigabyte.
+    Raises InvalidArgument for none, and Unavailable when it takes too long.
+
+    gRPC's generator of messages holds the last one for as long as it waits to be asked for another,
+    and a refused call holds the generator until the garbage collector runs. So the generator is
+    closed: else a few refused claims would take a gigabyte.
     """
     generator: Any = aiter(requests)
     try:

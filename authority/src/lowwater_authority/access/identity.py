@@ -20,8 +20,9 @@ HEADER: Final = "authorization"
 
 ALTERNATIVE_NAMES: Final = ("peer_uri", "peer_dns")
 COMMON_NAME: Final = ("x509_common_name",)
-"""What gRPC says of the certificate that a client has proved to own. It asks for one only under --tls-client-ca, and ends the handshake
-of those that are not signed by it. Authorities check the alternative names; the common name may be what the owner has asked for."""
+"""What gRPC says of the certificate that a client has proved to own. It asks for one only under
+--tls-client-ca, and ends the handshake of those that are not signed by it. Authorities check the
+alternative names; the common name may be what the owner has asked for."""
 
 HOW: Final = (
     "present a token (LOWWATER_TOKEN, or connect(token=...)) or a client certificate that the access file names"
@@ -41,7 +42,9 @@ class Credentials:
         return fingerprint(self.token_digest or "")
 
     def principal(self, access: Access, now: float) -> Principal:
-        """Return who presents them at a second since the Unix epoch. A token counts before a certificate, and a wrong one is not made good by it.
+        """Return who presents them at a second since the Unix epoch.
+
+        A token counts before a certificate, and a wrong one is not made good by it.
 
         Raises Unauthenticated, which names whose token has expired.
         """

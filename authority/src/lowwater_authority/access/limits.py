@@ -1,4 +1,7 @@
-"""What one principal takes of this process: calls a second and open streams. Pure: the time is passed in, in seconds of any clock."""
+"""What one principal takes of this process: calls a second and open streams.
+
+Pure: the time is passed in, in seconds of any clock.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["Bucket", "Usage"]
 
 _MOST_KEYS: Final = 1000
-"""Callers that are remembered before the idle ones are forgotten: peers without a principal may come from any number of hosts."""
+"""Callers that are remembered before the idle ones are forgotten: peers without a principal may
+come from any number of hosts."""
 
 
 class Bucket:
@@ -25,7 +29,10 @@ class Bucket:
         self._filled = now
 
     def take(self, rate: float, now: float) -> float:
-        """Take one; returns 0.0, or after how many seconds there is one, when there is none. ``rate`` may differ from call to call."""
+        """Take one; returns 0.0, or after how many seconds there is one, when there is none.
+
+        ``rate`` may differ from call to call.
+        """
         self._left = min(max(1.0, rate), self._left + (now - self._filled) * rate)
         self._filled = now
         if self._left >= 1.0:
@@ -39,7 +46,10 @@ class Bucket:
 
 
 class Usage:
-    """What each caller, by any key, takes now. Bounded: callers that take nothing are forgotten when there are many."""
+    """What each caller, by any key, takes now.
+
+    Bounded: callers that take nothing are forgotten when there are many.
+    """
 
     def __init__(self, *, fixed: bool = False) -> None:
         """Count nothing yet; ``fixed``: no operator can raise its limits."""
@@ -85,7 +95,8 @@ class Usage:
 def overloaded(limit: str, what: str, value: str, delay: float = 0.0, *, fixed: bool = False) -> errors.Overloaded:
     """Return the error for a caller that has reached a limit.
 
-    ``delay`` is after how many seconds there is room; 0.0: waiting does not help. ``fixed``: no operator can raise the limit.
+    ``delay`` is after how many seconds there is room; 0.0: waiting does not help. ``fixed``: no
+    operator can raise the limit.
     """
     fixes = [f"try again in {delay:.2f} s" if delay else "use less"]
     if not fixed:

@@ -1,6 +1,9 @@
-"""What each method needs, and of which computations: one line a method. What has no line is refused.
+"""What each method needs, and of which computations: one line a method.
 
-A report stream is asked here only whether it can report for anything: each of its reports names computations, see rpc/workers.py.
+What has no line is refused.
+
+A report stream is asked here only whether it can report for anything: each of its reports names
+computations, see rpc/workers.py.
 """
 
 from __future__ import annotations
@@ -25,23 +28,30 @@ Needs = Callable[[Any], Iterable[tuple[Action, str]]]
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """What the caller of a method must be allowed. Without any need it must be somebody, and sees what it may read."""
+    """What the caller of a method must be allowed.
+
+    Without any need it must be somebody, and sees what it may read.
+    """
 
     needs: Needs = lambda _: ()
     """From the request: actions on computations, all of which it needs."""
     known: Callable[[Any], Iterable[str]] = lambda _: ()
     """From the request: computations to which it needs any action."""
     some: tuple[Action, ...] = ()
-    """Actions of which it needs one on any computation at all, before its request is parsed; empty: none is asked for."""
+    """Actions of which it needs one on any computation at all, before its request is parsed; empty:
+    none is asked for."""
     most: tuple[str, int] | None = None
     """The field with names in it, and how many it may have: each takes some time to decide."""
     of_slice: Callable[[Any], bool] = lambda _: False
-    """From the request: whether it is one of a slice at the computation that it is a slice of. Then only a shard makes it, whatever it may do else, and the
-    computation refuses it unless it is cut."""
+    """From the request: whether it is one of a slice at the computation that it is a slice of. Then
+    only a shard makes it, whatever it may do else, and the computation refuses it unless it is cut.
+    """
     reports: bool = False
-    """Whether it is a report by another name, so that a shard makes it for its slices where it reports for them."""
+    """Whether it is a report by another name, so that a shard makes it for its slices where it
+    reports for them."""
     region: Callable[[Any], str] | None = None
-    """From the request: the region that the caller has to speak for; None: the caller speaks for no region."""
+    """From the request: the region that the caller has to speak for; None: the caller speaks for no
+    region."""
     operator: bool = False
     """Whether a request without a region is one of an operator, who may operate on everything."""
     everything: bool = False
@@ -51,9 +61,11 @@ class Method:
     acted: Callable[[Any], bool] = lambda _: True
     """From the answer: whether anything was changed."""
     often: bool = False
-    """True for a method that workers repeat all the time: the audit has one line with a count instead of a line a call."""
+    """True for a method that workers repeat all the time: the audit has one line with a count
+    instead of a line a call."""
     subject: Callable[[Any], str] = lambda request: getattr(request, "computation", "")
-    """From the request: what the audit says it was done to: a computation, a reference, or a region."""
+    """From the request: what the audit says it was done to: a computation, a reference, or a
+    region."""
 
     def admit(self, caller: Caller) -> None:
         """Raise PermissionDenied for a caller whose request is not worth reading, whatever it says."""
@@ -122,7 +134,8 @@ _NAMED: Final = ("computations", MAX_NAMES)
 _READ: Final = ("inputs", MAX_INPUTS)
 
 _ANY: Final = (Action.READ, Action.REPORT, Action.OPERATE)
-"""For requests of megabytes that need no action in particular, or whose refusal has to name the computation: clients go on with the others."""
+"""For requests of megabytes that need no action in particular, or whose refusal has to name the
+computation: clients go on with the others."""
 
 METHODS: Final[dict[str, Method]] = {
     "/lowwater.v1.WorkerService/Claim": Method(
@@ -227,8 +240,9 @@ REGION_METHODS: Final[dict[str, Method]] = {
 """Those of the global authority, which serves nothing else."""
 
 OPEN: Final = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
-"""Methods for anybody: what watches over processes has no token, and learns only whether this one serves. (Health/List is served by nothing,
-and whoever calls it would have gRPC log a traceback each time.)"""
+"""Methods for anybody: what watches over processes has no token, and learns only whether this one
+serves. (Health/List is served by nothing, and whoever calls it would have gRPC log a traceback each
+time.)"""
 
 OF_SHARDS: Final = frozenset({"/lowwater.v1.WorkerService/Vouch"})
 """Methods that shards call for their slices, again and again: ``calls_per_second`` of a host does

@@ -1,4 +1,6 @@
-"""Who may do what, as the file of ``--access`` says: parsed whole or refused, then only asked. No clock, no network.
+"""Who may do what, as the file of ``--access`` says: parsed whole or refused, then only asked.
+
+No clock, no network.
 
 What no rule allows is refused, and there are no rules that forbid. docs/security.md shows a file.
 """
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 
 
 EVERYTHING: Final = "*"
-"""As a namespace: each of them, and the one without a name. As a name: each within the namespace."""
+"""As a namespace: each of them, and the one without a name. As a name: each within the namespace.
+"""
 
 
 class Action(StrEnum):
@@ -33,7 +36,8 @@ class Action(StrEnum):
     READ = "read"
     """Its watermarks, ranges, history, and its place in the graph."""
     OPERATE = "operate"
-    """Set its inputs, reset, adopt, retire, cut its slices and drop. On everything: pin and drain."""
+    """Set its inputs, reset, adopt, retire, cut its slices and drop. On everything: pin and drain.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +65,11 @@ class Principal:
     metrics: bool = False
     """Whether it may scrape /metrics."""
     regions: tuple[str, ...] = ()
-    """Names of the regions that it speaks for at a global authority. A token of one region must not move, or stop, what another one owns."""
+    """Names of the regions that it speaks for at a global authority. A token of one region must not
+    move, or stop, what another one owns."""
     shard: bool = False
-    """Whether it is a shard, which claims and reports at computations that are cut for the slices that it serves. No file says so."""
+    """Whether it is a shard, which claims and reports at computations that are cut for the slices
+    that it serves. No file says so."""
     digests: tuple[str, ...] = field(default=(), repr=False)
     """SHA-256 of its tokens, 64 lower-case hexadecimal digits each."""
     expires: Mapping[str, float] = field(default_factory=dict, repr=False, hash=False)
@@ -71,7 +77,8 @@ class Principal:
 
     Tokens that count for ever are missing."""
     certificates: tuple[str, ...] = ()
-    """Names of its client certificates: a URI or DNS name, or the common name of one without these."""
+    """Names of its client certificates: a URI or DNS name, or the common name of one without these.
+    """
 
     @property
     def ends(self) -> float | None:
@@ -185,7 +192,10 @@ class Access:
         return None if found is None or found.expires.get(token_digest, math.inf) <= now else found
 
     def certified(self, names: Sequence[str]) -> list[Principal]:
-        """Return those that a verified certificate with these names stands for. One that stands for several stands for none."""
+        """Return those that a verified certificate with these names stands for.
+
+        One that stands for several stands for none.
+        """
         return [principal for principal in self.principals if any(name in principal.certificates for name in names)]
 
     def named(self, name: str) -> Principal | None:

@@ -91,7 +91,8 @@ class Cluster:
         self.on_cut_off: Callable[[bool], None] = lambda _: None
         """Told when this process loses its store, and when it has it again."""
         self.cut_off = False
-        """Whether the store has been away for so long that others must be thought to serve what is held here."""
+        """Whether the store has been away for so long that others must be thought to serve what is
+        held here."""
         self._directory = directory
         self._peers = peers
         self._monotonic = monotonic
@@ -105,12 +106,14 @@ class Cluster:
         self._joined = False
         """Whether it has been a member."""
         self._rival = "", 0
-        """Another process that has this one's address in a newer view, and when it had been heard of by then."""
+        """Another process that has this one's address in a newer view, and when it had been heard
+        of by then."""
         self.next_beat = dead_after / BEATS
         """Seconds from the last beat to the next one."""
         self._in_touch = monotonic()
         self._heard, self._resumed = monotonic(), float("-inf")
-        """When the store answered the last beat, and the first one after a gap in which others could have taken over."""
+        """When the store answered the last beat, and the first one after a gap in which others
+        could have taken over."""
         self._confirming: asyncio.Task[bool] | None = None
         self._missing: dict[str, Missing] = {}
         """What this shard is to serve, and does not yet."""
@@ -123,7 +126,8 @@ class Cluster:
         self._opened = False
         """Whether the directory is open."""
         self._unread_id = f"{me.id} reads no graph"
-        """By what the others hear, in the place of a member, that this process cannot read the graph."""
+        """By what the others hear, in the place of a member, that this process cannot read the
+        graph."""
         self._look_at_graph = float("-inf")
         """When to read the graph again that is in doubt."""
         self._leaving = False
@@ -132,15 +136,19 @@ class Cluster:
         self._heard_of: Mapping[str, int] = {}
         """When the store last heard of each shard, as of the last beat."""
         self._accused: dict[str, int] = {}
-        """The same of those that seem dead, as of the first beat since: who is heard of later lives, whatever its address says."""
+        """The same of those that seem dead, as of the first beat since: who is heard of later
+        lives, whatever its address says."""
         self._beaten = asyncio.Event()
         """Set, and replaced, after each beat."""
         self._quiet = Limited()
 
-    # -- life ----------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
 
     async def join(self, shard: Shard) -> None:
-        """Become a member; the shard is to run its rounds already. Returns also when told to leave before that. Raises as :meth:`run`."""
+        """Become a member; the shard is to run its rounds already.
+
+        Returns also when told to leave before that. Raises as :meth:`run`.
+        """
         self._shard = shard
         self._untaken = Untaken(shard.held, self.mine)
         shard.held.address = self.me.address
@@ -150,7 +158,10 @@ class Cluster:
                 await self._pause(again)
 
     async def run(self) -> None:
-        """Beat until :meth:`leave`. Raises Replaced, and JournalReplaced and its like: this process must not go on."""
+        """Beat until :meth:`leave`.
+
+        Raises Replaced, and JournalReplaced and its like: this process must not go on.
+        """
         while not self._leaving:
             began = self._monotonic()
             await self._answered(self.beat())
@@ -224,7 +235,10 @@ class Cluster:
         await self._peers.close()
 
     async def change(self, change: Callable[[View], View]) -> View:
-        """Change the view, whatever others change meanwhile; returns the new one. Raises JournalFailed and JournalUnknown."""
+        """Change the view, whatever others change meanwhile; returns the new one.
+
+        Raises JournalFailed and JournalUnknown.
+        """
         while True:
             view, beats = await self._directory.beat(self.me.id)
             changed = change(self._newest(view))
@@ -234,10 +248,12 @@ class Cluster:
                 return changed
 
     async def unpin_dropped(self) -> None:
-        """End the pins of what was dropped. Raises JournalFailed, JournalUnknown, JournalCorrupt, and Unavailable.
+        """End the pins of what was dropped.
 
-        The graph is read behind the view, and the view is replaced only if nobody has changed it: so no pin ends that was set since, for a
-        registration of the same name.
+        Raises JournalFailed, JournalUnknown, JournalCorrupt, and Unavailable.
+
+        The graph is read behind the view, and the view is replaced only if nobody has changed it:
+        so no pin ends that was set since, for a registration of the same name.
         """
         view, beats = await self._directory.beat(self.me.id)
         await self._shard.confirmation.confirm(())
@@ -249,13 +265,19 @@ class Cluster:
             self._look(changed)
 
     async def look(self) -> tuple[View, Beats]:
-        """Return the newest view and the beats, as the store has them. Raises JournalFailed and JournalUnknown."""
+        """Return the newest view and the beats, as the store has them.
+
+        Raises JournalFailed and JournalUnknown.
+        """
         view, beats = await self._directory.beat(self.me.id)
         self._look(view)
         return self.view, beats
 
     async def beat(self) -> None:
-        """Beat once, and take over what the store answers. Raises TimeoutError, and what the directory raises."""
+        """Beat once, and take over what the store answers.
+
+        Raises TimeoutError, and what the directory raises.
+        """
         async with asyncio.timeout(self._dead_after):
             await self._beat_once()
 
@@ -267,7 +289,8 @@ class Cluster:
         self._accused = {each: self._accused.get(each, beats.last.get(each, 0)) for each in accused}
         now = self._monotonic()
         if self._shard.held.graph_unread:
-            # Who has read what is damaged has no reason to look at it again, but that it hears a stranger.
+            # Who has read what is damaged has no reason to look at it again, but that it hears a
+            # stranger.
             await self._directory.beat(self._unread_id)
         if self._hears_stranger(view, beats):
             self._shard.confirmation.doubt_graph()
@@ -304,10 +327,13 @@ class Cluster:
         return any(beats.now - at <= self._dead_after * 1e6 for at in heard)
 
     def _has_rival(self, view: View, beats: Beats) -> bool:
-        """Whether another process may have this one's place. Raises Replaced when that one is heard of.
+        """Whether another process may have this one's place.
 
-        A process that was here before this one and woke up may have taken the place back while this one was not heard of: it joined
-        earlier, and gives way. A store that has lost views may name one that is dead, and stays silent.
+        Raises Replaced when that one is heard of.
+
+        A process that was here before this one and woke up may have taken the place back while this
+        one was not heard of: it joined earlier, and gives way. A store that has lost views may name
+        one that is dead, and stays silent.
         """
         there = view.at(self.me.address)
         if not self._joined or there is None or there.id == self.me.id or 0 < there.joined < self.me.joined:
@@ -458,7 +484,7 @@ class Cluster:
             self.cut_off = cut_off
             self.on_cut_off(cut_off)
 
-    # -- where things are --------------------------------------------------------------------------------
+    # -- where things are --------------------------------------------------------------------------
 
     def mine(self, name: str) -> bool:
         """See Placement."""
@@ -479,7 +505,10 @@ class Cluster:
         return now - self._heard <= self._dead_after <= now - self._resumed
 
     async def wait_for_graph(self) -> bool:
-        """See Placement: all who live hear a beat of one that is no member. Raises JournalFailed, JournalUnknown and JournalCorrupt."""
+        """See Placement: all who live hear a beat of one that is no member.
+
+        Raises JournalFailed, JournalUnknown and JournalCorrupt.
+        """
         again = self._monotonic() + self._dead_after / BEATS
         await self._open()
         view, beats = await self._directory.beat(self.me.id)
@@ -536,8 +565,9 @@ class Cluster:
     async def locate(self, names: Iterable[str]) -> dict[str, Place]:
         """Return where registered computations are served, or are about to be. Raises Unavailable.
 
-        It is who owns the log, if that process lives; else whom the view names. Two views may differ for a moment, the store
-        never does: so redirects meet, and carry numbers that only grow.
+        It is who owns the log, if that process lives; else whom the view names. Two views may
+        differ for a moment, the store never does: so redirects meet, and carry numbers that only
+        grow.
         """
         names = list(names)
         try:

@@ -28,24 +28,28 @@ from lowwater_authority.journal.redis_scripts import Script
 
 
 class Directory(ABC):
-    """Keeps one view and the beats, for all shards of a deployment. One test suite checks all stores.
+    """Keeps one view and the beats, for all shards of a deployment.
 
-    **One step.** ``propose`` compares and sets in one step. ``beat`` counts and reads in one step: it sees all that was
-    done before it, and itself.
+    One test suite checks all stores.
 
-    **One clock.** All times are the store's, in microseconds since the Unix epoch; the clocks of the shards play no
-    part. Should it go back (a fail-over to another machine), then beats that seem to come from the future count as of
-    now.
+    **One step.** ``propose`` compares and sets in one step. ``beat`` counts and reads in one step:
+    it sees all that was done before it, and itself.
 
-    **A gap is nobody's fault.** A beat that comes more than half of ``dead_after`` after everybody's last one sets
-    ``since`` to now: the store was away, or has lost what it heard. So every shard should beat five times
-    in ``dead_after`` or more often, also while the store does not answer.
+    **One clock.** All times are the store's, in microseconds since the Unix epoch; the clocks of
+    the shards play no part. Should it go back (a fail-over to another machine), then beats that
+    seem to come from the future count as of now.
 
-    **May be lost.** A view is not waited for until it is on disks and replicas: a fail-over may bring back an older
-    one, or none, and a later ``proposal`` heals that. Who may write a log is the journal's word alone.
+    **A gap is nobody's fault.** A beat that comes more than half of ``dead_after`` after
+    everybody's last one sets ``since`` to now: the store was away, or has lost what it heard. So
+    every shard should beat five times in ``dead_after`` or more often, also while the store does
+    not answer.
 
-    **Sure or unknown.** JournalFailed: surely nothing was done. JournalUnknown: perhaps; the next beat tells.
-    JournalCorrupt: the view cannot be read. JournalClosed: it is not open.
+    **May be lost.** A view is not waited for until it is on disks and replicas: a fail-over may
+    bring back an older one, or none, and a later ``proposal`` heals that. Who may write a log is
+    the journal's word alone.
+
+    **Sure or unknown.** JournalFailed: surely nothing was done. JournalUnknown: perhaps; the next
+    beat tells. JournalCorrupt: the view cannot be read. JournalClosed: it is not open.
 
     **Not thread-safe.** All methods are called from one event loop. Calls may overlap.
     """
@@ -58,7 +62,8 @@ class Directory(ABC):
     async def beat(self, member_id: str) -> tuple[View, Beats]:
         """Say that a shard lives, member or not, and read all; version 0 when there is no view yet.
 
-        Cost: one round trip, which waits for no journal write. Raises JournalFailed, JournalUnknown and JournalCorrupt.
+        Cost: one round trip, which waits for no journal write. Raises JournalFailed, JournalUnknown
+        and JournalCorrupt.
         """
 
     @abstractmethod
@@ -80,7 +85,8 @@ local now = time[1] * 1000000 + time[2]
 local text = string.format('%.0f', now)
 """
 
-# KEYS: view, beats. ARGV: id, the largest gap. Answers now, since, version, view, and the beats: id, time, ...
+# KEYS: view, beats. ARGV: id, the largest gap. Answers now, since, version, view, and the beats:
+# id, time, ...
 BEAT: Final = Script(f"""#!lua
 {_NOW}
 local found = redis.call('HMGET', KEYS[1], 'since', 'version', 'view')

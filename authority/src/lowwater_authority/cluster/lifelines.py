@@ -21,21 +21,26 @@ if TYPE_CHECKING:
 __all__ = ["Lifelines"]
 
 SHORTEST: Final = 0.005
-"""Seconds until a connection is opened again that was closed as soon as it was open; twice as long each time."""
+"""Seconds until a connection is opened again that was closed as soon as it was open; twice as long
+each time."""
 
 CHUNK: Final = 1 << 12
 """Bytes that are thrown away at once."""
 
 
 class Lifelines:
-    """The connections of one process, one to each other member. ``pause``: seconds between two attempts to connect, and that one may take.
+    """The connections of one process, one to each other member.
 
-    Cost: a socket for each other member at both ends, and a connect each time one was refused or closed.
+    ``pause``: seconds between two attempts to connect, and that one may take.
+
+    Cost: a socket for each other member at both ends, and a connect each time one was refused or
+    closed.
     """
 
     def __init__(self, me: Member, pause: float) -> None:
         self.gone: set[str] = set()
-        """The ids of members whose process closed a connection, and whose address has refused one and accepted none since."""
+        """The ids of members whose process closed a connection, and whose address has refused one
+        and accepted none since."""
         self.on_gone: Callable[[Member], None] = lambda _: None
         """Told of each more."""
         self._me = me
@@ -43,7 +48,10 @@ class Lifelines:
         self._lines: dict[str, asyncio.Task[None]] = {}
 
     def follow(self, members: Iterable[Member]) -> None:
-        """Hold a connection to each of these but this process, and to nobody else. A process that was started again is another member."""
+        """Hold a connection to each of these but this process, and to nobody else.
+
+        A process that was started again is another member.
+        """
         wanted = {member.id: member for member in members if member.id != self._me.id}
         for member_id in self._lines.keys() - wanted.keys():
             self._lines.pop(member_id).cancel()
@@ -73,18 +81,21 @@ class Lifelines:
                     self.gone.add(member.id)
                     self.on_gone(member)
             except (OSError, ValueError, OverflowError):  # a TimeoutError too, and a text that is no name or number
-                # It says nothing against a death before: the network of a container goes a moment after its process.
+                # It says nothing against a death before: the network of a container goes a moment
+                # after its process.
                 place = named
             else:
                 self.gone.discard(member.id)
-                # A name may have several addresses. Who has accepted is who has to refuse. None: it was reset at once.
+                # A name may have several addresses. Who has accepted is who has to refuse. None: it
+                # was reset at once.
                 if (reached := writer.get_extra_info("peername")) is not None:
                     place, held = (str(reached[0]), int(reached[1])), True
                 try:
                     await _end(reader)
                 finally:
                     writer.transport.abort()
-                # What has just died refuses now, or in a moment. What hangs up on everybody is asked ever more rarely.
+                # What has just died refuses now, or in a moment. What hangs up on everybody is
+                # asked ever more rarely.
                 rest = 0.0 if now() - began >= self._pause else min(max(2 * rest, SHORTEST), self._pause)
                 await asyncio.sleep(rest)
                 continue

@@ -1,9 +1,9 @@
 """Which shards live, and which of them serves a computation: one small versioned record, the view.
 
-A computation goes to the shard with the highest random weight for it (Thaler and Ravishankar 1998, "rendezvous
-hashing"): all who have the same view name the same shard without asking anybody, and when one of n shards comes or
-goes, about 1/n of the computations move, and only to or from that one. No I/O and no clock here: a ``Directory`` keeps
-the view.
+A computation goes to the shard with the highest random weight for it (Thaler and Ravishankar 1998,
+"rendezvous hashing"): all who have the same view name the same shard without asking anybody, and
+when one of n shards comes or goes, about 1/n of the computations move, and only to or from that
+one. No I/O and no clock here: a ``Directory`` keeps the view.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Member:
     id: str
     """Random, made at process start: a process that is started again is another member."""
     address: str
-    """Where it is reached, HOST:PORT. What it serves goes by this, so a process that is started again gets it back."""
+    """Where it is reached, HOST:PORT. What it serves goes by this, so a process that is started
+    again gets it back."""
     draining: bool = False
     """Whether it hands over what it serves and takes nothing more."""
     joined: int = field(default=0, compare=False)
@@ -53,10 +54,13 @@ class View:
     """Computation to address, as an operator has it; whether such a shard lives or not."""
 
     def shard_of(self, computation: str) -> Member | None:
-        """The member that should serve a computation; None when there are no members. Cost: a hash a member, 1 us each.
+        """The member that should serve a computation; None when there are no members.
 
-        Where it is pinned to, while that shard lives and is not draining; else by weight among those that are not
-        draining; when all of them are, among all: a computation is always somebody's.
+        Cost: a hash a member, 1 us each.
+
+        Where it is pinned to, while that shard lives and is not draining; else by weight among
+        those that are not draining; when all of them are, among all: a computation is always
+        somebody's.
         """
         staying = [member for member in self.members if not member.draining] or self.members
         pin = self.pins.get(computation)
@@ -84,7 +88,10 @@ class View:
         return self._with(member for member in self.members if member.id not in gone)
 
     def draining(self, address: str, *, on: bool) -> View:
-        """With a member draining, or not any more. A process that is started again at the address does not drain."""
+        """With a member draining, or not any more.
+
+        A process that is started again at the address does not drain.
+        """
         return self._with(replace(m, draining=on) if m.address == address else m for m in self.members)
 
     def pinned(self, computation: str, address: str) -> View:
@@ -95,11 +102,14 @@ class View:
         return replace(self, version=self.version + 1, pins=pins)
 
     def dated(self, now: int) -> View:
-        """The same view; its version is at least the store's time ``now``, microseconds. For all that is proposed.
+        """The same view; its version is at least the store's time ``now``, microseconds.
 
-        A store may lose its newest views while some member goes on believing in one of them. Counted by ones, the next
-        view would get the version of a lost one, and nobody could see that they differ; a date is newer than what was
-        lost. Like a hybrid logical clock (Kulkarni et al. 2014), it grows also while the clock stands or goes back.
+        For all that is proposed.
+
+        A store may lose its newest views while some member goes on believing in one of them.
+        Counted by ones, the next view would get the version of a lost one, and nobody could see
+        that they differ; a date is newer than what was lost. Like a hybrid logical clock (Kulkarni
+        et al. 2014), it grows also while the clock stands or goes back.
         """
         return replace(self, version=max(self.version, now))
 
@@ -145,7 +155,8 @@ class Patience:
     dead_after: int
     """When nothing else is known of it."""
     gone_after: int
-    """When its process seems to have died. More than a beat: who beats is never left out, whatever a network says of it."""
+    """When its process seems to have died. More than a beat: who beats is never left out, whatever
+    a network says of it."""
 
     def over(self, silence: int, *, gone: bool) -> bool:
         """Whether a member was silent for too long."""
@@ -157,14 +168,16 @@ def proposal(
 ) -> View | None:
     """What a shard should propose in place of the view that the store has now; None: all is well.
 
-    ``me`` joins unless its id is there; it drains then as ``me`` says, so pass the flag of the newest view it was in.
-    Members that were silent for longer than ``patience`` has it are left out, but nobody before that time is over since
-    ``since``: when the store itself was away, nobody is dead. ``gone`` are the ids whose processes seem to have died: silence is
-    shorter for them. ``known`` is the newest version that this process
-    has ever seen; a store that has a lower one has lost views, and gets one above it, which everybody takes for new.
+    ``me`` joins unless its id is there; it drains then as ``me`` says, so pass the flag of the
+    newest view it was in. Members that were silent for longer than ``patience`` has it are left
+    out, but nobody before that time is over since ``since``: when the store itself was away, nobody
+    is dead. ``gone`` are the ids whose processes seem to have died: silence is shorter for them.
+    ``known`` is the newest version that this process has ever seen; a store that has a lower one
+    has lost views, and gets one above it, which everybody takes for new.
 
-    Two living processes that advertise one address would push each other out in turns. A shard that was a member and
-    finds at its address another one that joined later, was replaced: it should end, and not ask again.
+    Two living processes that advertise one address would push each other out in turns. A shard that
+    was a member and finds at its address another one that joined later, was replaced: it should
+    end, and not ask again.
     """
     others = (member.id for member in view.members if member.id != me.id)
     dead = {each for each in others if patience.over(beats.silence(each), gone=each in gone)}
@@ -173,7 +186,8 @@ def proposal(
         wanted = wanted.without(dead)
     version = max(view.version, known, beats.now - 1) + 1
     if view.member(me.id) is None:
-        # Dated as the view is: so of two processes the one that joined later is told by this, also when views were lost between them.
+        # Dated as the view is: so of two processes the one that joined later is told by this, also
+        # when views were lost between them.
         wanted = wanted.joined(me if me.joined else replace(me, joined=version))
     if wanted is view and view.version >= known:
         return None
@@ -181,5 +195,8 @@ def proposal(
 
 
 def _weight(address: str, computation: str) -> tuple[bytes, str]:
-    """Random, but the same everywhere and for ever: other releases must agree. An address holds no line break."""
+    """Random, but the same everywhere and for ever: other releases must agree.
+
+    An address holds no line break.
+    """
     return blake2b(f"{address}\n{computation}".encode(), digest_size=8).digest(), address

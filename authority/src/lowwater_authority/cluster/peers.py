@@ -1,4 +1,7 @@
-"""What a shard asks of the others and of itself, and how: how far computations are that they serve. And what its slices say to those that they are slices of."""
+"""What a shard asks of the others and of itself, and how: how far computations are that they serve.
+
+And what its slices say to those that they are slices of.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +27,26 @@ if TYPE_CHECKING:
     from lowwater_authority.engine.roots import Asked, Told
 
 SAY_SECONDS: Final = 5.0
-"""How long a report of a slice is waited for at most. It stays staged, and goes out all the same; what the slice says next takes its place."""
+"""How long a report of a slice is waited for at most. It stays staged, and goes out all the same;
+what the slice says next takes its place."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerSettings(lowwater.Settings):
     """How this process reaches other shards, and itself. Not for other processes.
 
-    With certificates it shows its own pair, which mutual TLS wants of whoever connects, and trusts what ``--peer-ca`` names; each new
-    channel takes those in force. Other shards are checked by the names that they advertise, as by any client.
+    With certificates it shows its own pair, which mutual TLS wants of whoever connects, and trusts
+    what ``--peer-ca`` names; each new channel takes those in force. Other shards are checked by the
+    names that they advertise, as by any client.
     """
 
     certificates: Certificates | None = None
     own: str = ""
-    """The socket by which only this process reaches itself, if there is one. It never leaves the machine, and lies in a folder that nobody
-    else can enter: who could listen there could read the key as well. TLS would have to be told not to mind the name on a certificate that is
-    not for 127.0.0.1, and that certificate to be one for clients too, which public authorities no longer sign."""
+    """The socket by which only this process reaches itself, if there is one. It never leaves the
+    machine, and lies in a folder that nobody else can enter: who could listen there could read the
+    key as well. TLS would have to be told not to mind the name on a certificate that is not for
+    127.0.0.1, and that certificate to be one for clients too, which public authorities no longer
+    sign."""
 
     @property
     def encrypted(self) -> bool:
@@ -60,7 +67,10 @@ class PeerSettings(lowwater.Settings):
 
 
 class Peers:
-    """Asks by the client library, which finds the shards. ``connect`` makes its client at the first question."""
+    """Asks by the client library, which finds the shards.
+
+    ``connect`` makes its client at the first question.
+    """
 
     def __init__(self, connect: Callable[[], Client]) -> None:
         self._connect = connect

@@ -1,7 +1,7 @@
 """What a shard still serves although another one was to take it long ago.
 
-Perhaps the other one cannot read the log. Then memory here has the only good copy, which must not end with this process: so the log is
-written whole, once.
+Perhaps the other one cannot read the log. Then memory here has the only good copy, which must not
+end with this process: so the log is written whole, once.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 __all__ = ["LOOK_SECONDS", "WHOLE_AT_ONCE", "Untaken"]
 
 LOOK_SECONDS: Final = 10.0
-"""How long at least, twice that at most, it is waited for another shard to take what it is to serve. Then the log is written whole."""
+"""How long at least, twice that at most, it is waited for another shard to take what it is to
+serve. Then the log is written whole."""
 
 WHOLE_AT_ONCE: Final = 4
-"""Logs that are written whole in that time: each costs a snapshot, and a whole deployment may wait for shards of a newer release."""
+"""Logs that are written whole in that time: each costs a snapshot, and a whole deployment may wait
+for shards of a newer release."""
 
 
 @dataclass(slots=True)
@@ -30,7 +32,8 @@ class _Kept:
     """One computation that another shard was to take already at the last look."""
 
     until: int = 0
-    """The position up to which its log was to be written whole when that was asked for first; 0: it was not."""
+    """The position up to which its log was to be written whole when that was asked for first; 0: it
+    was not."""
 
     def due(self, log: Log) -> bool:
         """Whether it is to be written whole: something is behind its snapshot, and the store has not taken what was asked for."""
@@ -38,7 +41,10 @@ class _Kept:
 
 
 class Untaken:
-    """The computations of one shard that others are to serve. ``mine`` says whether one is to be served here."""
+    """The computations of one shard that others are to serve.
+
+    ``mine`` says whether one is to be served here.
+    """
 
     def __init__(self, held: Holdings, mine: Callable[[str], bool]) -> None:
         self._held = held

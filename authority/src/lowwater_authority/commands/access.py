@@ -1,4 +1,7 @@
-"""``lowwater access``: makes tokens, hashes them, and explains what a file of access rules allows. Asks no server."""
+"""``lowwater access``: makes tokens, hashes them, and explains what a file of access rules allows.
+
+Asks no server.
+"""
 
 from __future__ import annotations
 

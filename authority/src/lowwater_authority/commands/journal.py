@@ -1,10 +1,11 @@
 """``lowwater journal``: copies a journal to another store, and lists what is in one.
 
-A place is where a journal is, as a person writes it: a folder of ``lowwater serve --data``, or URL#DEPLOYMENT of a store.
+A place is where a journal is, as a person writes it: a folder of ``lowwater serve --data``, or
+URL#DEPLOYMENT of a store.
 
-    /var/lib/lowwater                    the folder
-    redis://redis:6379/0#orders          the deployment "orders" of a store; without #NAME, the one named "default"
-    env:LOWWATER_STORE#orders            the same, with the URL in an environment variable, where one with a password must be
+    /var/lib/lowwater                    the folder redis://redis:6379/0#orders          the
+    deployment "orders" of a store; without #NAME, the one named "default" env:LOWWATER_STORE#orders
+    the same, with the URL in an environment variable, where one with a password must be
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ from lowwater_authority.journal.copy import (
 )
 
 PROGRESS_SECONDS: Final = 1.0
-"""At most one line of progress in that time; a copy that takes less says nothing before it is done."""
+"""At most one line of progress in that time; a copy that takes less says nothing before it is done.
+"""
 
 _PLACES: Final = """\
 A journal is named by
@@ -234,7 +236,8 @@ def _say(text: str) -> None:
 
 
 LATELY_SECONDS: Final = 10.0
-"""A shard that was heard of since then is alive. Longer than any common --dead-after; who is slower is fenced all the same."""
+"""A shard that was heard of since then is alive. Longer than any common --dead-after; who is slower
+is fenced all the same."""
 
 _REDIS_SECONDS: Final = 5.0
 
@@ -248,11 +251,17 @@ class Place(ABC):
 
     @abstractmethod
     async def refuse_served(self) -> None:
-        """Raise CopyRefused while processes serve it, as far as opening it would not. Raises JournalFailed."""
+        """Raise CopyRefused while processes serve it, as far as opening it would not.
+
+        Raises JournalFailed.
+        """
 
     @abstractmethod
     def journal(self, *, server_token: str = "") -> Journal:
-        """The journal, to be opened; a new one gets the token. Raises CopyRefused when there is no place for it."""
+        """The journal, to be opened; a new one gets the token.
+
+        Raises CopyRefused when there is no place for it.
+        """
 
     @abstractmethod
     def removal(self) -> str:

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the agent of a region until it is told to stop. Returns the exit code; raises SystemExit for a stop before it serves."""
+    """Run the agent of a region until it is told to stop.
+
+    Returns the exit code; raises SystemExit for a stop before it serves.
+    """
     before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         from lowwater_authority.regions import region

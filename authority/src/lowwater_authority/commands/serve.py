@@ -10,10 +10,13 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the authority until it is told to stop. Returns the exit code; raises SystemExit for a stop before it serves.
+    """Run the authority until it is told to stop.
 
-    The first process of a container gets no signal that it has no handler for: one that came before would be lost, and whoever sent it
-    would wait until it kills. These handlers hold until the event loop has its own.
+    Returns the exit code; raises SystemExit for a stop before it serves.
+
+    The first process of a container gets no signal that it has no handler for: one that came before
+    would be lost, and whoever sent it would wait until it kills. These handlers hold until the
+    event loop has its own.
     """
     before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

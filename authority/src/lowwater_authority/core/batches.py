@@ -30,7 +30,8 @@ MAX_PART_BYTES: Final = 256 << 20
 """Bound of the bytes of these parts: some 4,500 tasks, each with a histogram of 3,500 buckets."""
 
 ALL_PART_BYTES: Final = 512 << 20
-"""Bound of the same of all computations of a process. One that has no more than its equal share of it is always let in."""
+"""Bound of the same of all computations of a process. One that has no more than its equal share of
+it is always let in."""
 
 PART_BYTES: Final = 1024
 """What a part costs besides its columns."""
@@ -74,10 +75,13 @@ class BatchStage:
         return len(self._parts)
 
     def add(self, sequencer: int, batch: int, task: TaskAttempt, part: TaskPart, most: int = MAX_PART_BYTES) -> bool:
-        """Keep a part. A part of an older batch, or of one that is committed, is dropped. Returns False when a bound is reached.
+        """Keep a part.
 
-        ``most`` is how many bytes may wait here now, which is less when others have many. One that replaces another and is no larger, as a
-        repeat is, is always kept.
+        A part of an older batch, or of one that is committed, is dropped. Returns False when a
+        bound is reached.
+
+        ``most`` is how many bytes may wait here now, which is less when others have many. One that
+        replaces another and is no larger, as a repeat is, is always kept.
         """
         key = (sequencer, batch)
         if key < self._key or key <= self._committed:

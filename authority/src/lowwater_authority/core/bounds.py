@@ -15,7 +15,8 @@ SHORT: Final = 0x80
 class Bounds(Sequence[bytes]):
     """Byte strings that never change: one after the other in one block, and where each ends.
 
-    4 bytes each besides their own. An element costs a copy of it, a slice is a list. Sources: columns of strings as in Apache Arrow.
+    4 bytes each besides their own. An element costs a copy of it, a slice is a list. Sources:
+    columns of strings as in Apache Arrow.
 
     >>> Bounds([b"", b"h", b"pq", b""])[1:3]
     [b'h', b'pq']
@@ -58,7 +59,9 @@ class Bounds(Sequence[bytes]):
         return iter(self[:])
 
     def part(self, first: int, end: int, start: bytes) -> Bounds:
-        """Return those of some places, with another one for the first of them. O(bytes), without a step for each.
+        """Return those of some places, with another one for the first of them.
+
+        O(bytes), without a step for each.
 
         >>> [*Bounds([b"", b"h", b"pq", b"x", b""]).part(1, 4, b"kk")]
         [b'kk', b'pq', b'x']
@@ -70,7 +73,9 @@ class Bounds(Sequence[bytes]):
         return made
 
     def encode(self, field: int) -> bytes:
-        r"""Return them as a repeated field of bytes of a protobuf message. O(bytes), without a step for each.
+        r"""Return them as a repeated field of bytes of a protobuf message.
+
+        O(bytes), without a step for each.
 
         >>> Bounds([b"", b"ab"]).encode(2)
         b'\x12\x00\x12\x02ab'

@@ -39,7 +39,8 @@ HORIZON: Final = 10_000
 """Records in which a debt is paid back, about."""
 
 MEMORIES: Final = (5_000, 100_000)
-"""Records after which the two memories of lateness have forgotten all but a third of what they knew: one follows fast, one knows what is rare."""
+"""Records after which the two memories of lateness have forgotten all but a third of what they
+knew: one follows fast, one knows what is rare."""
 
 BLOCK: Final = 1_000
 """Records that are counted together for the worst stretch."""
@@ -51,7 +52,8 @@ RECENT: Final = 100_000
 """Records among which the worst stretch is looked for."""
 
 LEAST: Final = 100
-"""Least budget in parts per million. Below it the memories hold too few records that are so late."""
+"""Least budget in parts per million. Below it the memories hold too few records that are so late.
+"""
 
 MOST: Final = 500_000
 """Greatest budget in parts per million."""
@@ -60,7 +62,8 @@ BUCKETS: Final = len(EDGES)
 """Buckets of lateness that there are."""
 
 MOST_ARRIVED: Final = 2**62
-"""Records of one computation, so that all counts and their sums fit into 64 bits; of one claim: groups.MOST_RECORDS."""
+"""Records of one computation, so that all counts and their sums fit into 64 bits; of one claim:
+groups.MOST_RECORDS."""
 
 _STEPS: Final = 16
 _GROWTH: Final = (
@@ -125,7 +128,8 @@ class Kept(NamedTuple):
 class Memory:
     """How late records were, the older the less it counts.
 
-    Instead of making all counts a little smaller at each record, what comes later weighs more, and all is halved from time to time.
+    Instead of making all counts a little smaller at each record, what comes later weighs more, and
+    all is halved from time to time.
     """
 
     length: int
@@ -136,7 +140,10 @@ class Memory:
     """Records since the last halving."""
 
     def add(self, records: int, counts: Mapping[int, int]) -> None:
-        """Forget as much as so many records make forget, then count them. O(their buckets), at a halving O(buckets)."""
+        """Forget as much as so many records make forget, then count them.
+
+        O(their buckets), at a halving O(buckets).
+        """
         step = self.length * 693_147 // (1_000_000 * _STEPS)
         halvings, self.passed = divmod(self.passed + records, step * _STEPS)
         if halvings:
@@ -146,7 +153,10 @@ class Memory:
             self.counts[bucket] = min(self.counts.get(bucket, 0) + count * weight, MOST_ARRIVED)
 
     def delay(self, above: int) -> int:
-        """Return the least edge above which at most so many parts per million lie. O(buckets log buckets)."""
+        """Return the least edge above which at most so many parts per million lie.
+
+        O(buckets log buckets).
+        """
         left = sum(self.counts.values()) * above // PPM
         for bucket in sorted(self.counts, reverse=True):
             left -= self.counts[bucket]
@@ -194,7 +204,9 @@ def _frontier(mass: Mass) -> int:
 
 @dataclass(slots=True)
 class Budget:
-    """One budget of one computation. ``ppm`` is the share that may come behind, in parts per million.
+    """One budget of one computation.
+
+    ``ppm`` is the share that may come behind, in parts per million.
 
     Debts are in records times parts per million, so that they are exact.
     """
@@ -258,12 +270,14 @@ class Budget:
         """Take over what came since the last tick, and move C. O(buckets log buckets).
 
         Args:
-            counts: Records by bucket of lateness behind ``reference`` (:mod:`lowwater.core.lateness`).
-            behind: How many of them came behind the value that was published when they were committed: ratchet and all, or the debt would
-                not see what the ratchet does.
+            counts: Records by bucket of lateness behind ``reference``
+                (:mod:`lowwater.core.lateness`).
+            behind: How many of them came behind the value that was published when they were
+                committed: ratchet and all, or the debt would not see what the ratchet does.
             reference: R now. One that has gone back, or is unknown or MAX, moves nothing.
             low: The low watermark now.
-            pending: All that is still to come, where it is known: C goes by that. None: it is not, and C goes by how late records were.
+            pending: All that is still to come, where it is known: C goes by that. None: it is not,
+                and C goes by how late records were.
         """
         records = sum(counts.values())
         if not 0 <= behind <= records:

@@ -13,16 +13,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 BLOCK: Final = 4096
-"""Slots per block: recomputing one costs about 2 us, scanning 10 M slots' blocks about 2 us more."""
+"""Slots per block: recomputing one costs about 2 us, scanning 10 M slots' blocks about 2 us more.
+"""
 
 GROWTH: Final = 16
-"""Times as much room as before when there is too little: what is not used costs nothing, and what is used is copied."""
+"""Times as much room as before when there is too little: what is not used costs nothing, and what
+is used is copied."""
 
 MUCH: Final = 1 << 25
 """Slots, half a gigabyte of addresses, up to which that is so; then twice."""
 
 SAMPLE: Final = 8
-"""Blocks that are looked at for each block's worth of values that are wanted, to know which others can have any of them."""
+"""Blocks that are looked at for each block's worth of values that are wanted, to know which others
+can have any of them."""
 
 Int64s = npt.NDArray[np.int64]
 Slots = slice | npt.NDArray[np.intp]
@@ -31,11 +34,12 @@ Slots = slice | npt.NDArray[np.intp]
 class Columns:
     """Values of all ranges, and since when each has stood at its value.
 
-    ``values[slot]`` is an event time in microseconds, MAX in slots that are free, so that a free slot
-    never takes part in the minimum. ``since[slot]`` is a processing time in microseconds.
+    ``values[slot]`` is an event time in microseconds, MAX in slots that are free, so that a free
+    slot never takes part in the minimum. ``since[slot]`` is a processing time in microseconds.
 
-    Allocation appends; the owner moves to fresh columns when :attr:`wasteful`. Cost: 16 bytes a slot and 9 bytes a
-    block. Slots behind the last block that is used have no value, and no memory of the machine's either.
+    Allocation appends; the owner moves to fresh columns when :attr:`wasteful`. Cost: 16 bytes a
+    slot and 9 bytes a block. Slots behind the last block that is used have no value, and no memory
+    of the machine's either.
     """
 
     __slots__ = ("_block_min", "_dirty", "reclaimable", "since", "size", "used", "values")
@@ -92,20 +96,29 @@ class Columns:
             self._dirty[slots // BLOCK] = True
 
     def minimum(self) -> int:
-        """Return the least value of all slots, MAX when there are none. O(dirty blocks + blocks)."""
+        """Return the least value of all slots, MAX when there are none.
+
+        O(dirty blocks + blocks).
+        """
         self._refresh()
         return int(self._block_min.min())
 
     def argmin(self) -> int:
-        """Return a slot that holds the minimum: the first one. O(dirty blocks + blocks + one block)."""
+        """Return a slot that holds the minimum: the first one.
+
+        O(dirty blocks + blocks + one block).
+        """
         self._refresh()
         block = int(self._block_min.argmin())
         return block * BLOCK + int(self.values[block * BLOCK : (block + 1) * BLOCK].argmin())
 
     def least(self, count: int) -> npt.NDArray[np.intp]:
-        """Return the slots of the least values, so many at most, least first; none that holds MAX. Of equal ones any.
+        """Return the slots of the least values, so many at most, least first; none that holds MAX.
 
-        O(dirty blocks + blocks + slots of the blocks that may have one), which are ``count`` blocks at most.
+        Of equal ones any.
+
+        O(dirty blocks + blocks + slots of the blocks that may have one), which are ``count`` blocks
+        at most.
         """
         if not count or not self.size:
             return np.zeros(0, dtype=np.intp)
@@ -144,7 +157,10 @@ class Columns:
         return min(bounds)
 
     def count_below(self, limit: int) -> int:
-        """Return how many slots have a value below a limit. O(dirty blocks + blocks + slots of the blocks that have one)."""
+        """Return how many slots have a value below a limit.
+
+        O(dirty blocks + blocks + slots of the blocks that have one).
+        """
         self._refresh()
         blocks = np.flatnonzero(self._block_min < limit)
         if 2 * len(blocks) > self._blocks:
@@ -154,8 +170,8 @@ class Columns:
     def at_most(self, limit: int, bases: Sequence[int]) -> npt.NDArray[np.intp]:
         """Return how many slots have a value up to a limit below MAX, from each base to the next.
 
-        ``bases`` ascend, and the first is 0. O(dirty blocks + blocks + bases + slots from the first block that has one to the last):
-        a million slots take about 1 ms.
+        ``bases`` ascend, and the first is 0. O(dirty blocks + blocks + bases + slots from the first
+        block that has one to the last): a million slots take about 1 ms.
         """
         self._refresh()
         counts = np.zeros(len(bases), dtype=np.intp)

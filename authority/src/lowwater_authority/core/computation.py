@@ -2,11 +2,13 @@
 
 In this order: claims, reports, micro-batches, what a round has changed so far, rounds.
 
-The state here is the *staged* state: everything that has been checked and is, or is about to be, appended. Requests
-are checked against it in arrival order, so that a report behind a claim in the same round meets the new owner. What
-readers see is :attr:`Computation.published`, which moves only after the append: durable before visible.
+The state here is the *staged* state: everything that has been checked and is, or is about to be,
+appended. Requests are checked against it in arrival order, so that a report behind a claim in the
+same round meets the new owner. What readers see is :attr:`Computation.published`, which moves only
+after the append: durable before visible.
 
-A round is: any number of staging calls, :meth:`take_record`, an append of its result, :meth:`publish`.
+A round is: any number of staging calls, :meth:`take_record`, an append of its result,
+:meth:`publish`.
 """
 
 from __future__ import annotations
@@ -51,23 +53,29 @@ NAMED: Final = 20
 """Most workers that a refusal lists."""
 
 GRANTS_KEPT: Final = 4096
-"""Request ids remembered, so that a repeated claim gets its first answer even after it was superseded."""
+"""Request ids remembered, so that a repeated claim gets its first answer even after it was
+superseded."""
 
 SENDERS_KEPT: Final = 64
-"""Senders of one claim whose newest report is remembered. One process owns a claim, so there is rarely a second; one more is refused,
-for an older report of a sender that was forgotten would count."""
+"""Senders of one claim whose newest report is remembered. One process owns a claim, so there is
+rarely a second; one more is refused, for an older report of a sender that was forgotten would
+count."""
 
 OWN_TURNS: Final = b""
-"""Stands for the sender where the reports of a claim count turns of their own, whatever streams they come by."""
+"""Stands for the sender where the reports of a claim count turns of their own, whatever streams
+they come by."""
 
 LARGEST_EPOCH: Final = 1 << 23
-"""Greatest ownership number that a caller may name. Sequencers have room for twice as many, so a made-up number cannot use them up."""
+"""Greatest ownership number that a caller may name. Sequencers have room for twice as many, so a
+made-up number cannot use them up."""
 
 LONGEST_STEP: Final = 1 << 32
-"""Greatest distance between the turns of two reports of a claim. A made-up turn leaves room for all that the claim's owner will ever count."""
+"""Greatest distance between the turns of two reports of a claim. A made-up turn leaves room for all
+that the claim's owner will ever count."""
 
 LARGEST_STREAM: Final = (1 << 63) - 1
-"""Greatest number of a stream. A sender that counts by a clock has room for it, and no stream ends the room of the next one."""
+"""Greatest number of a stream. A sender that counts by a clock has room for it, and no stream ends
+the room of the next one."""
 
 STALE: Final = (
     "the sequencer is stale: a newer claim, a reset or a retirement took the ranges over. Stop writing for them."
@@ -94,7 +102,8 @@ class View:
     budgets: tuple[Kept, ...]
     """Least first."""
     passed: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    """By share in ppm of a heuristic watermark: records that came while it was a time, and those of them that came behind it. Of those whose lateness was told."""
+    """By share in ppm of a heuristic watermark: records that came while it was a time, and those of
+    them that came behind it. Of those whose lateness was told."""
 
 
 @dataclass(slots=True)
@@ -106,7 +115,8 @@ class Changes:
     lowers: bool = False
     mass: bool = False
     newer: bool = False
-    """Whether it is the first of a stream: losing that lets what an earlier stream said count again, which may be more."""
+    """Whether it is the first of a stream: losing that lets what an earlier stream said count
+    again, which may be more."""
     arrived: list[pb.Arrived] = field(default_factory=list)
     kept: bool = False
 
@@ -140,19 +150,23 @@ class Computation:
         self.since = 0
         self.history = History()
         self.reference = MIN
-        """The event time that ages of histograms count from, as of the last record; MIN before any frontier."""
+        """The event time that ages of histograms count from, as of the last record; MIN before any
+        frontier."""
         self.last_sequencer = 0
         self.input_version = 0
-        """Version of the inputs that the log knows: that of the last revocation, and until there is one that of the first claim. 0: neither, in
-        this incarnation. Authorities of 0.2 wrote it with claims of slices only."""
+        """Version of the inputs that the log knows: that of the last revocation, and until there is
+        one that of the first claim. 0: neither, in this incarnation. Authorities of 0.2 wrote it
+        with claims of slices only."""
         self.identity: str | None = None
         self.order = (0, 0)
         self.vouched = MIN
-        """Up to here an output may say that it is complete, reported or not: no input that is added may stand below it."""
+        """Up to here an output may say that it is complete, reported or not: no input that is added
+        may stand below it."""
         self.layout = Layout()
         """The one that is wanted."""
         self.told: Told | None = None
-        """What the owner has said of its own; None: not since this process holds the computation."""
+        """What the owner has said of its own; None: not since this process holds the computation.
+        """
         self.told_by = 0
         """The claim under which it has."""
         self.last_batch: tuple[int, bytes] | None = None
@@ -162,12 +176,14 @@ class Computation:
         self._ops: list[pb.Op] = []
         self._changes: dict[int, Changes] = {}
         self._refused_of_batch: list[Refused] = []
-        """What was refused of the last committed batch, since this process holds it: its driver may ask again."""
+        """What was refused of the last committed batch, since this process holds it: its driver may
+        ask again."""
         self._mass_changed = False
         self.mass_turns = 0
         """Grows with each record in which a mass, or a frontier, has changed."""
         self._came: list[tuple[int, dict[int, int], dict[int, int]]] = []
-        """Of this round: what lateness counts from, records by bucket of it, and those behind by budget."""
+        """Of this round: what lateness counts from, records by bucket of it, and those behind by
+        budget."""
         self._came_records = 0
         """How many they are."""
         self._strong = False
@@ -178,14 +194,15 @@ class Computation:
         """Go on with the registration that the graph has now, of the same incarnation or a newer one."""
         self.spec = spec
 
-    # -- claims ----------------------------------------------------------------------------------------------
+    # -- claims ------------------------------------------------------------------------------------
 
     def claim(self, request: ClaimRequest, now: int, wall: int | None = None) -> Grant:
         """Grant the ranges between the request's bounds, or refuse it and change nothing.
 
-        A repeat of a request gets the first answer; its id names no other request (InvalidArgument). A prepared batch that the claim's generation proves committed is
-        applied first. Raises IdentityMismatch, OlderClaim, Rewound, TooFarAhead, StaleSequencer (a repeat of a superseded
-        claim). ``wall`` as in report.
+        A repeat of a request gets the first answer; its id names no other request
+        (InvalidArgument). A prepared batch that the claim's generation proves committed is applied
+        first. Raises IdentityMismatch, OlderClaim, Rewound, TooFarAhead, StaleSequencer (a repeat
+        of a superseded claim). ``wall`` as in report.
         """
         wall = now if wall is None else wall
         if request.request_id in self.granted:
@@ -267,7 +284,10 @@ class Computation:
         return errors.InvalidArgument(msg, metadata=self._about(field=field, fix="leave it out"))
 
     def has_keys(self, start: bytes, end: bytes) -> bool:
-        """Whether an interval lies in the key space of this computation. Its map must not be asked about other keys."""
+        """Whether an interval lies in the key space of this computation.
+
+        Its map must not be asked about other keys.
+        """
         del start, end
         return True
 
@@ -485,7 +505,10 @@ class Computation:
         self._forget_dead_batches()
 
     def refuse_owners(self, now: int) -> None:
-        """Raise OwnedRanges while a worker owns a range that is not finished. Whether it is alive is not known, only when it was heard of last."""
+        """Raise OwnedRanges while a worker owns a range that is not finished.
+
+        Whether it is alive is not known, only when it was heard of last.
+        """
         owned = [g for g in self.map.groups.values() if g.state is GroupState.OWNED and not g.finished]
         if owned:
             raise self._owned_by(owned, now)
@@ -562,12 +585,15 @@ class Computation:
         sequencer: int = 0,
         newest_claim: int | None = None,
     ) -> tuple[int, list[Fenced]]:
-        """Take an interval out until it is claimed again. Returns how many ranges left, and who lost what.
+        """Take an interval out until it is claimed again.
 
-        Raises OwnedRanges when a worker owns one of them, unless forced; OtherSlice. ``sequencer``: the claim that has the interval, all of it and
-        nothing else, and asks for that itself; StaleSequencer unless it has. ``newest_claim``: the newest one that the caller has read; None: any.
-        A late message would else take out what a worker has claimed since, and the published value would lead it; StaleSequencer. Claims of other
-        keys are in nobody's way.
+        Returns how many ranges left, and who lost what.
+
+        Raises OwnedRanges when a worker owns one of them, unless forced; OtherSlice. ``sequencer``:
+        the claim that has the interval, all of it and nothing else, and asks for that itself;
+        StaleSequencer unless it has. ``newest_claim``: the newest one that the caller has read;
+        None: any. A late message would else take out what a worker has claimed since, and the
+        published value would lead it; StaleSequencer. Claims of other keys are in nobody's way.
         """
         self._check_retire(start, end, sequencer)
         if newest_claim is not None and not self._newest_claim(start, end) <= newest_claim <= self.last_sequencer:
@@ -627,7 +653,7 @@ class Computation:
         self._forget_dead_batches()
         return taken
 
-    # -- reports ---------------------------------------------------------------------------------------------
+    # -- reports -----------------------------------------------------------------------------------
 
     def report(
         self,
@@ -641,9 +667,10 @@ class Computation:
     ) -> list[Refused]:
         """Take over one claim's state, range by range, and return what was refused.
 
-        ``number`` is (stream, number) of the sender; a report that names a turn orders by (turn, number). One that is not above the
-        newest taken over changes nothing and is refused: whoever counts from the start again must hear of it.
-        ``required`` names the inputs as registered now: a fold over other incarnations of them counts as MIN. ``wall`` is the wall clock, which
+        ``number`` is (stream, number) of the sender; a report that names a turn orders by (turn,
+        number). One that is not above the newest taken over changes nothing and is refused: whoever
+        counts from the start again must hear of it. ``required`` names the inputs as registered
+        now: a fold over other incarnations of them counts as MIN. ``wall`` is the wall clock, which
         says what is too far ahead; None: as ``now``.
         """
         group = self.map.groups.get(report.sequencer)
@@ -664,8 +691,9 @@ class Computation:
             return [refusal]
         group.senders[sender] = number
         if newest is None or newest[0] < number[0]:
-            # Durable though nothing else may change: reports of an earlier stream may still come, also after a restart. Before the
-            # first stream there was none, so that losing it is safe.
+            # Durable though nothing else may change: reports of an earlier stream may still come,
+            # also after a restart. Before the first stream there was none, so that losing it is
+            # safe.
             self._note_number(group, strong=number[0] > 1)
         group.last_report = now
         wall = now if wall is None else wall
@@ -690,7 +718,8 @@ class Computation:
         if late is not None and self.budgets:
             untold = self._take_lateness(group, late, now, wall)
         refused.extend(untold)
-        # What is pending no more and was not counted either would be lost: a budget that goes by what is pending would spend it twice.
+        # What is pending no more and was not counted either would be lost: a budget that goes by
+        # what is pending would spend it twice.
         if mass is not None and not (untold and self.spec.all_pending):
             refused.extend(self._take_mass(group, mass, wall))
         refused.extend(self._take_values(group, report.handles, values, finish=report.finish, now=now, wall=wall))
@@ -745,7 +774,8 @@ class Computation:
                 refused.append(self._stale(group.sequencer, _named(named, wrong)))
         if len(values) and int(values.max()) > limit:
             finished = values == MAX
-            # What goes no further than it stands poisons nothing, and a lowering must never be lost: the clock may be wrong.
+            # What goes no further than it stands poisons nothing, and a lowering must never be
+            # lost: the clock may be wrong.
             ahead = (values > limit) & ~finished & (values > self._standing(group, named))
             if len(wrong):
                 ahead &= ~wrong  # another claim owns those ranges, and the clock does not hold them
@@ -779,7 +809,10 @@ class Computation:
         return refused
 
     def _standing(self, group: Group, named: npt.NDArray[np.intp] | None) -> Int64s:
-        """Return where the ranges of some handles stand, None: of all; MIN where they are lost. O(handles)."""
+        """Return where the ranges of some handles stand, None: of all; MIN where they are lost.
+
+        O(handles).
+        """
         lost = group.lost(named)
         handles = np.arange(group.granted) if named is None else named
         standing = np.full(len(handles), MIN, dtype=np.int64)
@@ -799,7 +832,8 @@ class Computation:
             problem = f"mass counts more than {MOST_RECORDS} records; no claim has that many"
         if problem:
             return [Refused(group.sequencer, errors.InvalidArgument.reason, problem)]
-        # A record from the far future is as far as any may be: one bad timestamp must not carry the computation off.
+        # A record from the far future is as far as any may be: one bad timestamp must not carry the
+        # computation off.
         mass = self._bounded_mass(mass, limit)
         for share, micros in chain.from_iterable(part.frontiers.items() for part in mass.parts):
             if limit < micros != MAX:
@@ -880,7 +914,7 @@ class Computation:
             records, late = self.passed.get(each.ppm, (0, 0))
             self.passed[each.ppm] = records + each.records, late + each.behind
 
-    # -- micro-batches ---------------------------------------------------------------------------------------
+    # -- micro-batches -----------------------------------------------------------------------------
 
     def stage_task(
         self, sequencer: int, batch: int, task: TaskAttempt, part: TaskPart, *, most: int = MAX_PART_BYTES
@@ -934,7 +968,8 @@ class Computation:
             fix = "a time in microseconds since 1970, or 0"
             raise errors.InvalidArgument(problem, metadata=self._about(field="oldest_operation_micros", fix=fix))
         if self.last_batch is not None:
-            # A delayed repeat: committing it once more would put the older batch's values over the newer one's.
+            # A delayed repeat: committing it once more would put the older batch's values over the
+            # newer one's.
             if request.batch < self.last_batch[0]:
                 return list(request.tasks)
             if (request.sequencer, request.batch) == (self.committed_by, self.last_batch[0]):
@@ -942,7 +977,9 @@ class Computation:
         return self.batches.prepare(request, group.granted)
 
     def commit(self, sequencer: int, batch: int, required: Fold, now: int, wall: int | None = None) -> list[Refused]:
-        """Apply the prepared batch, whole or not at all; returns what was refused of it. A repeat gets the first answer.
+        """Apply the prepared batch, whole or not at all; returns what was refused of it.
+
+        A repeat gets the first answer.
 
         Raises StaleSequencer, NotPrepared, InputVersion, IncarnationChanged.
         """
@@ -965,10 +1002,13 @@ class Computation:
         return self._apply_prepared(now, now if wall is None else wall)
 
     def vouch(self, sequencer: int, through: int, fold: Fold, required: Fold, wall: int) -> None:
-        """Let an output say how far it is complete, before that is reported. Inputs are only added that stand no lower.
+        """Let an output say how far it is complete, before that is reported.
 
-        ``wall`` as in report: what would be refused as a report is not said either. Raises StaleSequencer, InputVersion, IncarnationChanged, TooFarAhead, and InvalidArgument for
-        more than MIN that was folded from what is not registered.
+        Inputs are only added that stand no lower.
+
+        ``wall`` as in report: what would be refused as a report is not said either. Raises
+        StaleSequencer, InputVersion, IncarnationChanged, TooFarAhead, and InvalidArgument for more
+        than MIN that was folded from what is not registered.
         """
         self._owned(sequencer)
         if fold.input_version != required.input_version:
@@ -1026,7 +1066,7 @@ class Computation:
         if self.last_batch is None or op.number >= self.last_batch[0]:
             self.last_batch, self.committed_by = (op.number, op.digest), op.sequencer
 
-    # -- what a round has changed ----------------------------------------------------------------------------
+    # -- what a round has changed ------------------------------------------------------------------
 
     def _owned(self, sequencer: int) -> Group:
         group = self.map.groups.get(sequencer)
@@ -1041,7 +1081,10 @@ class Computation:
         return {"computation": self.spec.name} | {key: str(value) for key, value in facts.items()}
 
     def _store(self, group: Group, places: npt.NDArray[np.intp] | None, values: Int64s, now: int) -> None:
-        """Set values that passed all checks, remembering which changed. ``places`` None: all, and all are live."""
+        """Set values that passed all checks, remembering which changed.
+
+        ``places`` None: all, and all are live.
+        """
         columns = self.map.columns
         slots = group.slots() if places is None else group.base + places
         old = columns.values[slots]
@@ -1081,7 +1124,10 @@ class Computation:
         self._mass_changed = True
 
     def _note_number(self, group: Group, *, strong: bool) -> None:
-        """Journal how far the senders of a claim are, whatever else changes. ``strong``: it is not safe to lose that."""
+        """Journal how far the senders of a claim are, whatever else changes.
+
+        ``strong``: it is not safe to lose that.
+        """
         changes = self._changes.setdefault(group.sequencer, Changes())
         changes.newer = changes.newer or strong
 
@@ -1134,7 +1180,7 @@ class Computation:
         self.masses.changed(group)
         group.last_report = now
 
-    # -- rounds ----------------------------------------------------------------------------------------------
+    # -- rounds ------------------------------------------------------------------------------------
 
     def take_record(self, now: int) -> tuple[bytes, bool] | None:
         """Return what this round changed as (payload, strong), None when nothing did.
@@ -1145,7 +1191,8 @@ class Computation:
         if not self._ops and not self.tasks.changed:
             return None
         low = self.map.minimum()
-        # Nobody says that nothing will ever come where nobody is left to say it: a watermark holds without any range.
+        # Nobody says that nothing will ever come where nobody is left to say it: a watermark holds
+        # without any range.
         self.raise_low(self.low if low == MAX and self.map.all_retired else max(self.low, low), now)
         self._stage_budgets()
         self._move_heuristics()
@@ -1233,7 +1280,10 @@ class Computation:
         return Pending.of([mass for group in groups for mass in group.masses()] if known else [])
 
     def replay_budgets(self, record: pb.Record) -> None:
-        """Move the budgets as a record says; what it published rules. Raises ValueError when one goes back."""
+        """Move the budgets as a record says; what it published rules.
+
+        Raises ValueError when one goes back.
+        """
         stored = codec.shares_from(record.budgets)
         before = {ppm: budget.value for ppm, budget in self.budgets.items()}
         self._replay_moves(record)
@@ -1247,7 +1297,8 @@ class Computation:
     def replay(self, op: pb.Op, now: int) -> None:
         """Apply one journaled op, through the functions that applied it first.
 
-        Raises KeyError when it names a claim that its predecessors do not know, ValueError when it is no op.
+        Raises KeyError when it names a claim that its predecessors do not know, ValueError when it
+        is no op.
         """
         match op.WhichOneof("kind"):
             case "claim":
@@ -1336,7 +1387,8 @@ def _older(report: GroupReport, newest: int) -> Refused:
 def _was_reset(folded: Fold, now: Fold) -> bool:
     """Return whether an input is in another incarnation than the one that was folded.
 
-    One that was not registered when it was folded is in no other incarnation now: it was folded as unknown, and nothing above MIN with it.
+    One that was not registered when it was folded is in no other incarnation now: it was folded as
+    unknown, and nothing above MIN with it.
     """
     before, after = folded.input_incarnations, now.input_incarnations
     return len(before) != len(after) or any(a not in (0, b) for a, b in zip(before, after, strict=True))

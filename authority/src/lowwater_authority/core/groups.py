@@ -1,4 +1,7 @@
-"""Groups: a claim's adjoining ranges, or a stretch that no claim names. And masses: what a claim says of its record timestamps."""
+"""Groups: a claim's adjoining ranges, or a stretch that no claim names.
+
+And masses: what a claim says of its record timestamps.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +38,11 @@ SLOTS: Final = 10
 class Mass:
     """A claim's share of the record timestamps.
 
-    ``starts`` and ``counts`` are the buckets of its pending records (least event time in microseconds, records),
-    ``recent`` its lately finished records, ``frontiers`` F(p) in microseconds by p in parts per million. A slice has the finished records of many
-    claims: ``others`` are masses without pending records, one for each frontier, and ``unknown`` says that there are claims whose mass it does not know.
+    ``starts`` and ``counts`` are the buckets of its pending records (least event time in
+    microseconds, records), ``recent`` its lately finished records, ``frontiers`` F(p) in
+    microseconds by p in parts per million. A slice has the finished records of many claims:
+    ``others`` are masses without pending records, one for each frontier, and ``unknown`` says that
+    there are claims whose mass it does not know.
     """
 
     starts: Int64s
@@ -123,10 +128,12 @@ class GroupState(enum.IntEnum):
 class Group:
     """The ranges ``[bounds[p], bounds[p + 1])`` for each place ``p``, in slots ``base + p``.
 
-    Owners name ranges by handle, the index in the bounds that they claimed, for as long as the claim counts. A place is where one stands
-    here. They are the same until ranges are lost and :meth:`shrink` leaves one place for all that were lost side by side; ``handles`` says
-    then which handle each place begins with. A place is *live* while its range belongs to this group; a newer claim takes places away.
-    ``live`` is None while all are. A stretch that no claim names has the sequencer 0.
+    Owners name ranges by handle, the index in the bounds that they claimed, for as long as the
+    claim counts. A place is where one stands here. They are the same until ranges are lost and
+    :meth:`shrink` leaves one place for all that were lost side by side; ``handles`` says then which
+    handle each place begins with. A place is *live* while its range belongs to this group; a newer
+    claim takes places away. ``live`` is None while all are. A stretch that no claim names has the
+    sequencer 0.
     """
 
     sequencer: int
@@ -139,14 +146,17 @@ class Group:
     host: str = ""
     request_id: bytes = b""
     senders: dict[bytes, tuple[int, int]] = field(default_factory=dict)
-    """Newest report taken over, (stream, number), of each sender; of the claim's own turns under no name."""
+    """Newest report taken over, (stream, number), of each sender; of the claim's own turns under no
+    name."""
     oldest_operation: int = 0
     """As it was told last; what was said before a release or the end of all ranges stays."""
     last_report: int = 0
-    """Processing time of its last sign of life, a report or the claim itself; 0 when none is known. A report that changes nothing is
-    not journaled, nor is this time of a claim: a recovery knows the last report that changed anything."""
+    """Processing time of its last sign of life, a report or the claim itself; 0 when none is known.
+    A report that changes nothing is not journaled, nor is this time of a claim: a recovery knows
+    the last report that changed anything."""
     waiting_for: str = ""
-    """What its worker said last that it waits for, for people. Never journaled: the worker's next report says it again."""
+    """What its worker said last that it waits for, for people. Never journaled: the worker's next
+    report says it again."""
     ahead: str = ""
     """Message about the last value that was refused for leading the clock by more than max_skew.
     Empty once such a value is accepted. Not journaled."""
@@ -167,11 +177,13 @@ class Group:
     arrivals: Arrivals | None = None
     """What it has told of the lateness of its records; None: nothing."""
     arrived_before: tuple[int, int] | None = None
-    """Until it had as many records lately as those that it replaced: how far the last of them was, and how many they all had."""
+    """Until it had as many records lately as those that it replaced: how far the last of them was,
+    and how many they all had."""
     order: tuple[int, int] = (0, 0)
     """The highest (generation, ordinal) that any of its ranges was claimed with."""
     kept: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-    """Of a slice, by lateness budget in ppm: its watermark, all records that came, and those of them that came behind."""
+    """Of a slice, by lateness budget in ppm: its watermark, all records that came, and those of
+    them that came behind."""
     handles: npt.NDArray[np.intp] | None = None
     """The first handle of each place, ascending; None: place p is handle p."""
     granted: int = 0
@@ -198,11 +210,17 @@ class Group:
         return slice(self.base, self.base + self.count)
 
     def place_at(self, key: bytes) -> int:
-        """Return the place whose range contains ``key``, which must lie within the bounds. O(log n)."""
+        """Return the place whose range contains ``key``, which must lie within the bounds.
+
+        O(log n).
+        """
         return bisect_right(self.bounds, key, 0, self.count) - 1
 
     def place_to(self, key: bytes) -> int:
-        """Return the first place whose range starts at or after ``key`` (empty: no upper bound). O(log n)."""
+        """Return the first place whose range starts at or after ``key`` (empty: no upper bound).
+
+        O(log n).
+        """
         return self.count if not key else bisect_left(self.bounds, key, 0, self.count)
 
     def drop(self, low: int, high: int) -> None:
@@ -219,7 +237,10 @@ class Group:
         return np.arange(self.count) if self.live is None else np.flatnonzero(self.live)
 
     def places_of(self, handles: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """Return where handles stand, each below ``granted``. O(handles), times a logarithm after a shrink."""
+        """Return where handles stand, each below ``granted``.
+
+        O(handles), times a logarithm after a shrink.
+        """
         return handles if self.handles is None else np.searchsorted(self.handles, handles, side="right") - 1
 
     def handles_of(self, places: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
@@ -227,7 +248,10 @@ class Group:
         return places if self.handles is None else self.handles[places]
 
     def lost(self, handles: npt.NDArray[np.intp] | None) -> npt.NDArray[np.bool_]:
-        """Return which of some handles, None: of all, are not live any more. O(handles) as :meth:`places_of`."""
+        """Return which of some handles, None: of all, are not live any more.
+
+        O(handles) as :meth:`places_of`.
+        """
         if self.live is None:
             return np.zeros(self.granted if handles is None else len(handles), dtype=np.bool_)
         if handles is not None:
@@ -237,7 +261,10 @@ class Group:
         return lost
 
     def refuse_ahead(self, handles: npt.NDArray[np.intp], words: str) -> None:
-        """Note that values of some handles are refused as too far ahead of the clock. O(n log n)."""
+        """Note that values of some handles are refused as too far ahead of the clock.
+
+        O(n log n).
+        """
         self.ahead = words
         before = handles[:0] if self.ahead_handles is None else self.ahead_handles
         self.ahead_handles = np.union1d(handles, before)
@@ -253,7 +280,10 @@ class Group:
             self.ahead, self.ahead_handles = (self.ahead, refused) if len(refused) else ("", None)
 
     def ahead_at(self, place: int) -> str:
-        """Return why the clock holds the range in a live place, in words; empty: it does not. O(log n)."""
+        """Return why the clock holds the range in a live place, in words; empty: it does not.
+
+        O(log n).
+        """
         if self.ahead_handles is None:
             return ""
         handle = place if self.handles is None else self.handles[place]
@@ -276,7 +306,8 @@ class Group:
     def arrived(self) -> tuple[int, int] | None:
         """Return how far it is and how many records it had lately; None: nothing is known of it.
 
-        It weighs as much as those that it replaced until it has had as many records itself, and is where they were until it says something.
+        It weighs as much as those that it replaced until it has had as many records itself, and is
+        where they were until it says something.
         """
         if self.arrivals is None:
             return self.arrived_before

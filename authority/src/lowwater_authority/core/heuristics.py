@@ -1,14 +1,18 @@
 """Heuristic watermarks: how far a share of the record timestamps has come.
 
-MillWheel 7.2: "we can compute a 99% low watermark that corresponds to the progress of 99% of the record timestamps in
-the system". Here that is a definition, not an estimate: the mass of a claim is its unfinished records at their
-timestamps and its recently finished ones at the frontier it reached, and
+MillWheel 7.2: "we can compute a 99% low watermark that corresponds to the progress of 99% of the
+record timestamps in the system". Here that is a definition, not an estimate: the mass of a claim is
+its unfinished records at their timestamps and its recently finished ones at the frontier it
+reached, and
 
-    H(p) = max(L, min(greatest frontier F(p), greatest T with at least a share p of all mass at or above T))
+    H(p) = max(L, min(greatest frontier F(p), greatest T with at least a share p of all mass at or
+    above T))
 
-The result is about records lately seen, not a promise about those to come: nothing may be deleted by it.
+The result is about records lately seen, not a promise about those to come: nothing may be deleted
+by it.
 
-What all claims say together is kept as they change: a round costs what its reports change, however many claims there are.
+What all claims say together is kept as they change: a round costs what its reports change, however
+many claims there are.
 """
 
 from __future__ import annotations
@@ -34,7 +38,8 @@ MOST_CHANGED: Final = 256
 """Groups that have changed and are not in the sums yet."""
 
 STEP_BYTES: Final = 160_000
-"""Bytes of histograms that are taken in at once when a computation is restored: some ten milliseconds."""
+"""Bytes of histograms that are taken in at once when a computation is restored: some ten
+milliseconds."""
 
 PPM: Final = 1_000_000
 """Shares are integers in parts per million, so that they compare exactly."""
@@ -66,7 +71,8 @@ class Masses:
         self._unknown = 0
         """Groups that count, and whose mass is not known."""
         self._operations: _Rows[Group] = _Rows((MAX,))
-        # Of each mass: finished records, greatest unfinished frontier, and by share whether it has a frontier, and which.
+        # Of each mass: finished records, greatest unfinished frontier, and by share whether it has
+        # a frontier, and which.
         self._told: _Rows[tuple[Group, int]] = _Rows((0, MIN, *(0, MIN) * len(self._shares)))
 
     @classmethod
@@ -84,7 +90,10 @@ class Masses:
         return self
 
     def changed(self, group: Group) -> None:
-        """A group is new, or not as it was, or gone: said when it is so. Amortised O(1), with what the change costs."""
+        """A group is new, or not as it was, or gone: said when it is so.
+
+        Amortised O(1), with what the change costs.
+        """
         self._changed[group] = None
         if len(self._changed) >= MOST_CHANGED:
             self._look()  # a long replay asks for nothing, and would keep all groups that ever were
@@ -103,7 +112,8 @@ class Masses:
     def candidates(self) -> dict[int, int]:
         """Return H(p) before max(L, ...) and the ratchet, for each share that may move.
 
-        No share moves while the mass of any unfinished range is unknown; a share does not move while no claim has told its frontier.
+        No share moves while the mass of any unfinished range is unknown; a share does not move
+        while no claim has told its frontier.
         """
         self._look()
         if self._unknown:
@@ -116,7 +126,8 @@ class Masses:
         if not told.any():
             return None
         greatest = int(frontiers[told > 0].max())
-        # Finished records stand at their claim's frontier; without one nothing is known of where, so at MIN.
+        # Finished records stand at their claim's frontier; without one nothing is known of where,
+        # so at MIN.
         finished = recent > 0
         times, counts = frontiers[finished], recent[finished]
         total = self._pending.total + int(counts.sum())
@@ -125,7 +136,8 @@ class Masses:
         value = min(greatest, self._pending.reached(-(-share * total // PPM), times, counts))
         if value != MAX:
             return value
-        # Unfinished claims whose inputs are finished: MAX is for L alone to say, so stay at the greatest finite time.
+        # Unfinished claims whose inputs are finished: MAX is for L alone to say, so stay at the
+        # greatest finite time.
         finite = times[times != MAX].tolist() + ([self._pending.greatest()] if self._pending.total else [])
         return max(finite, default=None)
 

@@ -1,8 +1,9 @@
 """The completeness history: when each step of event time became complete.
 
-A step ``[b - step, b)`` is complete from the round on whose published low watermark is at ``b`` or above. Steps lie at
-multiples of the step from the Unix epoch, so the history of a computation is a pure function of the published low
-watermarks and the times of their rounds: live rounds, replayed records and snapshots give the same one.
+A step ``[b - step, b)`` is complete from the round on whose published low watermark is at ``b`` or
+above. Steps lie at multiples of the step from the Unix epoch, so the history of a computation is a
+pure function of the published low watermarks and the times of their rounds: live rounds, replayed
+records and snapshots give the same one.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Completion(NamedTuple):
 
     incarnation: int
     after: int
-    """Steps up to this boundary were complete before; MIN at the first completion of an incarnation."""
+    """Steps up to this boundary were complete before; MIN at the first completion of an
+    incarnation."""
     through: int
     """Steps up to this boundary are complete now; MAX when the computation finished."""
     time: int

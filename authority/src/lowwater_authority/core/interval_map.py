@@ -1,7 +1,7 @@
 """The interval map of one computation: who owns which key range, and where each stands.
 
-MillWheel 7.2: "tracks the completeness of its information for each computation by building an interval map of
-low watermark values"; a missing interval corresponds to its last known value.
+MillWheel 7.2: "tracks the completeness of its information for each computation by building an
+interval map of low watermark values"; a missing interval corresponds to its last known value.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class Taken:
 
     group: Group
     handles: list[tuple[int, int]]
-    """Stretches ``[low, high)`` of handles that are no longer live, by which the owner knows them."""
+    """Stretches ``[low, high)`` of handles that are no longer live, by which the owner knows them.
+    """
     remainders: list[Group]
     """Stretches of their own: what stays outside the taken interval of ranges that it cuts."""
 
@@ -66,7 +67,8 @@ class Owner(NamedTuple):
     host: str
     last_report: int
     waiting_for: str = ""
-    """What its worker reports that it waits for, for people; empty once it owns the range no more."""
+    """What its worker reports that it waits for, for people; empty once it owns the range no more.
+    """
     remarks: Remarks = NO_REMARKS
     """What its worker reports about itself, for people; empty once it owns the range no more."""
 
@@ -82,13 +84,17 @@ class Range(NamedTuple):
 
 
 class IntervalMap:
-    """Covers a key space, ``span``, with ranges, each in one group, each with a value. Nobody is to ask for keys outside of it.
+    """Covers a key space, ``span``, with ranges, each in one group, each with a value.
 
-    Structure is a sorted map of runs (a run is a stretch of ranges granted by one claim), so it costs by claims, not
-    by ranges; values are numpy columns. A report is a vector assignment; a claim costs O(log runs + ranges touched +
-    ranges claimed); the minimum costs O(blocks touched since + blocks).
+    Nobody is to ask for keys outside of it.
 
-    Every operation keeps rule 1 (unknown holds): splits copy a value, merges take the least, what nobody claims stays.
+    Structure is a sorted map of runs (a run is a stretch of ranges granted by one claim), so it
+    costs by claims, not by ranges; values are numpy columns. A report is a vector assignment; a
+    claim costs O(log runs + ranges touched + ranges claimed); the minimum costs O(blocks touched
+    since + blocks).
+
+    Every operation keeps rule 1 (unknown holds): splits copy a value, merges take the least, what
+    nobody claims stays.
     """
 
     def __init__(self, span: tuple[bytes, bytes] = (b"", b"")) -> None:
@@ -101,7 +107,7 @@ class IntervalMap:
         self._placed: list[Group] = []
         self._runs[span[0]] = Run(self._stretch(*span, MIN, 0, GroupState.NEVER), 0, 1)
 
-    # -- reading -------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         """Return the number of ranges. O(1)."""
@@ -136,7 +142,10 @@ class IntervalMap:
         return self._ranges_at(np.concatenate((slots, *finished))), len(self)
 
     def _finished(self, limit: int) -> Iterator[npt.NDArray[np.intp]]:
-        """Yield the slots of ranges at MAX, so many at most. A free slot has it too, so it is looked at by runs."""
+        """Yield the slots of ranges at MAX, so many at most.
+
+        A free slot has it too, so it is looked at by runs.
+        """
         for run in self._runs.values():
             if limit <= 0:
                 return
@@ -181,13 +190,14 @@ class IntervalMap:
             ),
         )
 
-    # -- changing ------------------------------------------------------------------------------------------
+    # -- changing ----------------------------------------------------------------------------------
 
     def claim(self, group: Group, bounds_micros: Int64s, now: int) -> list[Taken]:
         """Give the group all ranges between its bounds; each becomes min(last values, bound).
 
-        ``bounds_micros``: none, one, or one value a range. A retired range counts as its bound, or MIN without one, or
-        with MAX, which is none: what comes back has everything to prove. Returns what other groups lost.
+        ``bounds_micros``: none, one, or one value a range. A retired range counts as its bound, or
+        MIN without one, or with MAX, which is none: what comes back has everything to prove.
+        Returns what other groups lost.
         """
         start, end = group.bounds[0], group.bounds[-1]
         old_starts, old_values, old_since, retired = self._covering(start, end)
@@ -218,8 +228,8 @@ class IntervalMap:
     def move_out(self, start: bytes) -> tuple[list[Taken], list[tuple[Group, Int64s, Int64s]]]:
         """Give up all keys from one on, which must be inside of the key space: it ends there.
 
-        Returns what groups lost, and what was known of these keys: groups of their own, none of which anybody may report for, with values and since-times.
-        O(what moves).
+        Returns what groups lost, and what was known of these keys: groups of their own, none of
+        which anybody may report for, with values and since-times. O(what moves).
         """
         if not (self.span[0] < start and before(start, self.span[1])):
             msg = "keys are handed over that are not the last ones of many"
@@ -313,7 +323,10 @@ class IntervalMap:
         self._placed.append(group)
 
     def _compact(self) -> None:
-        """Move all groups into fresh columns once what is dead takes more than half of them. Amortised O(1) a slot."""
+        """Move all groups into fresh columns once what is dead takes more than half of them.
+
+        Amortised O(1) a slot.
+        """
         if self.columns.wasteful:
             self._move()
 
@@ -427,7 +440,8 @@ def _merge(
         return np.full(count, old_values[0]), np.full(count, old_since[0])
     if len(old_starts) == count and old_starts[1:] == list(bounds[1:-1]):
         return old_values.copy(), old_since.copy()
-    # Each new range [b, c) overlaps the old ranges from the one that contains b to the one before c.
+    # Each new range [b, c) overlaps the old ranges from the one that contains b to the one before
+    # c.
     keys = np.empty(len(old_starts), dtype=object)
     keys[:] = old_starts
     wanted = np.empty(count, dtype=object)

@@ -1,7 +1,8 @@
 """How the key space of a computation is to be cut, and where its ranges are to run.
 
-It is a wish of an operator, or of what balances a computation. It changes no claim, no value and no watermark: the owner takes it between
-two micro-batches, by a claim with other bounds. The version grows with every change, across resets and drops too.
+It is a wish of an operator, or of what balances a computation. It changes no claim, no value and no
+watermark: the owner takes it between two micro-batches, by a claim with other bounds. The version
+grows with every change, across resets and drops too.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ class Layout:
     starts: tuple[int, ...] = ()
     """Slot in which each range starts; empty: as the owner cuts the key space by itself."""
     tasks: tuple[int, ...] = ()
-    """Of each range the task that it is to run in, counted from 1, 0 for any; empty: any, for all."""
+    """Of each range the task that it is to run in, counted from 1, 0 for any; empty: any, for all.
+    """
 
     def differs(self, told: Layout) -> bool:
         """Return whether this one, which is wanted, is another than an owner's; of one whose starts are not known its version decides.

@@ -25,7 +25,8 @@ NONE: Final[Int64s] = np.zeros(0, dtype=np.int64)
 class Pile:
     """Counts by event time. The net count of no time may be below 0.
 
-    Cost: :meth:`change` is O(times changed x log) and now and then O(``FRESH`` chunks); :meth:`reached` O(chunks + ``CHUNK`` + more). 16 bytes a time.
+    Cost: :meth:`change` is O(times changed x log) and now and then O(``FRESH`` chunks);
+    :meth:`reached` O(chunks + ``CHUNK`` + more). 16 bytes a time.
     """
 
     __slots__ = ("_bounds", "_counts", "_fresh_counts", "_fresh_times", "_sums", "_times", "total")

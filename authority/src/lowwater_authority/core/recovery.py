@@ -1,7 +1,8 @@
 """Snapshots of a computation, and its recovery from a snapshot and the records behind it.
 
-System prevalence: the state lives in memory, every change is logged, and a snapshot bounds the replay. Recovery runs
-the very functions that a live round runs, so that what holds on one path holds on the other.
+System prevalence: the state lives in memory, every change is logged, and a snapshot bounds the
+replay. Recovery runs the very functions that a live round runs, so that what holds on one path
+holds on the other.
 """
 
 from __future__ import annotations
@@ -48,10 +49,12 @@ class ReplayError(Exception):
 
 
 def recover(spec: Spec, snapshot: bytes | None, records: Iterable[bytes], *, epoch_base: int) -> Computation:
-    """Rebuild a computation. Records of an older incarnation only leave request ids, sequencers and their history behind.
+    """Rebuild a computation.
 
-    Raises ReplayError when a record cannot be read, or names a claim that its predecessors do not know, or an incarnation that the
-    graph does not.
+    Records of an older incarnation only leave request ids, sequencers and their history behind.
+
+    Raises ReplayError when a record cannot be read, or names a claim that its predecessors do not
+    know, or an incarnation that the graph does not.
     """
     return _end(steps(spec, snapshot, records, epoch_base=epoch_base))
 
@@ -130,17 +133,21 @@ def _replay_steps(computation: Computation, spec: Spec, records: Iterable[bytes]
 def _life(spec: Spec, incarnation: int) -> Spec:
     """Return by what an incarnation is read of which a log still tells.
 
-    One that is over may have had other keys, as a slice that was cut anew since, or dropped and registered with others: the graph does not know them any more,
-    and only what does not go by keys is kept of it.
+    One that is over may have had other keys, as a slice that was cut anew since, or dropped and
+    registered with others: the graph does not know them any more, and only what does not go by keys
+    is kept of it.
     """
     over = bool(spec.slice_of) and incarnation < spec.incarnation
     return replace(spec, span=WHOLE, began_end=None) if over else spec
 
 
 def _span(groups: list[tuple[Group, Int64s, Int64s]]) -> tuple[bytes, bytes]:
-    """Return the key space that the groups of a snapshot make up. Those of a slice may be other ones than the graph has.
+    """Return the key space that the groups of a snapshot make up.
 
-    By what is live of each: a claim over a cut has handed its last ranges over, and its bounds are still those that it was granted.
+    Those of a slice may be other ones than the graph has.
+
+    By what is live of each: a claim over a cut has handed its last ranges over, and its bounds are
+    still those that it was granted.
     """
     starts, ends = [], set()
     for group, _, _ in groups:
@@ -168,12 +175,18 @@ def restarted(old: Computation, spec: Spec) -> Computation:
 
 
 def snapshot(computation: Computation) -> bytes:
-    """Serialise the staged state, which must equal the durable one, or be meant to take its place. O(n)."""
+    """Serialise the staged state, which must equal the durable one, or be meant to take its place.
+
+    O(n).
+    """
     return b"".join(pieces(computation))
 
 
 def pieces(computation: Computation) -> Iterator[bytes]:
-    """Serialise it as :func:`snapshot` does, piece by piece: a claim each. Nothing of it may change before the last one."""
+    """Serialise it as :func:`snapshot` does, piece by piece: a claim each.
+
+    Nothing of it may change before the last one.
+    """
     columns = computation.map.columns
     message = pb.Snapshot(
         computation=computation.spec.name,
@@ -265,7 +278,8 @@ def _restore(computation: Computation, snapshot: bytes) -> Iterator[int]:
             yield RANGE_BYTES * len(some)
         groups.append(_group_from(group, bounds))
         yield len(bounds) * RANGE_BYTES
-    # Whoever ends a log does not know the keys of the slice that begins with what is left: nobody has claimed any, so there are those of the graph.
+    # Whoever ends a log does not know the keys of the slice that begins with what is left: nobody
+    # has claimed any, so there are those of the graph.
     if message.cut_version or any(group.state is not GroupState.NEVER for group, _, _ in groups):
         computation.map = yield from IntervalMap.restore(groups, _span(groups))
         computation.masses = yield from Masses.restore(computation.spec.heuristics, computation.map.run_groups())

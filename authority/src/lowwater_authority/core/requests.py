@@ -75,7 +75,8 @@ class ClaimRequest:
             names.append(b"instead of %d" % self.instead_of)
         parts = [*names, b"%d %d" % (self.generation, self.ordinal), self.bound_micros.tobytes(), *self.bounds]
         found = sha256(b"%d" % len(parts))
-        # A thousand at a time, which the processor's cache holds: two million at once take three times as long.
+        # A thousand at a time, which the processor's cache holds: two million at once take three
+        # times as long.
         for first in range(0, len(parts), DIGESTED_TOGETHER):
             some = parts[first : first + DIGESTED_TOGETHER]
             found.update(np.fromiter(map(len, some), dtype=np.uint32, count=len(some)).tobytes())

@@ -44,10 +44,12 @@ TASKS: Final = 4096
 """Most tasks of one group, those included that are done and remembered."""
 
 OPEN_INTERVALS: Final = 256
-"""Most tasks of intervals that are not done. The next ones are made as these are done: which intervals wait is known from one number."""
+"""Most tasks of intervals that are not done. The next ones are made as these are done: which
+intervals wait is known from one number."""
 
 KEPT: Final = 256
-"""Commits that a group remembers, the newest, unless it is short of room: one that is repeated later is refused."""
+"""Commits that a group remembers, the newest, unless it is short of room: one that is repeated
+later is refused."""
 
 TOGETHER: Final = 100
 """Most tasks that one call creates, and most outputs of one task."""
@@ -104,13 +106,17 @@ class TaskLease:
     version: int
     configuration_version: int
     epoch: int
-    """Which ownership of the log has granted it: see ``epoch_base`` in engine/holding.py, without the counter."""
+    """Which ownership of the log has granted it: see ``epoch_base`` in engine/holding.py, without
+    the counter."""
     nonce: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class NewTask:
-    """A task that is to be created. ``group`` is empty for a successor in the group of the task that is committed."""
+    """A task that is to be created.
+
+    ``group`` is empty for a successor in the group of the task that is committed.
+    """
 
     key: TaskKey
     payload: bytes = b""
@@ -137,7 +143,10 @@ class Task:
     """Digest of all that its commit has asked for."""
 
     def is_held_by(self, lease: TaskLease) -> bool:
-        """Whether a lease is the one that the task was last granted under. Everything is compared by equality: nothing here is ever *older*."""
+        """Whether a lease is the one that the task was last granted under.
+
+        Everything is compared by equality: nothing here is ever *older*.
+        """
         return (self.version, self.epoch, self.nonce) == (lease.version, lease.epoch, lease.nonce)
 
 
@@ -171,7 +180,8 @@ class TaskGrant(NamedTuple):
 class Offers:
     """When leases are offered to others, by the caller's clock.
 
-    It is not journaled: a lease whose time is not known here has its full time from when somebody looks for it.
+    It is not journaled: a lease whose time is not known here has its full time from when somebody
+    looks for it.
     """
 
     def __init__(self) -> None:
@@ -219,7 +229,10 @@ class Offers:
 
 @dataclass(slots=True)
 class TaskGroup:
-    """The tasks of one group. Cost: a step is O(log tasks), and so is each lease that runs out, once."""
+    """The tasks of one group.
+
+    Cost: a step is O(log tasks), and so is each lease that runs out, once.
+    """
 
     name: str
     every: int = 0
@@ -353,7 +366,8 @@ class TaskGroup:
     def _may_remember(unfinished: int) -> int:
         """Return how many tasks that are done may be remembered beside so many that are not.
 
-        ``KEPT`` places stay free for what comes next. Only where nearly all is unfinished are these used too, for the newest commits.
+        ``KEPT`` places stay free for what comes next. Only where nearly all is unfinished are these
+        used too, for the newest commits.
         """
         left = TASKS - unfinished
         return max(left - KEPT, min(left, KEPT))
@@ -405,23 +419,27 @@ class TaskGroup:
 class Tasks:
     """The groups of one computation, and the steps that its next record will have.
 
-    Live requests and replayed steps change state by the same function, :meth:`apply`. Every check comes before the first step of a request: one
-    that is refused has changed nothing.
+    Live requests and replayed steps change state by the same function, :meth:`apply`. Every check
+    comes before the first step of a request: one that is refused has changed nothing.
     """
 
     def __init__(self, groups: Iterable[TaskGroup] = ()) -> None:
         self.groups: dict[str, TaskGroup] = {group.name: group for group in groups}
         self.published: tuple[GroupFigures, ...] = ()
-        """The groups by name, as of the last durable record. Never changed, only replaced: threads may read it."""
+        """The groups by name, as of the last durable record. Never changed, only replaced: threads
+        may read it."""
         self._unpublished = True
         self._steps: list[pb.TaskStep] = []
         self._strong = False
 
     def restarted(self) -> Tasks:
-        """Return what a new incarnation begins with: the groups without their tasks. Intervals are counted from their start again."""
+        """Return what a new incarnation begins with: the groups without their tasks.
+
+        Intervals are counted from their start again.
+        """
         return Tasks(group.restarted() for group in self.groups.values())
 
-    # -- groups ----------------------------------------------------------------------------------------------
+    # -- groups ------------------------------------------------------------------------------------
 
     def group(self, name: str) -> TaskGroup:
         """Return a group. Raises UnknownGroup."""
@@ -431,7 +449,10 @@ class Tasks:
         return self.groups[name]
 
     def create_group(self, wanted: TaskGroup) -> GroupFigures:
-        """Create a group, unless it is there. Raises InvalidArgument, RegistrationConflict, Overloaded."""
+        """Create a group, unless it is there.
+
+        Raises InvalidArgument, RegistrationConflict, Overloaded.
+        """
         _check_group(wanted)
         known = self.groups.get(wanted.name)
         asked = digest([wanted.configuration])
@@ -475,10 +496,13 @@ class Tasks:
         self._step(pb.TaskStep(group=name, configured=changed))
         return group.figures()
 
-    # -- tasks -----------------------------------------------------------------------------------------------
+    # -- tasks -------------------------------------------------------------------------------------
 
     def create(self, name: str, tasks: Sequence[NewTask]) -> None:
-        """Create tasks, all or none; those that are there stay as they are. Raises UnknownGroup, InvalidArgument, BelowMark, TaskConflict, Overloaded."""
+        """Create tasks, all or none; those that are there stay as they are.
+
+        Raises UnknownGroup, InvalidArgument, BelowMark, TaskConflict, Overloaded.
+        """
         if not tasks:
             raise _bad("tasks", "is empty", f"send 1 to {TOGETHER} tasks")
         if any(task.group for task in tasks):
@@ -489,7 +513,10 @@ class Tasks:
             self._step(pb.TaskStep(group=name, created=step))
 
     def _new(self, field: str, own: str, tasks: Sequence[NewTask]) -> list[pb.NewTask]:
-        """Return those of some tasks that are not there, each with its group. Raises as create, but for room, before anything is changed."""
+        """Return those of some tasks that are not there, each with its group.
+
+        Raises as create, but for room, before anything is changed.
+        """
         if len(tasks) > TOGETHER:
             raise _bad(field, f"has {len(tasks)} tasks", f"send at most {TOGETHER} at a time")
         new: dict[tuple[str, TaskKey], pb.NewTask] = {}
@@ -520,7 +547,10 @@ class Tasks:
         return list(new.values())
 
     def _check_room(self, new: Sequence[pb.NewTask], marks: Mapping[str, int] | None = None) -> None:
-        """Raise Overloaded when a group has no room for its new tasks. ``marks``: of the groups in which the same step forgets what is below."""
+        """Raise Overloaded when a group has no room for its new tasks.
+
+        ``marks``: of the groups in which the same step forgets what is below.
+        """
         marks = marks or {}
         for name, count in Counter(task.group for task in new).items():
             group = self.groups[name]
@@ -538,7 +568,9 @@ class Tasks:
         return errors.Overloaded(msg, metadata={"bound": "tasks", "limit": str(TASKS), "group": group.name})
 
     def take(self, name: str, worker: str, nonce: bytes, *, incarnation: int, epoch: int, now: int) -> TaskGrant | None:
-        """Lease the oldest task that is ready, or whose lease has run out; None: there is none. Raises UnknownGroup, InvalidArgument.
+        """Lease the oldest task that is ready, or whose lease has run out; None: there is none.
+
+        Raises UnknownGroup, InvalidArgument.
 
         A repeat under the same nonce gets the same lease for as long as it counts.
         """
@@ -566,14 +598,20 @@ class Tasks:
         return TaskGrant(lease, task, group.configuration, group.lease)
 
     def renew(self, lease: TaskLease, *, incarnation: int, now: int) -> int:
-        """Offer a lease to nobody for its full time from now on, which is returned. Changes nothing that is journaled. Raises as commit."""
+        """Offer a lease to nobody for its full time from now on, which is returned.
+
+        Changes nothing that is journaled. Raises as commit.
+        """
         group = self._group_of(lease, incarnation)
         task = self._held(group, lease)
         group.offers.date(task.key, now + group.lease)
         return group.lease
 
     def release(self, lease: TaskLease, *, incarnation: int) -> None:
-        """Give a lease back. A repeat changes nothing until the task is taken again. Raises as commit."""
+        """Give a lease back.
+
+        A repeat changes nothing until the task is taken again. Raises as commit.
+        """
         group = self._group_of(lease, incarnation)
         task = group.tasks.get(lease.key)
         if task is not None and replace(task, version=task.version - 1).is_held_by(lease):
@@ -592,10 +630,13 @@ class Tasks:
         *,
         incarnation: int,
     ) -> None:
-        """End a task, and create those that follow from it, in one step. A repeat changes nothing and gets the same answer.
+        """End a task, and create those that follow from it, in one step.
 
-        Raises IncarnationChanged, UnknownGroup, StaleLease unless the lease is the newest one of the task; BelowMark when that is not known any more;
-        TaskConflict when the lease has committed something else; InvalidArgument; and for successors as create.
+        A repeat changes nothing and gets the same answer.
+
+        Raises IncarnationChanged, UnknownGroup, StaleLease unless the lease is the newest one of
+        the task; BelowMark when that is not known any more; TaskConflict when the lease has
+        committed something else; InvalidArgument; and for successors as create.
         """
         group = self._group_of(lease, incarnation)
         _check_outputs(lease, outputs)
@@ -644,20 +685,24 @@ class Tasks:
             raise errors.StaleLease(msg, metadata=_about(lease))
         return task
 
-    # -- intervals -------------------------------------------------------------------------------------------
+    # -- intervals ---------------------------------------------------------------------------------
 
     def pass_low(self, low: int) -> None:
-        """Make the tasks of the intervals that a low watermark has passed. To be called for each record, with what it publishes. O(groups + new ones)."""
+        """Make the tasks of the intervals that a low watermark has passed.
+
+        To be called for each record, with what it publishes. O(groups + new ones).
+        """
         for group in self.groups.values():
             if not group.every:
                 continue
             through = group.reach(low)
             if through > group.next:
                 passed = pb.IntervalsPassed(through_micros=through)
-                # Losing it is safe: it is of the record that moves the watermark, or of a strong one.
+                # Losing it is safe: it is of the record that moves the watermark, or of a strong
+                # one.
                 self._step(pb.TaskStep(group=group.name, passed=passed), strong=False)
 
-    # -- steps -----------------------------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------------
 
     @property
     def changed(self) -> bool:
@@ -676,7 +721,10 @@ class Tasks:
         self._strong = self._strong or strong
 
     def apply(self, step: pb.TaskStep) -> None:
-        """Take one step, live or replayed. Raises KeyError or ValueError when it does not follow from those before it."""
+        """Take one step, live or replayed.
+
+        Raises KeyError or ValueError when it does not follow from those before it.
+        """
         self._unpublished = True
         if step.WhichOneof("kind") == "created_group":
             if step.group in self.groups:
@@ -743,12 +791,18 @@ class Tasks:
         group.raise_mark(done.mark_micros)
 
     def publish(self) -> None:
-        """Show the groups as they are, after their record is durable. O(groups), if any has changed."""
+        """Show the groups as they are, after their record is durable.
+
+        O(groups), if any has changed.
+        """
         if self._unpublished:
             self.published, self._unpublished = tuple(group.figures() for group in self), False
 
     def snapshot(self) -> list[bytes]:
-        """Return each group as a message, encoded. O(bytes): tasks were encoded as they changed, for thousands would take too long at once."""
+        """Return each group as a message, encoded.
+
+        O(bytes): tasks were encoded as they changed, for thousands would take too long at once.
+        """
         return [_group_message(group).SerializeToString() + group.encoded() for group in self.groups.values()]
 
     def check(self) -> None:

@@ -14,4 +14,5 @@ DAY: Final = 24 * 60 * 60 * 1_000_000
 """Microseconds in a day: the default of how far a report may be ahead of the clock."""
 
 ANY_SKEW: Final = 2**62 - 1
-"""Greatest ``max_skew`` there is, in microseconds: of what another authority has compared with its clock."""
+"""Greatest ``max_skew`` there is, in microseconds: of what another authority has compared with its
+clock."""

@@ -1,7 +1,8 @@
 """The pipeline graph: one versioned record for the whole deployment.
 
-MillWheel 4.5: the low watermark of A is min(oldest work of A, low watermark of C : C outputs to A); the graph says who
-outputs to whom. All functions here are pure: a change returns a new graph, which the shard makes durable before use.
+MillWheel 4.5: the low watermark of A is min(oldest work of A, low watermark of C : C outputs to A);
+the graph says who outputs to whom. All functions here are pure: a change returns a new graph, which
+the shard makes durable before use.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CUT: Final = "~"
-"""Between the name of a computation and the number of one of its slices. No name that anybody registers has one, so nobody reads a slice."""
+"""Between the name of a computation and the number of one of its slices. No name that anybody
+registers has one, so nobody reads a slice."""
 
 NAME: Final = re.compile(r"(?:[A-Za-z0-9_.-]{1,128}/)?[A-Za-z0-9_.-]{1,128}")
 """[namespace/]name."""
@@ -41,13 +43,15 @@ MAX_SLICES: Final = 1000
 MAX_SLICE_KEY: Final = 1024
 MAX_INPUTS: Final = 1000
 MAX_SLICE_INPUTS: Final = 100_000
-"""Inputs of all slices of a computation together: each is written with all of them, and whoever reads the graph is sent them."""
+"""Inputs of all slices of a computation together: each is written with all of them, and whoever
+reads the graph is sent them."""
 MAX_HEURISTICS: Final = 16
 MAX_BUDGETS: Final = 4
 MAX_HASH: Final = 64
 
 TOMBSTONE_BYTES: Final = 8 << 20
-"""Bytes of all tombstones: some 120,000. A namespace may have as many as it leaves free, which is half when it is alone."""
+"""Bytes of all tombstones: some 120,000. A namespace may have as many as it leaves free, which is
+half when it is alone."""
 
 DIGESTS: Final = (1 << 64) - 1
 """Digests are counted modulo 2^64."""
@@ -72,7 +76,8 @@ class Part:
     source: int | None = None
     """The number of the slice whose keys it is to take in; None: it has them."""
     began_end: bytes | None = None
-    """Of one that has become smaller in this incarnation: where it ended before; None: where it does now."""
+    """Of one that has become smaller in this incarnation: where it ended before; None: where it
+    does now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +89,20 @@ class Spec:
     heuristics: tuple[int, ...] = ()
     key_hash: str = ""
     max_skew: int = DAY
-    """How far ahead of the clock its reports may be, microseconds. 0 in a registration: as :meth:`Topology.register` says."""
+    """How far ahead of the clock its reports may be, microseconds. 0 in a registration: as
+    :meth:`Topology.register` says."""
     incarnation: int = 1
     input_version: int = 1
     history_step: int = HOUR
-    """Step of the completeness history, microseconds. 0 in a registration: as registered before, else an hour."""
+    """Step of the completeness history, microseconds. 0 in a registration: as registered before,
+    else an hour."""
     estimated: bool = False
-    """Whether it was registered as one whose watermarks nobody promises. Only estimated computations may read it: an exact one has exact
-    inputs. See :meth:`Topology.is_estimated` for one that a heal has made the reader of an estimate."""
+    """Whether it was registered as one whose watermarks nobody promises. Only estimated
+    computations may read it: an exact one has exact inputs. See :meth:`Topology.is_estimated` for
+    one that a heal has made the reader of an estimate."""
     first: int = 1
-    """The incarnation in which the name was registered: the next one after a drop, else the first. Later ones are resets."""
+    """The incarnation in which the name was registered: the next one after a drop, else the first.
+    Later ones are resets."""
     budgets: tuple[int, ...] = ()
     """Lateness budgets in parts per million, least first."""
     all_pending: bool = False
@@ -107,7 +116,8 @@ class Spec:
     cut_version: int = 0
     """Grows each time it is cut anew; also of its slices."""
     next_slice: int = 0
-    """Then: the number that its next slice gets. None is ever used again, for the log of a slice outlives it."""
+    """Then: the number that its next slice gets. None is ever used again, for the log of a slice
+    outlives it."""
     source: str = ""
     """Of a slice: the one whose keys it is to take in; empty: it has them."""
     began_end: bytes | None = None
@@ -158,7 +168,10 @@ class Spec:
         return f"{self.name}{CUT}{number}"
 
     def span_of(self, name: str) -> tuple[bytes, bytes] | None:
-        """Return the key space of one of its slices; None when it has no slice of that name. O(slices)."""
+        """Return the key space of one of its slices; None when it has no slice of that name.
+
+        O(slices).
+        """
         parts = self.parts
         for index, part in enumerate(parts):
             if self._slice(part.number) == name:
@@ -227,7 +240,10 @@ class Spec:
                 raise errors.Unavailable(msg, metadata={"computation": self.name, "slice": name, "source": source})
 
     def moved(self, name: str) -> Spec:
-        """Return it with a slice that has taken in its keys. The same if it had before. Raises InvalidArgument."""
+        """Return it with a slice that has taken in its keys.
+
+        The same if it had before. Raises InvalidArgument.
+        """
         known = self.part_of(name)
         if known.source is None:
             return self
@@ -253,13 +269,15 @@ class Topology:
     version: int = 0
     computations: Mapping[str, Spec] = field(default_factory=dict)
     dropped: Mapping[str, Spec] = field(default_factory=dict)
-    """Tombstones: the last incarnation, and version of the inputs, of names that are not registered any more. A re-registration goes on above
-    them, so nobody takes its values for older ones. They stay until an operator has them forgotten."""
+    """Tombstones: the last incarnation, and version of the inputs, of names that are not registered
+    any more. A re-registration goes on above them, so nobody takes its values for older ones. They
+    stay until an operator has them forgotten."""
     forgotten: int = 0
-    """The greatest incarnation, or version of the inputs, of all tombstones that were forgotten. Every name is registered above it, and so above what was
-    ever shown of that name."""
+    """The greatest incarnation, or version of the inputs, of all tombstones that were forgotten.
+    Every name is registered above it, and so above what was ever shown of that name."""
     _guesses: frozenset[str] | None = field(default=None, init=False, compare=False, repr=False)
-    """What is estimated, by its registration or by what it reads. Derived, never stored: it ends with its reason. None: to be found."""
+    """What is estimated, by its registration or by what it reads. Derived, never stored: it ends
+    with its reason. None: to be found."""
     _digest: int | None = field(default=None, init=False, compare=False, repr=False)
     """See :attr:`digest`. None: to be found."""
 
@@ -307,16 +325,22 @@ class Topology:
         return spec
 
     def check_incarnation(self, name: str, meant: int) -> None:
-        """Refuse a change that was decided on in another incarnation: it comes late. 0: any. Raises UnknownComputation, IncarnationChanged."""
+        """Refuse a change that was decided on in another incarnation: it comes late.
+
+        0: any. Raises UnknownComputation, IncarnationChanged.
+        """
         found = self.get(name).incarnation
         if meant not in (0, found):
             msg = f"incarnation {found} of {name} is in force, not {meant}; nothing was changed, look at it again"
             raise errors.IncarnationChanged(msg, metadata={"computation": name, "incarnation": str(found)})
 
     def refuse_slice(self, name: str) -> None:
-        """Refuse a slice where an answer would promise that event times are complete. Raises UnknownComputation, InvalidArgument.
+        """Refuse a slice where an answer would promise that event times are complete.
 
-        Inputs are added at the root, and compared with the root's watermark alone. A slice that is further on has published too much by then.
+        Raises UnknownComputation, InvalidArgument.
+
+        Inputs are added at the root, and compared with the root's watermark alone. A slice that is
+        further on has published too much by then.
         """
         root = self.get(name).slice_of
         if root:
@@ -342,12 +366,15 @@ class Topology:
     def register(self, spec: Spec, *, unused: bool = False) -> Topology:
         """Return the graph with a computation; the same graph when it is there already.
 
-        ``unused``: nobody has ever claimed the one that is known, and no intervals of tasks rely on it. If that one is exact, and no exact
-        one reads it, it becomes estimated when that is all that is asked to change: authorities of 0.1 keep estimated ones as exact.
+        ``unused``: nobody has ever claimed the one that is known, and no intervals of tasks rely on
+        it. If that one is exact, and no exact one reads it, it becomes estimated when that is all
+        that is asked to change: authorities of 0.1 keep estimated ones as exact.
 
-        ``max_skew`` may grow, and a smaller one than registered changes nothing. Where it is left out, it is what was registered,
-        else a day, and not less than that of any input: what an input publishes was compared with the clock before, so a smaller
-        one would only keep the reader from following. ANY_SKEW of an input is not taken over: nothing here compares such an input.
+        ``max_skew`` may grow, and a smaller one than registered changes nothing. Where it is left
+        out, it is what was registered, else a day, and not less than that of any input: what an
+        input publishes was compared with the clock before, so a smaller one would only keep the
+        reader from following. ANY_SKEW of an input is not taken over: nothing here compares such an
+        input.
 
         Raises InvalidArgument, RegistrationConflict, Cycle, EstimatedInput.
         """
@@ -449,8 +476,8 @@ class Topology:
     def set_inputs(self, name: str, inputs: Sequence[str]) -> Topology:
         """Return the graph with other inputs for a computation. Raises as register does.
 
-        One that was registered as exact, and read an estimate, begins a new incarnation with all that reads it: what it has published was
-        a guess.
+        One that was registered as exact, and read an estimate, begins a new incarnation with all
+        that reads it: what it has published was a guess.
         """
         known = self._own(name)
         spec = replace(known, inputs=tuple(inputs), input_version=known.input_version + 1)
@@ -478,7 +505,10 @@ class Topology:
         return changed, [n for n in names if n not in undone]
 
     def split(self, name: str, part: str, at: bytes) -> tuple[Topology, str]:
-        """Return the graph with a slice of a computation cut in two, and the name of the new one. Raises as :meth:`Spec.split`, and UnknownComputation."""
+        """Return the graph with a slice of a computation cut in two, and the name of the new one.
+
+        Raises as :meth:`Spec.split`, and UnknownComputation.
+        """
         spec, new = self._own(name).split(part, at)
         return self._with(spec), new
 
@@ -586,7 +616,10 @@ class Topology:
                     raise errors.EstimatedInput(msg, metadata={"computation": reader.name, "input": name})
 
     def _cycle_through(self, name: str) -> list[str]:
-        """Return a path from a computation back to itself along its inputs; empty without one. Cost: all that it reads, directly or not."""
+        """Return a path from a computation back to itself along its inputs; empty without one.
+
+        Cost: all that it reads, directly or not.
+        """
         readers = {name: ""}
         waiting = [name]
         while waiting:
@@ -820,7 +853,8 @@ def whole(name: str) -> str:
 def slicing(name: str, incarnation: int = 0, identity: str | None = None) -> str:
     """Return the identity by which a slice of a computation claims its part of it.
 
-    With ``identity``: that by which a worker has claimed ranges of the slice, or is about to, in an incarnation. It binds the computation.
+    With ``identity``: that by which a worker has claimed ranges of the slice, or is about to, in an
+    incarnation. It binds the computation.
     """
     return f"{name}{CUT}" if identity is None else f"{name}{CUT}{incarnation}:{identity}"
 
@@ -851,7 +885,11 @@ def _with_slices(spec: Spec) -> Iterable[tuple[str, Spec]]:
 
 
 def _follow_roots(computations: dict[str, Spec], dropped: dict[str, Spec]) -> None:
-    """Let slices be as what they are slices of says. One that it does not have is of another registration, which nobody could drop, or of a cut that is lost."""
+    """Let slices be as what they are slices of says.
+
+    One that it does not have is of another registration, which nobody could drop, or of a cut that
+    is lost.
+    """
     for root in [spec for spec in computations.values() if spec.slices]:
         computations.update(root.slice_specs())
     _end_orphans(computations, dropped)
@@ -884,7 +922,10 @@ def _recut_as(spec: Spec, other: Spec) -> Spec:
 
 
 def _estimated(computations: Mapping[str, Spec]) -> frozenset[str]:
-    """Return what is estimated, or reads something estimated, directly or not. O(graph), times the longest path when anything is."""
+    """Return what is estimated, or reads something estimated, directly or not.
+
+    O(graph), times the longest path when anything is.
+    """
     found = frozenset(name for name, spec in computations.items() if spec.estimated)
     while found:
         readers = [

@@ -25,28 +25,34 @@ Ticket = TypeVar("Ticket")
 log = logging.getLogger(__name__)
 
 STREAMS: Final = 8192
-"""Report streams open at once. Each reports every three seconds at least, which is about all that one process takes."""
+"""Report streams open at once. Each reports every three seconds at least, which is about all that
+one process takes."""
 
 WATCHES: Final = 8192
-"""Watch streams open at once. Each is told something every second, and keeps one value for each computation that it follows."""
+"""Watch streams open at once. Each is told something every second, and keeps one value for each
+computation that it follows."""
 
 TASK_WAITS: Final = 4096
 """Workers that wait for a task at once. All of them look when one becomes ready."""
 
 STARTING: Final = 128
-"""Streams that start at once. More would not be served sooner, but delay those that run: one process works at one at a time."""
+"""Streams that start at once. More would not be served sooner, but delay those that run: one
+process works at one at a time."""
 
 LINE: Final = 4096
-"""Streams that wait to start, unread: some four seconds of work, so that whoever is told to come again would have waited longer."""
+"""Streams that wait to start, unread: some four seconds of work, so that whoever is told to come
+again would have waited longer."""
 
 LEAST_DELAY: Final = 0.05
 """Seconds: nobody comes again sooner."""
 
 MOST_DELAY: Final = 5.0
-"""Seconds: the end of the line. Clients wait up to twice as long; longer, and they would be taken for lost."""
+"""Seconds: the end of the line. Clients wait up to twice as long; longer, and they would be taken
+for lost."""
 
 MEAN_OF_JITTER: Final = 1.5
-"""Clients wait between once and twice what they are told, so this is how much later they come on the average."""
+"""Clients wait between once and twice what they are told, so this is how much later they come on
+the average."""
 
 FIRST_RATE: Final = 1000.0
 """Served a second, as long as that was not measured."""
@@ -64,10 +70,13 @@ def bounded(delay: float) -> float:
 
 
 class Gate(Generic[Ticket]):
-    """Lets in at most ``bound`` at once. Up to ``line`` more wait in the order in which they came, others are to come again.
+    """Lets in at most ``bound`` at once.
 
-    Whoever comes has a ticket, which says whom to call when it is its turn, and is ``who``: a principal, or empty where nobody tells callers apart. The rate is measured only while the gate is at least half
-    full: at other times it would be the rate of arrivals. All costs are O(1).
+    Up to ``line`` more wait in the order in which they came, others are to come again.
+
+    Whoever comes has a ticket, which says whom to call when it is its turn, and is ``who``: a
+    principal, or empty where nobody tells callers apart. The rate is measured only while the gate
+    is at least half full: at other times it would be the rate of arrivals. All costs are O(1).
     """
 
     def __init__(self, name: str, bound: int, line: int) -> None:
@@ -102,7 +111,8 @@ class Gate(Generic[Ticket]):
     def enter(self, ticket: Ticket, now: float, who: str = "") -> bool:
         """Let one in, or put it at the end of the line: then False.
 
-        Raises Overloaded, with the delay, when the line is full, or a principal has as many places as it leaves free.
+        Raises Overloaded, with the delay, when the line is full, or a principal has as many places
+        as it leaves free.
         """
         self._look(now)
         self._check_share(who, now)

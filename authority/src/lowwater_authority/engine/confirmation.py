@@ -264,7 +264,7 @@ class Confirmation:
         reading.add_done_callback(self._reading.discard)
         reading.add_done_callback(lambda done: done.cancelled() or done.exception())
 
-    # -- rounds ----------------------------------------------------------------------------------------------
+    # -- rounds ------------------------------------------------------------------------------------
 
     def in_time(self) -> AbstractAsyncContextManager[None]:
         """Bound a wait for the store by ``wait_seconds``, then raise Unavailable."""

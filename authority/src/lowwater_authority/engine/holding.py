@@ -1,4 +1,6 @@
-"""One computation on a shard, from the first look at its log until it is let go or dropped. All that is known of it is in one object.
+"""One computation on a shard, from the first look at its log until it is let go or dropped.
+
+All that is known of it is in one object.
 
     absent --read--> reading --take--> taking --replay--> serving <---> in doubt
        ^                |                 |                  |              |
@@ -10,26 +12,37 @@ state     what it means                                 who brings it about     
 ========  ============================================  ========================================  ===================================
 absent    nobody asks for it here, or its log is        ``Holdings.let_go``, a failed take-over   a take-over may begin
           damaged and is left alone for a while
-reading   its log is read and replayed, its owner goes  ``take_over``, in a shared store          nothing: clients are sent to the
-          on                                                                                      owner
-taking    the log is taken, and what has come since is  ``own``                                   nothing is known of it yet
+reading   its log is read and replayed, its owner goes  ``take_over``, in a shared store
+nothing: clients are sent to the
+          on
+          owner
+taking    the log is taken, and what has come since is  ``own``
+nothing is known of it yet
           replayed
-serving   the computation is in memory as the store     ``hold``                                  all
+serving   the computation is in memory as the store     ``hold``
+all
           has it
-in doubt  memory and store may differ (``Memory``), or  a roll-back; a heal and                   what was published stays; the rest
-          its ownership is being renewed                ``Holding.rise``                          waits, or is refused
+in doubt  memory and store may differ (``Memory``), or  a roll-back; a heal and
+what was published stays; the rest
+          its ownership is being renewed                ``Holding.rise``
+          waits, or is refused
 gone      it was dropped, and its log is made short     a graph without it                        nobody takes it until that is over
 ========  ============================================  ========================================  ===================================
 
-That another process has replaced this one it learns from the journal alone (JournalFenced), and never from a clock: so what is served ends by
-``Holdings.let_go`` or by a drop, and by nothing else. Whoever has waited for the store looks at the state again before it goes on: the computation may
-be absent by then, or taken anew. What was staged for a log is known by the log's ``reading``, which grows each time.
+That another process has replaced this one it learns from the journal alone (JournalFenced), and
+never from a clock: so what is served ends by ``Holdings.let_go`` or by a drop, and by nothing else.
+Whoever has waited for the store looks at the state again before it goes on: the computation may be
+absent by then, or taken anew. What was staged for a log is known by the log's ``reading``, which
+grows each time.
 
-The state is said by the fields and stored nowhere else, so that they cannot contradict each other. Pure are ``State``, ``Memory``, ``Unwritten`` and
-``Damage``. What goes to the store is behind "with the store" below, and each caller goes on with what it raises: a round rolls back by ``reload`` and rises;
-``Logs.heal`` heals what the store has lost; the shard puts right beside the rounds what a roll-back has kept; a stop mends. ``Takeover`` has each taken over
-once for all who ask, in its turn, and leaves alone what was found damaged. ``Holdings`` lets go, makes the logs of what was dropped short, and keeps the graph.
-A holding of which nothing is to be remembered is discarded (``Holdings.discard``), for anybody may ask for any name.
+The state is said by the fields and stored nowhere else, so that they cannot contradict each other.
+Pure are ``State``, ``Memory``, ``Unwritten`` and ``Damage``. What goes to the store is behind "with
+the store" below, and each caller goes on with what it raises: a round rolls back by ``reload`` and
+rises; ``Logs.heal`` heals what the store has lost; the shard puts right beside the rounds what a
+roll-back has kept; a stop mends. ``Takeover`` has each taken over once for all who ask, in its
+turn, and leaves alone what was found damaged. ``Holdings`` lets go, makes the logs of what was
+dropped short, and keeps the graph. A holding of which nothing is to be remembered is discarded
+(``Holdings.discard``), for anybody may ask for any name.
 """
 
 from __future__ import annotations
@@ -70,7 +83,8 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 SMALL_BYTES: Final = 64 << 10
-"""The most that a small log has. Once it is read, its take-over stands in no line any more, so that the store is asked for hundreds at a time; see Takeover."""
+"""The most that a small log has. Once it is read, its take-over stands in no line any more, so that
+the store is asked for hundreds at a time; see Takeover."""
 
 NOBODY: Final = Ownership()
 """Of what this process does not own."""
@@ -103,7 +117,10 @@ class Recovered(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A log that this process has taken. One value, so that nothing is held without what it is held by, nor by more than was read."""
+    """A log that this process has taken.
+
+    One value, so that nothing is held without what it is held by, nor by more than was read.
+    """
 
     ownership: Ownership
     """By which it may be written, as long as the journal knows it by no other."""
@@ -123,22 +140,30 @@ class State(Enum):
 
 
 class Memory(Enum):
-    """What memory has of a held computation that is not there as the store has it. Nothing of it is changed or shown meanwhile.
+    """What memory has of a held computation that is not there as the store has it.
 
-    torn -> unreadable -> only copy (by a new incarnation); each ends when it is written, read again, or not held any more.
+    Nothing of it is changed or shown meanwhile.
+
+    torn -> unreadable -> only copy (by a new incarnation); each ends when it is written, read
+    again, or not held any more.
     """
 
     TORN = "torn"
     """Half a change may be in it, and it is read back. Nothing of it is written."""
     UNREADABLE = "unreadable"
-    """Half a change may be in it, and the store cannot be read back: it goes on when it can, or begins a new incarnation."""
+    """Half a change may be in it, and the store cannot be read back: it goes on when it can, or
+    begins a new incarnation."""
     ONLY_COPY = "only copy"
-    """It is the only good copy: the store has refused the newest record, and cannot be read back. It is written again."""
+    """It is the only good copy: the store has refused the newest record, and cannot be read back.
+    It is written again."""
 
 
 @dataclass(slots=True, eq=False)
 class Unwritten:
-    """That a held computation is not in memory as the store has it. It ends when it is written, read again, or not held any more."""
+    """That a held computation is not in memory as the store has it.
+
+    It ends when it is written, read again, or not held any more.
+    """
 
     memory: Memory
     reason: JournalError | None = None
@@ -186,7 +211,10 @@ class Unwritten:
 
 @dataclass(slots=True, eq=False)
 class Damage:
-    """That a log was found damaged, or written by a newer release. It is not looked at for a while. Times are processing times."""
+    """That a log was found damaged, or written by a newer release.
+
+    It is not looked at for a while. Times are processing times.
+    """
 
     reason: JournalError
     until: float
@@ -221,7 +249,10 @@ class Rest:
 
 
 class Once:
-    """Work that is done once at a time, for all who ask for it. Whoever asked may be gone when it ends."""
+    """Work that is done once at a time, for all who ask for it.
+
+    Whoever asked may be gone when it ends.
+    """
 
     __slots__ = ("task",)
 
@@ -291,9 +322,11 @@ class Holding:
     held: Computation | None = None
     """What is served; None when it is not."""
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """One change of its ownership at a time: the position of a restore must be the next one when it is written."""
+    """One change of its ownership at a time: the position of a restore must be the next one when it
+    is written."""
     renewing: bool = False
-    """Whether its ownership is being renewed: an attempt may have made a newer owner than this process knows."""
+    """Whether its ownership is being renewed: an attempt may have made a newer owner than this
+    process knows."""
     unwritten: Unwritten | None = None
     """Set while memory and store may differ. What was published of it stays true."""
     take: Once = field(default_factory=Once)
@@ -345,7 +378,8 @@ class Holding:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to remember of it."""
-        # A snapshot under way is no reason: it is of an owner that is over, and needs nothing of what is here.
+        # A snapshot under way is no reason: it is of an owner that is over, and needs nothing of
+        # what is here.
         under_way = (self.take.task, self.turn.task, self.mending)
         waiting = self.renewing or self.writing.locked() or any(task is not None for task in under_way)
         return self.state is State.ABSENT and self.damage is None and self.rest is None and not waiting
@@ -359,13 +393,16 @@ class Holding:
         return self.unwritten is not None and self.unwritten.kept
 
     def one_again(self) -> bool:
-        """It is in memory as the store has it, or not held any more. Returns whether that is news."""
+        """It is in memory as the store has it, or not held any more.
+
+        Returns whether that is news.
+        """
         before, self.unwritten = self.unwritten, None
         if before is not None:
             before.changed.set()
         return before is not None
 
-    # -- with the store: taking over --------------------------------------------------------------------------
+    # -- with the store: taking over ---------------------------------------------------------------
 
     async def take_over(self, mine: Callable[[str], bool], refresh: Callable[[], Awaitable[None]]) -> Computation:
         """Serve it from here on: its log is read and checked while its owner serves it, then taken, and what has come since is replayed.
@@ -402,11 +439,15 @@ class Holding:
             self.read_small.clear()
 
     async def _looked_at(self, refresh: Callable[[], Awaitable[None]]) -> Recovered:
-        """Recover it from its log, whoever owns that. Raises JournalCorrupt, JournalVersion, JournalFailed, ..."""
+        """Recover it from its log, whoever owns that.
+
+        Raises JournalCorrupt, JournalVersion, JournalFailed, ...
+        """
         among = self.among
         self.coming = State.READING
         if among.graph_doubted:
-            # Without it nothing can be served that was taken: whoever has the log keeps it until the graph can be read.
+            # Without it nothing can be served that was taken: whoever has the log keeps it until
+            # the graph can be read.
             await refresh()
         loaded = await among.journal.load(self.name, durable=False)  # it is taken next, and read again behind that
         try:
@@ -433,9 +474,12 @@ class Holding:
             raise JournalCorrupt(self.name, None, reason)
 
     async def own(self, known: LoadedLog | None = None) -> Taken:
-        """Become the owner of its log, and read what is not known of it. It is to be held, or given up.
+        """Become the owner of its log, and read what is not known of it.
 
-        Waits until it is not gone. Raises JournalOutvoted, JournalFailed, JournalUnknown, JournalCorrupt, ...
+        It is to be held, or given up.
+
+        Waits until it is not gone. Raises JournalOutvoted, JournalFailed, JournalUnknown,
+        JournalCorrupt, ...
         """
         among, name = self.among, self.name
         while True:
@@ -485,7 +529,7 @@ class Holding:
         among.served[self.name] = self
         return computation
 
-    # -- with the store: going back, writing again, healing ---------------------------------------------------
+    # -- with the store: going back, writing again, healing ----------------------------------------
 
     async def refuse_usurped(self) -> None:
         """Raise JournalFenced when another process has taken a held log, JournalFailed, ..."""
@@ -512,11 +556,12 @@ class Holding:
     async def reload(self) -> tuple[Computation | None, Collection[str]]:
         """Go back to what the journal has of a computation.
 
-        Returns what is durable of it, None when it is not held any more, and of which computations what was staged counts all the same.
-        Waits for as long as the journal cannot be read, or put right; raises JournalFenced, and JournalCorrupt or JournalVersion
-        when memory is all that is left, see :meth:`write_again`. Where the store has lost records that
-        were shown, memory is what counts, with all that is staged: what owners said is true whether or not they were told that
-        it was taken over.
+        Returns what is durable of it, None when it is not held any more, and of which computations
+        what was staged counts all the same. Waits for as long as the journal cannot be read, or put
+        right; raises JournalFenced, and JournalCorrupt or JournalVersion when memory is all that is
+        left, see :meth:`write_again`. Where the store has lost records that were shown, memory is
+        what counts, with all that is staged: what owners said is true whether or not they were told
+        that it was taken over.
         """
         backoff = Backoff(*RETRY_SECONDS)
         while self.held is not None:
@@ -557,12 +602,14 @@ class Holding:
     async def _read_back(self) -> LoadedLog:
         """Read its log, which is this process's own, so that all of it is durable and may be shown.
 
-        An attempt of unknown outcome may have put the last record no further than into the cache of the store, where a fail-over or a
-        power cut takes it back: ``Journal.load`` waits until the record is durable. Raises as that and ``Journal.confirm`` do.
+        An attempt of unknown outcome may have put the last record no further than into the cache of
+        the store, where a fail-over or a power cut takes it back: ``Journal.load`` waits until the
+        record is durable. Raises as that and ``Journal.confirm`` do.
         """
         journal = self.among.journal
         loaded = await journal.load(self.name)
-        # What the next owner has written there may be of an incarnation that this process has not heard of.
+        # What the next owner has written there may be of an incarnation that this process has not
+        # heard of.
         await journal.confirm([self.name])
         return loaded
 
@@ -571,7 +618,10 @@ class Holding:
         self.unwritten = Unwritten(Memory.TORN)
 
     def keep(self, reason: JournalError) -> None:
-        """What the store has cannot be read back. Nothing is to be kept of what was let go meanwhile."""
+        """What the store has cannot be read back.
+
+        Nothing is to be kept of what was let go meanwhile.
+        """
         if self.held is None:
             return
         if self.unwritten is None:
@@ -603,7 +653,10 @@ class Holding:
             return self.computation if self.one_again() else None
 
     async def rise(self, above: int) -> None:
-        """Become the owner of a held computation once more, by a greater number. Raises JournalFailed, JournalFenced, ..."""
+        """Become the owner of a held computation once more, by a greater number.
+
+        Raises JournalFailed, JournalFenced, ...
+        """
         if self.held is None or self.is_torn():
             return
         among = self.among
@@ -622,22 +675,29 @@ class Holding:
             raise JournalFenced({self.name: (self.ownership.epoch, 0)}) from error
 
     async def heal(self) -> None:
-        """Put back what the store has lost of it. Raises JournalFenced when another process has taken it, JournalFailed, ..."""
+        """Put back what the store has lost of it.
+
+        Raises JournalFenced when another process has taken it, JournalFailed, ...
+        """
         if not self.is_held():
             return
         async with self._alone():
             if self.is_torn():
-                # Neither copy is whole: what the store lacks is not to be replaced by what was never decided.
+                # Neither copy is whole: what the store lacks is not to be replaced by what was
+                # never decided.
                 self.keep(JournalCorrupt(self.name, None, "the store has lost records of it"))
             elif self.is_held():
                 await self._restore()
                 self.one_again()
 
     async def _restore(self) -> None:
-        """Make memory all there is of a held log. Raises JournalFenced when another process has taken it, JournalFailed, ...
+        """Make memory all there is of a held log.
 
-        A change of inputs that is staged is half a change: the graph has the other half, and is not written here. Its revocations and lowered
-        ranges are written, which harm nobody, but not the version of the inputs. So the change is still to be appended, as a whole.
+        Raises JournalFenced when another process has taken it, JournalFailed, ...
+
+        A change of inputs that is staged is half a change: the graph has the other half, and is not
+        written here. Its revocations and lowered ranges are written, which harm nobody, but not the
+        version of the inputs. So the change is still to be appended, as a whole.
         """
         known = self.among.topology.computations.get(self.name)
         if known is not None and not known.slice_of:
@@ -652,13 +712,14 @@ class Holding:
         among, name = self.among, self.name
         while True:
             try:
-                # By the view that made this process the owner: who was chosen by a newer one keeps what it has.
+                # By the view that made this process the owner: who was chosen by a newer one keeps
+                # what it has.
                 return await among.logs.restore(self.log, payload, view=mine.view, address=among.address)
             except JournalOutvoted as error:
                 raise JournalFenced({name: (mine.epoch, 0)}) from error
             except JournalPosition as place:
-                # Another process's records, in a store that has lost who owns it; or own ones, of unknown outcome or too damaged
-                # to be read: nobody else writes under this number.
+                # Another process's records, in a store that has lost who owns it; or own ones, of
+                # unknown outcome or too damaged to be read: nobody else writes under this number.
                 found = (await among.journal.owners([name]))[name]
                 if (found.epoch, found.nonce) != (mine.epoch, mine.nonce):
                     raise JournalFenced({name: (mine.epoch, 0)}) from place
@@ -666,7 +727,10 @@ class Holding:
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
-        """Around a change of its ownership. It may be let go meanwhile, and is forgotten behind it then."""
+        """Around a change of its ownership.
+
+        It may be let go meanwhile, and is forgotten behind it then.
+        """
         try:
             async with self.writing:
                 yield

@@ -56,16 +56,19 @@ STEP_BYTES: Final = 512
 """Bytes that a step of a replay takes besides its records."""
 
 ENDED_AT_ONCE: Final = 4
-"""Logs of dropped computations that are made short side by side: one that was not before may be long."""
+"""Logs of dropped computations that are made short side by side: one that was not before may be
+long."""
 
 WALK_SECONDS: Final = 5.0
-"""How long the walk over the logs of all that was dropped waits for one of them before it goes on with the next."""
+"""How long the walk over the logs of all that was dropped waits for one of them before it goes on
+with the next."""
 
 WALK_PIECE: Final = 64
 """Names that it passes over at once: less than a millisecond."""
 
 KNOWN_ENDS: Final = 10_000
-"""Positions of the graph whose record is remembered, by checksum: so many changes a store may lose behind one that is damaged."""
+"""Positions of the graph whose record is remembered, by checksum: so many changes a store may lose
+behind one that is damaged."""
 
 OVER: Final = (JournalFenced, JournalOutvoted, JournalVersion, JournalReplaced, JournalClosed)
 """Why a log is not this process's to make short, and will not be."""
@@ -109,17 +112,22 @@ class Holdings:
         self._read: ReadGraph | None = None
         """The log of the graph as it was read last."""
         self.graph_doubted = False
-        """Whether the store may have a damaged graph: it could not be read, or another process waits because it cannot read it."""
+        """Whether the store may have a damaged graph: it could not be read, or another process
+        waits because it cannot read it."""
         self.graph_unread = False
-        """Whether it was damaged when it was read last: shards that have read what is damaged have to hear of it, and write it again."""
+        """Whether it was damaged when it was read last: shards that have read what is damaged have
+        to hear of it, and write it again."""
         self.covered = 0
-        """Up to where ``topology`` has what the log of the graph says: what is damaged there can be written again from memory."""
+        """Up to where ``topology`` has what the log of the graph says: what is damaged there can be
+        written again from memory."""
         self._ends: dict[int, int] = {}
-        """With which record the log ended at each position up to there, by checksum, when that became part of ``topology``."""
+        """With which record the log ended at each position up to there, by checksum, when that
+        became part of ``topology``."""
         self._arriving: Mapping[int, int] = {}
         """Those of a graph that was read, and is about to be used."""
         self._told = ""
-        """The damage of the graph that was logged, so that it is not at each attempt to put it right."""
+        """The damage of the graph that was logged, so that it is not at each attempt to put it
+        right."""
         self._known: dict[str, Holding] = {}
         """All that this process has to do with, held or not."""
         self.served: dict[str, Holding] = {}
@@ -141,9 +149,10 @@ class Holdings:
         self._settling = asyncio.Event()
         """Set while this process waits for these logs before it stops: each is tried once more."""
         self.let_gone = 0
-        """How many computations were let go: by a take that was slow, perhaps one that is to be served here."""
+        """How many computations were let go: by a take that was slow, perhaps one that is to be
+        served here."""
 
-    # -- the graph -----------------------------------------------------------------------------------------
+    # -- the graph ---------------------------------------------------------------------------------
 
     async def read_graph(self) -> ReadGraph:
         """Read the graph as the journal has it; :meth:`newer` tells whether there is anything new in it.
@@ -165,7 +174,10 @@ class Holdings:
         return read
 
     def use(self, topology: Topology) -> None:
-        """Go on with the graph as its log has it, up to where that was read or written. O(what is new)."""
+        """Go on with the graph as its log has it, up to where that was read or written.
+
+        O(what is new).
+        """
         self.topology = topology
         self._ends.update(self._arriving)
         self._arriving = {}
@@ -189,10 +201,13 @@ class Holdings:
         known = self.graph.position > 0 and not whole
         return topology.encode(self.topology if known else None)
 
-    # -- taking over and letting go ----------------------------------------------------------------------
+    # -- taking over and letting go ----------------------------------------------------------------
 
     def resume(self, spec: Spec, ownership: Ownership, loaded: LoadedLog, recovered: Recovered | None) -> Computation:
-        """Recover a computation whose log was taken: as it was ``recovered``, with what came since. Raises JournalCorrupt."""
+        """Recover a computation whose log was taken: as it was ``recovered``, with what came since.
+
+        Raises JournalCorrupt.
+        """
         computation = resumed(spec, ownership, loaded, recovered) if recovered is not None else None
         return computation if computation is not None else self._recovered(spec, ownership, loaded)
 
@@ -217,7 +232,10 @@ class Holdings:
         return [holding.mending for holding in self._known.values() if holding.mending is not None]
 
     def computation(self, name: str) -> Computation | None:
-        """Return a computation that is held; None for others. Also another thread may ask: it may be let go meanwhile."""
+        """Return a computation that is held; None for others.
+
+        Also another thread may ask: it may be let go meanwhile.
+        """
         holding = self.served.get(name)
         return holding.held if holding is not None else None
 
@@ -260,7 +278,8 @@ class Holdings:
     def let_go(self, owners: Mapping[str, tuple[int, int]]) -> list[str]:
         """Forget computations that other processes own now; returns those that were held.
 
-        ``owners`` is what JournalFenced says: a log that was taken again since the refused call is kept.
+        ``owners`` is what JournalFenced says: a log that was taken again since the refused call is
+        kept.
         """
         gone = [name for name, (mine, _) in owners.items() if name in self.served and self.epoch(name) <= mine]
         for name in gone:
@@ -281,7 +300,10 @@ class Holdings:
         return gone
 
     def drop(self, name: str) -> None:
-        """Let go of a computation that was dropped, if it is held. Its log begins anew, for a next incarnation, before others take it."""
+        """Let go of a computation that was dropped, if it is held.
+
+        Its log begins anew, for a next incarnation, before others take it.
+        """
         computation = self._disown(name)
         if computation is not None:
             self._begin_to_end(name, computation)
@@ -383,8 +405,9 @@ class Holdings:
                 if (ending := self._ending(name)) is not None:
                     ending.fenced.set()
                 if self.journal.shared:
-                    # Read behind the take: who registers it from here on takes the log from this process, which then writes nothing any
-                    # more. Who is alone has all of the graph in memory, and registers it when this is over.
+                    # Read behind the take: who registers it from here on takes the log from this
+                    # process, which then writes nothing any more. Who is alone has all of the graph
+                    # in memory, and registers it when this is over.
                     tombstone = (await self.read_graph()).topology.dropped.get(name)
                 if tombstone is None:
                     return
@@ -464,7 +487,7 @@ class Holdings:
             holding.unwritten.restarted()
         return fresh
 
-    # -- confirming and healing ----------------------------------------------------------------------------
+    # -- confirming and healing --------------------------------------------------------------------
 
     async def confirm(self, names: Iterable[str]) -> int:
         """Return where the graph ends, after a check that the journal knows this process as the owner of computations.
@@ -490,7 +513,10 @@ class Holdings:
         return [name for name in self.served if not self._is_renewing(name) and not self.is_torn(name)]
 
     async def heal(self, error: JournalLost) -> None:
-        """Put back what the store has lost. All that is staged must be durable, or be meant to be."""
+        """Put back what the store has lost.
+
+        All that is staged must be durable, or be meant to be.
+        """
         await self.logs.heal(error)
 
     async def _heal(self, name: str) -> None:
@@ -513,7 +539,9 @@ class Holdings:
         await self._write_graph_again(damage)
 
     async def mend_graph(self) -> None:
-        """Do the same when this process ends and the graph turns out to be damaged, or short. Reads all of it.
+        """Do the same when this process ends and the graph turns out to be damaged, or short.
+
+        Reads all of it.
 
         Raises JournalLost, JournalVersion, JournalFailed and JournalUnknown.
         """
@@ -546,7 +574,10 @@ class Holdings:
         self._has_all()
 
     async def _behind(self, damage: JournalCorrupt) -> LoadedLog:
-        """Read what others have added to the graph behind what is in memory. Raises JournalFailed where that cannot be read, or does not follow."""
+        """Read what others have added to the graph behind what is in memory.
+
+        Raises JournalFailed where that cannot be read, or does not follow.
+        """
         try:
             behind = await self.journal.load_behind(GRAPH, self.covered)
             self.topology.replayed(payload for _, payload in behind.records)
@@ -637,7 +668,8 @@ class Holdings:
         except BaseException as error:
             self.forget_graph()  # so that it is read, and what it lacks is written, at the next look
             if isinstance(error, JournalCorrupt):
-                # What others have put in the place of what was lost is not to be guessed: who has written it has it in memory.
+                # What others have put in the place of what was lost is not to be guessed: who has
+                # written it has it in memory.
                 self.graph_doubted = self.graph_unread = True
             if isinstance(error, JournalCorrupt | JournalVersion):
                 raise JournalFailed(str(error)) from error
@@ -713,8 +745,9 @@ def _end_of(computation: Computation, incarnation: int) -> bytes:
 def _end_of_stored(tombstone: Spec, ownership: Ownership, loaded: LoadedLog | None) -> bytes:
     """Return the same from what is stored.
 
-    Of what cannot be read nothing leads to the next incarnation but the sequencers, which must not be granted again. They are counted from the
-    number of their owner, and this process has a greater one than all before it.
+    Of what cannot be read nothing leads to the next incarnation but the sequencers, which must not
+    be granted again. They are counted from the number of their owner, and this process has a
+    greater one than all before it.
     """
     try:
         if loaded is not None:

@@ -19,13 +19,17 @@ class SubscriptionStatistics:
     """How a subscription fares."""
 
     waiting: int
-    """Computations whose newest value was not taken yet; never more than the computations followed."""
+    """Computations whose newest value was not taken yet; never more than the computations followed.
+    """
     conflated: int
     """Values replaced by newer ones before they were taken."""
 
 
 class Subscription:
-    """The newest values of what changed since they were last taken. Bounded by the computations followed. One task takes them."""
+    """The newest values of what changed since they were last taken.
+
+    Bounded by the computations followed. One task takes them.
+    """
 
     def __init__(self, names: frozenset[str], clock: Callable[[], float] = time.monotonic) -> None:
         self.names = names
@@ -45,7 +49,10 @@ class Subscription:
         """Seconds that the oldest of the values taken last had waited since it might be taken."""
 
     def put(self, name: str, view: View | None) -> bool:
-        """Replace the value of a computation; None: another shard serves it. Returns whether one waited there. O(1)."""
+        """Replace the value of a computation; None: another shard serves it.
+
+        Returns whether one waited there. O(1).
+        """
         if not self._pending:
             self._pending_since = self._clock()
         conflated = name in self._pending
@@ -92,7 +99,10 @@ class Subscription:
         self._pending_since = self._clock()  # nobody could take them before
 
     async def _wait(self, until: float) -> None:
-        """Wait until a time of the event loop, or until the waiter is set. A bare timer: to cancel the task instead takes several times as long."""
+        """Wait until a time of the event loop, or until the waiter is set.
+
+        A bare timer: to cancel the task instead takes several times as long.
+        """
         loop = asyncio.get_running_loop()
         self._waiter = loop.create_future()
         timer = loop.call_at(until, _set, self._waiter)
@@ -113,11 +123,15 @@ def _set(waiter: asyncio.Future[None] | None) -> None:
 
 
 class Hub:
-    """All subscriptions of a shard. ``clock`` gives seconds and never goes back: what waits is measured with it."""
+    """All subscriptions of a shard.
+
+    ``clock`` gives seconds and never goes back: what waits is measured with it.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # Dicts for their order: a set's would be that of addresses in memory, and no run could be repeated.
+        # Dicts for their order: a set's would be that of addresses in memory, and no run could be
+        # repeated.
         self._subscriptions: dict[Subscription, None] = {}
         self._of_everything: dict[Subscription, None] = {}
         self._by_name: dict[str, dict[Subscription, None]] = {}

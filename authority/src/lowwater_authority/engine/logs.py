@@ -28,13 +28,16 @@ if TYPE_CHECKING:
     from lowwater_authority.journal import End, Journal, LoadedLog, Ownership
 
 LARGE: Final = 16 << 20
-"""Bytes of a snapshot that a thread of its own joins, which needs no lock of Python's for it: a copy of fewer takes a few milliseconds."""
+"""Bytes of a snapshot that a thread of its own joins, which needs no lock of Python's for it: a
+copy of fewer takes a few milliseconds."""
 
 MOST_DOUBLINGS: Final = 4
-"""How often the distance to the next attempt at a snapshot is doubled while the store refuses it."""
+"""How often the distance to the next attempt at a snapshot is doubled while the store refuses it.
+"""
 
 SNAPSHOT_AGAIN: Final = 600_000_000
-"""Microseconds of processing time after which a snapshot that was refused is tried again, however few records have come since."""
+"""Microseconds of processing time after which a snapshot that was refused is tried again, however
+few records have come since."""
 
 _logger = logging.getLogger(__name__)
 
@@ -73,10 +76,14 @@ class Log:
     snapshotting: asyncio.Task[None] | None = None
     """What writes a snapshot of it."""
     doubted: bool = False
-    """Whether the last restore of it was of unknown outcome at some time, and did not succeed since: what it restores may be written."""
+    """Whether the last restore of it was of unknown outcome at some time, and did not succeed
+    since: what it restores may be written."""
 
     def read(self, loaded: LoadedLog) -> None:
-        """It was read: remember where it ends. Read once more, after a roll-back, its snapshots are as often refused as before."""
+        """It was read: remember where it ends.
+
+        Read once more, after a roll-back, its snapshots are as often refused as before.
+        """
         self.reading += 1
         self.position = loaded.last
         self.behind = sum(len(payload) for _, payload in loaded.records)
@@ -96,8 +103,9 @@ class Log:
     def due(self, now: int) -> bool:
         """Whether a snapshot would bound the replay, and none is being written.
 
-        After one that was refused so many bytes have to come as make one due, and after each further one twice as many: making
-        it costs all of the computation, whether or not the store takes it. But ``SNAPSHOT_AGAIN`` is long enough for any.
+        After one that was refused so many bytes have to come as make one due, and after each
+        further one twice as many: making it costs all of the computation, whether or not the store
+        takes it. But ``SNAPSHOT_AGAIN`` is long enough for any.
         """
         least = max(self.snapshot_after, 2 * self.snapshot_bytes)
         if self.snapshotting is not None or self.behind <= least:
@@ -150,7 +158,8 @@ class _Append:
         self.beside = list(beside)
         """What is to be confirmed with them, and was not yet."""
         self.doubt = False
-        """Whether a part of it may be written: an attempt was of unknown outcome, or a heal has put it back."""
+        """Whether a part of it may be written: an attempt was of unknown outcome, or a heal has put
+        it back."""
         self._apart = apart
         self._readings = {log: readings[log] for log, *_ in records if log.name != GRAPH}
         for log in self._readings:
@@ -179,8 +188,9 @@ class _Append:
             self.beside = [name for name in self.beside if name in error.owners]
             raise
         except JournalLost:
-            # All are this process's own. What lacks something is put back under a new ownership, or its heal says who has it: nothing is left
-            # to be asked for behind that, when the round may be written already.
+            # All are this process's own. What lacks something is put back under a new ownership, or
+            # its heal says who has it: nothing is left to be asked for behind that, when the round
+            # may be written already.
             self.beside = []
             raise
         self.beside = []
@@ -220,7 +230,11 @@ class _Append:
         )
 
     def refuse_if_doubted(self, error: JournalError) -> None:
-        """No more attempt is made. Raises InDoubt where a part may be written: by an earlier attempt, or by a heal that was not finished."""
+        """No more attempt is made.
+
+        Raises InDoubt where a part may be written: by an earlier attempt, or by a heal that was not
+        finished.
+        """
         if self.in_doubt() or self.healed():
             raise InDoubt(error) from error
 
@@ -261,15 +275,18 @@ class Logs:
         beside: Iterable[str] = (),
         drop: Callable[[JournalFenced, bool], None] | None = None,
     ) -> list[str]:
-        """Append records in one step; returns when durable. Raises JournalFailed, JournalFenced, ...
+        """Append records in one step; returns when durable.
 
-        ``readings`` are those of the logs, but for the graph's, when what is appended was staged: what was let go since, and perhaps taken
-        again, must not get it, and is fenced.
-        ``beside``: logs that get no record, and must be this process's own all the same. Those are returned of which that was not asked in
-        the end, because nothing was left to write.
-        ``apart``: logs whose memory does not have the record yet, so that it is still to be written when they were healed.
-        ``drop`` is told which logs other processes own now, and whether their records may be written all the same; the others are
-        written without them. Without it, such a log is refused with all others.
+        Raises JournalFailed, JournalFenced, ...
+
+        ``readings`` are those of the logs, but for the graph's, when what is appended was staged:
+        what was let go since, and perhaps taken again, must not get it, and is fenced. ``beside``:
+        logs that get no record, and must be this process's own all the same. Those are returned of
+        which that was not asked in the end, because nothing was left to write. ``apart``: logs
+        whose memory does not have the record yet, so that it is still to be written when they were
+        healed. ``drop`` is told which logs other processes own now, and whether their records may
+        be written all the same; the others are written without them. Without it, such a log is
+        refused with all others.
         """
         if not records:
             return list(beside)
@@ -342,10 +359,13 @@ class Logs:
     async def restore(
         self, log: Log, payload: bytes, *, view: int, address: str, over: End | None = None, newest: bool = False
     ) -> Ownership:
-        """Make a snapshot all there is of a log, which the store has lost a part of. Raises JournalFenced, JournalPosition, ...
+        """Make a snapshot all there is of a log, which the store has lost a part of.
 
-        ``over`` is where the log must end still: where it was read last, if others may write to it, too.
-        An older snapshot that is still being written does not matter: it is of an owner, and of a place, that are over.
+        Raises JournalFenced, JournalPosition, ...
+
+        ``over`` is where the log must end still: where it was read last, if others may write to it,
+        too. An older snapshot that is still being written does not matter: it is of an owner, and
+        of a place, that are over.
         """
         reading, position = log.reading, log.position + 1
         log.doubted = False

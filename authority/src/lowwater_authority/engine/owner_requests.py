@@ -190,11 +190,12 @@ class OwnerRequests:
         A report carries only changes since the one before it in its stream, and a lost report may
         have lowered a range. So three things stop later reports:
 
-        - ``after`` is the future of the report before. If that failed, this one ends with OldStream.
+        - ``after`` is the future of the report before. If that failed, this one ends with
+          OldStream.
         - ``barred`` are computations that another shard has served since the stream began. They are
           refused, and computations that are refused here for that reason are added.
-        - ``older`` are refusals with OLD_STREAM, by (computation, sequencer). Such a claim is refused
-          until a report has a turn above the one in the refusal.
+        - ``older`` are refusals with OLD_STREAM, by (computation, sequencer). Such a claim is
+          refused until a report has a turn above the one in the refusal.
         """
         stopped = set() if barred is None else barred
         outrun = {} if older is None else older

@@ -8,18 +8,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SLEW: Final = 10
-"""One part in so many: how much faster or slower than real time it goes while the wall clock is ahead or behind."""
+"""One part in so many: how much faster or slower than real time it goes while the wall clock is
+ahead or behind."""
 
 
 class ProcessingTime:
     """Microseconds since the Unix epoch, UTC; never goes back and never jumps.
 
-    It begins at the wall clock and goes on by ``monotonic``, in microseconds of any clock that makes no steps (None: ``wall`` makes none), and
-    that goes on while the machine is suspended, or the time is made up for slowly. It nears the wall clock slowly, so that a clock that is wrong for a second, or
-    is put right, moves it by a tenth of that second at most.
+    It begins at the wall clock and goes on by ``monotonic``, in microseconds of any clock that
+    makes no steps (None: ``wall`` makes none), and that goes on while the machine is suspended, or
+    the time is made up for slowly. It nears the wall clock slowly, so that a clock that is wrong
+    for a second, or is put right, moves it by a tenth of that second at most.
 
-    So it stays behind for long when the wall clock was behind as the process started. Nothing tells a clock that is put right from one that goes wrong, and what
-    was once ahead could not come back: a jump is never made up.
+    So it stays behind for long when the wall clock was behind as the process started. Nothing tells
+    a clock that is put right from one that goes wrong, and what was once ahead could not come back:
+    a jump is never made up.
     """
 
     def __init__(self, wall: Callable[[], int], monotonic: Callable[[], int] | None) -> None:

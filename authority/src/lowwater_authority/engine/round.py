@@ -1,6 +1,7 @@
 """A round of requests: the group commit of a shard.
 
-    requests -> [stage in arrival order -> append once -> publish -> answer -> tidy] -> the next round
+    requests -> [stage in arrival order -> append once -> publish -> answer -> tidy] -> the next
+    round
 
 Nothing is published, acknowledged or granted before its record is durable (rule 2). There is no
 timer: the next round starts when the append returns. So an idle shard answers in one journal round
@@ -221,7 +222,7 @@ class Rounds:
         """Return the number of waiting requests."""
         return len(self._writes) + len(self._reads)
 
-    # -- the queue -------------------------------------------------------------------------------------------
+    # -- the queue ---------------------------------------------------------------------------------
 
     def write(
         self,
@@ -298,7 +299,7 @@ class Rounds:
         for _ in range(self._gate.inside - len(self)):
             self._gate.leave(now)
 
-    # -- a round ---------------------------------------------------------------------------------------------
+    # -- a round -----------------------------------------------------------------------------------
 
     async def _round(self) -> None:
         round_ = Round(self._processing_time(), self._clock())
@@ -325,7 +326,7 @@ class Rounds:
         self._answer_reads(round_)
         await self._tidy(round_)
 
-    # -- stage -----------------------------------------------------------------------------------------------
+    # -- stage -------------------------------------------------------------------------------------
 
     def _stage(self, round_: Round, staged: _Staged) -> Exception | None:
         """Stage requests in arrival order. Returns why to roll back the whole round, or None."""
@@ -389,7 +390,7 @@ class Rounds:
             return errors.LowwaterError("internal error, nothing was changed; see the authority's log")
         return None
 
-    # -- append ----------------------------------------------------------------------------------------------
+    # -- append ------------------------------------------------------------------------------------
 
     async def _append(self, round_: Round) -> Exception | None:
         """Make a round durable, or return why to roll it back. Raises what ends this process."""
@@ -539,7 +540,7 @@ class Rounds:
         # Half a change counts nowhere, so its caller gets the same refusal as all others.
         return {name for name in kept if not held.is_torn(name)}
 
-    # -- publish ---------------------------------------------------------------------------------------------
+    # -- publish -----------------------------------------------------------------------------------
 
     def _publish(self, round_: Round, requests: int) -> None:
         """Show what is durable now."""
@@ -571,7 +572,7 @@ class Rounds:
         self._served.count()
         self._observer.round(requests)
 
-    # -- answer ----------------------------------------------------------------------------------------------
+    # -- answer ------------------------------------------------------------------------------------
 
     def _answer(self, round_: Round, staged: _Staged) -> None:
         """Answer the callers of a round. An answer that needs roots waits beside the rounds."""
@@ -620,7 +621,7 @@ class Rounds:
         for request, _ in staged:
             request.fail(refusal if request.names.isdisjoint(healed) else unknown)
 
-    # -- tidy ------------------------------------------------------------------------------------------------
+    # -- tidy --------------------------------------------------------------------------------------
 
     async def _tidy(self, round_: Round) -> None:
         """Make the snapshots that are due.

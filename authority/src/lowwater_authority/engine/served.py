@@ -113,7 +113,7 @@ class Served:
         """The graph, as far as this process has read it."""
         return self.held.topology
 
-    # -- questions -------------------------------------------------------------------------------------------
+    # -- questions ---------------------------------------------------------------------------------
 
     def __contains__(self, name: str) -> bool:
         """Return whether this process serves a computation, as far as it knows."""
@@ -176,7 +176,7 @@ class Served:
             raise moved(name)
         return computation.reference
 
-    # -- changes ---------------------------------------------------------------------------------------------
+    # -- changes -----------------------------------------------------------------------------------
 
     def begin(self, computation: Computation) -> None:
         """Serve a computation that was taken over."""

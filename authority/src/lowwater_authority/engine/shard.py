@@ -52,9 +52,10 @@ log = logging.getLogger(__name__)
 class Shard:
     """Serves a set of computations: all of a deployment, with an embedded journal.
 
-    Its rooms: ``graph`` and ``owners`` take requests that change something, ``reads`` answers questions; ``rounds`` makes
-    changes durable; ``held`` is what memory has of the logs, ``served`` what readers see of it; ``takeover`` and
-    ``confirmation`` are about the other shards; ``slices`` report to the roots of cut computations.
+    Its rooms: ``graph`` and ``owners`` take requests that change something, ``reads`` answers
+    questions; ``rounds`` makes changes durable; ``held`` is what memory has of the logs, ``served``
+    what readers see of it; ``takeover`` and ``confirmation`` are about the other shards; ``slices``
+    report to the roots of cut computations.
     """
 
     def __init__(
@@ -97,7 +98,10 @@ class Shard:
         return self._processing_time()
 
     async def start(self) -> None:
-        """Open the journal and serve what is this shard's, but for what is damaged. Raises what the journal raises."""
+        """Open the journal and serve what is this shard's, but for what is damaged.
+
+        Raises what the journal raises.
+        """
         held = self.held
         await self.journal.open()
         held.use(held.newer(await self._first_graph()) or held.topology)
@@ -134,7 +138,11 @@ class Shard:
             self.end_dropped()
 
     async def _first_graph(self) -> ReadGraph:
-        """Read the graph. While it is damaged, wait for shards that have it in memory. Raises JournalCorrupt when none lives."""
+        """Read the graph.
+
+        While it is damaged, wait for shards that have it in memory. Raises JournalCorrupt when none
+        lives.
+        """
         told = 0
         while True:
             try:
@@ -157,13 +165,19 @@ class Shard:
                     raise JournalCorrupt(GRAPH, damage.position, reason) from damage
 
     async def run(self) -> None:
-        """Run rounds until :meth:`stop`. Raises JournalReplaced, JournalCorrupt and their like: this process must not go on."""
+        """Run rounds until :meth:`stop`.
+
+        Raises JournalReplaced, JournalCorrupt and their like: this process must not go on.
+        """
         await self.rounds.run()
 
     def stop(self) -> None:
-        """Let :meth:`run` finish what is queued and end. New requests are refused with ShuttingDown.
+        """Let :meth:`run` finish what is queued and end.
 
-        An append whose outcome is still unknown is given up: nothing of it was shown, and its callers may repeat it.
+        New requests are refused with ShuttingDown.
+
+        An append whose outcome is still unknown is given up: nothing of it was shown, and its
+        callers may repeat it.
         """
         self.held.logs.stopping = True
         self.rounds.stop()

@@ -277,7 +277,7 @@ class Slice:
         if known is not None:
             known.close()
 
-    # -- its task --------------------------------------------------------------------------------------------
+    # -- its task ----------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         backoff = Backoff(*self._settings.slice_again_seconds)

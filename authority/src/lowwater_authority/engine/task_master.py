@@ -30,18 +30,24 @@ class _Waiting:
     """Those who wait for the tasks of one group."""
 
     workers: dict[asyncio.Event, None] = field(default_factory=dict[asyncio.Event, None])
-    """In the order of their coming. A dict for that: a set's order would differ from process to process, and no run could be repeated."""
+    """In the order of their coming. A dict for that: a set's order would differ from process to
+    process, and no run could be repeated."""
     offered: int = 0
     """How often a task of the group had become ready when they were told last."""
 
     def tell(self, many: int) -> None:
-        """Let so many of them look, who came first. Whoever has been told and has not looked yet is among them."""
+        """Let so many of them look, who came first.
+
+        Whoever has been told and has not looked yet is among them.
+        """
         for changed in islice(self.workers, many):
             changed.set()
 
 
 class TaskMaster:
-    """Runs the requests about tasks in the rounds of a shard. Raises what core/tasks.py raises, and what any change of a computation does.
+    """Runs the requests about tasks in the rounds of a shard.
+
+    Raises what core/tasks.py raises, and what any change of a computation does.
 
     ``gate`` bounds how many workers wait at once.
     """
@@ -54,9 +60,12 @@ class TaskMaster:
         shard.rounds.on_published = self._tell
 
     async def create_group(self, name: str, wanted: TaskGroup, incarnation: int = 0) -> tuple[int, GroupFigures]:
-        """Create a group; returns the incarnation, too. Raises IncarnationChanged unless ``incarnation`` is in force; 0: any.
+        """Create a group; returns the incarnation, too.
 
-        Raises EstimatedInput for intervals by a watermark that nobody promises, and InvalidArgument for a slice.
+        Raises IncarnationChanged unless ``incarnation`` is in force; 0: any.
+
+        Raises EstimatedInput for intervals by a watermark that nobody promises, and InvalidArgument
+        for a slice.
         """
 
         def create(computation: Computation, _: int) -> tuple[int, GroupFigures]:
@@ -84,7 +93,10 @@ class TaskMaster:
         return await self._shard.owners.change(name, configure)
 
     async def create(self, name: str, group: str, tasks: Sequence[NewTask], incarnation: int) -> None:
-        """Create tasks. Raises IncarnationChanged for those that another incarnation was meant to have."""
+        """Create tasks.
+
+        Raises IncarnationChanged for those that another incarnation was meant to have.
+        """
 
         def create(computation: Computation, _: int) -> None:
             self._shard.topology.check_incarnation(name, incarnation)

@@ -1,4 +1,7 @@
-"""Whether the store takes what this process writes. Every write of a shard, or of a global authority, goes through here."""
+"""Whether the store takes what this process writes.
+
+Every write of a shard, or of a global authority, goes through here.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +50,13 @@ class Writes:
         self._refusals = 0
         """Refused writes since the store took one."""
         self._logged = False
-        """True while a line about refused writes stands in the log without one that says that it is over."""
+        """True while a line about refused writes stands in the log without one that says that it is
+        over."""
 
     async def until_known(self, write: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a write until its outcome is known. Raises JournalUnknown when the process stops meanwhile, and what the write raises.
+        """Repeat a write until its outcome is known.
+
+        Raises JournalUnknown when the process stops meanwhile, and what the write raises.
 
         Until it is known whether it happened, nothing may be shown and nothing else written.
         """

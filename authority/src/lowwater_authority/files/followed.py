@@ -20,13 +20,15 @@ LOOK_SECONDS: Final = 0.5
 """Between two looks at the file."""
 
 SETTLED_SECONDS: Final = 2.0
-"""How long a file must have stayed as it is before it is read: one that is being written may be good TOML and name half of its entries.
+"""How long a file must have stayed as it is before it is read: one that is being written may be
+good TOML and name half of its entries.
 
 What it says counts this long and two looks after the last change, which is three seconds.
 """
 
 MOST_SECONDS: Final = 30.0
-"""After which one is read that changes all the time: else what it said before would count for as long as it does.
+"""After which one is read that changes all the time: else what it said before would count for as
+long as it does.
 
 So this is the longest that a good file takes; a bad one changes nothing.
 """
@@ -37,11 +39,14 @@ T = TypeVar("T")
 
 
 class FollowedFile(ABC, Generic[T]):
-    """What a file says as it stands. ``value`` is replaced on the event loop; whoever keeps something of it gives ``on_change``.
+    """What a file says as it stands.
 
-    A file is told from its successor by its times, its size and its inode, so that one that is put in place by a rename, as
-    Kubernetes does, is noticed too. ``monotonic`` gives seconds of any clock: by that it is known how long a file has stayed as it is,
-    whatever time it bears itself. Raises BadFile when the first cannot be used.
+    ``value`` is replaced on the event loop; whoever keeps something of it gives ``on_change``.
+
+    A file is told from its successor by its times, its size and its inode, so that one that is put
+    in place by a rename, as Kubernetes does, is noticed too. ``monotonic`` gives seconds of any
+    clock: by that it is known how long a file has stayed as it is, whatever time it bears itself.
+    Raises BadFile when the first cannot be used.
     """
 
     def __init__(self, path: Path, *, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -78,7 +83,10 @@ class FollowedFile(ABC, Generic[T]):
         """Log that the file cannot be followed, as often as that has happened since it was last said."""
 
     async def watch(self) -> None:
-        """Look at the file again and again, for ever. What fails is told, and tried again: what it says has to count."""
+        """Look at the file again and again, for ever.
+
+        What fails is told, and tried again: what it says has to count.
+        """
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:

@@ -46,7 +46,10 @@ def parsed(data: bytes, source: str) -> dict[str, Any]:
 
 
 class BadFile(ValueError):
-    """A file of rules is refused: where, what is wrong, and what to write instead. No value that may be a secret is quoted."""
+    """A file of rules is refused: where, what is wrong, and what to write instead.
+
+    No value that may be a secret is quoted.
+    """
 
     def __init__(self, place: str, problem: str, fix: str) -> None:
         super().__init__(f"{place} {problem}; {fix}")

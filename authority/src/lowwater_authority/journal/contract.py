@@ -27,31 +27,42 @@ class JournalError(Exception):
 
 
 class JournalFailed(JournalError):
-    """Surely nothing was written: disk full, read-only, no directory. Roll back and refuse the callers.
+    """Surely nothing was written: disk full, read-only, no directory.
+
+    Roll back and refuse the callers.
 
     A later attempt may succeed; the message says what an operator has to do.
     """
 
 
 class JournalUnknown(JournalError):
-    """It may be written or not. Repeat the very same call until it succeeds or fails surely; show nothing until then.
+    """It may be written or not.
+
+    Repeat the very same call until it succeeds or fails surely; show nothing until then.
 
     Repeating is safe: what turns out to be written is recognised by position, writer and checksum.
     """
 
 
 class JournalFenced(JournalError):
-    """Other processes have taken logs over; surely nothing was written. Stop serving these: the newer owner's word counts."""
+    """Other processes have taken logs over; surely nothing was written.
+
+    Stop serving these: the newer owner's word counts.
+    """
 
     def __init__(self, owners: Mapping[str, tuple[int, int]]) -> None:
         self.owners = dict(owners)
-        """By log: the epoch of the refused writer, 0 if it never took the log, and the epoch that owns it."""
+        """By log: the epoch of the refused writer, 0 if it never took the log, and the epoch that
+        owns it."""
         facts = ", ".join(f"{log!r} (epoch {mine}, now {owner})" for log, (mine, owner) in self.owners.items())
         super().__init__(f"this process does not own the log of {facts}: ask its owner")
 
 
 class JournalOutvoted(JournalError):
-    """The log was taken under a newer view of the members; nothing was changed. Look at the members again first."""
+    """The log was taken under a newer view of the members; nothing was changed.
+
+    Look at the members again first.
+    """
 
     def __init__(self, log: str, *, view: int, newest: int) -> None:
         self.log = log
@@ -63,20 +74,26 @@ class JournalOutvoted(JournalError):
 
 
 class JournalLost(JournalError):
-    """The store has lost what it acknowledged; surely nothing was written. Put it back with ``restore``, from memory.
+    """The store has lost what it acknowledged; surely nothing was written.
+
+    Put it back with ``restore``, from memory.
 
     A fail-over to a replica that lagged, a restart without the newest writes, a restored copy.
     """
 
     def __init__(self, logs: Mapping[str, tuple[int, int]]) -> None:
         self.logs = dict(logs)
-        """By log: where it ended, and where the store ends it now; the same when it is the epoch, or the record there, that was lost."""
+        """By log: where it ended, and where the store ends it now; the same when it is the epoch,
+        or the record there, that was lost."""
         facts = ", ".join(f"{log!r} ({had} records, now {has})" for log, (had, has) in self.logs.items())
         super().__init__(f"the store has lost records or epochs that it acknowledged: {facts}")
 
 
 class JournalReplaced(JournalError):
-    """The store belongs to another deployment now. Nothing of this one may be mixed with it (rule 9): stop this process."""
+    """The store belongs to another deployment now.
+
+    Nothing of this one may be mixed with it (rule 9): stop this process.
+    """
 
     def __init__(self, *, expected: str, found: str) -> None:
         super().__init__(
@@ -85,7 +102,10 @@ class JournalReplaced(JournalError):
 
 
 class JournalPosition(JournalError):
-    """The log does not end where the writer thinks; surely nothing was written. Load the log again before going on."""
+    """The log does not end where the writer thinks; surely nothing was written.
+
+    Load the log again before going on.
+    """
 
     def __init__(self, log: str, *, position: int, last: int, reason: str = "") -> None:
         self.log = log
@@ -100,7 +120,9 @@ class JournalPosition(JournalError):
 
 
 class JournalCorrupt(JournalError):
-    """The store does not hold what it acknowledged. Nothing is served from it: restore a copy, or ask for help.
+    """The store does not hold what it acknowledged.
+
+    Nothing is served from it: restore a copy, or ask for help.
 
     ``log`` and ``position`` tell where; they are None when the damage is not inside one log.
     """
@@ -148,7 +170,8 @@ class JournalClosed(JournalError):
 
 
 GRAPH: Final = ""
-"""The log of the pipeline graph. It belongs to all processes of a deployment; every other log has one owner at a time."""
+"""The log of the pipeline graph. It belongs to all processes of a deployment; every other log has
+one owner at a time."""
 
 
 class Ownership(NamedTuple):
@@ -157,7 +180,8 @@ class Ownership(NamedTuple):
     epoch: int = 0
     """Grows with every owner, from 1; 0: the log was never taken."""
     nonce: int = 0
-    """32 random bits; tells two owners of one epoch apart, should a store ever lose an epoch. No part in any order."""
+    """32 random bits; tells two owners of one epoch apart, should a store ever lose an epoch. No
+    part in any order."""
     address: str = ""
     """Where the owner is reached, HOST:PORT; empty in a store of one process."""
     view: int = 0
@@ -175,9 +199,11 @@ class Entry:
     payload: bytes
     """What the record says; the journal never looks inside."""
     strong: bool
-    """Whether losing the record breaks a promise (claims, registrations, lowerings); a lost advance does not."""
+    """Whether losing the record breaks a promise (claims, registrations, lowerings); a lost advance
+    does not."""
     newest: bool = False
-    """Whether releases that do not know the newest format must not read it: they refuse it, as JournalVersion."""
+    """Whether releases that do not know the newest format must not read it: they refuse it, as
+    JournalVersion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +252,8 @@ class JournalStatistics:
     bytes: int
     """Payload bytes of the acknowledged entries."""
     last_append_seconds: float
-    """How long the last acknowledged append took, from call to acknowledgement; 0.0 before the first."""
+    """How long the last acknowledged append took, from call to acknowledgement; 0.0 before the
+    first."""
     snapshots: int
     """Acknowledged snapshots."""
     snapshot_bytes: int
@@ -238,43 +265,54 @@ class JournalStatistics:
 
 
 class Journal(ABC):
-    """Keeps the logs of one deployment. A store is correct when it keeps this contract; one test suite checks all.
+    """Keeps the logs of one deployment.
 
-    **Atomic.** One ``append`` is one step for all of its entries, in whichever logs: all are written or none. So is
-    one ``snapshot``: the old snapshot with its records, or the new one and nothing that it covers.
+    A store is correct when it keeps this contract; one test suite checks all.
 
-    **Durable.** When ``append``, ``snapshot`` or ``open`` returns, its effect survives the death of the process and of
-    the machine. A store that is weaker for entries that are not ``strong`` says so in its class docstring; strong
-    entries, and everything in front of them, always survive.
+    **Atomic.** One ``append`` is one step for all of its entries, in whichever logs: all are
+    written or none. So is one ``snapshot``: the old snapshot with its records, or the new one and
+    nothing that it covers.
 
-    **Durable before read.** What ``load`` and ``load_behind`` return survives as well, whoever wrote it: a record may be in the
-    store while its writer still waits until a fail-over or a power cut cannot take it away. So a reader makes the store confirm,
-    behind the read, that the store keeps what was read, unless the journal knows so already: it is what the journal has itself had
-    acknowledged, or stood in a log that the journal took. If a reader used a record that is lost afterwards, the reader would
-    know half of a change: one log of an ``append`` from memory, the others without it.
+    **Durable.** When ``append``, ``snapshot`` or ``open`` returns, its effect survives the death of
+    the process and of the machine. A store that is weaker for entries that are not ``strong`` says
+    so in its class docstring; strong entries, and everything in front of them, always survive.
 
-    **May be lost.** What was never acknowledged, as a whole. Never a part of a call, never something in the middle.
+    **Durable before read.** What ``load`` and ``load_behind`` return survives as well, whoever
+    wrote it: a record may be in the store while its writer still waits until a fail-over or a power
+    cut cannot take it away. So a reader makes the store confirm, behind the read, that the store
+    keeps what was read, unless the journal knows so already: it is what the journal has itself had
+    acknowledged, or stood in a log that the journal took. If a reader used a record that is lost
+    afterwards, the reader would know half of a change: one log of an ``append`` from memory, the
+    others without it.
 
-    **Refused, never repaired.** A record or snapshot that is missing or damaged raises ``JournalCorrupt`` with log and
-    position. Only a torn tail, which was never acknowledged, is cut without a word.
+    **May be lost.** What was never acknowledged, as a whole. Never a part of a call, never
+    something in the middle.
 
-    **Fenced.** Each log but ``GRAPH`` has one owner at a time, the last that took it, and each gets a greater epoch. Every
-    write checks, in its own atomic step, that the writer still owns each log it names and that the log ends where it
-    thinks. ``GRAPH`` belongs to all: there the place in the log decides alone (compare-and-set).
+    **Refused, never repaired.** A record or snapshot that is missing or damaged raises
+    ``JournalCorrupt`` with log and position. Only a torn tail, which was never acknowledged, is cut
+    without a word.
 
-    **Never shorter.** A journal remembers how far it has read and written each log it owns, and ``GRAPH``, and with which record
-    it ended. A store that ends before that, or there with another record, or knows only an older epoch, has lost what it
-    acknowledged: every call that touches the log raises ``JournalLost``, until ``restore`` has put the owner's memory in its place.
-    In ``GRAPH`` others may have gone on behind what they put in the place of a lost record: who reads it sees what it lacks.
+    **Fenced.** Each log but ``GRAPH`` has one owner at a time, the last that took it, and each gets
+    a greater epoch. Every write checks, in its own atomic step, that the writer still owns each log
+    it names and that the log ends where it thinks. ``GRAPH`` belongs to all: there the place in the
+    log decides alone (compare-and-set).
 
-    **Sure or unknown.** ``JournalFailed``, ``JournalFenced``, ``JournalPosition``, ``JournalLost``: surely nothing was
-    written. ``JournalUnknown``, and a cancelled call: perhaps; repeat the call as it was. An entry counts as written when
-    its log ends with it, by the same writer (epoch and nonce) and with the same checksum, whatever has become of it since; in ``GRAPH`` also
-    when it stands at its place. When another process has appended to ``GRAPH`` and cut it off by a snapshot, ``JournalPosition`` may be raised by a
-    repeat whose first attempt was written.
+    **Never shorter.** A journal remembers how far it has read and written each log it owns, and
+    ``GRAPH``, and with which record it ended. A store that ends before that, or there with another
+    record, or knows only an older epoch, has lost what it acknowledged: every call that touches the
+    log raises ``JournalLost``, until ``restore`` has put the owner's memory in its place. In
+    ``GRAPH`` others may have gone on behind what they put in the place of a lost record: who reads
+    it sees what it lacks.
 
-    **Not thread-safe.** All methods are called from one event loop. Calls may overlap; each sees the ones that were
-    called before it.
+    **Sure or unknown.** ``JournalFailed``, ``JournalFenced``, ``JournalPosition``, ``JournalLost``:
+    surely nothing was written. ``JournalUnknown``, and a cancelled call: perhaps; repeat the call
+    as it was. An entry counts as written when its log ends with it, by the same writer (epoch and
+    nonce) and with the same checksum, whatever has become of it since; in ``GRAPH`` also when it
+    stands at its place. When another process has appended to ``GRAPH`` and cut it off by a
+    snapshot, ``JournalPosition`` may be raised by a repeat whose first attempt was written.
+
+    **Not thread-safe.** All methods are called from one event loop. Calls may overlap; each sees
+    the ones that were called before it.
     """
 
     shared: bool
@@ -286,8 +324,9 @@ class Journal(ABC):
     async def open(self) -> None:
         """Connect; create the journal if there is none. Fences nobody, and owns nothing yet.
 
-        Raises JournalLocked while another process has it and it is not shared, JournalVersion, JournalCorrupt, or
-        JournalFailed. To be called once; after any exception ``close`` frees what was taken.
+        Raises JournalLocked while another process has it and it is not shared, JournalVersion,
+        JournalCorrupt, or JournalFailed. To be called once; after any exception ``close`` frees
+        what was taken.
         """
 
     @abstractmethod
@@ -301,7 +340,10 @@ class Journal(ABC):
 
     @abstractmethod
     def release(self, log: str) -> None:
-        """Forget a log that is not to be written any more. Not a word to the store: the next owner takes it anyway."""
+        """Forget a log that is not to be written any more.
+
+        Not a word to the store: the next owner takes it anyway.
+        """
 
     @abstractmethod
     def ownership(self, log: str) -> Ownership:
@@ -328,7 +370,10 @@ class Journal(ABC):
 
     @abstractmethod
     async def end(self, log: str) -> End:
-        """Where a log ends as the store has it now, however much of it is damaged. Raises JournalFailed; JournalLost when nothing is left."""
+        """Where a log ends as the store has it now, however much of it is damaged.
+
+        Raises JournalFailed; JournalLost when nothing is left.
+        """
 
     @abstractmethod
     def acknowledged(self, log: str) -> End:
@@ -338,13 +383,15 @@ class Journal(ABC):
     async def load(self, log: str, *, known: LoadedLog | None = None, durable: bool = True) -> LoadedLog:
         """Read a log whole; an unknown one is empty. Each byte is checked.
 
-        ``known`` is what an earlier call has returned: a store that can tell that the log goes on from there reads the rest only.
-        ``durable``: whether what is returned must survive already. Without it a caller promises to use nothing of what it reads
-        before it has taken the log, which makes the log durable, or has read the log again.
+        ``known`` is what an earlier call has returned: a store that can tell that the log goes on
+        from there reads the rest only. ``durable``: whether what is returned must survive already.
+        Without it a caller promises to use nothing of what it reads before it has taken the log,
+        which makes the log durable, or has read the log again.
 
-        Raises JournalCorrupt, JournalVersion, or JournalLost; JournalFailed also while the store cannot confirm that it keeps what was
-        read, by a write of its own once for each change that is read. Not fenced: what it returns may be old for an owner that was
-        replaced, who learns so at the next append. Costs memory for the whole log, a snapshot for a moment twice.
+        Raises JournalCorrupt, JournalVersion, or JournalLost; JournalFailed also while the store
+        cannot confirm that it keeps what was read, by a write of its own once for each change that
+        is read. Not fenced: what it returns may be old for an owner that was replaced, who learns
+        so at the next append. Costs memory for the whole log, a snapshot for a moment twice.
         """
 
     @abstractmethod
@@ -359,25 +406,32 @@ class Journal(ABC):
     async def append(self, entries: Sequence[Entry], *, beside: Iterable[str] = ()) -> None:
         """Write the entries, all or none, and return when they are durable.
 
-        The entries of each log are contiguous and ascending. A log that ends just before its first entry gets them;
-        one that ends with its last entry, from an earlier attempt, stays as it is. ``append(())`` does nothing.
+        The entries of each log are contiguous and ascending. A log that ends just before its first
+        entry gets them; one that ends with its last entry, from an earlier attempt, stays as it is.
+        ``append(())`` does nothing.
 
-        ``beside``: other logs, which are confirmed in the same step. If this process does not own one, nothing is written.
+        ``beside``: other logs, which are confirmed in the same step. If this process does not own
+        one, nothing is written.
 
-        Raises JournalFailed, JournalFenced, JournalLost or JournalPosition when surely nothing was written, JournalUnknown
-        when it may be written. Cancelling the caller leaves the outcome unknown too, but never a part of it.
+        Raises JournalFailed, JournalFenced, JournalLost or JournalPosition when surely nothing was
+        written, JournalUnknown when it may be written. Cancelling the caller leaves the outcome
+        unknown too, but never a part of it.
         """
 
     @abstractmethod
     async def snapshot(self, log: str, position: int, payload: bytes, *, newest: bool = False) -> None:
-        """Replace everything up to and including ``position`` by ``payload``, in one step. ``newest`` as in Entry.
+        """Replace everything up to and including ``position`` by ``payload``, in one step.
 
-        A snapshot at or behind the present one changes nothing and succeeds: the present one says it all. Raises like
-        ``append``; JournalPosition when the log does not reach ``position``. Appends of other logs, and of this one,
-        may go on meanwhile; a snapshot of any size holds them up only for milliseconds.
+        ``newest`` as in Entry.
 
-        In ``GRAPH``, ``position`` is the end as this process knows it, and it raises JournalPosition when there is another record than
-        the one that this process has appended or read there: others may have gone on behind what the store had lost.
+        A snapshot at or behind the present one changes nothing and succeeds: the present one says
+        it all. Raises like ``append``; JournalPosition when the log does not reach ``position``.
+        Appends of other logs, and of this one, may go on meanwhile; a snapshot of any size holds
+        them up only for milliseconds.
+
+        In ``GRAPH``, ``position`` is the end as this process knows it, and it raises
+        JournalPosition when there is another record than the one that this process has appended or
+        read there: others may have gone on behind what the store had lost.
         """
 
     @abstractmethod
@@ -407,7 +461,10 @@ class Journal(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Finish what was begun and let go. Does nothing the second time; everything else raises JournalClosed then."""
+        """Finish what was begun and let go.
+
+        Does nothing the second time; everything else raises JournalClosed then.
+        """
 
     def free_bytes(self) -> int | None:
         """Return how many bytes are free on the disk of the journal. On any thread.
@@ -422,7 +479,10 @@ class Journal(ABC):
 
 
 class Meter:
-    """The running totals behind ``Journal.statistics``. ``clock`` gives seconds and only ever grows."""
+    """The running totals behind ``Journal.statistics``.
+
+    ``clock`` gives seconds and only ever grows.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -489,7 +549,8 @@ class End(NamedTuple):
     last: int = 0
     """The last position."""
     tail: int = 0
-    """Checksum of the record there, or of what was restored in its place: tells two records of one position apart."""
+    """Checksum of the record there, or of what was restored in its place: tells two records of one
+    position apart."""
 
 
 class Held(NamedTuple):
@@ -505,7 +566,9 @@ class Held(NamedTuple):
 
 
 class Owned:
-    """The logs of one process. ``nonce``, 32 random bits, tells its frames in ``GRAPH`` from those of other processes.
+    """The logs of one process.
+
+    ``nonce``, 32 random bits, tells its frames in ``GRAPH`` from those of other processes.
 
     Pure memory; nothing here asks a store. Each method costs one look into a dict.
     """
@@ -550,7 +613,10 @@ class Owned:
         return self._nonces[log]
 
     def reached(self, log: str, end: End) -> None:
-        """The store has read out, or acknowledged, the log up to there. Of a log that is not owned nothing is kept."""
+        """The store has read out, or acknowledged, the log up to there.
+
+        Of a log that is not owned nothing is kept.
+        """
         if (log == GRAPH or log in self._owners) and end.last > self.end(log).last:
             self._ends[log] = end
 
@@ -576,15 +642,16 @@ class Owned:
 def judge(believed: Mapping[str, Held], found: Mapping[str, Held]) -> None:
     """Compare what a writer believes of its logs with what the store has.
 
-    Raises JournalFenced with all logs that the writer does not own, or else JournalLost with all that the store has lost
-    a part of. ``GRAPH`` has no owner.
+    Raises JournalFenced with all logs that the writer does not own, or else JournalLost with all
+    that the store has lost a part of. ``GRAPH`` has no owner.
 
     >>> mine = Held(Ownership(epoch=3, nonce=99), End(last=10, tail=7))
     >>> judge({"clicks": mine}, {"clicks": Held(mine.owner, End(last=12, tail=8))})
     >>> judge({"clicks": mine}, {"clicks": Held(mine.owner, End(last=10, tail=8))})
     Traceback (most recent call last):
         ...
-    lowwater_authority.journal.contract.JournalLost: the store has lost records or epochs that it acknowledged: ...
+    lowwater_authority.journal.contract.JournalLost: the store has lost records or epochs that it
+    acknowledged: ...
     """
     fenced = {
         log: (mine.owner.epoch, found[log].owner.epoch)
@@ -611,7 +678,8 @@ def refuse_lost(believed: Mapping[str, Held], found: Mapping[str, Held]) -> None
 def _lacks(found: End, acknowledged: End) -> bool:
     """Whether a log lacks what was acknowledged: it is shorter, or ends there with another record.
 
-    What is behind it says nothing: others may have gone on with the graph, which whoever reads it compares with its own.
+    What is behind it says nothing: others may have gone on with the graph, which whoever reads it
+    compares with its own.
     """
     return found.last < acknowledged.last or (found.last == acknowledged.last and found.tail != acknowledged.tail)
 
@@ -635,7 +703,10 @@ def refuse_older_view(log: str, wanted: Ownership, found: Ownership) -> None:
 
 
 def tell_created(place: str, server_token: str) -> None:
-    """Log that a new deployment begins. Where there was one before, its volume is not mounted, or its store was emptied."""
+    """Log that a new deployment begins.
+
+    Where there was one before, its volume is not mounted, or its store was emptied.
+    """
     log.warning(
         "a new deployment begins in %s, its token is %s: if there was one before, stop, and mount its volume or name its store",
         place,

@@ -1,11 +1,11 @@
 """Copies a journal into another store, log by log, and goes on with a copy that was cut off.
 
-    survey the source: own its logs, read and check all of it
-    -> each log: take it above the source's epoch -> restore the snapshot -> append what is behind -> read it back and compare
-    -> is the source still as it was surveyed? -> the graph, in one step
+    survey the source: own its logs, read and check all of it -> each log: take it above the
+    source's epoch -> restore the snapshot -> append what is behind -> read it back and compare ->
+    is the source still as it was surveyed? -> the graph, in one step
 
-The graph is the commit of a copy. A store that has logs but no graph is an unfinished one; whatever it holds of a log must be
-the beginning of what the source has, and the rest is appended.
+The graph is the commit of a copy. A store that has logs but no graph is an unfinished one; whatever
+it holds of a log must be the beginning of what the source has, and the rest is appended.
 """
 
 from __future__ import annotations
@@ -33,11 +33,17 @@ BATCH_RECORDS: Final = 1000
 
 
 class CopyRefused(Exception):
-    """The copy is not made or not finished; the message says what to do. The target has no graph, or had it before."""
+    """The copy is not made or not finished; the message says what to do.
+
+    The target has no graph, or had it before.
+    """
 
 
 class TargetNotEmpty(CopyRefused):
-    """The target holds something that is not the beginning of this copy. No log of it was changed."""
+    """The target holds something that is not the beginning of this copy.
+
+    No log of it was changed.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +73,13 @@ class Progress:
 
 
 async def survey(journal: Journal, *, fence: bool) -> list[LogFacts]:
-    """Read all logs of an open journal, the graph first, and check each byte. Costs one read of everything.
+    """Read all logs of an open journal, the graph first, and check each byte.
 
-    With ``fence`` this process becomes the owner of the logs, and whoever wrote them before is refused from now on. In a journal
-    of one process it is so in any case: opening it has begun the epoch. Raises what ``load`` and ``take`` of Journal do.
+    Costs one read of everything.
+
+    With ``fence`` this process becomes the owner of the logs, and whoever wrote them before is
+    refused from now on. In a journal of one process it is so in any case: opening it has begun the
+    epoch. Raises what ``load`` and ``take`` of Journal do.
     """
     names = await journal.logs()
     owners = await journal.owners(names)
@@ -104,8 +113,9 @@ def speaking_of(place: str) -> Iterator[None]:
 class Copy:
     """One copy between two open journals, whose texts are for messages.
 
-    ``facts`` is a survey of the source with ``fence``. The target has the server token of the source if it is new. ``whole`` makes of
-    the log of the graph, which is not empty, the graph that it ends with; ``newest`` says whether that is written as Entry.newest has it.
+    ``facts`` is a survey of the source with ``fence``. The target has the server token of the
+    source if it is new. ``whole`` makes of the log of the graph, which is not empty, the graph that
+    it ends with; ``newest`` says whether that is written as Entry.newest has it.
     """
 
     def __init__(
@@ -130,10 +140,13 @@ class Copy:
         self._logs_done = self._bytes_done = 0
 
     async def run(self) -> None:
-        """Copy everything. Costs two reads of the source, and a write and two reads of the target; memory for a log twice.
+        """Copy everything.
 
-        Every epoch of the target is above the source's, so it grants greater sequencers than the source ever did. Raises
-        TargetNotEmpty, and CopyRefused: run it again, and it goes on.
+        Costs two reads of the source, and a write and two reads of the target; memory for a log
+        twice.
+
+        Every epoch of the target is above the source's, so it grants greater sequencers than the
+        source ever did. Raises TargetNotEmpty, and CopyRefused: run it again, and it goes on.
         """
         if is_unfinished(self._facts):
             raise CopyRefused(f"{self._source_name} is itself an unfinished copy: finish that one first")
@@ -261,7 +274,10 @@ def _size(loaded: LoadedLog) -> int:
 
 
 def _batches(log: str, records: Sequence[tuple[int, bytes]]) -> Iterator[list[Entry]]:
-    """Appends of bounded size. None is strong: the graph is, and what is in front of a strong entry survives with it."""
+    """Appends of bounded size.
+
+    None is strong: the graph is, and what is in front of a strong entry survives with it.
+    """
     batch: list[Entry] = []
     size = 0
     for position, payload in records:

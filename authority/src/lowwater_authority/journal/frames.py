@@ -36,10 +36,12 @@ from lowwater_authority.journal.contract import (
 )
 
 FORMAT = 3
-"""The newest format. All before it are read: 1 knew no bound of a revocation, and wrote whole graphs only; 2 knew no slices."""
+"""The newest format. All before it are read: 1 knew no bound of a revocation, and wrote whole
+graphs only; 2 knew no slices."""
 
 USUAL = 2
-"""The format that is written, but for what older releases must not read, and go on to write without what they do not know of it."""
+"""The format that is written, but for what older releases must not read, and go on to write without
+what they do not know of it."""
 
 _HEADER = struct.Struct("<IHHQIIQ")
 _CHECKSUM = struct.Struct("<I")
@@ -72,7 +74,9 @@ def encode(
     parts: int = 1,
     newest: bool = False,
 ) -> bytes:
-    """The frame of a payload at its place. ``newest``: in the newest format, which releases that do not know it refuse.
+    """The frame of a payload at its place.
+
+    ``newest``: in the newest format, which releases that do not know it refuse.
 
     >>> frame = encode("clicks", 7, b"payload", writer=Writer(epoch=3, nonce=99))
     >>> len(frame), decode("clicks", 7, frame).payload
@@ -86,13 +90,14 @@ def encode(
 def decode(log: str, position: int, data: bytes, *, kind: Kind = Kind.RECORD, part: int = 0) -> Frame:
     """What ``encode`` was given, or a refusal.
 
-    Raises JournalCorrupt when a byte differs from what was written there, JournalVersion for the whole frame of a newer
-    release.
+    Raises JournalCorrupt when a byte differs from what was written there, JournalVersion for the
+    whole frame of a newer release.
 
     >>> decode("clicks", 8, encode("clicks", 7, b"payload", writer=Writer(3, 99)))
     Traceback (most recent call last):
         ...
-    lowwater_authority.journal.contract.JournalCorrupt: log 'clicks' at position 8 is damaged: the checksum differs. ...
+    lowwater_authority.journal.contract.JournalCorrupt: log 'clicks' at position 8 is damaged: the
+    checksum differs. ...
     """
     if len(data) < _HEADER.size:
         raise JournalCorrupt(log, position, f"{len(data)} bytes are too few for a frame")
@@ -200,7 +205,8 @@ class Run(NamedTuple):
         snapshot has taken the frame away.
         """
         if last == self.last and tail == checksum(self.frames[-1]):
-            # The last one may be damaged since: its checksum stands apart, and whoever has it in memory is to know that it was written.
+            # The last one may be damaged since: its checksum stands apart, and whoever has it in
+            # memory is to know that it was written.
             before = enumerate(self.frames[:-1], self.first)
             return all(stored.get(position, frame) == frame for position, frame in before)
         return all(stored.get(position) == frame for position, frame in enumerate(self.frames, self.first))

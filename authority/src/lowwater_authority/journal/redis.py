@@ -94,7 +94,8 @@ from lowwater_authority.journal.redis_scripts import (
 T = TypeVar("T")
 
 PART_BYTES: Final = 1 << 18
-"""Size of the parts of a snapshot. Each is a call of its own, so that appends get their turn in between."""
+"""Size of the parts of a snapshot. Each is a call of its own, so that appends get their turn in
+between."""
 
 _PAGE: Final = 256
 """Records that are read at a time."""
@@ -102,10 +103,12 @@ _PAGE: Final = 256
 _PARTS_PAGE: Final = 16
 
 _TAKEN_AT_ONCE: Final = 256
-"""Logs that are taken in one go: each is a call of a script, and nobody else is served in between."""
+"""Logs that are taken in one go: each is a call of a script, and nobody else is served in between.
+"""
 
 _IDLE_SECONDS: Final = 10.0
-"""After which a connection is not used again: what lies in between, a load balancer say, may have forgotten it without a word."""
+"""After which a connection is not used again: what lies in between, a load balancer say, may have
+forgotten it without a word."""
 
 READINGS: Final = 100
 """How often a log is read at most when each time a new snapshot, or owner, came between."""
@@ -116,20 +119,23 @@ _logger = logging.getLogger(__name__)
 class RedisJournal(Journal):
     """The contract of Journal over Redis, for any number of processes.
 
-    **Weaker than the contract where Redis is.** An entry that is not strong is acknowledged as soon as Redis has it; it
-    survives what the settings of the server let survive. A strong one waits for the best that is offered: nothing more
-    with ``appendfsync always``; else ``WAITAOF 1 0`` when there is a file and Redis is 7.2 or newer; and ``WAIT`` for all
-    connected replicas. When fewer confirm in time the outcome is unknown, and the call is repeated as is; so are
-    snapshots, ``take`` and ``restore``. What remains to be lost ``describe_durability`` says in one line, which ``open`` logs.
+    **Weaker than the contract where Redis is.** An entry that is not strong is acknowledged as soon
+    as Redis has it; it survives what the settings of the server let survive. A strong one waits for
+    the best that is offered: nothing more with ``appendfsync always``; else ``WAITAOF 1 0`` when
+    there is a file and Redis is 7.2 or newer; and ``WAIT`` for all connected replicas. When fewer
+    confirm in time the outcome is unknown, and the call is repeated as is; so are snapshots,
+    ``take`` and ``restore``. What remains to be lost ``describe_durability`` says in one line,
+    which ``open`` logs.
 
     ``url`` is ``redis://``, ``rediss://`` (TLS), ``redis+sentinel://host:port,host:port/NAME`` or
-    ``redis+cluster://host:port,host:port``, each with ``USER:PASSWORD@`` in front of the host if needed; it is never shown.
-    ``namespace`` tells deployments apart. ``timeout``, in seconds, bounds each exchange with the server: after it an
-    append is of unknown outcome. ``server_token`` is what the store must belong to, and what a new one is made with; if it is
-    empty, any deployment will do. With ``must_exist`` no new one is made.
+    ``redis+cluster://host:port,host:port``, each with ``USER:PASSWORD@`` in front of the host if
+    needed; it is never shown. ``namespace`` tells deployments apart. ``timeout``, in seconds,
+    bounds each exchange with the server: after it an append is of unknown outcome. ``server_token``
+    is what the store must belong to, and what a new one is made with; if it is empty, any
+    deployment will do. With ``must_exist`` no new one is made.
 
-    An empty store may be one that has just lost everything: for ``patience`` seconds ``open`` waits whether living processes put it back,
-    before it makes a new deployment.
+    An empty store may be one that has just lost everything: for ``patience`` seconds ``open`` waits
+    whether living processes put it back, before it makes a new deployment.
 
     Raises ValueError for a URL or namespace that cannot be used.
     """
@@ -158,16 +164,21 @@ class RedisJournal(Journal):
         self._database: RedisDatabase | None = None
         self._takes: Takes | None = None
         self._settling: Aside | None = None
-        """Connection over which what was read is confirmed, so that nobody else waits until that is durable."""
+        """Connection over which what was read is confirmed, so that nobody else waits until that is
+        durable."""
         self._turn = asyncio.Lock()
         self._snapshotting: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._calls: set[asyncio.Task[Any]] = set()
         self._snapshots = 0
         self._in_doubt: set[tuple[str, str]] = set()
-        """What an attempt that was cancelled, or of unknown outcome, may have written: (method, log)."""
+        """What an attempt that was cancelled, or of unknown outcome, may have written: (method,
+        log)."""
 
     async def open(self) -> None:
-        """See Journal. Raises JournalFailed for a server that may evict the journal, is a replica, or older than 7.0.
+        """See Journal.
+
+        Raises JournalFailed for a server that may evict the journal, is a replica, or older than
+        7.0.
 
         Raises JournalReplaced when the store belongs to another deployment than ``server_token``.
         """
@@ -207,9 +218,13 @@ class RedisJournal(Journal):
         return self._database.describe()
 
     async def take(self, log: str, *, view: int = 0, address: str = "", above: int = 0) -> Ownership:
-        """See Journal. Cost: two round trips, with the wait of a strong entry; those that are asked for meanwhile share the next ones.
+        """See Journal.
 
-        Logs that this process does not own are taken over a connection of their own, so that nobody else waits until that is durable.
+        Cost: two round trips, with the wait of a strong entry; those that are asked for meanwhile
+        share the next ones.
+
+        Logs that this process does not own are taken over a connection of their own, so that nobody
+        else waits until that is durable.
         """
         wanted = Ownership(above, self._owned.next_nonce(log, secrets.randbits), address, view)
         if self._owned.ownership(log).epoch:
@@ -241,7 +256,10 @@ class RedisJournal(Journal):
         return await self._in_order(lambda db: db.owners(self._held(owners)))
 
     async def confirm(self, logs: Iterable[str]) -> int:
-        """See Journal. A replica, and a master with too few of its own, refuse it: their word may be old."""
+        """See Journal.
+
+        A replica, and a master with too few of its own, refuse it: their word may be old.
+        """
         owners = self._owners([GRAPH, *logs])
         return await self._in_order(lambda db: db.confirm(self._held(owners)))
 
@@ -260,9 +278,13 @@ class RedisJournal(Journal):
         return self._owned.end(log)
 
     async def load(self, log: str, *, known: LoadedLog | None = None, durable: bool = True) -> LoadedLog:
-        """See Journal. Raises JournalLost, and JournalFailed when Redis cannot be read, or the log is replaced as often as it is.
+        """See Journal.
 
-        Cost: as many round trips as it takes to read what is new, and for what is not known to be durable one with the wait of a strong entry.
+        Raises JournalLost, and JournalFailed when Redis cannot be read, or the log is replaced as
+        often as it is.
+
+        Cost: as many round trips as it takes to read what is new, and for what is not known to be
+        durable one with the wait of a strong entry.
         """
         owner = self._owned.ownership(log)
         seen = await self._look(log, owner)
@@ -270,7 +292,8 @@ class RedisJournal(Journal):
             try:
                 loaded = await self._load(log, seen, known)
             except JournalCorrupt:
-                # Perhaps only pieces of two states: a snapshot came between. Appends change nothing of what was to be read.
+                # Perhaps only pieces of two states: a snapshot came between. Appends change nothing
+                # of what was to be read.
                 again = await self._look(log, owner)
                 if known is None and _basis(log, again) == _basis(log, seen):
                     raise
@@ -306,7 +329,10 @@ class RedisJournal(Journal):
         raise _replaced_too_often(log)
 
     async def append(self, entries: Sequence[Entry], *, beside: Iterable[str] = ()) -> None:
-        """See Journal. Cost: one round trip; a strong entry may wait for a sync and for replicas."""
+        """See Journal.
+
+        Cost: one round trip; a strong entry may wait for a sync and for replicas.
+        """
         with self._meter.append(entries):
             strong = any(entry.strong for entry in entries)
             runs = runs_of(entries, self._owned.writer)
@@ -323,7 +349,10 @@ class RedisJournal(Journal):
                 await self._in_order(write)
 
     async def snapshot(self, log: str, position: int, payload: bytes, *, newest: bool = False) -> None:
-        """See Journal. Written in parts of 256 KiB; what is cut off is removed by the next snapshot of the log."""
+        """See Journal.
+
+        Written in parts of 256 KiB; what is cut off is removed by the next snapshot of the log.
+        """
         with self._meter.snapshot(payload):
             record = self._owned.record(log, position)
             # One of a log at a time: each removes the parts of the others.
@@ -446,7 +475,8 @@ class RedisJournal(Journal):
         if log == GRAPH:
             known = seen.held.end == self._owned.end(GRAPH)
         else:
-            # Taking it has made durable what others wrote. What this process did not get acknowledged may be there, too.
+            # Taking it has made durable what others wrote. What this process did not get
+            # acknowledged may be there, too.
             own = bool(owner.epoch) and seen.held.owner[:2] == owner[:2]
             known = own and all(doubtful != log for _, doubtful in self._in_doubt)
         if known:
@@ -461,7 +491,8 @@ class RedisJournal(Journal):
         except JournalUnknown as error:
             cause = error.__cause__
             if again and isinstance(cause, Lost) and not isinstance(cause, Late):
-                # A connection is found dead only when it is used; a server that hangs is not waited for twice.
+                # A connection is found dead only when it is used; a server that hangs is not waited
+                # for twice.
                 return await self._settle(log, held, again=False)
             raise JournalFailed(f"what was read of log {log!r} is not known to be durable yet: {error}") from error
 
@@ -473,8 +504,8 @@ class RedisJournal(Journal):
             if seen.held.end == mark.held.end:
                 # Nothing has come since: what stands there is the record that was read.
                 return replace(known, mark=seen)
-            # The same snapshot, for no other has its name. The last record that is known is read once more: what was lost and
-            # written anew in between has another there.
+            # The same snapshot, for no other has its name. The last record that is known is read
+            # once more: what was lost and written anew in between has another there.
             after = max(seen.position, known.last - 1)
             rows, records, tails = await self._load_records(log, seen, after)
             if known.records and checksum(rows[0][1]) != mark.held.end.tail:
@@ -552,7 +583,10 @@ def _replaced_too_often(log: str) -> JournalFailed:
 
 
 def _basis(log: str, seen: Look) -> tuple[object, ...]:
-    """What stays the same while a log only grows. In ``GRAPH`` nothing tells growing from being lost and written anew."""
+    """What stays the same while a log only grows.
+
+    In ``GRAPH`` nothing tells growing from being lost and written anew.
+    """
     return (*seen.held.owner[:2], seen.position, seen.name, seen.held.end if log == GRAPH else None)
 
 
@@ -638,9 +672,10 @@ class Snapshot(NamedTuple):
 class RedisDatabase:
     """The keys of a namespace behind one link. Calls must not overlap.
 
-    What the caller believes of a log (``held``) is checked in the step that reads or writes it. Everything raises JournalFailed,
-    JournalLost and JournalReplaced; every write JournalUnknown, and those with a position JournalFenced and JournalPosition.
-    One that is ``strong`` returns once it is as durable as the server can make it.
+    What the caller believes of a log (``held``) is checked in the step that reads or writes it.
+    Everything raises JournalFailed, JournalLost and JournalReplaced; every write JournalUnknown,
+    and those with a position JournalFenced and JournalPosition. One that is ``strong`` returns once
+    it is as durable as the server can make it.
     """
 
     def __init__(self, exchange: RedisExchange, keys: Keys, token: str = "") -> None:
@@ -666,7 +701,8 @@ class RedisDatabase:
                 raise JournalReplaced(expected=wanted, found=token)
             keys = [self._keys.deployment, self._keys.logs]
             try:
-                # Written again when it is there: this shows that the server takes writes, and makes it durable for sure.
+                # Written again when it is there: this shows that the server takes writes, and makes
+                # it durable for sure.
                 reply = await self._exchange.write(CREATE, keys, [found, token, FORMAT, _checksum(token)], strong=True)
             except JournalUnknown as error:
                 raise JournalFailed(f"the journal may be created or not, open it again: {error}") from error
@@ -703,7 +739,8 @@ class RedisDatabase:
             except JournalError as error:
                 if not outcomes:
                     raise
-                # Others are this process's already: who was told otherwise would leave them to nobody.
+                # Others are this process's already: who was told otherwise would leave them to
+                # nobody.
                 return {**dict.fromkeys(asked, error), **outcomes}
             for log, reply in zip(asked, replies, strict=True):
                 outcome = self._taken(log, asked[log], wanted[log], reply)
@@ -745,7 +782,10 @@ class RedisDatabase:
         }
 
     async def confirm(self, held: Mapping[str, Held]) -> int:
-        """Check all logs, of which the graph is the first; returns where that ends. Raises JournalFenced."""
+        """Check all logs, of which the graph is the first; returns where that ends.
+
+        Raises JournalFenced.
+        """
         keys = [self._keys.deployment, *(self._keys.meta(log) for log in held)]
         graph, *others = held.values()
         believed = " ".join(f"{owner.epoch} {owner.nonce} {end.last} {end.tail}" for owner, end in others)
@@ -828,7 +868,10 @@ class RedisDatabase:
         self._check(reply, {snapshot.log: held})
 
     async def restore(self, snapshot: Snapshot, held: Held, wanted: Ownership, over: End | None) -> Ownership:
-        """Make the staged parts all there is of a log, if it still ends there. Raises JournalOutvoted."""
+        """Make the staged parts all there is of a log, if it still ends there.
+
+        Raises JournalOutvoted.
+        """
         log = snapshot.log
         keys = [
             self._keys.deployment,
@@ -952,7 +995,10 @@ class Takes:
         self._taking: asyncio.Task[None] | None = None
 
     async def ask(self, log: str, wanted: Ownership) -> Ownership:
-        """Take one log, of which nobody else asks meanwhile. It goes on to its end when its caller is cancelled."""
+        """Take one log, of which nobody else asks meanwhile.
+
+        It goes on to its end when its caller is cancelled.
+        """
         answer: asyncio.Future[Ownership] = asyncio.get_running_loop().create_future()
         answer.add_done_callback(_retrieved)
         self._asked[log] = wanted, answer

@@ -60,15 +60,18 @@ OPTIONS: Final = {
         "ssl_password",
     ),
 }
-"""What may stand behind the question mark of a URL, as redis-py names it. The rest of its options the journal sets itself."""
+"""What may stand behind the question mark of a URL, as redis-py names it. The rest of its options
+the journal sets itself."""
 
 _PORTS: Final = {"redis+sentinel": 26379}
 
 _SETTINGS_SECONDS: Final = 10.0
-"""For how long a strong entry believes what the server said of its settings. Replicas are counted behind each strong entry."""
+"""For how long a strong entry believes what the server said of its settings. Replicas are counted
+behind each strong entry."""
 
 _REPLICATION: Final[Command] = ("INFO", "replication")
-"""Command that is sent behind each strong entry: who has to confirm the entry is known by its answer."""
+"""Command that is sent behind each strong entry: who has to confirm the entry is known by its
+answer."""
 
 _REPLICA: Final = "it is a replica: name the master in the URL, or let redis+sentinel:// or redis+cluster:// find it"
 
@@ -109,7 +112,8 @@ class Address:
     >>> Address("redis://:a/b@one")
     Traceback (most recent call last):
         ...
-    ValueError: the Redis URL cannot be read: write /, ?, #, @ and : in a password as %2F, %3F, %23, %40 and %3A
+    ValueError: the Redis URL cannot be read: write /, ?, #, @ and : in a password as %2F, %3F, %23,
+    %40 and %3A
     """
 
     def __init__(self, url: str) -> None:
@@ -158,7 +162,10 @@ class Address:
             raise ValueError("the database of a Redis URL is a number")
 
     def opener(self, timeout: float) -> _Opener:
-        """What makes connections to the server that has the journal now. ``timeout``, in seconds, is for each step."""
+        """What makes connections to the server that has the journal now.
+
+        ``timeout``, in seconds, is for each step.
+        """
         steps = {"socket_timeout": timeout, "socket_connect_timeout": timeout, "retry": Retry(NoBackoff(), 0)}
         options: dict[str, Any] = {"protocol": 2} | steps
         account = {"username": self._username, "password": self._password}
@@ -231,9 +238,9 @@ _Opener: TypeAlias = _PoolOpener | _ClusterOpener
 class RedisLink:
     """At most one connection, made when needed, dropped whenever its state is in doubt.
 
-    Calls must not overlap. A command is sent once: redis-py's own retries are off, for a repeat may come only after the
-    caller knows that the first attempt was of unknown outcome. ``key`` names the slot in a cluster; ``timeout``, in
-    seconds, bounds connecting, and sending with all answers.
+    Calls must not overlap. A command is sent once: redis-py's own retries are off, for a repeat may
+    come only after the caller knows that the first attempt was of unknown outcome. ``key`` names
+    the slot in a cluster; ``timeout``, in seconds, bounds connecting, and sending with all answers.
     """
 
     def __init__(self, address: Address, key: str, timeout: float) -> None:
@@ -246,7 +253,10 @@ class RedisLink:
         self._connection: AbstractConnection | None = None
 
     async def run(self, *commands: Command) -> list[Any]:
-        """The answers, in order; an error that Redis answers is among them, not raised. Raises NotSent or Lost."""
+        """The answers, in order; an error that Redis answers is among them, not raised.
+
+        Raises NotSent or Lost.
+        """
         answers = await self._run(commands)
         if isinstance(answers[0], MovedError):
             # Not executed. The next connection reads the map of the cluster again.
@@ -263,7 +273,10 @@ class RedisLink:
     async def call_each(
         self, script: Script, calls: Sequence[tuple[Sequence[str], Command]], *behind: Command
     ) -> list[Any]:
-        """The answers of a script to some calls, and of the commands behind them, sent together. Like ``run``."""
+        """The answers of a script to some calls, and of the commands behind them, sent together.
+
+        Like ``run``.
+        """
         rests = [(len(keys), *keys, *arguments) for keys, arguments in calls]
         commands: list[Command] = [("EVALSHA", script.digest, *rest) for rest in rests]
         answers = await self.run(*commands, *behind)
@@ -317,7 +330,8 @@ class RedisLink:
             raise NotSent(f"{self.address}: no connection in time: see whether it hangs") from error
         except (RedisError, RedisClusterException, OSError) as error:
             raise NotSent(f"{self.address}: {error}: see that it runs and can be reached from here") from error
-        # From here on one limit holds for sending and all answers; redis-py's own make a task for each command.
+        # From here on one limit holds for sending and all answers; redis-py's own make a task for
+        # each command.
         self._connection.socket_timeout = None
         return self._connection
 
@@ -330,7 +344,10 @@ async def _answer(connection: AbstractConnection) -> Any:
 
 
 class RedisExchange:
-    """Reads and writes over one link. Calls must not overlap. ``timeout`` is the link's, in seconds."""
+    """Reads and writes over one link.
+
+    Calls must not overlap. ``timeout`` is the link's, in seconds.
+    """
 
     def __init__(self, link: RedisLink, *, timeout: float) -> None:
         self.link = link
@@ -345,9 +362,12 @@ class RedisExchange:
         return self._settings
 
     async def read_settings(self) -> RedisSettings:
-        """Ask the server what it is set to; a change is logged. Raises JournalFailed while it reads its files.
+        """Ask the server what it is set to; a change is logged.
 
-        Until then it says that it appends to no file, whatever it is set to. It serves nothing meanwhile either.
+        Raises JournalFailed while it reads its files.
+
+        Until then it says that it appends to no file, whatever it is set to. It serves nothing
+        meanwhile either.
         """
         info = parse_info(await self._read("INFO"))
         if info.get("loading", "0") != "0":
@@ -377,7 +397,10 @@ class RedisExchange:
         return await self._twice(lambda: self._of_a_master(lambda: self.link.run(command)))
 
     async def ask(self, script: Script, keys: Sequence[str], arguments: Command) -> list[Any]:
-        """What a script that changes nothing answers. Cost: one round trip. Raises JournalFailed."""
+        """What a script that changes nothing answers.
+
+        Cost: one round trip. Raises JournalFailed.
+        """
         return list(await self._twice(lambda: self._of_a_master(lambda: self.link.call(script, keys, arguments))))
 
     async def _read(self, *command: str | bytes | int) -> Any:
@@ -391,7 +414,10 @@ class RedisExchange:
         return await send()
 
     async def _refuse_replica(self, settings: RedisSettings) -> None:
-        """Raise JournalFailed for a replica. The next call makes a new connection: only that may lead to the master."""
+        """Raise JournalFailed for a replica.
+
+        The next call makes a new connection: only that may lead to the master.
+        """
         try:
             settings.refuse_replica(self.link.address)
         except JournalFailed:
@@ -530,7 +556,8 @@ class RedisSettings:
     sync: str
     """``appendfsync``; ``unknown`` when CONFIG GET is refused, as some hosted servers do."""
     sync_on_rewrite: bool
-    """False when ``no-appendfsync-on-rewrite`` is set, which turns ``always`` off while the file is rewritten."""
+    """False when ``no-appendfsync-on-rewrite`` is set, which turns ``always`` off while the file is
+    rewritten."""
     replicas: int
     """Replicas that are connected and in step."""
     role: str

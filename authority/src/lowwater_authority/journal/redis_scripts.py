@@ -96,7 +96,8 @@ if tonumber(ARGV[6]) <= tonumber(snapshot or '0') then
 end
 """
 
-# KEYS: deployment, index. ARGV: token that was read ('' for none); then, to be written, token, format, checksum.
+# KEYS: deployment, index. ARGV: token that was read ('' for none); then, to be written, token,
+# format, checksum.
 CREATE: Final = Script("""#!lua
 if (redis.call('HGET', KEYS[1], 'token') or '') ~= ARGV[1] then
     return {'CHANGED'}
@@ -108,9 +109,10 @@ redis.call('HSET', KEYS[1], 'token', ARGV[2], 'format', ARGV[3], 'checksum', ARG
 return {'OK'}
 """)
 
-# KEYS: deployment, meta. ARGV: token; epoch ('0' for none), nonce, end and its tail as this process has them; epoch and nonce that were
-# read ('0' for none), so that an attempt which arrives late, behind its repeat, takes nothing; what the next epoch must be above, its
-# nonce, view, address. Answers the epoch.
+# KEYS: deployment, meta. ARGV: token; epoch ('0' for none), nonce, end and its tail as this process
+# has them; epoch and nonce that were read ('0' for none), so that an attempt which arrives late,
+# behind its repeat, takes nothing; what the next epoch must be above, its nonce, view, address.
+# Answers the epoch.
 TAKE: Final = Script(f"""#!lua
 {_HELD}
 local last, tail = look(KEYS[2], '', '', '0', '0')
@@ -131,8 +133,9 @@ redis.call('HSET', KEYS[2], 'epoch', epoch, 'nonce', ARGV[9], 'view', ARGV[10], 
 return {{'OK', epoch}}
 """)
 
-# KEYS: deployment, meta of the graph, then of each log. ARGV: token, end of the graph, its tail; epoch, nonce, end and tail of each log, as
-# one text, for hundreds of arguments take longer to send than to compare. Answers where the graph ends.
+# KEYS: deployment, meta of the graph, then of each log. ARGV: token, end of the graph, its tail;
+# epoch, nonce, end and tail of each log, as one text, for hundreds of arguments take longer to send
+# than to compare. Answers where the graph ends.
 CONFIRM: Final = Script(f"""#!lua flags=allow-oom
 {_HELD}
 local last = look(KEYS[2], '', '', ARGV[2], ARGV[3])
@@ -147,8 +150,9 @@ end
 return {{'OK', last}}
 """)
 
-# KEYS: deployment, meta, records. ARGV: token, end of the log as it was read, its tail. Writes what is there already, behind what was
-# read: WAIT and WAITAOF wait for the last write of their own connection.
+# KEYS: deployment, meta, records. ARGV: token, end of the log as it was read, its tail. Writes what
+# is there already, behind what was read: WAIT and WAITAOF wait for the last write of their own
+# connection.
 SETTLE: Final = Script(f"""#!lua flags=allow-oom
 {_HELD}
 local last, tail = look(KEYS[2], '', '', '0', '0')
@@ -169,7 +173,8 @@ redis.call('HSET', KEYS[1], 'token', token)
 return {{'OK'}}
 """)
 
-# KEYS: deployment, then the meta of each log. ARGV: token. Answers for each log: epoch, nonce, address, view.
+# KEYS: deployment, then the meta of each log. ARGV: token. Answers for each log: epoch, nonce,
+# address, view.
 OWNERS: Final = Script(f"""#!lua flags=allow-oom
 {_HELD}
 local owners = {{'OK'}}
@@ -182,9 +187,10 @@ end
 return refused and states or owners
 """)
 
-# KEYS: deployment, index, then for each log: meta, records. ARGV: token, whether the entries are strong; for each log: epoch
-# and nonce ('' in the graph), end as acknowledged, its tail, position before the first entry, of the last, its checksum, number, name,
-# frames. A log without frames is only looked at, and stands behind the others.
+# KEYS: deployment, index, then for each log: meta, records. ARGV: token, whether the entries are
+# strong; for each log: epoch and nonce ('' in the graph), end as acknowledged, its tail, position
+# before the first entry, of the last, its checksum, number, name, frames. A log without frames is
+# only looked at, and stands behind the others.
 APPEND: Final = Script(f"""#!lua
 {_HELD}
 local runs, arg = {{}}, 3
@@ -251,7 +257,8 @@ end
 return {{'OK'}}
 """)
 
-# KEYS: deployment, meta, parts. ARGV: token, epoch, nonce, end, tail, position, name of the snapshot, number of the part, frame.
+# KEYS: deployment, meta, parts. ARGV: token, epoch, nonce, end, tail, position, name of the
+# snapshot, number of the part, frame.
 STAGE: Final = Script(f"""#!lua
 {_HELD}{_DISCARD}{_PLACED}
 if ARGV[8] == '0' then
@@ -262,8 +269,9 @@ redis.call('HSET', KEYS[3], ARGV[7] .. '/' .. ARGV[8], ARGV[9])
 return {{'OK'}}
 """)
 
-# KEYS: deployment, meta, parts, records. ARGV: token, epoch, nonce, end, tail, position, name of the snapshot, number of parts, checksum of
-# the record at the position in the graph ('' in other logs).
+# KEYS: deployment, meta, parts, records. ARGV: token, epoch, nonce, end, tail, position, name of
+# the snapshot, number of parts, checksum of the record at the position in the graph ('' in other
+# logs).
 FINISH: Final = Script(f"""#!lua
 {_HELD}{_DISCARD}{_PLACED}
 if ARGV[9] ~= '' then
@@ -291,10 +299,10 @@ redis.call('HSET', KEYS[2], ARGV[2] .. '/' .. ARGV[3], ARGV[4])
 return {{'OK'}}
 """)
 
-# KEYS: deployment, meta, parts, records, index. ARGV: token, epoch of this process ('' in the graph), nonce of the next, view,
-# address, position, name of the snapshot, number of parts, name of the log, format, checksum,
-# nonce of this process, end as acknowledged, and the tail to be; end and its tail as they were when the log was read ('' when they do not
-# matter). Answers the epoch.
+# KEYS: deployment, meta, parts, records, index. ARGV: token, epoch of this process ('' in the
+# graph), nonce of the next, view, address, position, name of the snapshot, number of parts, name of
+# the log, format, checksum, nonce of this process, end as acknowledged, and the tail to be; end and
+# its tail as they were when the log was read ('' when they do not matter). Answers the epoch.
 RESTORE: Final = Script(f"""#!lua
 {_HELD}{_DISCARD}
 -- A deployment that is gone is no reason to refuse: this puts it back.
@@ -342,8 +350,8 @@ look(KEYS[2], '', '', '0', '0')
 return refused and states or {{'OK', redis.call('SMEMBERS', KEYS[3])}}
 """)
 
-# KEYS: deployment, meta, records. ARGV: token. Answers last, epoch, nonce, tail, snapshot and name of its parts; and the id of
-# a record behind the end, if there is one.
+# KEYS: deployment, meta, records. ARGV: token. Answers last, epoch, nonce, tail, snapshot and name
+# of its parts; and the id of a record behind the end, if there is one.
 LOOK: Final = Script(f"""#!lua flags=no-writes
 {_HELD}
 local last, tail = look(KEYS[2], '', '', '0', '0')

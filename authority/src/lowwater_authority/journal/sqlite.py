@@ -1,4 +1,7 @@
-"""The embedded journal: one SQLite file, one process. The database works on a thread of its own: one transaction a write."""
+"""The embedded journal: one SQLite file, one process.
+
+The database works on a thread of its own: one transaction a write.
+"""
 
 from __future__ import annotations
 
@@ -67,23 +70,25 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 PART_BYTES = 1 << 18
-"""Size of the parts of a snapshot. Each is a transaction of its own, so that appends get their turn in between."""
+"""Size of the parts of a snapshot. Each is a transaction of its own, so that appends get their turn
+in between."""
 
 
 class SqliteJournal(Journal):
     """The contract of Journal over an SQLite database in WAL mode, synced in every commit.
 
-    Strong and other entries are equally durable: an acknowledged entry survives the machine's death as far as the disk
-    keeps what ``fdatasync`` returned for. SQLite works on a thread of its own; the event loop never waits for the disk.
-    A failed write surely wrote nothing, except when the commit itself fails other than by a full disk or a lock: then
-    JournalUnknown.
+    Strong and other entries are equally durable: an acknowledged entry survives the machine's death
+    as far as the disk keeps what ``fdatasync`` returned for. SQLite works on a thread of its own;
+    the event loop never waits for the disk. A failed write surely wrote nothing, except when the
+    commit itself fails other than by a full disk or a lock: then JournalUnknown.
 
-    One process at a time: a lock keeps others out, also while this one is stopped. So an address and a view are known
-    while the process lives, and a log that it has not taken has no owner.
+    One process at a time: a lock keeps others out, also while this one is stopped. So an address
+    and a view are known while the process lives, and a log that it has not taken has no owner.
 
-    ``path`` is the database; beside it are ``path-wal``, ``path-shm`` and ``path.lock``. Its directory must exist. Local
-    file systems only: over a network neither the lock nor WAL mode can be relied on. ``server_token`` is what the
-    file must belong to, and what a new one is made with; if it is empty, any deployment will do. With ``must_exist`` no new one is made.
+    ``path`` is the database; beside it are ``path-wal``, ``path-shm`` and ``path.lock``. Its
+    directory must exist. Local file systems only: over a network neither the lock nor WAL mode can
+    be relied on. ``server_token`` is what the file must belong to, and what a new one is made with;
+    if it is empty, any deployment will do. With ``must_exist`` no new one is made.
     """
 
     shared = False
@@ -103,7 +108,9 @@ class SqliteJournal(Journal):
         self._thread: ThreadPoolExecutor | None = None
 
     async def open(self) -> None:
-        """See Journal. Raises JournalFailed when the directory is missing or the file is not a journal's.
+        """See Journal.
+
+        Raises JournalFailed when the directory is missing or the file is not a journal's.
 
         Raises JournalReplaced when the file belongs to another deployment than ``server_token``.
         """
@@ -120,7 +127,10 @@ class SqliteJournal(Journal):
         self._owned.reached(GRAPH, end)
 
     async def take(self, log: str, *, view: int = 0, address: str = "", above: int = 0) -> Ownership:
-        """See Journal. Raises JournalFenced when another process has opened the file in spite of the lock."""
+        """See Journal.
+
+        Raises JournalFenced when another process has opened the file in spite of the lock.
+        """
         wanted = Ownership(above, 0, address, view)
         owner = await self._run(self._database.take, log, wanted, self._owned.held([log]), secrets.randbits)
         self._owned.took(log, owner)
@@ -139,7 +149,10 @@ class SqliteJournal(Journal):
         return await self._run(self._database.owners, tuple(logs))
 
     async def confirm(self, logs: Iterable[str]) -> int:
-        """See Journal. The file is not asked: the lock keeps others out, and every write looks at it."""
+        """See Journal.
+
+        The file is not asked: the lock keeps others out, and every write looks at it.
+        """
         if self._thread is None:
             raise JournalClosed
         strange = {log: (0, 0) for log in logs if log != GRAPH and not self._owned.ownership(log).epoch}
@@ -162,8 +175,9 @@ class SqliteJournal(Journal):
     async def load(self, log: str, *, known: LoadedLog | None = None, durable: bool = True) -> LoadedLog:
         """See Journal. All of it is read each time: who is alone has no reason to read twice.
 
-        What can be read is durable: SQLite shows a transaction when its commit is synced. What a killed process has left unsynced in the
-        write-ahead log is synced with the epoch that ``open`` writes behind it.
+        What can be read is durable: SQLite shows a transaction when its commit is synced. What a
+        killed process has left unsynced in the write-ahead log is synced with the epoch that
+        ``open`` writes behind it.
         """
         del known, durable
         loaded, end = await self._run(self._database.load, log, self._owned.held([log]))
@@ -175,7 +189,10 @@ class SqliteJournal(Journal):
         return await self._run(self._database.load_behind, log, position, self._owned.held([log]))
 
     async def append(self, entries: Sequence[Entry], *, beside: Iterable[str] = ()) -> None:
-        """See Journal. Cost: about 0.2 ms and one sync; every few megabytes a checkpoint of some ten milliseconds."""
+        """See Journal.
+
+        Cost: about 0.2 ms and one sync; every few megabytes a checkpoint of some ten milliseconds.
+        """
         with self._meter.append(entries):
             if self._thread is None:
                 raise JournalClosed
@@ -187,7 +204,10 @@ class SqliteJournal(Journal):
                 self._owned.reached(log, end)
 
     async def snapshot(self, log: str, position: int, payload: bytes, *, newest: bool = False) -> None:
-        """See Journal. Written in parts of 256 KiB; cancelled or cut off, the parts are removed later."""
+        """See Journal.
+
+        Written in parts of 256 KiB; cancelled or cut off, the parts are removed later.
+        """
         with self._meter.snapshot(payload):
             writer, believed = self._owned.writer(log), self._owned.held([log])
             record = self._owned.record(log, position)
@@ -262,7 +282,10 @@ class SqliteJournal(Journal):
         self._database.stage(log, key, position, part, _frame(log, position, payload, part, writer, newest=newest))
 
     async def _run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Call on the journal's thread. Calls run in order, each to its end, even when its caller is cancelled."""
+        """Call on the journal's thread.
+
+        Calls run in order, each to its end, even when its caller is cancelled.
+        """
         if self._thread is None:
             raise JournalClosed
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
@@ -313,16 +336,18 @@ class _Row(NamedTuple):
 class SqliteDatabase:
     """The file of a SqliteJournal. Blocking; all calls come from one thread.
 
-    The file has one owner, the process that opened it last. Its epoch is also that of each log this process takes, and
-    grows when a log is taken again; which logs were taken nobody has to know behind the process. All of it, and the
-    positions, is checked in the transaction that writes. No method leaves a transaction open.
+    The file has one owner, the process that opened it last. Its epoch is also that of each log this
+    process takes, and grows when a log is taken again; which logs were taken nobody has to know
+    behind the process. All of it, and the positions, is checked in the transaction that writes. No
+    method leaves a transaction open.
     """
 
     PRAGMAS: tuple[str, ...] = (
         "journal_mode = WAL",
         # Sync the write-ahead log in every commit. NORMAL would do it at checkpoints only.
         "synchronous = FULL",
-        # Some systems build SQLite to overwrite what is deleted; that doubles what a trimmed log writes.
+        # Some systems build SQLite to overwrite what is deleted; that doubles what a trimmed log
+        # writes.
         "secure_delete = OFF",
     )
 
@@ -457,7 +482,8 @@ class SqliteDatabase:
                 row = self._find(log)
             return self._purge_some(log, row.key, row.snapshot)
         except JournalError as error:
-            # The snapshot holds. What it covers is not read any more; the next one, or the next start, removes it.
+            # The snapshot holds. What it covers is not read any more; the next one, or the next
+            # start, removes it.
             _logger.warning(
                 "log %r: covered records stay on disk for now: %s",
                 log,
@@ -690,8 +716,9 @@ class SqliteDatabase:
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             roll_back(connection)
-            # Full: the frame that commits could not be written whole. Busy: the commit did not begin. After any other
-            # error the frame may be on the disk, and the next recovery would find it.
+            # Full: the frame that commits could not be written whole. Busy: the commit did not
+            # begin. After any other error the frame may be on the disk, and the next recovery would
+            # find it.
             if code(error) in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY}:
                 raise failed(self.path, error) from error
             raise JournalUnknown(
@@ -717,10 +744,11 @@ FORMAT = 1
 APPLICATION_ID = 0x6C6F7777
 """Marks the file as ours (``loww``); ``file`` and sqlite3 show it."""
 
-# records and snapshots have row numbers on purpose. In a table WITHOUT ROWID a frame is part of the key's b-tree, and SQLite
-# reads frames whole, with all their overflow pages, when it looks for the place of the next one. Files of 0.2 have such
-# tables and stay as they are: every statement here means the same in both.
-# logs.tail: checksum of the record at logs.last; kept apart from it, it shows a page that was lost on the disk.
+# records and snapshots have row numbers on purpose. In a table WITHOUT ROWID a frame is part of the
+# key's b-tree, and SQLite reads frames whole, with all their overflow pages, when it looks for the
+# place of the next one. Files of 0.2 have such tables and stay as they are: every statement here
+# means the same in both. logs.tail: checksum of the record at logs.last; kept apart from it, it
+# shows a page that was lost on the disk.
 _TABLES = f"""
 CREATE TABLE meta (
     one INTEGER PRIMARY KEY CHECK (one = 1),
@@ -762,7 +790,10 @@ class Owner(NamedTuple):
 
 
 def is_new(connection: sqlite3.Connection, path: Path) -> bool:
-    """Whether the file is empty. Raises JournalFailed when it is somebody else's, JournalVersion when it is newer."""
+    """Whether the file is empty.
+
+    Raises JournalFailed when it is somebody else's, JournalVersion when it is newer.
+    """
     (mark,) = connection.execute("PRAGMA application_id").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     if mark == 0 and tables == 0:
@@ -830,14 +861,16 @@ def failed(path: Path, error: sqlite3.Error) -> JournalFailed:
         sqlite3.SQLITE_BUSY: "end the program that has it locked",
         sqlite3.SQLITE_IOERR: "check the disk and the kernel's log",
     }
-    # Without room for its index of the write-ahead log SQLite speaks of an I/O error, or cannot open the file.
+    # Without room for its index of the write-ahead log SQLite speaks of an I/O error, or cannot
+    # open the file.
     full = code(error) in {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN} and not _has_room(path.parent)
     fix = fixes[sqlite3.SQLITE_FULL] if full else fixes.get(code(error), "see what SQLite says")
     return JournalFailed(f"{path}: {error}; nothing was written: {fix}")
 
 
 LEAST_ROOM: Final = 64 << 10
-"""Bytes that must be free on a disk for SQLite to open a database: its index of the write-ahead log takes 32 KiB at least."""
+"""Bytes that must be free on a disk for SQLite to open a database: its index of the write-ahead log
+takes 32 KiB at least."""
 
 
 def _tell_if_exposed(path: Path) -> None:
@@ -873,7 +906,10 @@ def code(error: sqlite3.Error) -> int:
 
 
 def roll_back(connection: sqlite3.Connection) -> None:
-    """End the transaction if SQLite has not done so by itself. Should that fail, nothing is committed all the same."""
+    """End the transaction if SQLite has not done so by itself.
+
+    Should that fail, nothing is committed all the same.
+    """
     if connection.in_transaction:
         try:
             connection.execute("ROLLBACK")
@@ -891,11 +927,15 @@ class LockFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.used_before = False
-        """Whether another process had held it before ``acquire``, and did not take that back by ``forget_use``."""
+        """Whether another process had held it before ``acquire``, and did not take that back by
+        ``forget_use``."""
         self._fd: int | None = None
 
     def acquire(self) -> None:
-        """Lock, or raise JournalLocked with the holder. Raises OSError when the file cannot be made."""
+        """Lock, or raise JournalLocked with the holder.
+
+        Raises OSError when the file cannot be made.
+        """
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

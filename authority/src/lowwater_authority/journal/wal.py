@@ -42,9 +42,12 @@ class Scan(NamedTuple):
 
 
 def check_file(path: Path) -> None:
-    """Raise JournalCorrupt when the log at ``path`` is damaged before its newest transaction. No file is fine.
+    """Raise JournalCorrupt when the log at ``path`` is damaged before its newest transaction.
 
-    Costs one pass over the frames since the last restart of the log, normally about 4 MB: some ten milliseconds.
+    No file is fine.
+
+    Costs one pass over the frames since the last restart of the log, normally about 4 MB: some ten
+    milliseconds.
     """
     if not path.exists() or path.stat().st_size < _HEADER:
         return
@@ -107,8 +110,9 @@ def _good_frames(frames: npt.NDArray[np.uint8], headers: Words, order: str, seed
 def _weights(pairs: int) -> tuple[list[list[int]], Words]:
     """The checksum of a run of ``pairs`` pairs of words, as a linear map modulo 2^32.
 
-    SQLite adds a pair (x, y) by ``s0 += x + s1; s1 += y + s0``, that is s' = A s + B (x, y) with A = [[1, 1], [1, 2]] and
-    B = [[1, 0], [1, 1]]. Over the run this gives A^n s plus each pair times A^(n-1-k) B, of shape (2 n, 2).
+    SQLite adds a pair (x, y) by ``s0 += x + s1; s1 += y + s0``, that is s' = A s + B (x, y) with A
+    = [[1, 1], [1, 2]] and B = [[1, 0], [1, 1]]. Over the run this gives A^n s plus each pair times
+    A^(n-1-k) B, of shape (2 n, 2).
     """
     weights = np.empty((2 * pairs, 2), np.uint32)
     a, b, c, d = 1, 0, 0, 1

@@ -131,9 +131,12 @@ PROMISE: Final = _gauge(
 
 
 class Reading:
-    """What one scrape reads. It makes no series for what is not known: an absent figure says so, a wrong one does not.
+    """What one scrape reads.
 
-    What this process serves counts as it has published it; what others serve as they have answered ``upstream`` lately.
+    It makes no series for what is not known: an absent figure says so, a wrong one does not.
+
+    What this process serves counts as it has published it; what others serve as they have answered
+    ``upstream`` lately.
     """
 
     def __init__(self, shard: Shard, survey: RangeSurvey, upstream: Upstream, promises: Promises | None = None) -> None:
@@ -281,7 +284,8 @@ class Reading:
     def _held(self, view: View) -> bool:
         """Whether a computation has stood still for long, and it is not its inputs that hold it.
 
-        One that has never moved has stood still for ever. O(inputs), and of those that stand still only.
+        One that has never moved has stood still for ever. O(inputs), and of those that stand still
+        only.
         """
         if time.time_ns() // 1000 - view.since < STILL_SECONDS * 1_000_000:
             return False

@@ -1,4 +1,7 @@
-"""What an authority serves over HTTP: its metrics, and whether it serves at all. The status page is a process of its own, lowwater-page."""
+"""What an authority serves over HTTP: its metrics, and whether it serves at all.
+
+The status page is a process of its own, lowwater-page.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ Expose = Callable[[str], tuple[bytes, str]]
 
 
 class Exposition:
-    """The metrics. See Part; ``expose`` returns them for an Accept header as (bytes, content type), and is called in a thread.
+    """The metrics.
+
+    See Part; ``expose`` returns them for an Accept header as (bytes, content type), and is called
+    in a thread.
 
     ``journal`` returns what the store does with writes; it is called on the thread of the server.
     """
@@ -103,7 +109,10 @@ class RulesHere:
 
 
 class Endpoint(HttpServer):
-    """The metrics of this process on a socket that listens already. ``access`` returns the rules in force; None: everybody may scrape."""
+    """The metrics of this process on a socket that listens already.
+
+    ``access`` returns the rules in force; None: everybody may scrape.
+    """
 
     def __init__(
         self,

@@ -11,10 +11,12 @@ if TYPE_CHECKING:
     from prometheus_client import Counter
 
 MOST_SERIES: Final = 200
-"""Pairs of an event and a level that get a series of their own; lines of further ones count as ``OTHER``."""
+"""Pairs of an event and a level that get a series of their own; lines of further ones count as
+``OTHER``."""
 
 OTHER: Final = "other"
-"""The event of lines that have none, which other libraries write, and of those beyond ``MOST_SERIES``."""
+"""The event of lines that have none, which other libraries write, and of those beyond
+``MOST_SERIES``."""
 
 ALERTED: Final = (
     ("access_failed", "error"),
@@ -30,13 +32,15 @@ ALERTED: Final = (
     ("store_lost_epochs", "warning"),
     ("store_lost_records", "error"),
 )
-"""Events that alerts are about, each with its level. Their series begin at 0: a series that begins at 1 has no increase."""
+"""Events that alerts are about, each with its level. Their series begin at 0: a series that begins
+at 1 has no increase."""
 
 
 class LogCounter(logging.Handler):
     """Counts records of warnings and errors. To be added to the root logger.
 
-    The names of events are words in the code; if one ever came from a caller, ``MOST_SERIES`` would still bound the series.
+    The names of events are words in the code; if one ever came from a caller, ``MOST_SERIES`` would
+    still bound the series.
     """
 
     def __init__(self, counter: Counter) -> None:

@@ -1,7 +1,10 @@
-"""Metrics for Prometheus. Timestamps are exported, not ages; nothing is labelled by key range but the one who holds.
+"""Metrics for Prometheus.
 
-Events are counted where they happen (:class:`Metrics` is the observer); what can be read is read at the scrape, on whatever thread
-that is; see ops/shard_figures.py. What no scrape may do, counting ranges, a task does now and then; see ops/range_survey.py.
+Timestamps are exported, not ages; nothing is labelled by key range but the one who holds.
+
+Events are counted where they happen (:class:`Metrics` is the observer); what can be read is read at
+the scrape, on whatever thread that is; see ops/shard_figures.py. What no scrape may do, counting
+ranges, a task does now and then; see ops/range_survey.py.
 """
 
 from __future__ import annotations
@@ -156,7 +159,7 @@ class Metrics(Observer):
     def _measure(self, figure: Figure, buckets: tuple[float, ...] = SECONDS) -> Histogram:
         return Histogram(figure.name, figure.says, figure.labels, registry=self.registry, buckets=buckets)
 
-    # -- what happens ----------------------------------------------------------------------------------------
+    # -- what happens ------------------------------------------------------------------------------
 
     def round(self, requests: int) -> None:
         """See Observer. A round that only answered questions is none: nothing was committed."""
@@ -217,7 +220,7 @@ class Metrics(Observer):
         finally:
             root.removeHandler(self._log_events)
 
-    # -- who looks -------------------------------------------------------------------------------------------
+    # -- who looks ---------------------------------------------------------------------------------
 
     def watch(
         self,
@@ -230,7 +233,8 @@ class Metrics(Observer):
     ) -> None:
         """Export what a shard stands at, and measure its event loop, in which this is to be called.
 
-        ``upstream`` asks other shards for what lags need, from now on; None: one that is made for it. ``promises``: of its computations.
+        ``upstream`` asks other shards for what lags need, from now on; None: one that is made for
+        it. ``promises``: of its computations.
         """
         self.survey = RangeSurvey(shard)
         upstream = Upstream(shard) if upstream is None else upstream
@@ -241,7 +245,10 @@ class Metrics(Observer):
         LoopLag(self._lag.observe)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Return all figures and their content type, in the format that an Accept header asks for. On any thread."""
+        """Return all figures and their content type, in the format that an Accept header asks for.
+
+        On any thread.
+        """
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
@@ -250,14 +257,18 @@ TICK: Final = 0.1
 """Seconds between two looks."""
 
 MOST_MISSED: Final = 100
-"""Ticks that one stall may count for: a process that was stopped for an hour was not late 36,000 times."""
+"""Ticks that one stall may count for: a process that was stopped for an hour was not late 36,000
+times."""
 
 
 class LoopLag:
-    """Asks to be woken every ``TICK``, and tells by how many seconds that was late. To be made on the event loop.
+    """Asks to be woken every ``TICK``, and tells by how many seconds that was late.
 
-    The ticks that were due while something held the loop count too, each by its own lateness: else a stall of two seconds would be one
-    observation among six hundred a minute, and everybody who waited in it none (Tene 2013, "coordinated omission").
+    To be made on the event loop.
+
+    The ticks that were due while something held the loop count too, each by its own lateness: else
+    a stall of two seconds would be one observation among six hundred a minute, and everybody who
+    waited in it none (Tene 2013, "coordinated omission").
     """
 
     def __init__(self, observe: Callable[[float], None]) -> None:

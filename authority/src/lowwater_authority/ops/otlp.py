@@ -34,7 +34,9 @@ log = logging.getLogger(__name__)
 
 
 def wanted(environment: Mapping[str, str]) -> bool:
-    """Return whether an environment asks for figures by OTLP. An endpoint that is set for all signals does not: it was there for traces alone before.
+    """Return whether an environment asks for figures by OTLP.
+
+    An endpoint that is set for all signals does not: it was there for traces alone before.
 
     >>> wanted({"OTEL_METRICS_EXPORTER": "otlp"}), wanted({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317"})
     (True, False)
@@ -109,7 +111,10 @@ class Pushed:
 
 
 def metrics_of(families: Iterable[Metric], started: int, now: int) -> Iterable[Any]:
-    """Yield figures as the SDK has them, under the names that they have in /metrics. Times are nanoseconds since 1970."""
+    """Yield figures as the SDK has them, under the names that they have in /metrics.
+
+    Times are nanoseconds since 1970.
+    """
     from opentelemetry.sdk.metrics.export import (
         AggregationTemporality,
         Gauge,
@@ -160,7 +165,8 @@ def _buckets(family: Metric) -> Iterable[tuple[dict[str, str], list[int], float,
 def begin(registry: CollectorRegistry, version: str) -> Pushed:
     """Return what pushes figures, as the environment says.
 
-    Without the extra, or with variables that cannot be followed, it says so in the log and there is none: a watermark is worth more than its figures.
+    Without the extra, or with variables that cannot be followed, it says so in the log and there is
+    none: a watermark is worth more than its figures.
     """
     if not wanted(os.environ):
         return Pushed()

@@ -28,7 +28,8 @@ PERIOD: Final = 5.0
 """Seconds between two surveys, and so how old a count may be, as long as rounds go on."""
 
 SLICE: Final = 0.002
-"""Seconds for which a survey holds the event loop at a time; one computation is counted in one piece."""
+"""Seconds for which a survey holds the event loop at a time; one computation is counted in one
+piece."""
 
 FINISHED: Final = "finished"
 STATES: Final = {
@@ -45,12 +46,15 @@ class RangeCounts(NamedTuple):
     """How the ranges of one computation stand."""
 
     states: dict[str, int]
-    """How many there are by state; "finished" are those of claims all of whose ranges are, whoever owned them."""
+    """How many there are by state; "finished" are those of claims all of whose ranges are, whoever
+    owned them."""
     holding: int
-    """How many stand at the low watermark, or below it after their owner lowered them; 0 when it is finished."""
+    """How many stand at the low watermark, or below it after their owner lowered them; 0 when it is
+    finished."""
     last_report: int
-    """Processing time, microseconds, of the oldest last report of the claims that these belong to, a claim counting as one; 0 when they belong
-    to none. An owner that has not been heard of since a recovery counts from then: one that died with it must not stay unseen."""
+    """Processing time, microseconds, of the oldest last report of the claims that these belong to,
+    a claim counting as one; 0 when they belong to none. An owner that has not been heard of since a
+    recovery counts from then: one that died with it must not stay unseen."""
 
 
 def counted(ranges: IntervalMap, low: int, recovered: int) -> RangeCounts:
@@ -77,10 +81,14 @@ class RangeSurvey:
         self._shard = shard
         self._known: dict[str, tuple[View, RangeCounts]] = {}
         self._served: dict[str, tuple[Computation, int]] = {}
-        """Since when each is known to be served here, within ``PERIOD``; a fail-over leaves another object."""
+        """Since when each is known to be served here, within ``PERIOD``; a fail-over leaves another
+        object."""
 
     async def run(self, period: float = PERIOD) -> None:
-        """Survey every ``period`` seconds until the shard stops. A survey that fails is told, and the next one begins anew."""
+        """Survey every ``period`` seconds until the shard stops.
+
+        A survey that fails is told, and the next one begins anew.
+        """
         while True:
             try:
                 await self.survey()

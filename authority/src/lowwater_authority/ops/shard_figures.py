@@ -235,7 +235,8 @@ class ShardCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield what the shard stands at.
 
-        Between families the interpreter is let go, so that the event loop waits for one family at most.
+        Between families the interpreter is let go, so that the event loop waits for one family at
+        most.
         """
         promises = None if self._promises is None else self._promises.value
         reading = Reading(self._shard, self._survey, self._upstream, promises)

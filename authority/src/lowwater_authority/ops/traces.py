@@ -70,8 +70,9 @@ def wanted(environment: Mapping[str, str]) -> str:
 def begin(version: str) -> Traces:
     """Return what traces the calls of a server, as the environment says.
 
-    Without the extra, or with variables that the SDK cannot follow, it says so in the log and there are none: such variables are often set
-    for all programs of a machine, and a watermark is worth more than its traces.
+    Without the extra, or with variables that the SDK cannot follow, it says so in the log and there
+    are none: such variables are often set for all programs of a machine, and a watermark is worth
+    more than its traces.
     """
     exporter = wanted(os.environ)
     if not exporter:

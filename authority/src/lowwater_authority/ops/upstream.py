@@ -25,7 +25,8 @@ PERIOD: Final = 5.0
 """Seconds between two rounds of questions."""
 
 ASKED: Final = 200
-"""Computations in one question, which hold the event loop for some milliseconds; and in a second, on average, of very many."""
+"""Computations in one question, which hold the event loop for some milliseconds; and in a second,
+on average, of very many."""
 
 ASK_SECONDS: Final = 5.0
 """How long a shard may take for an answer."""
@@ -40,13 +41,15 @@ class _Answer(NamedTuple):
     low: int
     """MIN: unknown, or never answered."""
     confirmed: float
-    """Seconds of the monotonic clock: when it was known to be the newest; while nobody has answered, since when it is asked for."""
+    """Seconds of the monotonic clock: when it was known to be the newest; while nobody has
+    answered, since when it is asked for."""
 
 
 class Upstream:
     """Asks the other shards. For one event loop; ``low`` and ``stale_for`` are for any thread.
 
-    ``monotonic`` gives seconds, ``period`` lie between two rounds of questions. A process that is alone has nobody to ask, and nothing is ever stale.
+    ``monotonic`` gives seconds, ``period`` lie between two rounds of questions. A process that is
+    alone has nobody to ask, and nothing is ever stale.
     """
 
     def __init__(
@@ -74,7 +77,10 @@ class Upstream:
         return max((now - answer.confirmed for answer in list(self._answers.values())), default=0.0)
 
     async def run(self) -> None:
-        """Ask every ``period`` seconds, less often for very many, until cancelled. A round that fails is told, and the next one begins anew."""
+        """Ask every ``period`` seconds, less often for very many, until cancelled.
+
+        A round that fails is told, and the next one begins anew.
+        """
         while True:
             try:
                 await self.ask()
@@ -83,7 +89,11 @@ class Upstream:
             await asyncio.sleep(max(self._period, len(self._answers) / ASKED))
 
     async def ask(self) -> None:
-        """Ask once for all that is needed. Shards are asked side by side, so one that is away leaves the others' answers as new as they are."""
+        """Ask once for all that is needed.
+
+        Shards are asked side by side, so one that is away leaves the others' answers as new as they
+        are.
+        """
         placement = self._shard.placement
         names = await asyncio.to_thread(needed, self._shard)  # a large graph would hold up those who commit
         now = self._monotonic()

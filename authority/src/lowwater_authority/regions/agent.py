@@ -119,13 +119,16 @@ class RegionAgent:
         self._nonce = secrets.token_hex(8)
         self._turn = 0
         self._values: dict[str, WatermarkView] = {}
-        """What was read of the local authority, for this report. What is reset meanwhile is taken out."""
+        """What was read of the local authority, for this report. What is reset meanwhile is taken
+        out."""
         self._read_under: dict[str, int] = {}
-        """By reference the adoption number that this region knew before it read ``_values``: what was read says nothing of a later owner."""
+        """By reference the adoption number that this region knew before it read ``_values``: what
+        was read says nothing of a later owner."""
         self._ready: dict[str, int] = {}
         """By reference the number for which the local computation was made ready."""
         self._ended: dict[str, tuple[int, int]] = {}
-        """By reference an adoption number, and the local incarnation that was there before the reset for it."""
+        """By reference an adoption number, and the local incarnation that was there before the
+        reset for it."""
         self._relays: dict[str, Relayed] = {}
         self._relaying: asyncio.Task[None] | None = None
         self._asking = asyncio.Lock()
@@ -133,7 +136,7 @@ class RegionAgent:
         """Why there was no answer, as it was told last."""
         self._registered: set[str] = set()
 
-    # -- what pipelines ask -----------------------------------------------------------------------------------------------
+    # -- what pipelines ask ------------------------------------------------------------------------
 
     @property
     def stale(self) -> float | None:
@@ -141,7 +144,10 @@ class RegionAgent:
         return None if self.heard is None else self._monotonic() - self.heard
 
     def owned(self, reference: str) -> pb.ReferenceView:
-        """Return a reference that the region owns, and may commit by. Raises UnknownReference, Unconfirmed, StaleAdoption, RegionRefused."""
+        """Return a reference that the region owns, and may commit by.
+
+        Raises UnknownReference, Unconfirmed, StaleAdoption, RegionRefused.
+        """
         metadata = {"reference": reference, "region": self.name}
         if reference not in self.kept:
             raise errors.UnknownReference(f"{reference!r} is not in the file of region {self.name}", metadata=metadata)
@@ -176,7 +182,9 @@ class RegionAgent:
 
     @property
     def idle_seconds(self) -> float:
-        """Seconds since the agent last ended a round or a call to the global authority. Read from any thread.
+        """Seconds since the agent last ended a round or a call to the global authority.
+
+        Read from any thread.
 
         Calls count besides rounds: a round waits for the calls of pipelines, and while the global
         authority is away each of those takes its whole timeout.
@@ -184,7 +192,10 @@ class RegionAgent:
         return self._monotonic() - self._stepped_at
 
     async def asked(self, reference: str) -> pb.ReferenceView:
-        """Return as owned, but ask the global authority first: for what cannot be fenced later. Raises also what keeps it from being asked."""
+        """Return as owned, but ask the global authority first: for what cannot be fenced later.
+
+        Raises also what keeps it from being asked.
+        """
         self.owned(reference)
         async with self._asking:
             if self.linked:
@@ -225,10 +236,13 @@ class RegionAgent:
             request = pb.FenceRequest(reference=reference, number=number, sink=sink, cut=cut)
             await self._take(await self._call(self._stub.Fence, request))
 
-    # -- once a second ----------------------------------------------------------------------------------------------------
+    # -- once a second -----------------------------------------------------------------------------
 
     async def once(self) -> None:
-        """Report once, or confirm. Raises what waiting does not cure, when nothing is handed out any more."""
+        """Report once, or confirm.
+
+        Raises what waiting does not cure, when nothing is handed out any more.
+        """
         async with self._asking:
             self._read_under = {name: view.number for name, view in self.views.items()}
             self._values = await self._read()
@@ -305,7 +319,8 @@ class RegionAgent:
                 )
             )
             answer = await self._call(self._stub.Confirm, pb.ConfirmRequest(numbers=numbers))
-        # Taken at once: a registration below may have no answer, and the region goes on by what it was told last.
+        # Taken at once: a registration below may have no answer, and the region goes on by what it
+        # was told last.
         await self._take(answer)
         await self._register()
         self.linked, self._away_for = True, ""
@@ -342,7 +357,10 @@ class RegionAgent:
                 self._refuse(f"{each.name}, registration", error.reason, message)
 
     def _belong(self, error: errors.ServerTokenMismatch) -> None:
-        """Belong to the store that an operator has put in the place of the one that was lost. Raises the error for any other."""
+        """Belong to the store that an operator has put in the place of the one that was lost.
+
+        Raises the error for any other.
+        """
         state = self.folder.state
         if not state.store or error.metadata.get("recovers") != state.store:
             raise error
@@ -416,7 +434,8 @@ class RegionAgent:
                             )
                         )
                 elif view.owner == self.name and view.move_step == "arrived":
-                    # Nothing is committed from `stopped` on; from here on the number is not handed out either, whatever becomes of the call.
+                    # Nothing is committed from `stopped` on; from here on the number is not handed
+                    # out either, whatever becomes of the call.
                     request = pb.ReleaseReferenceRequest(reference=name, number=view.number, digest=view.digest)
                     await self._take(await self._call(self._stub.ReleaseReference, request))
                 elif view.moving_to == self.name and view.move_step == "stopped" and arrival is not None:
@@ -444,7 +463,10 @@ class RegionAgent:
         self.refusals[name] = message
 
     async def _take(self, answer: pb.RegionResponse) -> None:
-        """Go by an answer: it is the whole of what the region owns. Durable before anything is handed out."""
+        """Go by an answer: it is the whole of what the region owns.
+
+        Durable before anything is handed out.
+        """
         state = self.folder.state
         if state.store and answer.store_token != state.store:
             msg = "the global store has become another one"
@@ -452,7 +474,8 @@ class RegionAgent:
         self.heard = self._monotonic()
         state.store, state.seen = answer.store_token, max(state.seen, answer.position)
         views = {each.name: each for each in answer.references if each.name in self.kept}
-        # Side by side: a local authority that is away keeps each of them waiting, and the next sign of life with them.
+        # Side by side: a local authority that is away keeps each of them waiting, and the next sign
+        # of life with them.
         await asyncio.gather(
             *(
                 self._begin(name, view)
@@ -463,7 +486,8 @@ class RegionAgent:
         for name, view in views.items():
             self._over(name, view)
             self._stand_by(view)
-        # Of what is not ready the older record stays, by which the next run knows that it has to be made ready.
+        # Of what is not ready the older record stays, by which the next run knows that it has to be
+        # made ready.
         state.records.update(
             {
                 name: view.record
@@ -484,7 +508,10 @@ class RegionAgent:
                 self.refusals.pop(f"{name}, move", None)
 
     def _stand_by(self, view: pb.ReferenceView) -> None:
-        """Hand out nothing more of a reference that is another's now, whichever answer said so. This gives the region nothing that it had not."""
+        """Hand out nothing more of a reference that is another's now, whichever answer said so.
+
+        This gives the region nothing that it had not.
+        """
         before = self.views.get(view.name)
         if before is None or before.owner != self.name or view.owner == self.name:
             return
@@ -504,7 +531,8 @@ class RegionAgent:
         if before is not None and before.moving_to == self.name != view.moving_to:
             self.arrivals.pop(name, None)
         if before is not None and before.number != view.number:
-            # Positions are those of the owner's sources, and a state that has arrived is of the owner's batch.
+            # Positions are those of the owner's sources, and a state that has arrived is of the
+            # owner's batch.
             self.mirrored.pop(name, None)
             self.arrivals.pop(name, None)
 
@@ -534,7 +562,7 @@ class RegionAgent:
         self.refusals.pop(f"{name}, reset", None)
         self._ready[name] = view.number
 
-    # -- the local authority ----------------------------------------------------------------------------------------------
+    # -- the local authority -----------------------------------------------------------------------
 
     async def _reset(self, name: str, low: str, number: int) -> None:
         """Reset a computation for an adoption number, unless an earlier try whose answer was lost has done so.
@@ -607,7 +635,8 @@ class RegionAgent:
             raise errors.IncarnationChanged(msg, metadata={"fix": fix})
         relay = self._relays.get(name)
         if relay is None or told.incarnation != known:
-            # The owner's authority has compared it with the clock, by a max_skew that is not known here.
+            # The owner's authority has compared it with the clock, by a max_skew that is not known
+            # here.
             await self.local.register(name, max_skew=timedelta(microseconds=ANY_SKEW))
             if known is None:  # the file is new; what stands there may be of another life
                 afresh = not (await self.local.get(name))[name].low.unknown
@@ -633,7 +662,7 @@ class RegionAgent:
             relay.waiting = waiting
         relay.value = max(relay.value, told.published_micros)
 
-    # -- the global authority ---------------------------------------------------------------------------------------------
+    # -- the global authority ----------------------------------------------------------------------
 
     async def _call(self, method: Any, request: Any) -> pb.RegionResponse:
         """Ask once. Raises LowwaterError."""

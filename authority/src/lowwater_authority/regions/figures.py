@@ -50,7 +50,8 @@ REFUSED: Final = Figure(
 )
 
 BUILD: Final = Figure("info", "lowwater_global_build_info", "What is running.", ("version",))
-"""Not that of an authority: it serves no computation, and rules about those are not about this one."""
+"""Not that of an authority: it serves no computation, and rules about those are not about this one.
+"""
 
 FIGURES: Final = (
     PUBLISHED,

@@ -32,8 +32,8 @@ ACT: Final = "region"
 """What the audit calls a question."""
 
 STALLED_SECONDS: Final = 60.0
-"""Seconds without a step of the agent, beyond the time between two reports, after which it counts as
-hung. A step takes less than 10 s, also while both authorities are away."""
+"""Seconds without a step of the agent, beyond the time between two reports, after which it counts
+as hung. A step takes less than 10 s, also while both authorities are away."""
 
 FETCH_SITE: Final = "Sec-Fetch-Site"
 
@@ -57,7 +57,10 @@ class _Tokens:
         return bool(self._digests)
 
     async def whose(self, token_sha256: str) -> Identity:
-        """See Rights. Digests of random tokens are compared: how long that takes says nothing of a token."""
+        """See Rights.
+
+        Digests of random tokens are compared: how long that takes says nothing of a token.
+        """
         name = "pipelines" if token_sha256 in self._digests else ""
         return Identity(controlled=True, name=name, page=False, metrics=False)
 
@@ -66,7 +69,10 @@ class _Tokens:
 
 
 class Pipelines(KnownVisitors):
-    """Lets in whoever has a token, and without tokens programs of this machine. Pages of a browser are let in by neither."""
+    """Lets in whoever has a token, and without tokens programs of this machine.
+
+    Pages of a browser are let in by neither.
+    """
 
     def __init__(self, tokens: Collection[str], *, monotonic: Callable[[], float]) -> None:
         super().__init__(_Tokens(tokens), monotonic=monotonic)
@@ -133,7 +139,10 @@ class Questions:
         ]
 
     async def _there(self, ask: Callable[[], Any]) -> Any:
-        """Ask the agent in its own event loop. A caller that goes away meanwhile ends nothing there."""
+        """Ask the agent in its own event loop.
+
+        A caller that goes away meanwhile ends nothing there.
+        """
 
         async def asked() -> Any:
             found = ask()
@@ -186,7 +195,10 @@ class Questions:
 
 
 async def report_in(request: web.Request) -> tuple[str, PipelineReport, dict[str, Any]]:
-    """Return the reference that a request names, its report, and its whole body. Raises InvalidArgument."""
+    """Return the reference that a request names, its report, and its whole body.
+
+    Raises InvalidArgument.
+    """
     try:
         body = await request.json()
         positions = [

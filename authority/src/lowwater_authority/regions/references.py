@@ -34,7 +34,8 @@ FORMAT: Final = 1
 """Of the journal's records. A newer one is refused, not guessed at."""
 
 REPLICATED: Final = "replicated"
-"""Publishes min(L, R, the frontier of the outputs' replica): nothing that was published can be lost with a region."""
+"""Publishes min(L, R, the frontier of the outputs' replica): nothing that was published can be lost
+with a region."""
 
 LOCAL: Final = "local"
 """Publishes L. When the owner is lost, [R, L) is broken, and the record says so."""
@@ -52,7 +53,8 @@ STOPPED_STORE: Final = "stopped"
 ENROLLING: Final = "enrolling"
 
 GAP: Final = 1 << 10
-"""How far numbers jump when a region is absent from a recovery: it may have one that nobody reports."""
+"""How far numbers jump when a region is absent from a recovery: it may have one that nobody
+reports."""
 
 RELAY_NAMESPACE: Final = "global"
 
@@ -78,7 +80,10 @@ MOST_TEXT: Final = 1024
 
 
 class Position(NamedTuple):
-    """A place in a source. Of another cluster it is another place, whatever the offset: a mirror counts by itself."""
+    """A place in a source.
+
+    Of another cluster it is another place, whatever the offset: a mirror counts by itself.
+    """
 
     cluster: str
     topic: str
@@ -96,7 +101,8 @@ class Sink(NamedTuple):
     fenced: int = 0
     """The newest adoption number that it is known to have."""
     cut: str = ""
-    """What readers go by where the sink itself cannot fence: the offset at which the lost region's topic ends for them."""
+    """What readers go by where the sink itself cannot fence: the offset at which the lost region's
+    topic ends for them."""
 
 
 class Replica(NamedTuple):
@@ -110,8 +116,9 @@ class Replica(NamedTuple):
     positions: tuple[Position, ...] = ()
     """How far the sources are mirrored, in the coordinates of the source."""
     number: int = 0
-    """Adoption number of the owner whose rows and outputs these are; 0: not told, as in records of older versions. Under any other number the
-    replica counts for nothing: rows of the owner before say nothing of what the next owner has accepted."""
+    """Adoption number of the owner whose rows and outputs these are; 0: not told, as in records of
+    older versions. Under any other number the replica counts for nothing: rows of the owner before
+    say nothing of what the next owner has accepted."""
 
     @property
     def frontier(self) -> int:
@@ -177,9 +184,11 @@ class Reference:
     number: int = 1
     incarnation: int = 1
     life: int = 0
-    """The incarnation of the computation at the owner's local authority; 0: not told since the last adoption."""
+    """The incarnation of the computation at the owner's local authority; 0: not told since the last
+    adoption."""
     jumped: bool = False
-    """Whether the number has jumped since the owner told of it. The owner then resets its own computation, and ``life`` counts that reset already."""
+    """Whether the number has jumped since the owner told of it. The owner then resets its own
+    computation, and ``life`` counts that reset already."""
     low: int = MIN
     """L, as the owner has told it."""
     published: int = MIN
@@ -187,19 +196,22 @@ class Reference:
     batch: int = -1
     digest: str = ""
     batch_number: int = 0
-    """The adoption number by which the last batch was committed: a new owner begins to count anew."""
+    """The adoption number by which the last batch was committed: a new owner begins to count anew.
+    """
     sinks: tuple[Sink, ...] = ()
     replicas: tuple[Replica, ...] = ()
     automatic: bool = False
     decided: bool = False
-    """Whether an operator has decided on the policy: the one in the regions' files was the first one, and says nothing any more."""
+    """Whether an operator has decided on the policy: the one in the regions' files was the first
+    one, and says nothing any more."""
     holds: tuple[Hold, ...] = ()
     """One for each lost region of which nobody has said what becomes of its rows."""
     write_offs: tuple[WriteOff, ...] = ()
     broken: tuple[Broken, ...] = ()
     move: Move | None = None
     decision_number: int = 0
-    """How many decisions of operators have changed the record, but for adoptions, which change ``number``."""
+    """How many decisions of operators have changed the record, but for adoptions, which change
+    ``number``."""
 
     @property
     def name(self) -> str:
@@ -305,9 +317,11 @@ class Store(NamedTuple):
     fenced: tuple[str, ...] = ()
     """Regions that do not, because an operator has fenced their sinks."""
     unread: tuple[str, ...] = ()
-    """References of which a region that enrolled has a record that cannot be read: it may be the newest, so that no other one counts."""
+    """References of which a region that enrolled has a record that cannot be read: it may be the
+    newest, so that no other one counts."""
     named: tuple[str, ...] = ()
-    """Regions that the enrolled records name as possible owners: each of them is expected or fenced before the store serves."""
+    """Regions that the enrolled records name as possible owners: each of them is expected or fenced
+    before the store serves."""
 
     @property
     def left_out(self) -> list[str]:
@@ -331,7 +345,10 @@ class Store(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is to be written down, all or nothing, and what was refused beside it. Without anything to write it is only an answer."""
+    """What is to be written down, all or nothing, and what was refused beside it.
+
+    Without anything to write it is only an answer.
+    """
 
     put: tuple[Reference, ...] = ()
     forget: Mapping[str, Tombstone] = field(default_factory=dict)
@@ -361,7 +378,10 @@ class Change:
 
 
 class Agent(NamedTuple):
-    """A process that speaks for a region. ``run`` grows with each start over one state file; ``nonce`` is made at each."""
+    """A process that speaks for a region.
+
+    ``run`` grows with each start over one state file; ``nonce`` is made at each.
+    """
 
     agent: str
     run: int
@@ -378,7 +398,8 @@ class Caller(NamedTuple):
     token: str = ""
     """Of the store; empty in the very first request of a region."""
     seen: int = 0
-    """The greatest position of the store's log that it was told: a store that ends before it is an old one."""
+    """The greatest position of the store's log that it was told: a store that ends before it is an
+    old one."""
 
 
 @dataclass(slots=True)
@@ -419,16 +440,18 @@ class References:
         self.references: dict[str, Reference] = {}
         self.forgotten: dict[str, Tombstone] = {}
         self.damaged: dict[str, str] = {}
-        """References whose record cannot be read, and why; they are refused, and nothing else is."""
+        """References whose record cannot be read, and why; they are refused, and nothing else is.
+        """
         self._unread: dict[str, Any] = {}
-        """Their records, which a snapshot keeps as they are: a name that is missing could be registered anew, by a number that is in use."""
+        """Their records, which a snapshot keeps as they are: a name that is missing could be
+        registered anew, by a number that is in use."""
         self.sessions: dict[str, Session] = {}
         self.suspect_after = suspect_after
         self.lately = lately
         self._started = self._watched = now
         self._adopted: dict[str, int] = {}
 
-    # -- what is there --------------------------------------------------------------------------------------------------
+    # -- what is there -----------------------------------------------------------------------------
 
     def get(self, name: str) -> Reference:
         """Return a reference. Raises UnknownReference, RegionRefused when it is damaged."""
@@ -454,7 +477,10 @@ class References:
         return not region or self.silent(region, now) >= self.suspect_after
 
     def watched(self, now: int) -> None:
-        """To be called a few times in `suspect_after`. When it was not, this process was asleep, and heard nobody: silence counts from now."""
+        """To be called a few times in `suspect_after`.
+
+        When it was not, this process was asleep, and heard nobody: silence counts from now.
+        """
         self.held_up(self._watched, now)
         self._watched = now
 
@@ -468,7 +494,8 @@ class References:
     def watermarks(self) -> dict[str, tuple[int, int, bool]]:
         """By computation: the incarnation, what is published, and whether rows were written off.
 
-        The least of its references. One that comes or goes begins a new incarnation, because the minimum over others may be lower.
+        The least of its references. One that comes or goes begins a new incarnation, because the
+        minimum over others may be lower.
         """
         found: dict[str, list[Reference]] = {}
         for each in self.references.values():
@@ -488,7 +515,7 @@ class References:
             for name, each_of in found.items()
         }
 
-    # -- the journal ----------------------------------------------------------------------------------------------------
+    # -- the journal -------------------------------------------------------------------------------
 
     def apply(self, record: bytes) -> None:
         """Take over what is written down. Raises ValueError when the whole of it cannot be read."""
@@ -529,12 +556,15 @@ class References:
         """Return everything that is durable as one record, also what cannot be read."""
         return Change(tuple(self.references.values()), self.forgotten, self.store, self._unread).encode()
 
-    # -- what regions ask -----------------------------------------------------------------------------------------------
+    # -- what regions ask --------------------------------------------------------------------------
 
     def confirm(self, caller: Caller, numbers: Mapping[str, int], now: int, position: int) -> Change:
-        """A region that was restarted, or had its link back, asks by which numbers it owns what. Until then it publishes and commits nothing.
+        """A region that was restarted, or had its link back, asks by which numbers it owns what.
 
-        ``numbers`` are the greatest that it was ever told, whoever owned what. Raises SecondAgent, Recovering, ServerTokenMismatch.
+        Until then it publishes and commits nothing.
+
+        ``numbers`` are the greatest that it was ever told, whoever owned what. Raises SecondAgent,
+        Recovering, ServerTokenMismatch.
         """
         if (old := self._enter(caller, numbers, now, position, confirms=True)) is not None:
             return old
@@ -593,7 +623,8 @@ class References:
     ) -> Change:
         """The sign of life of a region, and how far it is: one compare-and-set a second.
 
-        What is refused of one reference is in the change, and touches no other. Raises Unconfirmed, and as confirm does.
+        What is refused of one reference is in the change, and touches no other. Raises Unconfirmed,
+        and as confirm does.
         """
         told = list(told)
         numbers = {name: each.number for name, each in replicas.items()} | {
@@ -631,7 +662,8 @@ class References:
         _check_batch(found, told)
         _check_tail(found, told)
         if found.life and told.life > found.life:
-            # It was reset at home, on purpose: another life, in which what was written off may be read. Whether it is, an operator has to say.
+            # It was reset at home, on purpose: another life, in which what was written off may be
+            # read. Whether it is, an operator has to say.
             found = replace(found, incarnation=found.incarnation + 1, published=MIN)
         if told.batch >= 0:
             found = replace(found, batch=told.batch, digest=told.digest, batch_number=found.number)
@@ -655,7 +687,7 @@ class References:
         )
         return self._put(replace(found, sinks=sinks))
 
-    # -- a planned move -------------------------------------------------------------------------------------------------
+    # -- a planned move ----------------------------------------------------------------------------
 
     def stop(self, caller: Caller, told: Progress, now: int, position: int) -> Change:
         """The owner has stopped at a batch, of which this is the state."""
@@ -777,10 +809,13 @@ class References:
             raise _no(name, f"{found.owner} has released it", f"wait until {found.move.to} has claimed it, or adopt")
         return self._put(replace(found, move=None))
 
-    # -- what operators decide ------------------------------------------------------------------------------------------
+    # -- what operators decide ---------------------------------------------------------------------
 
     def check_decision(self, name: str, number: int, decision_number: int) -> None:
-        """Refuse a decision about another state of a reference: it comes late. ``number`` 0: about any. Raises RegionRefused."""
+        """Refuse a decision about another state of a reference: it comes late.
+
+        ``number`` 0: about any. Raises RegionRefused.
+        """
         found = self.references.get(name)
         if found is not None and number and (number, decision_number) != (found.number, found.decision_number):
             raise _no(
@@ -797,7 +832,8 @@ class References:
     def adopt(self, name: str, to: str, who: str, when: int, now: int) -> Change:
         """Give a reference to another region, because its owner is lost, or seems so.
 
-        Above what that region has, rows and outputs, nothing is published until somebody has said what becomes of the rest.
+        Above what that region has, rows and outputs, nothing is published until somebody has said
+        what becomes of the rest.
         """
         self._check_serving()
         found = self.get(name)
@@ -813,7 +849,8 @@ class References:
         if found.released and found.move is not None and to in (found.owner, found.move.to):
             return self._put(adopted)  # both have all of it, as after the claim that did not come
         if found.policy == LOCAL:
-            # Also where R is ahead of L: what the lost region had accepted behind R is missing from what is published next.
+            # Also where R is ahead of L: what the lost region had accepted behind R is missing from
+            # what is published next.
             end = max(replica.frontier, found.published)
             broken = Broken(replica.frontier, end, who, when, found.owner, found.incarnation)
             same = [each for each in found.broken if each[-2:] == broken[-2:]]
@@ -831,7 +868,8 @@ class References:
     def adoptions(self, now: int) -> list[tuple[str, str]]:
         """Return what may be adopted without an operator: reference and region.
 
-        Only if the operator has allowed it, every sink fences, the next region knows R and positions, and there was no adoption lately.
+        Only if the operator has allowed it, every sink fences, the next region knows R and
+        positions, and there was no adoption lately.
         """
         found: list[tuple[str, str]] = []
         if self.store.state != SERVING:
@@ -860,7 +898,10 @@ class References:
         return self.adopt(name, to, AUTOMATIC, when, now) if (name, to) in self.adoptions(now) else Change()
 
     def write_off(self, name: str, who: str, when: int, region: str = "") -> Change:
-        """Give up what only a lost region may have, or all of them. What is published says so until `arrived` in a later incarnation."""
+        """Give up what only a lost region may have, or all of them.
+
+        What is published says so until `arrived` in a later incarnation.
+        """
         self._check_serving()
         found = self.get(name)
         over, kept = _holds_of(found, region)
@@ -870,7 +911,8 @@ class References:
     def arrived(self, name: str, now: int, region: str = "") -> Change:
         """A lost region is back, and all that it had accepted is mirrored: nothing is given up.
 
-        What was given up in an earlier incarnation is included as well by now, as far as the region had it.
+        What was given up in an earlier incarnation is included as well by now, as far as the region
+        had it.
         """
         self._check_serving()
         found = self.get(name)
@@ -896,7 +938,10 @@ class References:
         return self._publish(kept)
 
     def allow_automatic(self, name: str, *, allowed: bool) -> Change:
-        """Say whether it may be adopted without an operator. Raises RegionRefused where a sink does not fence."""
+        """Say whether it may be adopted without an operator.
+
+        Raises RegionRefused where a sink does not fence.
+        """
         self._check_serving()
         found = self.get(name)
         bad = [each.name for each in found.sinks if not each.fences]
@@ -913,7 +958,10 @@ class References:
         return self._publish(found)
 
     def forget(self, name: str, now: int) -> Change:
-        """Take a reference out. Its numbers and incarnations go on, should it be registered again."""
+        """Take a reference out.
+
+        Its numbers and incarnations go on, should it be registered again.
+        """
         self._check_serving()
         found = self.references.get(name)
         if name in self.damaged:
@@ -927,7 +975,7 @@ class References:
             )
         return Change(forget={name: Tombstone(found.number, found.incarnation)})
 
-    # -- a store that was lost ------------------------------------------------------------------------------------------
+    # -- a store that was lost ---------------------------------------------------------------------
 
     def begin(self, token: str) -> Change:
         """The first record of a store."""
@@ -936,11 +984,15 @@ class References:
     def recover(
         self, token: str, recovers: str, expected: Iterable[str], fenced: Iterable[str], answers: str = ""
     ) -> Change:
-        """An operator says that the store was lost, or put back to an older copy. All regions enrol anew, under a new token.
+        """An operator says that the store was lost, or put back to an older copy.
 
-        ``recovers`` is the token of the store that was lost, as the regions have it; ``fenced`` are regions that are absent, at whose sinks the
-        operator has seen to it that none of their numbers counts any more. ``answers`` is the token of the store that the operator has seen; empty:
-        any. After a recovery the store has another one, so a message that comes late begins no second recovery. Raises ServerTokenMismatch.
+        All regions enrol anew, under a new token.
+
+        ``recovers`` is the token of the store that was lost, as the regions have it; ``fenced`` are
+        regions that are absent, at whose sinks the operator has seen to it that none of their
+        numbers counts any more. ``answers`` is the token of the store that the operator has seen;
+        empty: any. After a recovery the store has another one, so a message that comes late begins
+        no second recovery. Raises ServerTokenMismatch.
         """
         if answers not in ("", self.store.token):
             msg = "the store has another token than the one that this was decided on, and nothing was done: look at it again"
@@ -955,10 +1007,13 @@ class References:
         return Change(store=Store(token, ENROLLING, "an operator recovers it", recovers or lost, expected, (), fenced))
 
     def enrol(self, caller: Caller, records: Mapping[str, str], now: int) -> Change:
-        """A region tells what it was told last, by reference. When all have, numbers go on above the greatest of them.
+        """A region tells what it was told last, by reference.
 
-        A record that cannot be read makes its reference a damaged one, whatever others have: it may have had the greatest number, and a hold
-        that nobody else knows. The rest of the region enrols.
+        When all have, numbers go on above the greatest of them.
+
+        A record that cannot be read makes its reference a damaged one, whatever others have: it may
+        have had the greatest number, and a hold that nobody else knows. The rest of the region
+        enrols.
         """
         if self.store.state != ENROLLING:
             return Change()  # said again; what it has to do next is to confirm
@@ -1000,14 +1055,15 @@ class References:
         put = tuple(each for each in best.values() if each != self.references.get(each.name))
         return Change(put, store=store, unread=unread, refused=refused)
 
-    # -- inside ---------------------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------
 
     def _enter(
         self, caller: Caller, numbers: Mapping[str, int], now: int, position: int, *, confirms: bool = False
     ) -> Change | None:
         """Who may ask. Returns a change when the store has been found to be old.
 
-        Only a region of some reference finds that out, when it confirms or has been confirmed: anybody else's word would stop the store for all.
+        Only a region of some reference finds that out, when it confirms or has been confirmed:
+        anybody else's word would stop the store for all.
         """
         self._check_serving()
         if caller.token and caller.token != self.store.token:
@@ -1041,7 +1097,10 @@ class References:
         return self.forgotten.get(name, Tombstone(0, 0)).number if found is None else found.number
 
     def _listen(self, caller: Caller, now: int) -> None:
-        """Take a request for a sign of life of the one agent that speaks for a region. Raises SecondAgent, OldStream."""
+        """Take a request for a sign of life of the one agent that speaks for a region.
+
+        Raises SecondAgent, OldStream.
+        """
         known = self.sessions.get(caller.region)
         if known is None and len(self.sessions) >= MOST_REGIONS:
             msg = f"{MOST_REGIONS} regions were heard of already: check the names"
@@ -1097,9 +1156,12 @@ class References:
             raise _recovering(self.store)
 
     def _owned_by(self, found: Reference, region: str) -> Reference:
-        """Return the record under its next owner. What it publishes stays; what only the owner could tell is unknown again.
+        """Return the record under its next owner.
 
-        So is what other regions told of their replicas: who had all rows of the last owner has none that the next one accepts (`current_replicas`).
+        What it publishes stays; what only the owner could tell is unknown again.
+
+        So is what other regions told of their replicas: who had all rows of the last owner has none
+        that the next one accepts (`current_replicas`).
         """
         replicas = tuple(each for each in found.replicas if each.region != region)
         owned = replace(found, owner=region, number=found.number + 1, move=None, replicas=replicas)
@@ -1118,7 +1180,7 @@ class References:
         return Change((changed,)) if changed != self.references[changed.name] else Change()
 
 
-# -- checks and decoding --------------------------------------------------------------------------------------------------
+# -- checks and decoding ---------------------------------------------------------------------------
 
 
 def _no(name: str, what: str, fix: str) -> errors.RegionRefused:
@@ -1216,7 +1278,10 @@ def _check_same_state(found: Reference, batch: int, digest: str, positions: tupl
 
 
 def _with_replica(found: Reference, replica: Replica) -> Reference:
-    """Return a record with what a region has. Raises RegionRefused when it is none that keeps a replica."""
+    """Return a record with what a region has.
+
+    Raises RegionRefused when it is none that keeps a replica.
+    """
     if replica.region not in found.regions:
         raise _no(found.name, f"{replica.region} is none of its regions", "register it with all of them")
     _check_told(found, replica.positions)
@@ -1235,7 +1300,10 @@ def _read_anew(found: Reference, entry: WriteOff | Broken, lost: str, region: st
 
 
 def _holds_of(found: Reference, region: str) -> tuple[list[Hold], tuple[Hold, ...]]:
-    """Return the holds for a region, or for any, and the others. Raises RegionRefused when there is none."""
+    """Return the holds for a region, or for any, and the others.
+
+    Raises RegionRefused when there is none.
+    """
     over = [each for each in found.holds if region in ("", each.region)]
     if not over:
         raise _no(
@@ -1258,8 +1326,8 @@ def _enrolled(name: str, record: str) -> Reference:
 def _jumped(found: Reference) -> Reference:
     """Return a record whose number jumps so far that the owner begins its own computation anew.
 
-    That reset is not meant for those who read it; any other one is, and begins a new incarnation. After several jumps that the owner
-    has not heard of it makes one reset.
+    That reset is not meant for those who read it; any other one is, and begins a new incarnation.
+    After several jumps that the owner has not heard of it makes one reset.
     """
     life = found.life + 1 if found.life and not found.jumped else found.life
     return replace(found, life=life, jumped=True, low=MIN)
@@ -1281,7 +1349,10 @@ def encode(reference: Reference) -> str:
 
 
 def decode(told: Mapping[str, Any]) -> Reference:
-    """Return the record of what ``asdict`` made of it. Raises ValueError, TypeError or KeyError for what is none."""
+    """Return the record of what ``asdict`` made of it.
+
+    Raises ValueError, TypeError or KeyError for what is none.
+    """
     found = dict(told)
     found["inputs"], found["regions"] = tuple(found["inputs"]), tuple(found["regions"])
     if not all(isinstance(each, str) for each in (*found["inputs"], *found["regions"])):

@@ -139,7 +139,11 @@ class _Door(NamedTuple):
 
 
 def open_door(args: argparse.Namespace) -> _Door:
-    """Listen for pipelines. Raises BadConfig for what would let in anybody from elsewhere, BadFile, BadCertificate and OSError."""
+    """Listen for pipelines.
+
+    Raises BadConfig for what would let in anybody from elsewhere, BadFile, BadCertificate and
+    OSError.
+    """
     tokens = tuple(each for each in map(str.strip, secret(TOKENS, os.environ).split(",")) if each)
     if any(len(each) < LEAST_TOKEN for each in tokens):
         msg = (

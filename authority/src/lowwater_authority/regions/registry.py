@@ -73,11 +73,13 @@ class Registry:
         self.position = 0
         """Where the log ends: all up to there is taken over."""
         self.ended: asyncio.Future[JournalError] | None = None
-        """Done when another global authority has the store, or the store cannot be written any more."""
+        """Done when another global authority has the store, or the store cannot be written any
+        more."""
         self.stopping = False
         self.writes = Writes(lambda: self.stopping)
         self.refused: Counter[tuple[str, str]] = Counter()
-        """By call and by the name of the error: calls, and single references within calls that were taken, that were refused since the start."""
+        """By call and by the name of the error: calls, and single references within calls that were
+        taken, that were refused since the start."""
         self._behind = 0
         self._lock = asyncio.Lock()
         self._changes: set[asyncio.Task[Change]] = set()
@@ -109,10 +111,13 @@ class Registry:
         await self.journal.close()
 
     async def change(self, plan: Plan) -> Change:
-        """Plan a change, make it durable, take it over. What the plan raises is raised, and nothing was changed.
+        """Plan a change, make it durable, take it over.
 
-        A caller that goes away meanwhile ends nothing: what was begun is finished. What waits behind others is not begun any more: while the
-        store is away it would be done hours later, for nobody. Raises JournalFailed, Unavailable.
+        What the plan raises is raised, and nothing was changed.
+
+        A caller that goes away meanwhile ends nothing: what was begun is finished. What waits
+        behind others is not begun any more: while the store is away it would be done hours later,
+        for nobody. Raises JournalFailed, Unavailable.
         """
         running = asyncio.create_task(self._change(plan))
         self._changes.add(running)
@@ -240,7 +245,10 @@ class Registry:
                     )
 
     async def adopt(self, name: str, to: str, who: str, number: int = 0, decision_number: int = 0) -> None:
-        """Give a reference to another region. Raises as References.adopt, and References.check_decision by the two numbers."""
+        """Give a reference to another region.
+
+        Raises as References.adopt, and References.check_decision by the two numbers.
+        """
         if who == AUTOMATIC:  # what was seen may have changed while others had the lock
             change = await self.change(lambda core: core.adopt_by_itself(name, to, self.clock(), self.monotonic()))
         else:

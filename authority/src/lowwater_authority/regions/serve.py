@@ -40,7 +40,8 @@ from lowwater_authority.rpc.regions import RegionServicer
 SERVICE: Final = "lowwater.v1.RegionService"
 
 LIMITS: Final = ("streams", "calls_per_second", "message_bytes")
-"""Names of the limits that count at a global authority, which has neither computations nor key ranges."""
+"""Names of the limits that count at a global authority, which has neither computations nor key
+ranges."""
 
 EXAMPLES: Final = """\
 It says which region makes what, and how far that is published for all. It is asked

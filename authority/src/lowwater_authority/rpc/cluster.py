@@ -62,7 +62,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
                 self._tell_ahead(name, seen)
         registered = [name for name in names if name in shard.topology.computations]
         found = {redirect.computation: redirect for redirect in await self.services.redirects(registered)}
-        # Of one that was dropped any shard tells, and so does this one. It also says why nobody serves what is damaged, and drops that.
+        # Of one that was dropped any shard tells, and so does this one. It also says why nobody
+        # serves what is damaged, and drops that.
         dropped, me = shard.topology.dropped, cluster.me.address
         for name, seen in numbers:
             if name in dropped or (name in found and not found[name].address and shard.takeover.is_damaged(name)):
@@ -169,9 +170,12 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def _change(
         self, request: pb.DrainRequest | pb.PinRequest, change: Callable[[View], View], *, settles: bool
     ) -> View:
-        """Change the view unless it says so already. Raises InvalidArgument for an address that no shard has, and for another version.
+        """Change the view unless it says so already.
 
-        ``settles``: a call that names a version makes a new one in any case, so that an opposite message that comes late is refused.
+        Raises InvalidArgument for an address that no shard has, and for another version.
+
+        ``settles``: a call that names a version makes a new one in any case, so that an opposite
+        message that comes late is refused.
         """
         cluster, address, version = self._cluster(), request.address, request.version
 

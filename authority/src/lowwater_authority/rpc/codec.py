@@ -1,6 +1,7 @@
 """From the wire to the core, and back.
 
-What decodes checks shapes and limits, so that the core sees only well-formed requests. What makes a message has that in its name.
+What decodes checks shapes and limits, so that the core sees only well-formed requests. What makes a
+message has that in its name.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ MAX_NAME: Final = 256
 """Longest worker, host or identity, in characters."""
 
 SLICING: Final = MAX_NAME + 32
-"""By how much the identity may be longer by which a slice claims: the name of what it is a slice of, and the incarnation."""
+"""By how much the identity may be longer by which a slice claims: the name of what it is a slice
+of, and the incarnation."""
 
 CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 """What no name for people has: it would go on to terminals and logs, which obey it."""
@@ -227,7 +229,10 @@ def frontiers(path: str, messages: Iterable[types_pb2.Heuristic]) -> dict[int, i
 
 
 def _histogram(path: str, message: workers_pb2.Histogram) -> tuple[Int64s, Int64s]:
-    """Decode starts and counts. Counts of 2^63 and more come out negative, for the caller to refuse."""
+    """Decode starts and counts.
+
+    Counts of 2^63 and more come out negative, for the caller to refuse.
+    """
     if len(message.starts_micros) > MAX_BUCKETS:
         raise bad_field(path, f"has {len(message.starts_micros)} buckets", f"send at most {MAX_BUCKETS}, wider ones")
     counts = np.fromiter(message.counts, dtype=np.uint64).astype(np.int64)
@@ -276,7 +281,10 @@ def group(message: workers_pb2.GroupReport) -> GroupReport:
 
 
 def lateness(message: workers_pb2.Lateness) -> Lateness:
-    """Decode how late a claim's records were; the core compares it with what was told before. Raises InvalidArgument."""
+    """Decode how late a claim's records were; the core compares it with what was told before.
+
+    Raises InvalidArgument.
+    """
     if max(len(message.buckets), len(message.counts)) > MOST_BUCKETS:
         problem = f"has {len(message.buckets)} buckets and {len(message.counts)} counts"
         fix = f"send at most {MOST_BUCKETS}: from the first report on, count what would be one more in a greater one"
@@ -334,7 +342,10 @@ def part(message: workers_pb2.StageTaskRequest) -> TaskPart:
 
 
 def layout_wish(message: topology_pb2.ChangeLayoutRequest) -> tuple[int, int, list[int], list[int]]:
-    """Decode a change of the layout: incarnation, expected version, starts and tasks. Raises InvalidArgument."""
+    """Decode a change of the layout: incarnation, expected version, starts and tasks.
+
+    Raises InvalidArgument.
+    """
     starts, tasks = list(message.starts), list(message.tasks)
     problem = wrong(starts, tasks)
     if problem is not None:
@@ -343,7 +354,10 @@ def layout_wish(message: topology_pb2.ChangeLayoutRequest) -> tuple[int, int, li
 
 
 def told(message: workers_pb2.CommitBatchRequest) -> Told | None:
-    """Decode what an owner says of its layout; None when it follows none. Raises InvalidArgument."""
+    """Decode what an owner says of its layout; None when it follows none.
+
+    Raises InvalidArgument.
+    """
     if not message.HasField("layout"):
         return None
     starts, tasks = list(message.layout.starts), list(message.layout.tasks)
@@ -542,7 +556,8 @@ def refused_message(name: str, value: Refused) -> workers_pb2.RefusedRanges:
         newest=value.newest,
     )
     if value.handles is not None:
-        # As protobuf reads it, at once: one by one, two million take most of a second, in which nobody else is served.
+        # As protobuf reads it, at once: one by one, two million take most of a second, in which
+        # nobody else is served.
         packed = value.handles.astype("<u4", copy=False).tobytes()
         message.MergeFromString(_HANDLES + _varint(len(packed)) + packed)
     return message

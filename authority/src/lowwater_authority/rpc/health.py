@@ -21,14 +21,19 @@ __all__ = ["JOURNAL", "HealthServicer"]
 
 
 JOURNAL: Final = "lowwater.journal"
-"""The name under which the journal is asked for. No gRPC service has it; a probe that restarts the process must not ask for it."""
+"""The name under which the journal is asked for. No gRPC service has it; a probe that restarts the
+process must not ask for it."""
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated without types
-    """See grpc/health/v1/health.proto. Its services serve from its beginning until it stops, once and for all: a process that stops does not come back.
+    """See grpc/health/v1/health.proto.
 
-    ``JOURNAL`` beside them comes and goes: it does not serve while the store takes no writes. The process answers reads all the same, and a restart
-    would not make room on a disk; so no other service follows it.
+    Its services serve from its beginning until it stops, once and for all: a process that stops
+    does not come back.
+
+    ``JOURNAL`` beside them comes and goes: it does not serve while the store takes no writes. The
+    process answers reads all the same, and a restart would not make room on a disk; so no other
+    service follows it.
     """
 
     def __init__(self, services: Iterable[str]) -> None:
@@ -39,12 +44,18 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # g
         """Set, and replaced by a new one, when an answer may have changed."""
 
     def stop(self) -> None:
-        """Say from now on that nothing is served, and tell whoever watches. On the event loop; waits for nobody."""
+        """Say from now on that nothing is served, and tell whoever watches.
+
+        On the event loop; waits for nobody.
+        """
         self._stopping = True
         self._tell()
 
     def set_journal(self, *, serving: bool) -> None:
-        """Say from now on whether the store takes writes, and tell whoever watches ``JOURNAL``. On the event loop; waits for nobody."""
+        """Say from now on whether the store takes writes, and tell whoever watches ``JOURNAL``.
+
+        On the event loop; waits for nobody.
+        """
         self._journal = serving
         self._tell()
 
@@ -70,7 +81,10 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # g
     async def Watch(  # noqa: N802
         self, request: health_pb2.HealthCheckRequest, context: Context
     ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
-        """Tell how a service is, also one that is not here, and again when that changes. A stop ends it: nothing changes after that."""
+        """Tell how a service is, also one that is not here, and again when that changes.
+
+        A stop ends it: nothing changes after that.
+        """
         told: health_pb2.HealthCheckResponse | None = None
         while True:
             changed, stopping, status = self._changed, self._stopping, self._status(request.service)

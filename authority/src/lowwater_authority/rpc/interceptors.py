@@ -34,7 +34,11 @@ FIX: Final = "generate the client from the .proto files of this version"
 
 
 class Reading:
-    """Reads the requests of a method. Raises InvalidArgument for one that is too large, is no such message, or has text that is not UTF-8."""
+    """Reads the requests of a method.
+
+    Raises InvalidArgument for one that is too large, is no such message, or has text that is not
+    UTF-8.
+    """
 
     __slots__ = ("_bound", "_deserialize", "_name", "_shape")
 
@@ -62,11 +66,13 @@ def reading(deserialize: Read | None, method: str) -> Read | None:
 def freed(failure: BaseException) -> None:
     """Let go of all that the frames of a failed call hold, such as its request.
 
-    gRPC keeps the exception that ends a call, and the exception keeps these frames, which keep the call of gRPC. So the
-    request would stay until the garbage collector looks for such circles, which may be thousands of calls later.
+    gRPC keeps the exception that ends a call, and the exception keeps these frames, which keep the
+    call of gRPC. So the request would stay until the garbage collector looks for such circles,
+    which may be thousands of calls later.
 
-    Only the frames of this exception are cleared. What it was raised from may be shared: all callers of a round that the
-    store refuses get one exception, and it has the frames of those that still wait. To clear those would end their calls.
+    Only the frames of this exception are cleared. What it was raised from may be shared: all
+    callers of a round that the store refuses get one exception, and it has the frames of those that
+    still wait. To clear those would end their calls.
     """
     clear_frames(failure.__traceback__)
     failure.__cause__ = failure.__context__ = None
@@ -98,7 +104,8 @@ class Decoding(grpc.aio.ServerInterceptor):
         codecs = {"request_deserializer": read, "response_serializer": handler.response_serializer}
         if handler.stream_stream is not None:
             serve = handler.stream_stream
-            # One that writes its answers itself is a coroutine, as the health checks of the guard are.
+            # One that writes its answers itself is a coroutine, as the health checks of the guard
+            # are.
             serve = self._stream(path, serve) if isasyncgenfunction(serve) else serve
             return grpc.stream_stream_rpc_method_handler(serve, **codecs)
         if handler.stream_unary is not None:
@@ -175,7 +182,10 @@ CODES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 class Timing(grpc.aio.ServerInterceptor):
-    """Surrounds every unary call, whatever serves it; streams pass by. Costs some microseconds a call."""
+    """Surrounds every unary call, whatever serves it; streams pass by.
+
+    Costs some microseconds a call.
+    """
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -183,7 +193,10 @@ class Timing(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Call, handler_call_details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """See grpc.aio.ServerInterceptor. Nothing serves an unknown method, so it makes no series."""
+        """See grpc.aio.ServerInterceptor.
+
+        Nothing serves an unknown method, so it makes no series.
+        """
         handler: Any = await continuation(handler_call_details)
         if handler is None or handler.unary_unary is None:
             return handler  # type: ignore[no-any-return]

@@ -47,10 +47,12 @@ CODES: Final[dict[str, grpc.StatusCode]] = {
     errors.Unavailable.reason: grpc.StatusCode.UNAVAILABLE,
     errors.LowwaterError.reason: grpc.StatusCode.INTERNAL,
 }
-"""Everything else is FAILED_PRECONDITION: the caller must change something before it tries again."""
+"""Everything else is FAILED_PRECONDITION: the caller must change something before it tries again.
+"""
 
 MESSAGE_BYTES: Final = 1024
-"""Of an error's message, and of all its metadata: gRPC replaces a status of more than 8 KB by one that says nothing."""
+"""Of an error's message, and of all its metadata: gRPC replaces a status of more than 8 KB by one
+that says nothing."""
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +82,10 @@ async def refuse(
 
 
 def refusing(method: Method) -> Method:
-    """Turn errors of a unary method of a servicer with ``services`` into statuses. Who is cut off refuses all of them."""
+    """Turn errors of a unary method of a servicer with ``services`` into statuses.
+
+    Who is cut off refuses all of them.
+    """
 
     @functools.wraps(method)
     async def guarded(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:

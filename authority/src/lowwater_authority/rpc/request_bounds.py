@@ -1,7 +1,8 @@
 """How large the requests of each method may be, checked before protobuf parses them.
 
-A parsed message takes up to twenty times the bytes that came: an empty name has two bytes on the wire, and 34 in memory. So the bytes are bounded, and where
-many are allowed, the elements of repeated fields as well.
+A parsed message takes up to twenty times the bytes that came: an empty name has two bytes on the
+wire, and 34 in memory. So the bytes are bounded, and where many are allowed, the elements of
+repeated fields as well.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ MOST_BYTES: Final = 1 << 20
 """Bytes of the request of a method that is not listed in :data:`BOUNDS`."""
 
 MOST_ELEMENTS: Final = 20_000
-"""Elements of the repeated fields in a request of such a method: twice the names that a request may have."""
+"""Elements of the repeated fields in a request of such a method: twice the names that a request may
+have."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,14 @@ class Bound:
     size: int = MOST_BYTES
     """Bytes on the wire."""
     elements: int = MOST_ELEMENTS
-    """Texts, byte strings and messages in repeated fields, at any depth. Numbers in packed fields are not counted: parsed they take eight times their
-    bytes at most."""
+    """Texts, byte strings and messages in repeated fields, at any depth. Numbers in packed fields
+    are not counted: parsed they take eight times their bytes at most."""
 
     def check(self, data: bytes, method: str, shape: Shape | None) -> None:
-        """Raise InvalidArgument for a request that has more. Costs some nanoseconds a byte, above :data:`SMALL`."""
+        """Raise InvalidArgument for a request that has more.
+
+        Costs some nanoseconds a byte, above :data:`SMALL`.
+        """
         if len(data) > self.size:
             fix = "name or report less in each"
             problem = f"has {len(data)} bytes, and {method} takes {self.size}"
@@ -58,10 +63,12 @@ NAMED: Final = Bound(4 << 20)
 """A request with 10,000 names of 257 characters each."""
 
 COLUMNS: Final = Bound(32 << 20, 250_000)
-"""A report, or a part of a micro-batch, of two million ranges, at twelve bytes each; or of a hundred thousand claims."""
+"""A report, or a part of a micro-batch, of two million ranges, at twelve bytes each; or of a
+hundred thousand claims."""
 
 BOUNDS: Final[dict[str, Bound]] = {
-    # Two million ranges, whose keys have thirty bytes each. The server's own bound of a message is the same.
+    # Two million ranges, whose keys have thirty bytes each. The server's own bound of a message is
+    # the same.
     "/lowwater.v1.WorkerService/Claim": Bound(64 << 20, 4_000_000),
     "/lowwater.v1.WorkerService/Report": COLUMNS,
     "/lowwater.v1.WorkerService/StageTask": COLUMNS,
@@ -121,7 +128,10 @@ class Shape:
 
     @cached_property
     def tags(self) -> bytes:
-        """The bytes that the tag of a counted field can begin with, at any depth. A tag that is longer than it needs to be begins with the second form."""
+        """The bytes that the tag of a counted field can begin with, at any depth.
+
+        A tag that is longer than it needs to be begins with the second form.
+        """
         shapes = [self]
         for shape in shapes:
             shapes += [inner for inner in shape.inner.values() if inner not in shapes]
@@ -129,10 +139,13 @@ class Shape:
         return bytes(sorted(firsts | {first | 0x80 for first in firsts}))
 
     def has_more(self, data: bytes, most: int) -> bool:
-        """Whether an encoded message has more counted elements than that. Raises DecodeError where the bytes are no message.
+        """Whether an encoded message has more counted elements than that.
 
-        Each element has a tag, so there are at most as many as bytes that a tag can begin with. One pass counts these, and is enough for nearly all messages.
-        The others are walked, no further than it takes to know.
+        Raises DecodeError where the bytes are no message.
+
+        Each element has a tag, so there are at most as many as bytes that a tag can begin with. One
+        pass counts these, and is enough for nearly all messages. The others are walked, no further
+        than it takes to know.
         """
         if len(data) - len(data.translate(None, self.tags)) <= most:
             return False
@@ -172,7 +185,10 @@ def _goes_beyond(data: bytes, shape: Shape, most: int) -> bool:
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number of one to ten bytes, and the place behind it. Raises DecodeError, IndexError."""
+    """Return a number of one to ten bytes, and the place behind it.
+
+    Raises DecodeError, IndexError.
+    """
     value = data[at]
     if value < 0x80:
         return value, at + 1

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from lowwater_authority.engine.shard import Shard
 
 HOLD_SECONDS: Final = 1.0
-"""How long at most a call waits where a shard has just died: who asks again and again instead finds the next one later."""
+"""How long at most a call waits where a shard has just died: who asks again and again instead finds
+the next one later."""
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -50,7 +51,8 @@ class Services:
     quiet: Limited = field(default_factory=Limited)
     """Keeps what callers can cause from flooding the log."""
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while streams are to end: for good when the process stops, and for as long as it is cut off from its store."""
+    """Set while streams are to end: for good when the process stops, and for as long as it is cut
+    off from its store."""
 
     @property
     def token(self) -> str:
@@ -72,7 +74,10 @@ class Services:
             raise errors.Unavailable(msg)
 
     async def reach(self, name: str) -> None:
-        """Return when this shard serves a computation. Raises UnknownComputation, Moved without an address, Unavailable."""
+        """Return when this shard serves a computation.
+
+        Raises UnknownComputation, Moved without an address, Unavailable.
+        """
         shard = self.shard
         if name in shard.served:
             return

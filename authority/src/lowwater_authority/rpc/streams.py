@@ -38,16 +38,21 @@ LARGEST_MESSAGE: Final = 64 << 20
 """Bytes of a message that gRPC lets through, here and in the client."""
 
 MESSAGE_BYTES: Final = LARGEST_MESSAGE // 2
-"""Bytes of refusals in one message. Those of one claim are a quarter of it: see ``codec.MAX_RANGES``."""
+"""Bytes of refusals in one message. Those of one claim are a quarter of it: see
+``codec.MAX_RANGES``."""
 
 REFUSAL_BYTES: Final = 256
-"""What a refusal takes in memory besides its text and its handles, about; it is less in a message."""
+"""What a refusal takes in memory besides its text and its handles, about; it is less in a message.
+"""
 
 
 class Acknowledgement:
-    """What is to be said of the reports since the last acknowledgement. Refusals merge by claim and reason: there is one of each, of all ranges.
+    """What is to be said of the reports since the last acknowledgement.
 
-    ``before`` is the number of the report that was acknowledged last; ``message_bytes`` are those of refusals in one message, which may take twice as many.
+    Refusals merge by claim and reason: there is one of each, of all ranges.
+
+    ``before`` is the number of the report that was acknowledged last; ``message_bytes`` are those
+    of refusals in one message, which may take twice as many.
     """
 
     def __init__(self, before: int, message_bytes: int = MESSAGE_BYTES) -> None:
@@ -70,7 +75,8 @@ class Acknowledgement:
     ) -> None:
         """Add a report that is durable but for what was refused. O(handles).
 
-        What the caller has made up is kept as it is told, by its beginning and its end, so that what is counted is what waits.
+        What the caller has made up is kept as it is told, by its beginning and its end, so that
+        what is counted is what waits.
         """
         self.number = number
         self._references.update(references)
@@ -97,8 +103,9 @@ class Acknowledgement:
     def messages(self) -> Iterator[pb.ReportAck]:
         """Return what to send, in order. Raises Overloaded when it cannot be made to fit.
 
-        The last message has the number, so nothing counts as taken over before all that is refused of it is told: that ranges are lost may be
-        said in earlier ones, for they stay lost. What else does not fit is said of all ranges of a claim.
+        The last message has the number, so nothing counts as taken over before all that is refused
+        of it is told: that ranges are lost may be said in earlier ones, for they stay lost. What
+        else does not fit is said of all ranges of a claim.
         """
         rest = list(self._refused.items())
         if self.bytes > self._message_bytes:
@@ -149,7 +156,10 @@ def _divided(refused: Sequence[Each], most: int) -> Iterator[list[Each]]:
 
 
 def _shortened(refused: Sequence[Each], most: int) -> list[Each]:
-    """Let refusals take so many bytes: of the claims with most ranges to name all are refused. What was taken over is said again then."""
+    """Let refusals take so many bytes: of the claims with most ranges to name all are refused.
+
+    What was taken over is said again then.
+    """
     kept = dict(refused)
     size = sum(map(_size, refused))
     for key, value in sorted(refused, key=_size, reverse=True):
@@ -181,7 +191,8 @@ def _united(known: Handles | None, later: Handles | None) -> Handles | None:
 
 
 IN_FLIGHT: Final = 64
-"""Reports of one stream that may wait for the journal; more are left in the transport, which slows the sender."""
+"""Reports of one stream that may wait for the journal; more are left in the transport, which slows
+the sender."""
 
 STREAM_BYTES: Final = 64 << 20
 """Bytes of these reports, decoded: one of the largest, or many that are small."""
@@ -190,7 +201,8 @@ ALL_BYTES: Final = 256 << 20
 """The same of all streams together. A stream that waits for it has read one report more."""
 
 UNREAD_BYTES: Final = 128 << 20
-"""Bytes of what was refused and is not sent yet, because the senders do not read it, of all streams together."""
+"""Bytes of what was refused and is not sent yet, because the senders do not read it, of all streams
+together."""
 
 WATCHED_BYTES: Final = 256 << 20
 """Bytes that the names take which watch streams follow one by one, and what waits there of each."""
@@ -199,30 +211,36 @@ WATCHED_LEAST: Final = 16 << 10
 """Bytes of these that each stream may have, whatever the others do: fifty names."""
 
 NAME_WATCHED: Final = 512
-"""What a name takes besides its characters, about: in the request, in what is followed, and its value that waits."""
+"""What a name takes besides its characters, about: in the request, in what is followed, and its
+value that waits."""
 
 SHARE: Final = 4
-"""A stream may have at most one part in so many of what it leaves of what is shared: so the next one finds something."""
+"""A stream may have at most one part in so many of what it leaves of what is shared: so the next
+one finds something."""
 
 FLOOR: Final = 20
-"""Whatever the others have, the n-th stream may have one part in so many times n of what is shared. All these together are less than half as
-much again, for a whole, a half, a third and so on up to ``STREAMS`` make less than ten wholes."""
+"""Whatever the others have, the n-th stream may have one part in so many times n of what is shared.
+All these together are less than half as much again, for a whole, a half, a third and so on up to
+``STREAMS`` make less than ten wholes."""
 
 UNREAD_LEAST: Final = 4096
-"""Bytes that a stream may have in an acknowledgement that waits, whatever the others do: what is refused of a few claims."""
+"""Bytes that a stream may have in an acknowledgement that waits, whatever the others do: what is
+refused of a few claims."""
 
 SENDERS_KEPT: Final = 4096
 """Senders without a stream whose newest one is remembered."""
 
 FENCED_BOUND: Final = 4096
-"""Notices of lost ranges waiting for one stream; the oldest go first, since every later report repeats them."""
+"""Notices of lost ranges waiting for one stream; the oldest go first, since every later report
+repeats them."""
 
 
 DENIED_BOUND: Final = 10_000
 """Computations that a stream may be refused one by one; with one more it ends."""
 
 SILENCE: Final = 2.0
-"""Seconds after which a stream that has not begun to report keeps no other from starting: it may have nothing to say for long."""
+"""Seconds after which a stream that has not begun to report keeps no other from starting: it may
+have nothing to say for long."""
 
 
 class Turn(asyncio.Future[None]):
@@ -268,7 +286,10 @@ async def inside(gate: Gate[Turn], who: str) -> AsyncIterator[None]:
 
 
 class Room:
-    """So many bytes at once; who comes beyond them waits, in order. What is larger than all of it is let in alone. O(1)."""
+    """So many bytes at once; who comes beyond them waits, in order.
+
+    What is larger than all of it is let in alone. O(1).
+    """
 
     def __init__(self, bound: int) -> None:
         self.bound = bound
@@ -351,10 +372,11 @@ class Outbox:
         """``stream_bytes``: of reports that wait for the journal; ``message_bytes`` as in Acknowledgement."""
         self._message_bytes = message_bytes
         self.barred: set[str] = set()
-        """Computations of which the stream may not report any more: another shard served them in between, and may have been told what
-        this one was not."""
+        """Computations of which the stream may not report any more: another shard served them in
+        between, and may have been told what this one was not."""
         self.older: dict[tuple[str, int], Refused] = {}
-        """Claims of which a newer report than this stream's was taken over, by computation and sequencer, and what they were told."""
+        """Claims of which a newer report than this stream's was taken over, by computation and
+        sequencer, and what they were told."""
         self.denied: set[str] = set()
         """Computations that its caller was not allowed to report for."""
         self.permits = asyncio.Semaphore(IN_FLIGHT)
@@ -424,7 +446,10 @@ class Outbox:
         self._changed.set()
 
     def deny(self, name: str) -> None:
-        """Remember that a report of a computation was refused for who sent it. Raises Overloaded when that are too many."""
+        """Remember that a report of a computation was refused for who sent it.
+
+        Raises Overloaded when that are too many.
+        """
         if name in self.denied or NAME.fullmatch(whole(name)) is None:  # no rule ever allows what is no name
             return
         if len(self.denied) >= DENIED_BOUND:
@@ -465,7 +490,10 @@ class Outbox:
         return self._ack is None and not self._fenced
 
     async def take(self) -> Iterator[pb.ReportResponse]:
-        """Wait for something to send or do, and take it. Each message is made when it is its turn."""
+        """Wait for something to send or do, and take it.
+
+        Each message is made when it is its turn.
+        """
         await self._changed.wait()
         self._changed.clear()
         fenced, self._fenced = self._fenced, []
@@ -494,7 +522,10 @@ class Outbox:
 
 @contextmanager
 def watched(room: Shared, names: Collection[str]) -> Iterator[None]:
-    """Have room for names that are followed. Raises Overloaded when they are more than the share of a stream."""
+    """Have room for names that are followed.
+
+    Raises Overloaded when they are more than the share of a stream.
+    """
     size = sum(map(len, names)) * 2 + len(names) * NAME_WATCHED
     if size > max(room.share(0, room.streams + 1), WATCHED_LEAST):
         msg = f"{len(names)} names are more than there is room to follow just now; follow fewer, or name none, for all"
@@ -517,7 +548,8 @@ class Streams:
         """``silence``: as ``SILENCE``."""
         self._silence = silence
         self.stream_bytes = STREAM_BYTES
-        """Bytes of the reports that wait for the journal, of each stream that is opened from now on."""
+        """Bytes of the reports that wait for the journal, of each stream that is opened from now
+        on."""
         self.admission: Admission[Turn] = Admission()
         self.room = Room(ALL_BYTES)
         """What waits for the journal, of all streams."""
@@ -546,7 +578,10 @@ class Streams:
         return self.admission.starting.all_again(self.admission.streams.peak, now)
 
     async def admit(self, sender: bytes, stream: int, who: str = "") -> Outbox:
-        """Open a stream of a principal when it is its turn to start. Raises as open does, and ShuttingDown."""
+        """Open a stream of a principal when it is its turn to start.
+
+        Raises as open does, and ShuttingDown.
+        """
         await enter(self.admission.starting, who)
         try:
             return self.open(sender, stream, who)
@@ -555,7 +590,9 @@ class Streams:
             raise
 
     def open(self, sender: bytes, stream: int, who: str = "") -> Outbox:
-        """Open a stream, closing the sender's older one. Raises Overloaded, and OldStream when it is not newer than all before.
+        """Open a stream, closing the sender's older one.
+
+        Raises Overloaded, and OldStream when it is not newer than all before.
 
         Its reports would count as repeats of the older ones' and change nothing.
         """
@@ -639,7 +676,10 @@ class Streams:
         references: Mapping[str, pb.ReferenceTime] | None = None,
         redirects: Mapping[str, Redirect] | None = None,
     ) -> None:
-        """Everything up to a report of a stream is durable but for what was refused. See :meth:`Outbox.acknowledge`."""
+        """Everything up to a report of a stream is durable but for what was refused.
+
+        See :meth:`Outbox.acknowledge`.
+        """
         before = outbox.unread
         most = self.unread.share(before, max(1, len(self)))
         outbox.acknowledge(number, refused, references=references, redirects=redirects, most=most)

@@ -146,7 +146,10 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
 
 
 def lease(request: Any) -> TaskLease:
-    """Decode the lease of a request, which has to name who has granted it. Raises InvalidArgument."""
+    """Decode the lease of a request, which has to name who has granted it.
+
+    Raises InvalidArgument.
+    """
     if not request.server_token:
         raise bad_field("server_token", "is empty", "send the one that came with the lease")
     message = request.lease

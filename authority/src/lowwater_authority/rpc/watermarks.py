@@ -34,7 +34,8 @@ BEAT_SECONDS: Final = 1.0
 """A subscriber that gets nothing for several of these knows that the authority is away."""
 
 MAX_INTERVAL_MILLIS: Final = 1000
-"""Between two messages with watermarks: whoever hears nothing for longer than a beat believes that the authority is away."""
+"""Between two messages with watermarks: whoever hears nothing for longer than a beat believes that
+the authority is away."""
 
 DEFAULT_HOLDERS: Final = 10
 MAX_HOLDERS: Final = 1000
@@ -51,13 +52,18 @@ MOST_KEPT: Final = 10_000
 
 
 class Messages:
-    """What is told of the computations of a shard. The message of what was published last is made once, for all streams and answers that tell of it."""
+    """What is told of the computations of a shard.
+
+    The message of what was published last is made once, for all streams and answers that tell of
+    it.
+    """
 
     def __init__(self, shard: Shard, most: int = MOST_KEPT) -> None:
         self._shard = shard
         self._most = most
         self._kept: dict[str, tuple[View, Topology, int, types_pb2.Watermark]] = {}
-        """By name, without promises, and from what each was made: none of that changes, it is only replaced."""
+        """By name, without promises, and from what each was made: none of that changes, it is only
+        replaced."""
 
     def __len__(self) -> int:
         """Return how many are kept."""
@@ -130,7 +136,8 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
             del unknown, dropped  # a stream may be open for weeks
             while not services.leaving.is_set():
                 if not asked and rights != _rights():
-                    # What may be read only now is told as if asked for now: it may not change for long.
+                    # What may be read only now is told as if asked for now: it may not change for
+                    # long.
                     rights = _rights()
                     async with inside(self._starting, who):
                         await self._begin(subscription, asked)
@@ -197,7 +204,10 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         )
 
     async def _begin(self, subscription: Subscription, asked: list[str]) -> tuple[int, list[types_pb2.Watermark]]:
-        """Have a subscription tell where all that it follows is. Returns when that was the newest, and what is told of unknown names."""
+        """Have a subscription tell where all that it follows is.
+
+        Returns when that was the newest, and what is told of unknown names.
+        """
         shard = self.services.shard
         confirmed, names, elsewhere = await self._look(asked)
         unknown = []
@@ -310,7 +320,10 @@ def _rights() -> object:
 
 
 def _interval(asked: int) -> float:
-    """Return how many seconds a watch stream leaves between two messages with watermarks. Raises InvalidArgument."""
+    """Return how many seconds a watch stream leaves between two messages with watermarks.
+
+    Raises InvalidArgument.
+    """
     if asked > MAX_INTERVAL_MILLIS:
         raise bad_field("interval_millis", f"is {asked}", f"ask for at most {MAX_INTERVAL_MILLIS}")
     return asked / 1000

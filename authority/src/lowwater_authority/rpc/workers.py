@@ -163,7 +163,8 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             sender = self._opening(first)
             outbox = await self.streams.admit(sender, first.open.stream, holder())
         except errors.LowwaterError as error:
-            # Else gRPC's generator would hold the first message, which may be no opening but megabytes.
+            # Else gRPC's generator would hold the first message, which may be no opening but
+            # megabytes.
             await messages.aclose()
             self.services.observer.refused("Report", error.reason)
             await refuse(context, error, again=self.streams.again)
@@ -227,14 +228,18 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
                 await asyncio.wait([last])
         except errors.LowwaterError as error:
             self.services.observer.refused("Report", error.reason)
-            # Else the frames of the error would hold the message until the garbage collector runs, and so would gRPC's generator.
+            # Else the frames of the error would hold the message until the garbage collector runs,
+            # and so would gRPC's generator.
             outbox.close(error.with_traceback(None))
         finally:
             await requests.aclose()
             outbox.finish()
 
     def _size(self, report: pb.Report) -> int:
-        """Return about how many bytes a report has, decoded, and what may be refused of it by name. O(groups)."""
+        """Return about how many bytes a report has, decoded, and what may be refused of it by name.
+
+        O(groups).
+        """
         size = REPORT_BYTES
         for group in report.groups:
             named = len(group.handles)
@@ -312,7 +317,8 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
                 if isinstance(error, GivenUp):
                     error = errors.ShuttingDown("a computation of this report was taken over meanwhile; connect again")
                 if isinstance(error, errors.LowwaterError):
-                    # The client connects again and sends its whole state, so nothing is lost by ending the stream.
+                    # The client connects again and sends its whole state, so nothing is lost by
+                    # ending the stream.
                     outbox.close(error)
                 else:
                     refused = [*malformed, *done.result(), *elsewhere]
@@ -379,7 +385,10 @@ async def in_turns(pieces: Pieces[Made]) -> Made:
 
 
 def _permitted(message: pb.GroupReport) -> GroupReport:
-    """Decode one claim's part of a report. Raises InvalidArgument, and PermissionDenied when the caller may not report for it."""
+    """Decode one claim's part of a report.
+
+    Raises InvalidArgument, and PermissionDenied when the caller may not report for it.
+    """
     caller = calling()
     if caller is not None:
         caller.demand_report(message.computation)
@@ -387,10 +396,13 @@ def _permitted(message: pb.GroupReport) -> GroupReport:
 
 
 def _check_rights(report: pb.Report, outbox: Outbox) -> None:
-    """Remember what the caller may not report for. Raises ShuttingDown when it may again what it was refused on this stream.
+    """Remember what the caller may not report for.
 
-    Reports carry only what changed. One that was refused may have lowered a range, so what comes after it on the same stream would lead
-    (rules 1 and 8): the client is to send its full state on a new one.
+    Raises ShuttingDown when it may again what it was refused on this stream.
+
+    Reports carry only what changed. One that was refused may have lowered a range, so what comes
+    after it on the same stream would lead (rules 1 and 8): the client is to send its full state on
+    a new one.
     """
     caller = calling()
     if caller is None:
@@ -404,9 +416,12 @@ def _check_rights(report: pb.Report, outbox: Outbox) -> None:
 
 
 def _follows(number: int, newest: int) -> bool:
-    """Whether a report is the next of its stream; False for a repeat (rule 8). Raises InvalidArgument.
+    """Whether a report is the next of its stream; False for a repeat (rule 8).
 
-    Reports carry only what changed, so behind a lost one, which may have lowered a range, the others would lead.
+    Raises InvalidArgument.
+
+    Reports carry only what changed, so behind a lost one, which may have lowered a range, the
+    others would lead.
     """
     if not number:
         raise bad_field("report.number", "is 0", "number the reports of each stream from 1")

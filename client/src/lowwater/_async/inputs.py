@@ -36,8 +36,9 @@ class InputReader:
     async def read(self) -> Inputs:
         """Return the minimum as it is known now.
 
-        The first call waits for the first value, at most the client's timeout; when there is none by then, the inputs are
-        unknown and stale for ever. Raises ServerTokenMismatch when another deployment answers, and Closed.
+        The first call waits for the first value, at most the client's timeout; when there is none
+        by then, the inputs are unknown and stale for ever. Raises ServerTokenMismatch when another
+        deployment answers, and Closed.
         """
         runtime, subscription = self._ready()
         watcher = runtime.watcher
@@ -51,10 +52,12 @@ class InputReader:
             return self._folding.fold(watcher.state, subscription)
 
     async def watch(self) -> AsyncGenerator[Inputs, None]:
-        """Yield the minimum, and again whenever it or who holds it has changed. Conflated: a slow loop sees the newest only.
+        """Yield the minimum, and again whenever it or who holds it has changed.
 
-        Waits between changes, without end while the authority is away. Ends when the reader or its client is
-        closed. Raises ServerTokenMismatch when another deployment answers.
+        Conflated: a slow loop sees the newest only.
+
+        Waits between changes, without end while the authority is away. Ends when the reader or its
+        client is closed. Raises ServerTokenMismatch when another deployment answers.
         """
         changes = FoldChanges(self._folding)
         while not self._is_over():

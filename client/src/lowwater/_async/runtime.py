@@ -22,7 +22,10 @@ Result = TypeVar("Result")
 
 
 class Runtime:
-    """One event loop's connection, watcher and reporter. Nothing in it is started before it is used."""
+    """One event loop's connection, watcher and reporter.
+
+    Nothing in it is started before it is used.
+    """
 
     def __init__(
         self, settings: Settings, surroundings: Surroundings = REAL, make_channel: MakeChannel | None = None

@@ -20,8 +20,9 @@ __all__ = ["TaskLease", "Tasks"]
 class TaskLease:
     """The right to do a task, until another worker has it. :meth:`Tasks.take` gives it.
 
-    No clock takes it away: when it runs out, others are offered the task, and what nobody has taken may still be committed. Whatever is written
-    under it gets a name by :meth:`output`, so that it is never in the way of another lease. StaleLease says that another one counts, and
+    No clock takes it away: when it runs out, others are offered the task, and what nobody has taken
+    may still be committed. Whatever is written under it gets a name by :meth:`output`, so that it
+    is never in the way of another lease. StaleLease says that another one counts, and
     IncarnationChanged that the computation was reset: then what was written is waste.
     """
 
@@ -37,7 +38,10 @@ class TaskLease:
 
     @property
     def token(self) -> str:
-        """The lease as a line of JSON: another process goes on with it by :meth:`Tasks.resume`. It is a right; keep it as such."""
+        """The lease as a line of JSON: another process goes on with it by :meth:`Tasks.resume`.
+
+        It is a right; keep it as such.
+        """
         return tasks.token_of(self._granted)
 
     def output(self, part: str = "") -> str:
@@ -45,22 +49,31 @@ class TaskLease:
         return tasks.output_name(self._granted, part)
 
     async def renew(self) -> None:
-        """Have the task offered to nobody else for as long as at first, from now on. Raises StaleLease once another worker has it."""
+        """Have the task offered to nobody else for as long as at first, from now on.
+
+        Raises StaleLease once another worker has it.
+        """
         await self._runtimes.get().call(tasks.renew(self._granted))
 
     async def commit(
         self, outputs: Iterable[str] = (), *, digest: bytes = b"", successors: Iterable[NewTask] = ()
     ) -> None:
-        """End the task; durable when it returns, together with the ``successors``. A repeat changes nothing.
+        """End the task; durable when it returns, together with the ``successors``.
 
-        ``outputs`` are names by :meth:`output`, which must be there by now: at most 100, of 2,048 bytes in all. ``digest`` says what they hold, in
-        whatever way the program likes. Raises StaleLease, IncarnationChanged, TaskConflict, BelowMark; Overloaded when there is no room for the successors.
-        Cancelled, it may or may not count: repeat it.
+        A repeat changes nothing.
+
+        ``outputs`` are names by :meth:`output`, which must be there by now: at most 100, of 2,048
+        bytes in all. ``digest`` says what they hold, in whatever way the program likes. Raises
+        StaleLease, IncarnationChanged, TaskConflict, BelowMark; Overloaded when there is no room
+        for the successors. Cancelled, it may or may not count: repeat it.
         """
         await self._runtimes.get().call(tasks.commit(self._granted, outputs, digest, successors))
 
     async def release(self) -> None:
-        """Give the task back, for others to take at once. A repeat changes nothing until one has. Raises StaleLease."""
+        """Give the task back, for others to take at once.
+
+        A repeat changes nothing until one has. Raises StaleLease.
+        """
         await self._runtimes.get().call(tasks.release(self._granted))
 
 
@@ -86,11 +99,13 @@ class Tasks:
     ) -> TaskGroup:
         """Create a group; repeating it is harmless.
 
-        With ``every``, a task is made for each interval of that length, from ``start`` on, in the same step in which the low watermark passes its
-        end; the last one, when the computation finishes, has no end. Without it tasks are made by :meth:`create`. For the time of ``lease`` a task
-        that was taken is offered to nobody else. ``configuration`` is what all workers are to know. Raises RegistrationConflict when the
-        group is there with another definition, EstimatedInput for intervals of a computation that nobody promises, IncarnationChanged when the
-        computation is reset meanwhile, Overloaded beyond 16 groups.
+        With ``every``, a task is made for each interval of that length, from ``start`` on, in the
+        same step in which the low watermark passes its end; the last one, when the computation
+        finishes, has no end. Without it tasks are made by :meth:`create`. For the time of ``lease``
+        a task that was taken is offered to nobody else. ``configuration`` is what all workers are
+        to know. Raises RegistrationConflict when the group is there with another definition,
+        EstimatedInput for intervals of a computation that nobody promises, IncarnationChanged when
+        the computation is reset meanwhile, Overloaded beyond 16 groups.
         """
         runtime = self._runtimes.get()
         call = self._calls(runtime).create_group(group, every, start, lease, configuration)
@@ -99,18 +114,25 @@ class Tasks:
         return await runtime.call(call)
 
     async def configure(self, group: str, configuration: bytes, version: int, *, incarnation: int = 0) -> TaskGroup:
-        """Give a group another configuration in place of that of ``version``. All leases of it end: nothing made with the old one counts any more.
+        """Give a group another configuration in place of that of ``version``.
 
-        ``incarnation``: only in that one of the computation. Raises UnknownGroup, IncarnationChanged, and TaskConflict when another version is in force.
+        All leases of it end: nothing made with the old one counts any more.
+
+        ``incarnation``: only in that one of the computation. Raises UnknownGroup,
+        IncarnationChanged, and TaskConflict when another version is in force.
         """
         runtime = self._runtimes.get()
         return await runtime.call(self._calls(runtime).configure(group, configuration, version, incarnation))
 
     async def create(self, group: str, new: Iterable[NewTask], *, incarnation: int = 0) -> None:
-        """Create tasks, 1 to 100, all of them or none; durable when it returns. Those that are there already, done or not, stay as they are.
+        """Create tasks, 1 to 100, all of them or none; durable when it returns.
 
-        ``incarnation``: only for that one of the computation. Raises UnknownGroup, BelowMark for work before the group's mark, TaskConflict for
-        a task that is there with another payload, IncarnationChanged, InvalidArgument for a group with intervals, Overloaded beyond 4,096 tasks.
+        Those that are there already, done or not, stay as they are.
+
+        ``incarnation``: only for that one of the computation. Raises UnknownGroup, BelowMark for
+        work before the group's mark, TaskConflict for a task that is there with another payload,
+        IncarnationChanged, InvalidArgument for a group with intervals, Overloaded beyond 4,096
+        tasks.
         """
         runtime = self._runtimes.get()
         await runtime.call(self._calls(runtime).create(group, new, incarnation))
@@ -135,7 +157,10 @@ class Tasks:
                 return None
 
     def resume(self, token: str) -> TaskLease:
-        """Return the lease of a token, of whichever process. Raises InvalidArgument for what is none of this computation."""
+        """Return the lease of a token, of whichever process.
+
+        Raises InvalidArgument for what is none of this computation.
+        """
         granted = tasks.granted_of(token)
         if granted.computation != self.computation:
             raise checks.refused("token", granted.computation, f"a lease of {self.computation}")

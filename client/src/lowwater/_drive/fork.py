@@ -19,7 +19,10 @@ class Forked:
         """Begin nothing new with gRPC. Must not wait."""
 
     def await_quiet(self) -> None:
-        """Wait until nothing is open. Called when all instances have had their :meth:`before_fork`."""
+        """Wait until nothing is open.
+
+        Called when all instances have had their :meth:`before_fork`.
+        """
 
     def after_fork_in_parent(self) -> None:
         """Go on; once for each :meth:`before_fork`."""
@@ -50,15 +53,19 @@ def keep(instance: object) -> None:
 def anchor() -> None:
     """Keep gRPC initialised for as long as the process lives.
 
-    Without any channel gRPC shuts itself down, on a thread of its own; in a child that is forked meanwhile, making a channel waits
-    for that thread for ever. A channel that is never used has no threads, timers or sockets.
+    Without any channel gRPC shuts itself down, on a thread of its own; in a child that is forked
+    meanwhile, making a channel waits for that thread for ever. A channel that is never used has no
+    threads, timers or sockets.
     """
     if not _anchors:
         _anchors.append(grpc.insecure_channel("localhost:0"))
 
 
 def register(instance: Forked) -> None:
-    """Tell an instance of forks, as long as it lives. The hook is set with the first client, not by the import."""
+    """Tell an instance of forks, as long as it lives.
+
+    The hook is set with the first client, not by the import.
+    """
     global _hooked
     with _lock:
         _instances.add(instance)

@@ -1,4 +1,7 @@
-"""The audit log: who did what, and who was refused. One event an act, by the logger ``lowwater_authority.audit``."""
+"""The audit log: who did what, and who was refused.
+
+One event an act, by the logger ``lowwater_authority.audit``.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,9 @@ class Actor(NamedTuple):
 class Audit:
     """Writes the audit log. ``monotonic`` gives seconds.
 
-    Refusals that repeat are one line in ten seconds, and so are acts that workers repeat all the time (``often``). Other acts are never left out.
-    Refusals of different computations that are ``registered`` are told apart. Other names are the caller's to make up, as many and as long as
+    Refusals that repeat are one line in ten seconds, and so are acts that workers repeat all the
+    time (``often``). Other acts are never left out. Refusals of different computations that are
+    ``registered`` are told apart. Other names are the caller's to make up, as many and as long as
     it likes: they count as one, and are shortened.
     """
 

@@ -29,16 +29,19 @@ if TYPE_CHECKING:
     from lowwater._server.tls import Certificates
 
 MOST_CONNECTIONS: Final = 256
-"""Connections that may be open at once; what comes beyond them is closed at once. See :func:`most_connections`."""
+"""Connections that may be open at once; what comes beyond them is closed at once. See
+:func:`most_connections`."""
 
 MOST_KEPT: Final = 16
-"""Places, or a quarter of them all when that is less, for addresses that hold fewer than so many: one that fills the others keeps no probe out."""
+"""Places, or a quarter of them all when that is less, for addresses that hold fewer than so many:
+one that fills the others keeps no probe out."""
 
 OF_FILES: Final = 4
 """At most one in so many of the files that the process may open is a connection here."""
 
 IDLE_SECONDS: Final = 20.0
-"""How long a connection may take to send the head of a request whole, the first one or the next, and to read the answer before that.
+"""How long a connection may take to send the head of a request whole, the first one or the next,
+and to read the answer before that.
 
 While a request is being answered it does not count; a stream of events has a deadline of its own.
 """
@@ -75,9 +78,13 @@ def _host(peer: Any) -> str:
 
 
 class NotHttp(logging.Logger):
-    """What aiohttp logs of its connections. Bytes that are no HTTP are one line in a while, and counted; for aiohttp each is an error with a traceback.
+    """What aiohttp logs of its connections.
 
-    A port scanner, a browser that speaks TLS to a port without it, or a gRPC client with the wrong port sends them several times a second.
+    Bytes that are no HTTP are one line in a while, and counted; for aiohttp each is an error with a
+    traceback.
+
+    A port scanner, a browser that speaks TLS to a port without it, or a gRPC client with the wrong
+    port sends them several times a second.
     """
 
     def __init__(self, count: Callable[[], None]) -> None:
@@ -104,7 +111,10 @@ class NotHttp(logging.Logger):
 
 
 class Connections:
-    """Accepts the connections of a server, and cuts off those that wait for nothing. For the one event loop it is used in."""
+    """Accepts the connections of a server, and cuts off those that wait for nothing.
+
+    For the one event loop it is used in.
+    """
 
     def __init__(
         self,
@@ -147,7 +157,8 @@ class Connections:
             except ConnectionError:
                 continue  # it has gone again
             except OSError as error:
-                # No files are left, as a rule, of which asyncio's own server would tell thousands of times.
+                # No files are left, as a rule, of which asyncio's own server would tell thousands
+                # of times.
                 self._tell(f"none can be accepted: {error}")
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue
@@ -167,7 +178,10 @@ class Connections:
                 tasks.create_task(self._shake_hands(server, connection, host, self._certificates))
 
     def _full(self, server: web.Server, host: str) -> bool:
-        """Whether there is no place for one more of an address. O(1), but O(connections) when few places are left."""
+        """Whether there is no place for one more of an address.
+
+        O(1), but O(connections) when few places are left.
+        """
         left = self._most - len(server.connections) - self._shaking.total()
         if left <= 0 or left > self._kept:
             return left <= 0

@@ -1,6 +1,7 @@
 """HTTP beside something else: a server on a thread of its own, of the parts that it is given.
 
-The thread has its own event loop, so that what it answers waits for nothing else in the process, and nothing that fails here reaches that.
+The thread has its own event loop, so that what it answers waits for nothing else in the process,
+and nothing that fails here reaches that.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ SECURITY: Final = {
 """Headers of every answer: the page loads nothing from elsewhere, and tells nobody where it is."""
 
 HSTS: Final = {"Strict-Transport-Security": "max-age=86400"}
-"""Header of every answer over TLS: for a day a browser comes back to this host over TLS only, whatever a link says."""
+"""Header of every answer over TLS: for a day a browser comes back to this host over TLS only,
+whatever a link says."""
 
 STATUS: Final[Mapping[type[errors.LowwaterError], int]] = {
     errors.InvalidArgument: 400,
@@ -81,7 +83,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def listen_at(path: str) -> socket.socket:
-    """Return a listening Unix socket, which only this user may reach. One that a process left behind is replaced. Raises OSError."""
+    """Return a listening Unix socket, which only this user may reach.
+
+    One that a process left behind is replaced. Raises OSError.
+    """
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with contextlib.suppress(ConnectionRefusedError, FileNotFoundError):
@@ -113,7 +118,10 @@ def url_of(listening: socket.socket, *, encrypted: bool) -> str:
 
 
 class Part(Protocol):
-    """Some of what a server answers. Used by the one event loop of the server, but for its making."""
+    """Some of what a server answers.
+
+    Used by the one event loop of the server, but for its making.
+    """
 
     def begin(self, visitors: Visitors) -> None:
         """Begin, in the event loop; ``visitors`` says who may look."""
@@ -135,9 +143,10 @@ class Part(Protocol):
 class HttpServer:
     """Serves some parts, and ``/healthz``, until :meth:`close`.
 
-    With ``certificates`` it speaks TLS only; it answers those whom ``visitors`` lets in. ``on_not_http`` is called for what is sent to it and
-    is no HTTP, and ``on_failed`` when it has ended by itself, as it never should. A connection that asks nothing for ``idle_seconds`` is
-    cut off.
+    With ``certificates`` it speaks TLS only; it answers those whom ``visitors`` lets in.
+    ``on_not_http`` is called for what is sent to it and is no HTTP, and ``on_failed`` when it has
+    ended by itself, as it never should. A connection that asks nothing for ``idle_seconds`` is cut
+    off.
     """
 
     def __init__(
@@ -245,7 +254,10 @@ class BadParameter(Exception):
 
 
 def parameters(request: web.Request, *known: str) -> dict[str, str]:
-    """Return the parameters of a request. Raises BadParameter for those that it does not have, and for repeated ones."""
+    """Return the parameters of a request.
+
+    Raises BadParameter for those that it does not have, and for repeated ones.
+    """
     given: dict[str, str] = {}
     for name, value in request.query.items():
         if name not in known:

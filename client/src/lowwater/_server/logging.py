@@ -32,7 +32,10 @@ _QUIET: Final = ("aiohttp", "asyncio", "grpc", "opentelemetry", "redis")
 
 
 def set_up(chosen: str | None, *, verbose: bool = False, stream: TextIO | None = None) -> None:
-    """Have the process log to a stream, standard error by default. ``chosen`` is one of FORMATS; None: what fits the stream."""
+    """Have the process log to a stream, standard error by default.
+
+    ``chosen`` is one of FORMATS; None: what fits the stream.
+    """
     out = sys.stderr if stream is None else stream
     handler = logging.StreamHandler(out)
     handler.setFormatter(formatter(chosen or ("text" if out.isatty() else "json")))

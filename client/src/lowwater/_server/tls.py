@@ -1,8 +1,9 @@
 """The certificates of a server, as they stand in their files now.
 
-Whoever renews certificates writes the files; nobody tells this process. So it looks at them, not into them, before every handshake, and reads
-those that have changed. What cannot be used is refused in whole and told once: the pair before stays in force, so that a file which is half
-written, or belongs to another key, cuts nobody off.
+Whoever renews certificates writes the files; nobody tells this process. So it looks at them, not
+into them, before every handshake, and reads those that have changed. What cannot be used is refused
+in whole and told once: the pair before stays in force, so that a file which is half written, or
+belongs to another key, cuts nobody off.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ROUNDED_SECONDS: Final = 2.0
-"""How old a file must be for its time of change to tell it from what is written there next: file systems round, up to this much."""
+"""How old a file must be for its time of change to tell it from what is written there next: file
+systems round, up to this much."""
 
 _FLAGS: Final = ("--tls-cert", "--tls-key", "--tls-client-ca", "--peer-ca")
 """In the order of the fields of Files."""
@@ -32,7 +34,8 @@ _FLAGS: Final = ("--tls-cert", "--tls-key", "--tls-client-ca", "--peer-ca")
 READABLE_BY_ALL: Final = 0o004
 
 _NO_CHECK_TIME: Final = 0x200000
-"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which the ssl module has no name for: an expired certificate shall be refused by its date."""
+"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which the ssl module has no name for: an expired certificate
+shall be refused by its date."""
 
 _MOST_STEPS: Final = 10
 """Of a handshake in memory; TLS 1.3 takes two of each side."""
@@ -65,7 +68,10 @@ class Files:
 
     @classmethod
     def of(cls, chain: Path | None, key: Path | None, client_ca: Path | None, peer_ca: Path | None) -> Files | None:
-        """Return those that flags name; None when they name none. Raises BadCertificate for some that encrypt nothing."""
+        """Return those that flags name; None when they name none.
+
+        Raises BadCertificate for some that encrypt nothing.
+        """
         if chain is not None and key is not None:
             return cls(chain, key, client_ca, peer_ca)
         needs = dict(zip(_FLAGS, (chain, key, client_ca, peer_ca), strict=True))
@@ -111,9 +117,13 @@ class Pair:
 
 
 class Certificates:
-    """The pair in force. Safe for threads; ``current`` costs a look at each file (some microseconds), and a read of those that changed.
+    """The pair in force.
 
-    ``clock`` gives seconds since the Unix epoch. Raises BadCertificate when made of files that cannot be used.
+    Safe for threads; ``current`` costs a look at each file (some microseconds), and a read of those
+    that changed.
+
+    ``clock`` gives seconds since the Unix epoch. Raises BadCertificate when made of files that
+    cannot be used.
     """
 
     def __init__(self, files: Files, *, clock: Callable[[], float] = time.time) -> None:
@@ -273,7 +283,10 @@ def _trusted(flag: str, content: bytes) -> None:
 
 
 def _context(files: Files) -> ssl.SSLContext:
-    """Return a context to serve HTTP with. OpenSSL reads the files itself, and checks that they belong together."""
+    """Return a context to serve HTTP with.
+
+    OpenSSL reads the files itself, and checks that they belong together.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
@@ -317,7 +330,10 @@ def _dates(context: ssl.SSLContext, chain: bytes) -> tuple[float, float]:
 
 
 def _shake_hands(asking: ssl.SSLContext, asked: ssl.SSLContext) -> ssl.SSLObject:
-    """Have two contexts talk in memory; returns the end of the one that asks. Raises SSLError, BadCertificate."""
+    """Have two contexts talk in memory; returns the end of the one that asks.
+
+    Raises SSLError, BadCertificate.
+    """
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = asking.wrap_bio(to_client, to_server)
     left = [client, asked.wrap_bio(to_server, to_client, server_side=True)]

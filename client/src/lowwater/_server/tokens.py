@@ -12,7 +12,10 @@ SCHEME: Final = "bearer"
 
 
 def bearer(headers: Sequence[str]) -> str:
-    """Return the token in the values of the authorization headers, of which there is one at least. Raises ValueError, which quotes nothing."""
+    """Return the token in the values of the authorization headers, of which there is one at least.
+
+    Raises ValueError, which quotes nothing.
+    """
     if len(headers) > 1:
         msg = "there are several authorization headers"
         raise ValueError(msg)
@@ -24,7 +27,8 @@ def bearer(headers: Sequence[str]) -> str:
 
 
 LEAST_TOKEN: Final = 32
-"""Characters of the shortest token that is accepted; `lowwater access token` makes 43. Its digest is not salted: a short token could be guessed from it."""
+"""Characters of the shortest token that is accepted; `lowwater access token` makes 43. Its digest
+is not salted: a short token could be guessed from it."""
 
 
 def is_token(given: str) -> bool:

@@ -21,9 +21,11 @@ HEALTH: Final = "/healthz"
 
 TRIES: Final = 10
 AGAIN_SECONDS: Final = 1.0
-"""So many wrong tokens may come from one address at once, then one in this time; what is wrong meanwhile is told to come later.
+"""So many wrong tokens may come from one address at once, then one in this time; what is wrong
+meanwhile is told to come later.
 
-A right one is let in all the same: there is nothing to guess (see ``digest``), and everybody behind one proxy has its address.
+A right one is let in all the same: there is nothing to guess (see ``digest``), and everybody behind
+one proxy has its address.
 """
 
 MOST_ADDRESSES: Final = 1000
@@ -33,7 +35,10 @@ _OTHERS: Final = ""
 
 
 class Denied(Exception):
-    """A request is refused for who makes it. The message says what to do, and holds nothing that was presented."""
+    """A request is refused for who makes it.
+
+    The message says what to do, and holds nothing that was presented.
+    """
 
     def __init__(self, status: int, sentence: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(sentence)
@@ -42,7 +47,10 @@ class Denied(Exception):
 
 
 class WrongTokens:
-    """How often each address has been wrong lately. O(1), but O(addresses) when there are many; times are seconds of any clock."""
+    """How often each address has been wrong lately.
+
+    O(1), but O(addresses) when there are many; times are seconds of any clock.
+    """
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
@@ -69,11 +77,17 @@ class Rights(Protocol):
     """Says whose a token is. For one event loop."""
 
     async def controlled(self) -> bool:
-        """Whether it matters: without access rules everybody may see everything. Raises LowwaterError when nobody can tell."""
+        """Whether it matters: without access rules everybody may see everything.
+
+        Raises LowwaterError when nobody can tell.
+        """
         ...
 
     async def whose(self, token_sha256: str) -> Identity:
-        """Return whose token has a digest; the name is empty when it is nobody's. Raises LowwaterError when nobody can tell."""
+        """Return whose token has a digest; the name is empty when it is nobody's.
+
+        Raises LowwaterError when nobody can tell.
+        """
         ...
 
     def close(self) -> None:
@@ -84,7 +98,10 @@ class Visitors:
     """Lets everybody in: without ``--access`` nobody knows who is who."""
 
     async def check(self, request: web.Request) -> None:
-        """Return when a request may be answered. Raises Denied, and LowwaterError when nobody can tell."""
+        """Return when a request may be answered.
+
+        Raises Denied, and LowwaterError when nobody can tell.
+        """
 
     async def still(self, request: web.Request) -> bool:
         """Whether a request that was let in would be let in now."""
@@ -110,7 +127,9 @@ EVERYBODY: Final = Visitors()
 
 
 class KnownVisitors(Visitors):
-    """Lets in those whom the access rules know, and everybody where there are none. For the one event loop it is used in.
+    """Lets in those whom the access rules know, and everybody where there are none.
+
+    For the one event loop it is used in.
 
     ``rights`` says whose a token is; ``monotonic`` gives seconds of any clock.
     """
@@ -128,7 +147,10 @@ class KnownVisitors(Visitors):
         self._audit = Audit(monotonic)
 
     async def check(self, request: web.Request) -> None:
-        """See Visitors. What is not named as open is not: that goes for whatever is served here in future."""
+        """See Visitors.
+
+        What is not named as open is not: that goes for whatever is served here in future.
+        """
         resource = request.match_info.route.resource
         route = "" if resource is None else resource.canonical
         if route in self.open or not await self._rights.controlled():

@@ -94,12 +94,16 @@ class Batches:
         wanted: Callable[[Layout], object] | None = None,
         known: Callable[[int], object] | None = None,
     ) -> tuple[Refusal, ...]:
-        """Apply the prepared batch, whole or not at all; durable when it returns. A repeat changes nothing.
+        """Apply the prepared batch, whole or not at all; durable when it returns.
 
-        An owner that follows layouts says its own, why it does not follow what is wanted (at most 1,024 characters), and what at most 64 ranges
-        have cost; ``wanted`` is called with the layout that is wanted, if that is another one. A layout without starts is the one that was told before under this
-        sequencer; ``known`` is called with the version of the one that the server knows now, if it does. Otherwise tell the starts with the next.
-        Returns what was refused of it. Raises NotPrepared, StaleSequencer, InputVersion, IncarnationChanged.
+        A repeat changes nothing.
+
+        An owner that follows layouts says its own, why it does not follow what is wanted (at most
+        1,024 characters), and what at most 64 ranges have cost; ``wanted`` is called with the
+        layout that is wanted, if that is another one. A layout without starts is the one that was
+        told before under this sequencer; ``known`` is called with the version of the one that the
+        server knows now, if it does. Otherwise tell the starts with the next. Returns what was
+        refused of it. Raises NotPrepared, StaleSequencer, InputVersion, IncarnationChanged.
         """
         runtime = self._runtimes.get()
         call = runtime.calls.commit_batch(computation, sequencer, batch, layout, layout_refused, loads, wanted, known)

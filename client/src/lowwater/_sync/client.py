@@ -53,11 +53,14 @@ safe: the authority refuses an outdated version before it changes anything."""
 
 
 class Client:
-    """Everything a program asks of the authority. Use it as a context manager; :func:`lowwater.connect` makes it.
+    """Everything a program asks of the authority.
 
-    Safe for threads. After a fork the child may go on with an inherited client: it makes its own connection at the first use.
-    Leases stay with the process that claimed them. Calls raise LowwaterError: Unavailable when no server answers within
-    the timeout, Closed after :meth:`close`.
+    Use it as a context manager; :func:`lowwater.connect` makes it.
+
+    Safe for threads. After a fork the child may go on with an inherited client: it makes its own
+    connection at the first use. Leases stay with the process that claimed them. Calls raise
+    LowwaterError: Unavailable when no server answers within the timeout, Closed after
+    :meth:`close`.
     """
 
     def __init__(
@@ -70,7 +73,7 @@ class Client:
         self.batches: Batches = Batches(self._runtimes)
         """What a program says that runs micro-batches itself."""
 
-    # -- the graph --------------------------------------------------------------------------------------------------
+    # -- the graph ---------------------------------------------------------------------------------
 
     def register(
         self,
@@ -85,19 +88,25 @@ class Client:
         all_pending: bool = False,
         slices: Iterable[bytes] = (),
     ) -> Computation:
-        """Register a computation; repeating it is harmless. ``inputs`` must name every writer of what it reads.
+        """Register a computation; repeating it is harmless.
 
-        ``heuristics`` are the shares of its heuristic watermarks. Reports further ahead of the clock than ``max_skew`` are
-        refused; None: as registered before, else one day, and not less than that of any input. A later registration may raise it.
-        ``history_step`` is the step of :meth:`history`; None: as registered before, else one hour.
-        ``estimated``: nobody promises its watermarks. It may read estimated inputs, and only estimated computations may read it.
-        ``lateness_budget``: a share from 0.0001 to 0.5, or up to four of them. Each gets a watermark behind which at most about that share of the
-        records comes, as far as its workers tell the event times of what they have finished (:meth:`Lease.advance`).
-        ``all_pending``: of an injector, whose workers tell with ``pending`` of all records that are still to come before their frontier. Its budgets then go by these: exact
-        from the first record on, and earlier.
-        ``slices``: where each slice but the first begins, ascending: n keys cut the key space into n + 1 slices, at most 1,000. The shards share them
-        out, so that a computation may have more key ranges than one of them can serve; see :meth:`slices`. They stay as they are for good.
-        Raises RegistrationConflict when the name is registered with something else, Cycle, EstimatedInput, InvalidArgument.
+        ``inputs`` must name every writer of what it reads.
+
+        ``heuristics`` are the shares of its heuristic watermarks. Reports further ahead of the
+        clock than ``max_skew`` are refused; None: as registered before, else one day, and not less
+        than that of any input. A later registration may raise it. ``history_step`` is the step of
+        :meth:`history`; None: as registered before, else one hour. ``estimated``: nobody promises
+        its watermarks. It may read estimated inputs, and only estimated computations may read it.
+        ``lateness_budget``: a share from 0.0001 to 0.5, or up to four of them. Each gets a
+        watermark behind which at most about that share of the records comes, as far as its workers
+        tell the event times of what they have finished (:meth:`Lease.advance`). ``all_pending``: of
+        an injector, whose workers tell with ``pending`` of all records that are still to come
+        before their frontier. Its budgets then go by these: exact from the first record on, and
+        earlier. ``slices``: where each slice but the first begins, ascending: n keys cut the key
+        space into n + 1 slices, at most 1,000. The shards share them out, so that a computation may
+        have more key ranges than one of them can serve; see :meth:`slices`. They stay as they are
+        for good. Raises RegistrationConflict when the name is registered with something else,
+        Cycle, EstimatedInput, InvalidArgument.
         """
         runtime = self._runtime()
         call = runtime.calls.register(
@@ -130,10 +139,12 @@ class Client:
     def split_slice(self, name: str, at: bytes) -> Slice:
         """Cut a slice in two at a key: those from there on are a new slice's, which is returned.
 
-        That takes over what is known of its keys as soon as it can, within moments if the shards of both live, and grants none of them before:
-        watermarks stand still meanwhile, and none moves by it. The workers of these keys lose them, and claim again by the name of the whole. One slice of a
-        computation is cut at a time: Unavailable while another one is still taken over. Raises InvalidArgument when the key is not inside, behind the first
-        one, and UnknownComputation.
+        That takes over what is known of its keys as soon as it can, within moments if the shards of
+        both live, and grants none of them before: watermarks stand still meanwhile, and none moves
+        by it. The workers of these keys lose them, and claim again by the name of the whole. One
+        slice of a computation is cut at a time: Unavailable while another one is still taken over.
+        Raises InvalidArgument when the key is not inside, behind the first one, and
+        UnknownComputation.
         """
         runtime = self._runtime()
         call = runtime.calls.split_slice(name, at)
@@ -145,9 +156,12 @@ class Client:
         return runtime.call(runtime.calls.topology())
 
     def set_inputs(self, name: str, inputs: Iterable[str]) -> Computation:
-        """Change what a computation reads. Every claim on it is revoked: its workers claim again and fold the new inputs.
+        """Change what a computation reads.
 
-        Raises UnknownComputation, Cycle, EstimatedInput, WouldRegress when a new input is behind what was published, or what an output says.
+        Every claim on it is revoked: its workers claim again and fold the new inputs.
+
+        Raises UnknownComputation, Cycle, EstimatedInput, WouldRegress when a new input is behind
+        what was published, or what an output says.
         """
         runtime = self._runtime()
         call = runtime.calls.set_inputs(name, inputs)
@@ -188,7 +202,10 @@ class Client:
         return retired
 
     def _retire(self, name: str, start: bytes, end: bytes, *, force: bool) -> int:
-        """Retire keys as they are claimed now. A message that comes late is refused: it would take out what a worker has claimed since."""
+        """Retire keys as they are claimed now.
+
+        A message that comes late is refused: it would take out what a worker has claimed since.
+        """
         runtime = self._runtime()
         call = runtime.calls.retire(name, start, end, force=force)
         left = CHANGES
@@ -231,23 +248,31 @@ class Client:
         call = runtime.calls.drop(name, force=force)
         return runtime.call(decided_on(call, runtime.call(runtime.calls.seen(name))))
 
-    # -- reading ----------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def get(self, *names: str) -> dict[str, WatermarkView]:
-        """Return the published watermarks of some computations by name, or of all. Names not registered are unknown."""
+        """Return the published watermarks of some computations by name, or of all.
+
+        Names not registered are unknown.
+        """
         runtime = self._runtime()
         published = runtime.call(runtime.calls.get(names))
         return published.views
 
     def inputs(self, *names: str) -> InputReader:
-        """Follow some computations and fold them locally. Raises InvalidArgument without names, and for a slice."""
+        """Follow some computations and fold them locally.
+
+        Raises InvalidArgument without names, and for a slice.
+        """
         self._runtimes.check_open()
         full = {name: self._full(name, "names") for name in names}
         check_followed(tuple(full.values()))
         return InputReader(self._runtimes, full)
 
     def watch(self, *names: str) -> Iterator[WatermarkView]:
-        """Yield the watermarks of some computations, or of all, and again whenever they change. Conflated.
+        """Yield the watermarks of some computations, or of all, and again whenever they change.
+
+        Conflated.
 
         Waits between changes, without end while the authority is away. Ends when the client is closed, and in a
         forked child, where another may begin. Raises ServerTokenMismatch when another deployment answers.
@@ -265,7 +290,8 @@ class Client:
         except errors.Closed:
             return
         finally:
-            # In a child the watcher is the parent's, and its lock may be held for ever; likewise at the end of the program.
+            # In a child the watcher is the parent's, and its lock may be held for ever; likewise at
+            # the end of the program.
             if self._runtimes.existing() is runtime:
                 watcher.unsubscribe(subscription)
 
@@ -354,7 +380,8 @@ class Client:
         try:
             while not closings.over and self._runtimes.existing() is runtime:
                 with watcher.changed:
-                    # The newest before each: it may have been reset while the one before was made use of.
+                    # The newest before each: it may have been reset while the one before was made
+                    # use of.
                     if each is None or changes.come(watcher.state, subscription):
                         deadline = runtime.deadline(ASK_SECONDS if closings.asks(view) else None)
                         if watcher.wait(lambda: changes.come(watcher.state, subscription), subscription, deadline):
@@ -423,7 +450,7 @@ class Client:
         except (*UNTOLD, errors.PermissionDenied, errors.UnknownComputation) as error:
             return error
 
-    # -- writing ----------------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def worker(
         self,
@@ -435,17 +462,21 @@ class Client:
         generation: int = 0,
         ordinal: int = 0,
     ) -> Worker:
-        """Return a worker of a computation, to claim key ranges with. ``name`` is for people; by default host and process.
+        """Return a worker of a computation, to claim key ranges with.
 
-        ``identity`` binds the computation to its owner for good, for example a checkpoint: claims by others are refused.
-        Claims order by (generation, ordinal); an older one is refused whenever it arrives.
+        ``name`` is for people; by default host and process.
+
+        ``identity`` binds the computation to its owner for good, for example a checkpoint: claims
+        by others are refused. Claims order by (generation, ordinal); an older one is refused
+        whenever it arrives.
         """
         self._runtimes.check_open()
         claimant = Claimant.here(
             self._surroundings, self._full(computation, "computation"), name, identity, generation, ordinal
         )
         made = Worker(self._runtimes, claimant, self._surroundings)
-        # Kept even if the caller keeps only its leases: close() has to make their last states durable.
+        # Kept even if the caller keeps only its leases: close() has to make their last states
+        # durable.
         self._workers = [*(worker for worker in self._workers if not worker.closed), made]
         return made
 
@@ -466,7 +497,7 @@ class Client:
         """As ``batches.commit``: its name in 0.1."""
         return self.batches.commit(*given, **named)
 
-    # -- the shards -------------------------------------------------------------------------------------------------
+    # -- the shards --------------------------------------------------------------------------------
 
     def shards(self) -> Shards:
         """List the shards of the deployment, what each of them serves, and what none does."""
@@ -474,23 +505,30 @@ class Client:
         return runtime.call(runtime.calls.shards())
 
     def drain(self, address: str, cancel: bool = False) -> int:
-        """Have a shard hand over all that it serves, before it is stopped. Returns how many computations it still serves.
+        """Have a shard hand over all that it serves, before it is stopped.
 
-        ``address`` is as :meth:`shards` has it. Call it again until it returns 0; ``cancel`` takes it back. Raises
-        InvalidArgument when there is no such shard.
+        Returns how many computations it still serves.
+
+        ``address`` is as :meth:`shards` has it. Call it again until it returns 0; ``cancel`` takes
+        it back. Raises InvalidArgument when there is no such shard.
         """
         return self._change_shards(self._runtime().calls.drain(address, cancel=cancel))
 
     def pin(self, name: str, address: str | None) -> int:
-        """Have a shard serve a computation for as long as it lives; None takes that back. Durable when it returns.
+        """Have a shard serve a computation for as long as it lives; None takes that back.
 
-        ``address`` is as :meth:`shards` has it. Returns the version of the membership that has it. Raises UnknownComputation, and
-        InvalidArgument when there is no such shard.
+        Durable when it returns.
+
+        ``address`` is as :meth:`shards` has it. Returns the version of the membership that has it.
+        Raises UnknownComputation, and InvalidArgument when there is no such shard.
         """
         return self._change_shards(self._runtime().calls.pin(name, address))
 
     def _change_shards(self, call: Call[int]) -> int:
-        """Change the shards as they are now. A message that comes late is refused: it would undo what was changed since."""
+        """Change the shards as they are now.
+
+        A message that comes late is refused: it would undo what was changed since.
+        """
         runtime = self._runtime()
         left = CHANGES
         while True:
@@ -511,7 +549,7 @@ class Client:
         runtime = self._runtime()
         return runtime.call(runtime.calls.identify(token_sha256))
 
-    # -- life -------------------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
 
     @property
     def server_token(self) -> str:
@@ -528,7 +566,8 @@ class Client:
     def close(self) -> None:
         """End the client's workers, threads and connection. Ranges hold where they stand.
 
-        Waits at most five seconds in all for the last states of all workers to be durable. Calls that wait raise Closed.
+        Waits at most five seconds in all for the last states of all workers to be durable. Calls
+        that wait raise Closed.
         """
         if self._runtimes.closed:
             return

@@ -31,21 +31,23 @@ _WORKER_CLOSED: Final = "belongs to a worker that was closed"
 """Why a lease is at its end."""
 
 Oldest = EventTime | None | Mapping[int, EventTime | None] | Sequence[EventTime | None]
-"""The oldest event time not finished: of all ranges, of some handles, or of every range (numpy arrays too). None: nothing."""
+"""The oldest event time not finished: of all ranges, of some handles, or of every range (numpy
+arrays too). None: nothing."""
 
 
 class Lease:
     """One claim: the ranges it got, and what their worker says about them.
 
-    A range is called by its handle, its index in ``bounds``. :meth:`advance` stages states, which a background thread reports; only
-    :meth:`flush`, :meth:`finish` and :meth:`release` wait for it. A lease that lost ranges to a newer claim, a reset
-    or a retirement raises StaleSequencer: always once all are lost, else once for each loss. Safe for threads. After a fork it
+    A range is called by its handle, its index in ``bounds``. :meth:`advance` stages states, which a background thread reports; only :meth:`flush`, :meth:`finish` and :meth:`release` wait for it. A
+    lease that lost ranges to a newer claim, a reset or a retirement raises StaleSequencer: always
+    once all are lost, else once for each loss. Safe for threads. After a fork it
     stays with the parent: in the child every call raises Closed.
     """
 
     def __init__(self, runtime: Runtime, grant: Grant) -> None:
         self.computation: str = grant.state.computation
-        """What was claimed: the computation of the worker or, of one that is cut, the slice that the keys lie in."""
+        """What was claimed: the computation of the worker or, of one that is cut, the slice that
+        the keys lie in."""
         self.sequencer: int = grant.state.sequencer
         """Names the claim. Grows from claim to claim of a computation."""
         self.incarnation: int = grant.state.incarnation
@@ -53,7 +55,8 @@ class Lease:
         self.epoch: int = grant.state.epoch
         """The computation's ownership number among shards when it was claimed."""
         self.bounds: tuple[bytes, ...] = grant.bounds
-        """n + 1 keys; range i is ``[bounds[i], bounds[i + 1])``, and the last may be empty: no upper bound."""
+        """n + 1 keys; range i is ``[bounds[i], bounds[i + 1])``, and the last may be empty: no
+        upper bound."""
         self.watermarks: Watermarks = grant.watermarks
         """Where each range stood when it was claimed."""
         self._runtime = runtime
@@ -176,10 +179,13 @@ class Lease:
         self.flush()
 
     def release(self) -> None:
-        """Give the ranges back; they hold their last value until somebody claims them. Durable when it returns.
+        """Give the ranges back; they hold their last value until somebody claims them.
 
-        Raises StaleSequencer when they were lost before. After Timeout or Unavailable nobody knows whether it has happened: the lease
-        stays as it is, and may be released again. That returns once the claim has ended, whether this lease or a later claim ended it.
+        Durable when it returns.
+
+        Raises StaleSequencer when they were lost before. After Timeout or Unavailable nobody knows
+        whether it has happened: the lease stays as it is, and may be released again. That returns
+        once the claim has ended, whether this lease or a later claim ended it.
         """
         self._check_open()
         runtime = self._runtime.here()
@@ -188,14 +194,15 @@ class Lease:
         try:
             runtime.call(runtime.calls.release(self.computation, self.sequencer))
         except errors.StaleSequencer:
-            # The answer of the release before may have been lost; in any case the ranges are no longer this claim's.
+            # The answer of the release before may have been lost; in any case the ranges are no
+            # longer this claim's.
             if not repeated:
                 self._releasing = False
                 raise
         self._closed = _RELEASED
         runtime.reporter.remove(self._state)
 
-    # -- for its worker ------------------------------------------------------------------------------------------------
+    # -- for its worker ----------------------------------------------------------------------------
 
     @property
     def over(self) -> bool:
@@ -203,10 +210,13 @@ class Lease:
         return bool(self._closed) or bool(self._state.lost_all)
 
     def yield_to(self, newer: Lease) -> None:
-        """Give up what a newer claim of the same worker took, if nothing was said yet. O(log ranges), and O(ranges taken) of some.
+        """Give up what a newer claim of the same worker took, if nothing was said yet.
 
-        An older claim, or this one itself, takes nothing. The authority names what was taken to the stream that spoke for a claim, so
-        nobody would hear of it, and who claims again and again would keep them all.
+        O(log ranges), and O(ranges taken) of some.
+
+        An older claim, or this one itself, takes nothing. The authority names what was taken to the
+        stream that spoke for a claim, so nobody would hear of it, and who claims again and again
+        would keep them all.
         """
         state = self._state
         if self._ended_here or newer.computation != self.computation or newer.sequencer <= self.sequencer:
@@ -219,13 +229,16 @@ class Lease:
                     self._runtime.reporter.reporting.remove(state)
 
     def retire(self, deadline: float) -> None:
-        """Stop reporting, holding; its worker is closed. Waits for the last state to be durable, until a monotonic time at most."""
+        """Stop reporting, holding; its worker is closed.
+
+        Waits for the last state to be durable, until a monotonic time at most.
+        """
         if not self._ended_here:
             self._drain(deadline)
             self._closed = _WORKER_CLOSED
             self._runtime.reporter.remove(self._state)
 
-    # -- what needs no network -----------------------------------------------------------------------------------------
+    # -- what needs no network ---------------------------------------------------------------------
 
     def _stage_end(self, handles: Iterable[int] | None) -> None:
         """Stage that nothing will ever come in some ranges, or in all."""
@@ -281,8 +294,9 @@ class Lease:
             msg = f"{self.computation} has inputs ({', '.join(reading.inputs)}), so it has no frontier of its own; pass seen"
             raise errors.InvalidArgument(msg, metadata={"field": "frontier", "fix": "advance(seen, oldest=...)"})
         given: object = seen
-        # The worker may have claimed another slice since, which knows newer inputs. The authority refuses what is folded of them, until this slice
-        # knows them too and takes the ranges away, as it does from a worker with one lease.
+        # The worker may have claimed another slice since, which knows newer inputs. The authority
+        # refuses what is folded of them, until this slice knows them too and takes the ranges away,
+        # as it does from a worker with one lease.
         newer = isinstance(given, Inputs) and given.input_version > reading.input_version
         if (
             not isinstance(given, Inputs)

@@ -57,7 +57,8 @@ class Reporter(Streams):
     def flush(self, lease: LeaseState, seconds: float) -> None:
         """Wait until the newest state of a lease is durable.
 
-        Raises Timeout after so many seconds, StaleSequencer when the claim is lost, and what the state was refused for.
+        Raises Timeout after so many seconds, StaleSequencer when the claim is lost, and what the
+        state was refused for.
         """
         monotonic = self._connection.surroundings.monotonic
         deadline = monotonic() + seconds

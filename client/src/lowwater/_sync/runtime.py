@@ -23,7 +23,10 @@ Result = TypeVar("Result")
 
 
 class Runtime:
-    """One process's connection, watcher and reporter. Nothing in it is started before it is used."""
+    """One process's connection, watcher and reporter.
+
+    Nothing in it is started before it is used.
+    """
 
     def __init__(
         self, settings: Settings, surroundings: Surroundings = REAL, make_channel: MakeChannel | None = None

@@ -27,9 +27,10 @@ __all__ = ["Worker"]
 class Worker:
     """A process that owns key ranges of one computation. Use it as a context manager.
 
-    Leaving it ends its reports, and its ranges hold where they stand; only ``Lease.finish()`` lets anybody past them for good.
-    Without a generation, claims count in the order in which they arrive: the delayed claim of a process that died can
-    take ranges from a living one, which then has to claim again. Give runs a growing generation to rule that out.
+    Leaving it ends its reports, and its ranges hold where they stand; only ``Lease.finish()`` lets
+    anybody past them for good. Without a generation, claims count in the order in which they
+    arrive: the delayed claim of a process that died can take ranges from a living one, which then
+    has to claim again. Give runs a growing generation to rule that out.
     """
 
     def __init__(self, runtimes: Runtimes[Runtime], claimant: Claimant, surroundings: Surroundings) -> None:
@@ -95,8 +96,9 @@ class Worker:
             if self._owner is not runtime:  # those of the process that forked this one are its business
                 self._owner, self._leases = runtime, _leases()
             met = self._leases.add(lease, lease.bounds[0], lease.bounds[-1])
-        # Answers may come in another order than claims were granted in: the older yields, whichever it is. Of two that are
-        # answered at one moment, the one that is added later meets the other.
+        # Answers may come in another order than claims were granted in: the older yields, whichever
+        # it is. Of two that are answered at one moment, the one that is added later meets the
+        # other.
         for other in met:
             other.yield_to(lease)
             lease.yield_to(other)
@@ -104,7 +106,8 @@ class Worker:
             for ended in [each for each in (*met, lease) if each.over]:
                 self._leases.remove(ended)
         runtime.reporter.add(grant.state)
-        # Looked at last: whoever claims or closes the worker meanwhile either sees the lease, or is seen here.
+        # Looked at last: whoever claims or closes the worker meanwhile either sees the lease, or is
+        # seen here.
         if self.closed or lease.over:
             runtime.reporter.remove(grant.state)
         if self.closed:
@@ -114,9 +117,10 @@ class Worker:
     def inputs(self) -> Inputs:
         """Return a snapshot of the computation's inputs, to be passed to ``Lease.advance`` later.
 
-        Take it *before* reading the data: what was there when it was taken is what an advance with it may count on.
-        An input that is not registered, or in another incarnation than the claim reads, counts as unknown. Waits for the network only
-        the first time, at most the client's timeout. Raises InvalidArgument for an injector, which has no inputs.
+        Take it *before* reading the data: what was there when it was taken is what an advance with
+        it may count on. An input that is not registered, or in another incarnation than the claim
+        reads, counts as unknown. Waits for the network only the first time, at most the client's
+        timeout. Raises InvalidArgument for an injector, which has no inputs.
         """
         runtime = self._open()
         if self._reading is None:
@@ -126,9 +130,12 @@ class Worker:
         return self._reader.read()
 
     def _read_as(self, runtime: Runtime, reading: Reading, computation: str, sequencer: int = 0) -> None:
-        """Read the inputs as a claim was told to, or as anybody is. Of several answers, in whatever order they come, the newest claim's counts.
+        """Read the inputs as a claim was told to, or as anybody is.
 
-        Sequencers of several slices say nothing of each other. Of their answers the one counts that knows the newest inputs.
+        Of several answers, in whatever order they come, the newest claim's counts.
+
+        Sequencers of several slices say nothing of each other. Of their answers the one counts that
+        knows the newest inputs.
         """
         names = {name: name for name in reading.inputs}
         with runtime.reporter.guard:
@@ -149,7 +156,10 @@ class Worker:
         return self._runtimes.get()
 
     def close(self) -> None:
-        """Stop reporting, after the last states are durable or five seconds. The ranges hold where they stand."""
+        """Stop reporting, after the last states are durable or five seconds.
+
+        The ranges hold where they stand.
+        """
         self.retire(self._surroundings.monotonic() + CLOSE_TIMEOUT)
 
     def retire(self, deadline: float) -> None:

@@ -1,6 +1,7 @@
 """The command ``lowwater``: what a person or a script asks of the authority.
 
-Exit codes: 0 done, 1 not yet, 2 error, 3 nobody could tell (the authority is unreachable or silent).
+Exit codes: 0 done, 1 not yet, 2 error, 3 nobody could tell (the authority is unreachable or
+silent).
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _OF_THE_AUTHORITY: Final = {
 """Commands that another distribution has, and the modules whose ``main`` runs them."""
 
 _READER_LEFT: Final = 141
-"""As a shell has it for a program that SIGPIPE ended: whoever read the answer, such as head, has had enough."""
+"""As a shell has it for a program that SIGPIPE ended: whoever read the answer, such as head, has
+had enough."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -398,7 +398,10 @@ def _command(
     names: bool = True,
     of: str = "",
 ) -> CommandParser:
-    """Add a command that asks an authority; ``names``: of computations, and not of the whole. ``of``: the command that it is a part of."""
+    """Add a command that asks an authority; ``names``: of computations, and not of the whole.
+
+    ``of``: the command that it is a part of.
+    """
     made = add_command(commands, name, what, EXAMPLES[f"{of} {name}".strip()])
     made.add_argument(
         "--json", action="store_true", help="answer in JSON, for programs; see docs/cli.md for the fields"

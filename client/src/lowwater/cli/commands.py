@@ -48,7 +48,10 @@ _CLEAR: Final = "\x1b[H\x1b[2J"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command that the arguments name; returns its exit code. A name that does not exist is told with those that are near."""
+    """Run the command that the arguments name; returns its exit code.
+
+    A name that does not exist is told with those that are near.
+    """
     with open_client(args) as lw:
         try:
             return COMMANDS[args.command](lw, args)
@@ -98,7 +101,8 @@ def status(lw: Client, args: argparse.Namespace) -> int:
     promised = _wanted(found, every, args, slices=args.slices)
     views = [each for each in promised if _is_answered_for(every.get(each.slice_of, each), args)]
     if args.names_only:
-        # For a shell's completion: nothing that is no name may get there, whatever answers at the address.
+        # For a shell's completion: nothing that is no name may get there, whatever answers at the
+        # address.
         print("\n".join(view.computation for view in views if is_name(view.slice_of or view.computation)))
         return 0
     views = _sorted(views, now)
@@ -231,7 +235,10 @@ def _with_slices(lw: Client, args: argparse.Namespace) -> list[str]:
 
 
 class _Blame:
-    """Who holds what has changed. It may be one that is not watched, so all are asked for, once a second at most."""
+    """Who holds what has changed.
+
+    It may be one that is not watched, so all are asked for, once a second at most.
+    """
 
     def __init__(self, lw: Client) -> None:
         self._lw = lw
@@ -252,7 +259,10 @@ class _Blame:
 
 
 def _tell_when_the_reader_leaves(lw: Client) -> threading.Event:
-    """End what follows watermarks when nobody reads it any more. A write would tell, but the next one may be hours away."""
+    """End what follows watermarks when nobody reads it any more.
+
+    A write would tell, but the next one may be hours away.
+    """
     left = threading.Event()
 
     def look(output: int) -> None:
@@ -371,7 +381,8 @@ def complete(lw: Client, args: argparse.Namespace) -> int:
         ranges = f"{counted(found.holding, 'key range')} {'is' if found.holding == 1 else 'are'}"
         print(f"not yet: {name} {_stands(low)}, and {ranges} before {args.until}")
         if why is not None and why.guilty.computation != name:
-            # Its own key ranges stand there for what another one holds: their workers are not to blame.
+            # Its own key ranges stand there for what another one holds: their workers are not to
+            # blame.
             print(f"  {on_one_line(why.sentence)}")
             return 1
         for holder in found.holders:
@@ -384,7 +395,10 @@ def _stands(low: Watermark) -> str:
 
 
 def _publish(lw: Client, args: argparse.Namespace) -> int:
-    """Tell others of intervals that close. What that needs of HTTP and TLS is not loaded for every other command."""
+    """Tell others of intervals that close.
+
+    What that needs of HTTP and TLS is not loaded for every other command.
+    """
     from lowwater.cli.publish import publish
 
     if not args.once:

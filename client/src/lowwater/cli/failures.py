@@ -81,7 +81,10 @@ def fail(command: str, error: Exception, *, as_json: bool, code: int | None = No
 
 
 def say(command: str, words: str) -> None:
-    """Say something to people. The authority's words may quote a worker's name, which is whatever the worker called itself."""
+    """Say something to people.
+
+    The authority's words may quote a worker's name, which is whatever the worker called itself.
+    """
     print(f"lowwater {command}: {on_one_line(words)}", file=sys.stderr)
 
 

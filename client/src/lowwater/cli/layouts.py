@@ -15,7 +15,8 @@ from lowwater.layout import SLOTS, Layout, LayoutView, RangeLoad, slot_text
 __all__ = ["heat", "hot", "merge", "move", "split"]
 
 _ATTEMPTS: Final = 5
-"""How often a change is made anew when another one comes between: what it names must be there still."""
+"""How often a change is made anew when another one comes between: what it names must be there
+still."""
 
 
 def hot(lw: Client, args: argparse.Namespace) -> int:

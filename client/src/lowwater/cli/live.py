@@ -70,7 +70,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What is known and what was asked for. Times are processing times in microseconds, by this machine's clock."""
+    """What is known and what was asked for.
+
+    Times are processing times in microseconds, by this machine's clock.
+    """
 
     views: Mapping[str, WatermarkView] = field(default_factory=dict[str, WatermarkView])
     guilty: Mapping[str, WatermarkView] = field(default_factory=dict[str, WatermarkView])
@@ -105,7 +108,9 @@ def seen(
 
 
 def shown(state: State) -> list[WatermarkView]:
-    """Return the computations that pass the filter, in order. The furthest behind comes first: what is unknown, then by time.
+    """Return the computations that pass the filter, in order.
+
+    The furthest behind comes first: what is unknown, then by time.
 
     Slices are left out behind what they are slices of, unless they are asked for.
     """
@@ -170,7 +175,10 @@ def _place(state: State, names: Sequence[str]) -> int:
 
 
 def draw(state: State, width: int, height: int) -> list[Line]:
-    """Return the screen: at most ``height`` lines of at most ``width`` characters. O(computations)."""
+    """Return the screen: at most ``height`` lines of at most ``width`` characters.
+
+    O(computations).
+    """
     views = shown(state)
     pane = _pane(state, width, height)
     head = [_title(state, len(views)), *_away(state)]

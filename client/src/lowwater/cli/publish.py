@@ -54,7 +54,8 @@ SIGNATURE: Final = "X-Lowwater-Signature"
 _ANEW: Final = "name another --cursor, with the --from from which on the intervals of the new one are wanted"
 
 _FINER: Final = (("H", 86_400), ("M", 3_600), ("S", 60))
-"""What a path has to name beside the day, unless intervals are so many seconds or several times that."""
+"""What a path has to name beside the day, unless intervals are so many seconds or several times
+that."""
 
 
 class NotTaken(Exception):
@@ -65,12 +66,18 @@ class Target(Protocol):
     """Where intervals are told."""
 
     def take(self, event: dict[str, Any], interval: Interval) -> str:
-        """Take an interval, for the first time or again; durable when it returns. Returns who has it, for people. Raises NotTaken."""
+        """Take an interval, for the first time or again; durable when it returns.
+
+        Returns who has it, for people. Raises NotTaken.
+        """
         ...
 
 
 class Marker:
-    """Writes a file for each interval, such as ``_SUCCESS`` in the folder of its partition. It is there whole or not at all."""
+    """Writes a file for each interval, such as ``_SUCCESS`` in the folder of its partition.
+
+    It is there whole or not at all.
+    """
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
@@ -142,7 +149,10 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def target_of(text: str, every: timedelta, start: Watermark, token: str, key: str = "") -> Target:
-    """Return the target that ``--to`` names. Says when others can read what goes to a webhook. Raises InvalidArgument."""
+    """Return the target that ``--to`` names.
+
+    Says when others can read what goes to a webhook. Raises InvalidArgument.
+    """
     if text.startswith(("http://", "https://")):
         if not (token.isascii() and token.isprintable()):
             raise _refused("token", "LOWWATER_PUBLISH_TOKEN: pass text of printable ASCII, without line breaks")
@@ -180,7 +190,10 @@ def _url(text: str) -> str:
 
 
 def _check_pattern(pattern: str, every: timedelta, start: Watermark) -> None:
-    """Refuse a pattern by which two intervals would have one file. It is the start of an interval, in UTC, that is put in."""
+    """Refuse a pattern by which two intervals would have one file.
+
+    It is the start of an interval, in UTC, that is put in.
+    """
     named = {found[1] for found in re.finditer("%(.?)", pattern)} - {"%"}
     if strange := sorted(named - set("YmdjHMS")):
         fix = "use %Y, %m, %d, %j, %H, %M and %S, and %% for a percent sign"
@@ -233,7 +246,10 @@ class Cursor:
         raise _refused("cursor", f"--cursor: {path} is no cursor of this release; {fix}")
 
     def write(self, path: Path) -> None:
-        """Put it in place of what stands in the file; durable when it returns. Raises InvalidArgument."""
+        """Put it in place of what stands in the file; durable when it returns.
+
+        Raises InvalidArgument.
+        """
         try:
             write_durably(path, f"{to_json(asdict(self))}\n")
         except OSError as error:
@@ -289,7 +305,9 @@ def write_durably(path: Path, text: str) -> None:
 
 
 def make_folders(folder: Path, known: frozenset[Path] = frozenset()) -> frozenset[Path]:
-    """Make a folder and all above it that are missing, durably; those ``known`` are so already. Returns all of them. Raises OSError.
+    """Make a folder and all above it that are missing, durably; those ``known`` are so already.
+
+    Returns all of them. Raises OSError.
 
     One that is there may not be durable either: its maker may have been killed right behind it.
     """
@@ -314,7 +332,10 @@ def _sync(folder: Path) -> None:
 
 
 def event_of(interval: Interval, server_token: str) -> dict[str, Any]:
-    """Return what is told of an interval: a CloudEvent. The same interval of the same incarnation is always told in the same words."""
+    """Return what is told of an interval: a CloudEvent.
+
+    The same interval of the same incarnation is always told in the same words.
+    """
     name = f"{server_token}/{interval.computation}/{interval.incarnation}/{interval.start}/{interval.end}"
     return {
         "specversion": "1.0",
@@ -408,7 +429,10 @@ class _Publisher:
         self._as_json = as_json
 
     def run(self, intervals: Iterable[Interval]) -> int:
-        """Tell each; returns the exit code. Where it is not to go on for ever, what is not taken at once is left for the next time."""
+        """Tell each; returns the exit code.
+
+        Where it is not to go on for ever, what is not taken at once is left for the next time.
+        """
         for interval in intervals:
             event = event_of(interval, self._cursor.server_token)
             try:

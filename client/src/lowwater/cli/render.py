@@ -77,7 +77,10 @@ def status_table(
     slices: Slices = _UNCUT,
     coloured: bool = False,
 ) -> str:
-    """Return where computations stand, in the order given. A slice below its computation is indented."""
+    """Return where computations stand, in the order given.
+
+    A slice below its computation is indented.
+    """
     names_shown = {view.computation for view in views}
     shares = sorted({share for view in views for share, _ in view.shares}, reverse=True)
     names = (f"{share / 10_000:g} % LATELY SEEN" for share in shares)
@@ -163,7 +166,10 @@ def holder(each: RangeView | None) -> str:
 
 
 def _state(view: WatermarkView, guilty: WatermarkView | None, now_micros: int) -> str:
-    """Return what keeps a computation where it is. Trouble of its own is told even while it waits: it is the next to act on."""
+    """Return what keeps a computation where it is.
+
+    Trouble of its own is told even while it waits: it is the next to act on.
+    """
     cause = cause_of(view, now_micros)
     waits = guilty is not None and guilty.computation != view.computation and not cause.trouble
     return f"waits for {guilty.computation}" if waits and guilty is not None else cause.value

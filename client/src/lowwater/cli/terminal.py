@@ -1,4 +1,7 @@
-"""The live view of ``lowwater watch`` on a real terminal, by curses. See live.py for what it shows."""
+"""The live view of ``lowwater watch`` on a real terminal, by curses.
+
+See live.py for what it shows.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,10 @@ Views = Callable[[], "tuple[Sequence[WatermarkView], Mapping[str, WatermarkView]
 
 
 def show(lw: Client, ask: Views, *, slices: bool = False) -> None:
-    """Show computations until q is pressed. Raises ImportError without curses, and curses.error on a terminal that is too simple."""
+    """Show computations until q is pressed.
+
+    Raises ImportError without curses, and curses.error on a terminal that is too simple.
+    """
     import curses
 
     os.environ.setdefault("ESCDELAY", "25")

@@ -14,20 +14,23 @@ LATE: Final = 2 * BEAT
 """A message that is older than so many seconds when it is read has been waiting in a buffer."""
 
 SLEW: Final = 0.0005
-"""How fast two clocks may drift apart: NTP corrects by at most this rate, and plain clocks drift by less."""
+"""How fast two clocks may drift apart: NTP corrects by at most this rate, and plain clocks drift by
+less."""
 
 
 class Ages:
     """What the times in the messages of one stream tell, from its opening on.
 
-    A message says when, by its shard's clock, it was sent, and when its values were confirmed as the newest. The message that
-    travelled fastest tells how that clock stands to this process's own: the *offset* is the least of (time read - time sent) over
-    the stream, allowed to grow by ``SLEW`` because clocks drift. So a process that was stopped, and then reads a minute
-    of messages from gRPC's buffers at once, knows how old each is. When the shard's clock jumps forward, the next
-    message lowers the offset by the jump. When it jumped back the values seem older than they are, until the drift has caught up
-    or the stream is renewed. A message whose time confirmed did not grow is no news: the shard's journal hangs, and it
-    cannot say that its values are still the newest. An authority of the first release does not say when it sent a message;
-    there the two times count as one.
+    A message says when, by its shard's clock, it was sent, and when its values were confirmed as
+    the newest. The message that travelled fastest tells how that clock stands to this process's
+    own: the *offset* is the least of (time read - time sent) over the stream, allowed to grow by
+    ``SLEW`` because clocks drift. So a process that was stopped, and then reads a minute of
+    messages from gRPC's buffers at once, knows how old each is. When the shard's clock jumps
+    forward, the next message lowers the offset by the jump. When it jumped back the values seem
+    older than they are, until the drift has caught up or the stream is renewed. A message whose
+    time confirmed did not grow is no news: the shard's journal hangs, and it cannot say that its
+    values are still the newest. An authority of the first release does not say when it sent a
+    message; there the two times count as one.
     """
 
     __slots__ = (
@@ -43,7 +46,8 @@ class Ages:
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self.heard_at: float | None = None
-        """When the values were confirmed last, on this process's clock; None before the first message."""
+        """When the values were confirmed last, on this process's clock; None before the first
+        message."""
         self.prompt: bool = False
         """Whether the first message came soon enough to measure with."""
         self._monotonic = monotonic

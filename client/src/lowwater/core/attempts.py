@@ -34,10 +34,12 @@ AWAY: Final = (errors.Unavailable, errors.ShuttingDown, errors.Timeout)
 """What says that nobody serves under an address any more, or not for now."""
 
 DENIED: Final = (errors.Unauthenticated, errors.PermissionDenied)
-"""Refusals of who calls. No call is repeated for them; streams are, with their backoff, for the rules may change."""
+"""Refusals of who calls. No call is repeated for them; streams are, with their backoff, for the
+rules may change."""
 
 _BROKEN: Final = "Internal error from Core"
-"""gRPC's word, on asyncio, for a stream that ended while it was written to, even if the server said why: grpc/grpc#36066."""
+"""gRPC's word, on asyncio, for a stream that ended while it was written to, even if the server said
+why: grpc/grpc#36066."""
 
 _OF_A_PROXY: Final = {
     grpc.StatusCode.UNAUTHENTICATED: errors.Unauthenticated,
@@ -65,7 +67,10 @@ class Attempts:
         return max(self._deadline - self._monotonic(), _LEAST)
 
     def pause(self, error: errors.LowwaterError, *, at_once: bool = False) -> float:
-        """Return the seconds to wait before the next attempt. Raises what ended the last one when no time is left."""
+        """Return the seconds to wait before the next attempt.
+
+        Raises what ended the last one when no time is left.
+        """
         delay = 0.0 if at_once else self._backoff.next(error.retry_after)
         if self._monotonic() + delay >= self._deadline:
             raise error from None

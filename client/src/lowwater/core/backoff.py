@@ -14,7 +14,8 @@ CAP: Final = 5.0
 """Upper bound of the delays between streams, in seconds."""
 
 PATIENCE: Final = 1.0
-"""Upper bound of the delays between calls, in seconds: a shard that takes over is found this long after it did."""
+"""Upper bound of the delays between calls, in seconds: a shard that takes over is found this long
+after it did."""
 
 
 class Backoff:
@@ -34,7 +35,8 @@ class Backoff:
     def next(self, at_least: float = 0.0) -> float:
         """Return the delay before the next attempt, in seconds.
 
-        ``at_least`` is what the authority asked for: all whom it asked wait between once and twice as long.
+        ``at_least`` is what the authority asked for: all whom it asked wait between once and twice
+        as long.
         """
         bound = min(self._cap, FIRST * 2.0 ** min(self._attempt, 32))
         self._attempt += 1

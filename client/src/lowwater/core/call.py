@@ -37,13 +37,15 @@ class Call(Generic[Result]):
     method: Callable[[Stubs], Callable[..., Any]]
     request: Any
     take: Callable[[Any], Result]
-    """What the answer becomes. It may change what is known, so the shell guards it. Raises what the answer means."""
+    """What the answer becomes. It may change what is known, so the shell guards it. Raises what the
+    answer means."""
     computation: str = ""
     """Which it is about, by its full name: only that one's shard answers. Empty: any shard does."""
     repeatable: bool = True
     """Whether the authority may get it twice."""
     in_slice: Callable[[str], Call[Result]] | None = None
-    """The same call for a slice of the computation, where the authority says that the keys are those of one; or for the whole again."""
+    """The same call for a slice of the computation, where the authority says that the keys are
+    those of one; or for the whole again."""
 
 
 @dataclass(frozen=True, slots=True)

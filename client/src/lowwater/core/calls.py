@@ -56,7 +56,10 @@ def _micros(field: str, length: timedelta, least: timedelta, most: timedelta) ->
 
 
 def full_name(namespace: str, name: str, field: str = "name") -> str:
-    """Return a computation's full name: a namespace goes before names that have none. Raises InvalidArgument for what is no name."""
+    """Return a computation's full name: a namespace goes before names that have none.
+
+    Raises InvalidArgument for what is no name.
+    """
     checks.text(field, name)
     return f"{namespace}/{name}" if namespace and "/" not in name else name
 
@@ -95,7 +98,7 @@ class Calls:
     def _inputs(self, inputs: Iterable[str]) -> list[str]:
         return [self.full(name, f"inputs[{i}]") for i, name in enumerate(checks.listed("inputs", inputs))]
 
-    # -- the graph ----------------------------------------------------------------------------------------------------
+    # -- the graph ---------------------------------------------------------------------------------
 
     def register(
         self,
@@ -313,7 +316,7 @@ class Calls:
         # Repeated by itself it could drop what somebody has registered again in between.
         return Call(lambda stubs: stubs.graph.Drop, request, take, request.computation, repeatable=False)
 
-    # -- reading ------------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def get(self, names: Sequence[str]) -> Gather[Published]:
         """Read published watermarks, of all computations when none is named."""
@@ -395,7 +398,7 @@ class Calls:
         )
         return Call(lambda stubs: stubs.watermarks.GetHistory, request, lambda answer: wire.history(full, answer), full)
 
-    # -- writing ------------------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def claim(
         self, request: workers_pb2.ClaimRequest, become: Callable[[workers_pb2.ClaimResponse], Result]
@@ -495,7 +498,11 @@ class Calls:
         wanted: Callable[[Layout], object] | None = None,
         known: Callable[[int], object] | None = None,
     ) -> Call[tuple[Refusal, ...]]:
-        """Apply the prepared batch, and say how its owner lays the ranges out. ``wanted`` is called when another layout is, ``known`` with the version of the owner's that is known."""
+        """Apply the prepared batch, and say how its owner lays the ranges out.
+
+        ``wanted`` is called when another layout is, ``known`` with the version of the owner's that
+        is known.
+        """
         request = workers_pb2.CommitBatchRequest(
             server_token=self._known.server_token,
             computation=self.full(computation, "computation"),
@@ -530,7 +537,7 @@ class Calls:
         )
         return Call(lambda stubs: stubs.workers.Vouch, request, lambda _: None, request.computation)
 
-    # -- the shards ---------------------------------------------------------------------------------------------------
+    # -- the shards --------------------------------------------------------------------------------
 
     def locate(self, names: Sequence[str]) -> Call[None]:
         """Ask where computations, by their full names, are served, and learn the routes."""

@@ -9,7 +9,8 @@ from lowwater.views import RangeState, RangeView, WatermarkView
 __all__ = ["Cause", "cause_of", "cause_of_range", "is_silent", "seconds_since"]
 
 _SILENT = 15.0
-"""Seconds without a claim or report after which a worker is called silent; living ones repeat themselves every few seconds."""
+"""Seconds without a claim or report after which a worker is called silent; living ones repeat
+themselves every few seconds."""
 
 _LONG = 60.0
 """Seconds after which an operation that still runs is worth a word."""
@@ -23,7 +24,8 @@ class Cause(Enum):
     NOT_REGISTERED = "not registered"
     """Something reads it that nobody has registered."""
     HIDDEN = "hidden"
-    """Something reads it that this client may not read: nothing is told of that, not even whether anybody has registered it."""
+    """Something reads it that this client may not read: nothing is told of that, not even whether
+    anybody has registered it."""
     NEVER_CLAIMED = "never claimed"
     """A key range that no worker has ever claimed."""
     UNOWNED = "unowned"
@@ -35,17 +37,21 @@ class Cause(Enum):
     FAILED = "failed"
     """A key range whose worker ended by an error, as its last report says."""
     UNHEARD = "not heard of"
-    """A key range whose worker the authority has not heard of since it restarted, nor before: whether it is alive is not known yet."""
+    """A key range whose worker the authority has not heard of since it restarted, nor before:
+    whether it is alive is not known yet."""
     BUSY = "busy"
-    """A worker that reports, and has been at one operation for more than a minute: the system is slow or stuck."""
+    """A worker that reports, and has been at one operation for more than a minute: the system is
+    slow or stuck."""
     WAITING = "waiting"
-    """A worker that reports, and has stood there for a while or always: its data is old, or the work before it is not there yet."""
+    """A worker that reports, and has stood there for a while or always: its data is old, or the
+    work before it is not there yet."""
     MOVING = "moving"
     """A worker that reports, and moved just now: the data is old, and it is on its way."""
     MOVED_ON = "moved on"
     """Nobody any more: what held it has moved since it was published."""
     CANNOT_TELL = "cannot tell"
-    """The authority did not say which key ranges hold it: its store hangs, or a shard is about to take it over."""
+    """The authority did not say which key ranges hold it: its store hangs, or a shard is about to
+    take it over."""
 
     @property
     def trouble(self) -> bool:

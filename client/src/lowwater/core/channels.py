@@ -28,8 +28,9 @@ class Used(Generic[Channel]):
 class Channels(Generic[Channel]):
     """The channels of one process, or of one event loop.
 
-    A channel is made at the first use of its address, and is to be closed when none of its computations are there any more. Credentials
-    that were renewed make another; what uses the one before goes on. Nothing here waits or locks: whoever is handed channels closes them.
+    A channel is made at the first use of its address, and is to be closed when none of its
+    computations are there any more. Credentials that were renewed make another; what uses the one
+    before goes on. Nothing here waits or locks: whoever is handed channels closes them.
     """
 
     def __init__(self, router: Router) -> None:

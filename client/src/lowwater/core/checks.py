@@ -186,7 +186,10 @@ def arrived(value: object) -> Arrived | None:
 
 
 def operation(started: Any) -> int:
-    """Return when the oldest operation started, 0 for none, in microseconds. Raises as :func:`~lowwater.watermark.to_micros`."""
+    """Return when the oldest operation started, 0 for none, in microseconds.
+
+    Raises as :func:`~lowwater.watermark.to_micros`.
+    """
     if started is None:
         return 0
     fix = "a time by the wall clock: an aware datetime, or microseconds since 1970"

@@ -82,8 +82,9 @@ class Claimant:
     ) -> Call[Grant]:
         """Claim ``[start, end)`` or the ranges between ``bounds``. Raises InvalidArgument.
 
-        Of a computation that is cut into slices, the keys are claimed of the slice that they all lie in, which the authority names; such a
-        claim folds what the computation does, and reports to the slice.
+        Of a computation that is cut into slices, the keys are claimed of the slice that they all
+        lie in, which the authority names; such a claim folds what the computation does, and reports
+        to the slice.
         """
         keys = _bounds(start, end, bounds)
         request = workers_pb2.ClaimRequest(

@@ -20,15 +20,17 @@ _BLOCK: Final = 1024
 """Ranges compared at a time when looking for differences without numpy."""
 
 _SPARSE: Final = 16
-"""A column is kept as a common value and exceptions while at most one range in so many is an exception."""
+"""A column is kept as a common value and exceptions while at most one range in so many is an
+exception."""
 
 
 class Column:
     """As many event times as a claim has ranges, in microseconds.
 
-    Kept as one common value and a few exceptions while that is possible (most ranges of most workers hold nothing), as 64-bit
-    integers otherwise. Costs: reading and setting one range O(1); the rest O(exceptions), or O(ranges) when they
-    are many, at the speed of numpy if the process has imported it.
+    Kept as one common value and a few exceptions while that is possible (most ranges of most
+    workers hold nothing), as 64-bit integers otherwise. Costs: reading and setting one range O(1);
+    the rest O(exceptions), or O(ranges) when they are many, at the speed of numpy if the process
+    has imported it.
     """
 
     __slots__ = ("_common", "_dense", "_exceptions", "_finished", "count")
@@ -42,7 +44,10 @@ class Column:
 
     @classmethod
     def of(cls, values: Iterable[EventTime | None]) -> Column:
-        """Return a copy of a sequence or array of event times. Raises TypeError or ValueError on what is none."""
+        """Return a copy of a sequence or array of event times.
+
+        Raises TypeError or ValueError on what is none.
+        """
         dense = _int64s(values)
         made = cls(len(dense), 0)
         made._dense = dense
@@ -90,7 +95,10 @@ class Column:
 
     @property
     def holds_nothing(self) -> bool:
-        """Whether every value is MAX. A dense column counts once, and keeps the count up to date: O(1) after that."""
+        """Whether every value is MAX.
+
+        A dense column counts once, and keeps the count up to date: O(1) after that.
+        """
         if self._dense is None:
             return self.uniform == MAX
         if self._finished is None:
@@ -161,7 +169,8 @@ def everything_but(count: int, handles: Collection[int]) -> Handles[int] | None:
     """Return the handles 0 to count - 1 without the given ones, ascending; None when none are given, for all."""
     if not handles:
         return None
-    # Whole stretches are copied as bytes: some milliseconds for a million handles, which one by one would take fifty.
+    # Whole stretches are copied as bytes: some milliseconds for a million handles, which one by one
+    # would take fifty.
     every = memoryview(_every(count)).cast("B")
     size = len(every) // count
     stretches: list[memoryview] = []
@@ -223,6 +232,9 @@ def _from_numpy(typecode: str, values: Any) -> array[int]:
 
 
 def _numpy() -> Any:
-    """Return numpy if the process uses it, else None. It speeds up large columns, and is no dependency."""
+    """Return numpy if the process uses it, else None.
+
+    It speeds up large columns, and is no dependency.
+    """
     numpy = sys.modules.get("numpy")
     return numpy if hasattr(numpy, "flatnonzero") else None  # another thread may be in the middle of importing it

@@ -18,9 +18,11 @@ _FEW: Final = 16
 class Cover(Generic[Item]):
     """Items, each over the keys of ``[start, end)``; an empty ``end`` means no upper bound.
 
-    The keys are cut where an item begins or ends, and each piece knows the items over it, those added first in front.
-    Costs of a call: O(log items + pieces under the item), and the moving of O(items) pointers. Nobody has to remove what is over: once as
-    many items are there as twice those that were left the last time, those that are over go. In the long run that is a constant a call.
+    The keys are cut where an item begins or ends, and each piece knows the items over it, those
+    added first in front. Costs of a call: O(log items + pieces under the item), and the moving of
+    O(items) pointers. Nobody has to remove what is over: once as many items are there as twice
+    those that were left the last time, those that are over go. In the long run that is a constant a
+    call.
     """
 
     def __init__(self, over: Callable[[Item], bool]) -> None:

@@ -35,10 +35,12 @@ _QUIET_SECONDS: Final = 600.0
 class Denials(Question):
     """The computations that a stream was refused for, until they may be read.
 
-    A stream is refused whole for one of its names, and repeating it would stop the news of all the others for as long as that one is
-    forbidden. So it is left out, and asked for alone: one after the other, each after 5 to 10 s the first time and after 30 to 60 s
-    in the end, and at once when somebody begins to follow it. What is answered goes back to the stream of its shard.
-    What nobody follows any more is remembered, but not asked for: else who follows it again and again would stop the others each time.
+    A stream is refused whole for one of its names, and repeating it would stop the news of all the
+    others for as long as that one is forbidden. So it is left out, and asked for alone: one after
+    the other, each after 5 to 10 s the first time and after 30 to 60 s in the end, and at once when
+    somebody begins to follow it. What is answered goes back to the stream of its shard. What nobody
+    follows any more is remembered, but not asked for: else who follows it again and again would
+    stop the others each time.
     """
 
     def __init__(
@@ -60,7 +62,10 @@ class Denials(Question):
         self._opened_at = ""
 
     def add(self, followed: Followed, error: errors.LowwaterError) -> list[Followed]:
-        """A stream was refused for a computation; returns what is forgotten for it. O(1), but O(denied) when there are many that nobody follows."""
+        """A stream was refused for a computation; returns what is forgotten for it.
+
+        O(1), but O(denied) when there are many that nobody follows.
+        """
         forgotten: list[Followed] = []
         if len(self._denied) >= MOST_NAMES:
             forgotten = [each for each in self._denied.values() if not self._followed(each)]
@@ -79,7 +84,7 @@ class Denials(Question):
         followed.denial = None
         self._denied.pop(followed.name, None)
 
-    # -- as a stream of one message -----------------------------------------------------------------------------------
+    # -- as a stream of one message ----------------------------------------------------------------
 
     @property
     def wanted(self) -> bool:
@@ -100,7 +105,10 @@ class Denials(Question):
         return watermarks_pb2.WatchRequest(server_token=self._ratchet.server_token, computations=[asked.name])
 
     def take(self, response: watermarks_pb2.WatchResponse) -> bool:
-        """Take a message: any says that the computation may be followed. Raises ServerTokenMismatch."""
+        """Take a message: any says that the computation may be followed.
+
+        Raises ServerTokenMismatch.
+        """
         self._ratchet.check_token(response.server_token)
         if not response.HasField("go_away") and self._asked is not None:
             self.forget(self._asked)
@@ -146,7 +154,8 @@ class Denials(Question):
         return min(self._waiting(), key=lambda each: each[0], default=(0.0, None))[1]
 
     def _least(self) -> float:
-        # However many are denied, and whoever begins to follow one again and again: so many questions a second at most.
+        # However many are denied, and whoever begins to follow one again and again: so many
+        # questions a second at most.
         return PATIENCE / 4 * (1.0 + self._random())
 
     def _wait(self) -> float:

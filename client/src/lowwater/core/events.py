@@ -1,4 +1,6 @@
-"""What a log line carries besides its sentence: a stable name of what happened, and fields. Any standard logger takes it.
+"""What a log line carries besides its sentence: a stable name of what happened, and fields.
+
+Any standard logger takes it.
 
     log.info("%s was reset", name, extra=event("reset", computation=name))
 
@@ -15,7 +17,8 @@ ATTRIBUTE: Final = "lowwater"
 """Under which name a log record has them."""
 
 NAME_BYTES: Final = 257
-"""Of the longest name that a computation can have; what is longer is nobody's, and is told by its beginning and its end."""
+"""Of the longest name that a computation can have; what is longer is nobody's, and is told by its
+beginning and its end."""
 
 QUIET_SECONDS: Final = 10.0
 """What happens again and again is one line in that time."""

@@ -23,7 +23,8 @@ __all__ = ["Attempt", "Exchange", "exchange_of"]
 Result = TypeVar("Result")
 
 _NOWHERE_ELSE: Final = (grpc.StatusCode.UNIMPLEMENTED.name, errors.InvalidArgument.reason)
-"""Reasons of an authority that cannot say where computations are, because it is older than the question, or alone. It serves them itself."""
+"""Reasons of an authority that cannot say where computations are, because it is older than the
+question, or alone. It serves them itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,14 @@ class Attempt:
 class Exchange(ABC, Generic[Result]):
     """The attempts of one call.
 
-    A repeatable call is repeated while a shard is away or overloaded: at home when that shard has a route, at the next home when
-    it is home. One that is not waits for the channel instead: until it is ready nothing has been sent, so nothing can
-    happen twice. Where there are several shards it is sent to one that has just answered a question.
+    A repeatable call is repeated while a shard is away or overloaded: at home when that shard has a
+    route, at the next home when it is home. One that is not waits for the channel instead: until it
+    is ready nothing has been sent, so nothing can happen twice. Where there are several shards it
+    is sent to one that has just answered a question.
 
-    A redirect is followed, by any call: nothing was changed. After two of them in a row, and after one that leads nowhere, there is
-    a delay, and before that a shard is asked where the computation is, with the ownership number seen.
+    A redirect is followed, by any call: nothing was changed. After two of them in a row, and after
+    one that leads nowhere, there is a delay, and before that a shard is asked where the computation
+    is, with the ownership number seen.
     """
 
     result: Result
@@ -118,7 +121,10 @@ class Exchange(ABC, Generic[Result]):
             return self._lose([stale.metadata["computation"]], stale)
 
     def failed(self, failure: grpc.RpcError | errors.Unavailable) -> float:
-        """Take a failed attempt; returns the seconds to wait before the next. Raises what the failure means when there is none."""
+        """Take a failed attempt; returns the seconds to wait before the next.
+
+        Raises what the failure means when there is none.
+        """
         error = error_of_call(failure, self._address) if isinstance(failure, grpc.RpcError) else failure
         if isinstance(error, errors.Moved):
             self._alive = self._address
@@ -136,7 +142,8 @@ class Exchange(ABC, Generic[Result]):
             isinstance(error, errors.Timeout)
             or (isinstance(error, errors.ServerTokenMismatch) and not self._is_given_home(self._address))
         )
-        # That the last question was not answered in the time left says less than why it was asked again.
+        # That the last question was not answered in the time left says less than why it was asked
+        # again.
         why = self._why if isinstance(error, errors.Timeout) and self._why else error
         if not elsewhere and not isinstance(error, AGAIN):
             raise why from None

@@ -32,10 +32,11 @@ class FileSettings(Settings):
     key: str = ""
     """PEM of this client's key, beside them."""
     token_file: str = ""
-    """File with the token; it wins over ``token``. It is read for every call, so a new token counts at once."""
+    """File with the token; it wins over ``token``. It is read for every call, so a new token counts
+    at once."""
     _newest_token: list[str | None] = field(default_factory=list, init=False, repr=False, compare=False)
-    """The last token that a call has read, as the one element; empty: ``token`` counts. A list, because
-    the dataclass is frozen."""
+    """The last token that a call has read, as the one element; empty: ``token`` counts. A list,
+    because the dataclass is frozen."""
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -50,23 +51,37 @@ class FileSettings(Settings):
 
     @property
     def encrypted(self) -> bool:
-        """See Settings. It is the names of files that count, whatever stands in them: nothing ever goes out in the clear instead."""
+        """See Settings.
+
+        It is the names of files that count, whatever stands in them: nothing ever goes out in the
+        clear instead.
+        """
         return any((self.ca, self.certificate, self.key))
 
     @property
     def edition(self) -> object:
-        """See Settings. A file that is away for a moment, while it is replaced, is another edition as well."""
+        """See Settings.
+
+        A file that is away for a moment, while it is replaced, is another edition as well.
+        """
         return tuple(self._stamp(named) for named in (self.ca, self.certificate, self.key) if named)
 
     def credentials_for(self, address: str) -> grpc.ChannelCredentials | None:
-        """See Settings. While a file cannot be read, or is empty because it is being written, those read before are used."""
+        """See Settings.
+
+        While a file cannot be read, or is empty because it is being written, those read before are
+        used.
+        """
         try:
             return self.read().credentials
         except (OSError, errors.InvalidArgument):
             return self.credentials
 
     def read(self) -> Self:
-        """Return the settings with what stands in the files now. Raises OSError, InvalidArgument."""
+        """Return the settings with what stands in the files now.
+
+        Raises OSError, InvalidArgument.
+        """
         return replace(
             self,
             token=self._token(),
@@ -87,7 +102,10 @@ class FileSettings(Settings):
         return token
 
     def content(self, name: str, named: str) -> bytes | None:
-        """Return what stands in the file that the setting ``name`` names; None when it names none. Raises OSError, InvalidArgument."""
+        """Return what stands in the file that the setting ``name`` names; None when it names none.
+
+        Raises OSError, InvalidArgument.
+        """
         if not named:
             return None
         content = self.locate(named).read_bytes()

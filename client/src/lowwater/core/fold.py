@@ -24,7 +24,8 @@ class Reading:
     inputs: tuple[str, ...]
     input_version: int
     incarnations: tuple[int, ...]
-    """The incarnation each input must have; 0 takes any, for an input that was not registered then."""
+    """The incarnation each input must have; 0 takes any, for an input that was not registered then.
+    """
     shares: tuple[int, ...]
     """The heuristic shares to fold, in parts per million."""
 
@@ -49,8 +50,9 @@ def fold_inputs(
 ) -> Inputs:
     """Return the minimum over the named inputs. O(inputs x shares).
 
-    An input that is unknown, not registered, or in another incarnation than ``reading`` requires, counts as MIN. Without a reading any
-    incarnation counts, and the shares are all that any input has. Lateness budgets are all that any input has.
+    An input that is unknown, not registered, or in another incarnation than ``reading`` requires,
+    counts as MIN. Without a reading any incarnation counts, and the shares are all that any input
+    has. Lateness budgets are all that any input has.
     """
     each = {name: views.get(name) or WatermarkView(name) for name in names}
     required = reading.incarnations if reading is not None else (0,) * len(names)

@@ -24,10 +24,12 @@ class Denial:
 
 
 class Followed(Sought):
-    """One computation as the watches of a client have it, while it is followed, or denied. See :mod:`lowwater.core.router`.
+    """One computation as the watches of a client have it, while it is followed, or denied.
 
-    It is *placed*: at the stream of a shard or of home; or *lost*: its search asks where it is; or *denied*: it is asked for on its own,
-    whether the caller may read it by now.
+    See :mod:`lowwater.core.router`.
+
+    It is *placed*: at the stream of a shard or of home; or *lost*: its search asks where it is; or
+    *denied*: it is asked for on its own, whether the caller may read it by now.
     """
 
     __slots__ = ("denial", "elsewhere", "place", "readers", "warned_at")
@@ -37,7 +39,8 @@ class Followed(Sought):
         self.readers: int = 0
         """Subscriptions that name it."""
         self.elsewhere: bool = False
-        """Whether home does not tell of it to who follows all, so that it is followed by name where it is."""
+        """Whether home does not tell of it to who follows all, so that it is followed by name where
+        it is."""
         self.place: str | None = None
         """Whose stream it was placed at last; None: at no other than home's, or lost since."""
         self.denial: Denial | None = None

@@ -29,10 +29,12 @@ class Interval:
 
     computation: str
     incarnation: int
-    """The computation's incarnation: after a reset the same interval closes once more, in the next one."""
+    """The computation's incarnation: after a reset the same interval closes once more, in the next
+    one."""
     start: Watermark
     end: Watermark
-    """Exclusive. Finished: it has no end. It is the last, and begins where no interval with an end can have closed."""
+    """Exclusive. Finished: it has no end. It is the last, and begins where no interval with an end
+    can have closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +44,14 @@ class Gap:
     computation: str
     watermark: WatermarkView
     missing: Watermark
-    """From here on to the end of the interval it is not complete: its low watermark, or the start of the interval if that is later."""
+    """From here on to the end of the interval it is not complete: its low watermark, or the start
+    of the interval if that is later."""
     ranges: Ranges | None
-    """Its key ranges below the end of the interval, furthest behind first: the first few. None when nobody could tell."""
+    """Its key ranges below the end of the interval, furthest behind first: the first few. None when
+    nobody could tell."""
     cause: Cause
-    """What keeps the computation where it is. HIDDEN: this client may not read it, and knows nothing of it but its name."""
+    """What keeps the computation where it is. HIDDEN: this client may not read it, and knows
+    nothing of it but its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,8 @@ class IntervalView:
     end: Watermark
     watermark: WatermarkView
     gaps: tuple[Gap, ...]
-    """The computation itself, then all that are upstream of it and below ``end``, the nearest first. None when it is complete."""
+    """The computation itself, then all that are upstream of it and below ``end``, the nearest
+    first. None when it is complete."""
     why: Why | None
     """The root cause; None when it is complete."""
 
@@ -72,7 +78,10 @@ class IntervalView:
 
 
 def bounds_of(start: EventTime, end: EventTime) -> tuple[Watermark, Watermark]:
-    """Return both ends of an interval. Raises InvalidArgument unless it begins at a time, and ends later."""
+    """Return both ends of an interval.
+
+    Raises InvalidArgument unless it begins at a time, and ends later.
+    """
     first, last = Watermark.of(start), Watermark.of(end)
     if first.unknown or first.finished:
         raise checks.refused("start", str(first), "the event time at which the interval begins")
@@ -84,8 +93,9 @@ def bounds_of(start: EventTime, end: EventTime) -> tuple[Watermark, Watermark]:
 def first_start(start: EventTime, every: timedelta, field: str = "start") -> EventTime:
     """Return where the first of many intervals of one length begins.
 
-    Raises InvalidArgument for intervals of more than an hour that begin in another zone than UTC. Such zones have days of
-    23 and 25 hours, so the intervals would drift from the days, and their names, which are of UTC, would be of other days.
+    Raises InvalidArgument for intervals of more than an hour that begin in another zone than UTC.
+    Such zones have days of 23 and 25 hours, so the intervals would drift from the days, and their
+    names, which are of UTC, would be of other days.
     """
     if not isinstance(start, datetime) or start.tzinfo is None or every <= _HOUR:
         return start
@@ -148,7 +158,8 @@ class Closings:
             )
         self.incarnation: int = checks.count("incarnation", incarnation, 64)
         self._came: int | None = None
-        """Before it finished, the low watermark had not come to here. Intervals that begin before it have an end. None: not told."""
+        """Before it finished, the low watermark had not come to here. Intervals that begin before
+        it have an end. None: not told."""
 
     @property
     def over(self) -> bool:
@@ -156,9 +167,12 @@ class Closings:
         return self.next >= self._until
 
     def closed(self, view: WatermarkView) -> Interval | None:
-        """Return the next interval, if it has closed. Of what has finished none closes as long as it :meth:`asks`.
+        """Return the next interval, if it has closed.
 
-        Raises IncarnationChanged when the computation was reset or dropped, EstimatedInput when nobody promises its watermark.
+        Of what has finished none closes as long as it :meth:`asks`.
+
+        Raises IncarnationChanged when the computation was reset or dropped, EstimatedInput when
+        nobody promises its watermark.
         """
         if not view.registered and not self.incarnation:
             return None
@@ -183,7 +197,10 @@ class Closings:
         return self._came is None and self._until.finished and view.registered and view.low.finished
 
     def tell(self, history: History) -> None:
-        """Take what the history says. One that does not say how this incarnation finished changes nothing."""
+        """Take what the history says.
+
+        One that does not say how this incarnation finished changes nothing.
+        """
         newest = history.completions[-1] if history.completions else None
         if newest is None or newest.incarnation != self.incarnation or not newest.through.finished:
             return

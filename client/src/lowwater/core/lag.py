@@ -1,4 +1,7 @@
-"""How far watermarks are behind each other along the graph. Times are microseconds since the Unix epoch, UTC."""
+"""How far watermarks are behind each other along the graph.
+
+Times are microseconds since the Unix epoch, UTC.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """How late records come, in few numbers: logarithmic buckets of 5 %.
 
-Lateness counts from a reference event time. A bucket says that its records are at most its upper edge late, so that whoever reads it never
-takes a record for earlier than it is. Integers alone: each process, and each replay, finds the same.
+Lateness counts from a reference event time. A bucket says that its records are at most its upper
+edge late, so that whoever reads it never takes a record for earlier than it is. Integers alone:
+each process, and each replay, finds the same.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ EDGES: Final = _edges()
 
 
 MOST_BUCKETS: Final = 128
-"""Buckets that a claim may have records in: what it has told is moved each time that any of them came."""
+"""Buckets that a claim may have records in: what it has told is moved each time that any of them
+came."""
 
 _FINE: Final = 32
 """Buckets that are taken as they come; later ones are of these below."""
@@ -44,7 +46,8 @@ _COARSE: Final[tuple[int, ...]] = (
     *range(448, len(EDGES) - 1, 31),
     len(EDGES) - 1,
 )
-"""96 of all: from a second to a month each is 22 % wide, less late and later than that they are wider."""
+"""96 of all: from a second to a month each is 22 % wide, less late and later than that they are
+wider."""
 
 
 def bucket_of(lateness: int) -> int:
@@ -57,7 +60,9 @@ def bucket_of(lateness: int) -> int:
 
 
 def buckets(times: Iterable[int], reference: int) -> dict[int, int]:
-    """Return how many of these event times lie in each bucket behind a reference. A sort, and O(buckets log times).
+    """Return how many of these event times lie in each bucket behind a reference.
+
+    A sort, and O(buckets log times).
 
     >>> buckets([5_000, 4_990, 5_200], reference=5_000)
     {1: 1, 0: 2}
@@ -74,7 +79,9 @@ def buckets(times: Iterable[int], reference: int) -> dict[int, int]:
 
 
 def moved(counts: Mapping[int, int], reference: int, to: int) -> dict[int, int]:
-    """Return the same records by how late they are behind another reference, rounded up. O(buckets log buckets).
+    """Return the same records by how late they are behind another reference, rounded up.
+
+    O(buckets log buckets).
 
     What came at or after the first reference counts as standing there.
 
@@ -91,7 +98,9 @@ def moved(counts: Mapping[int, int], reference: int, to: int) -> dict[int, int]:
 
 
 def behind(counts: Mapping[int, int], reference: int, mark: int) -> int:
-    """Return how many records may lie before a mark: those of a bucket in which it falls count. O(buckets).
+    """Return how many records may lie before a mark: those of a bucket in which it falls count.
+
+    O(buckets).
 
     >>> behind({0: 2, 11: 1}, reference=5_500, mark=5_000)
     1
@@ -123,7 +132,8 @@ class Arrived:
 
 
 _UNANSWERED: Final = 64
-"""Stagings that are remembered apart until they are answered. Of more the oldest ones count as one."""
+"""Stagings that are remembered apart until they are answered. Of more the oldest ones count as one.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +166,10 @@ class Arrivals:
         """(version, reference, marks) of what no acknowledged report has told, the oldest first."""
 
     def add(self, times: Sequence[int], frontier: int, version: int) -> None:
-        """Count records that were handed on with a state of a version. A sort, and O(buckets log records)."""
+        """Count records that were handed on with a state of a version.
+
+        A sort, and O(buckets log records).
+        """
         self._stand(frontier)
         if not times:
             return
@@ -190,7 +203,10 @@ class Arrivals:
             self._unanswered[0] = then, min(reference, other), marks
 
     def _fitting(self, bucket: int) -> int:
-        """Return the bucket itself, or one that is later where there are many already. O(log buckets)."""
+        """Return the bucket itself, or one that is later where there are many already.
+
+        O(log buckets).
+        """
         if bucket in self._counts or len(self._counts) < _FINE:
             return bucket
         return _COARSE[bisect_left(_COARSE, bucket)]
@@ -206,7 +222,10 @@ class Arrivals:
             self._unanswered.popleft()
 
     def told(self) -> Lateness | None:
-        """Return what the next report carries; None while the worker tells no event times. O(buckets)."""
+        """Return what the next report carries; None while the worker tells no event times.
+
+        O(buckets).
+        """
         if not self._counts:
             return None
         reference = min((each for _, each, _ in self._unanswered), default=self._counted_from)

@@ -44,7 +44,10 @@ class Mass:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupState:
-    """One claim's part of a report. ``handles`` None means all; an integer in ``values`` stands for all the handles."""
+    """One claim's part of a report.
+
+    ``handles`` None means all; an integer in ``values`` stands for all the handles.
+    """
 
     computation: str
     sequencer: int
@@ -78,8 +81,8 @@ class Report:
 class RecentSlots:
     """Records finished in the last ten one-minute slots that had any.
 
-    Only slots with work are kept, so that idleness changes nobody's weight. Time is any clock in seconds; when it goes
-    back, the newest slot takes the count. All operations are O(1).
+    Only slots with work are kept, so that idleness changes nobody's weight. Time is any clock in
+    seconds; when it goes back, the newest slot takes the count. All operations are O(1).
 
     >>> recent = RecentSlots()
     >>> for minute in range(12):
@@ -96,7 +99,10 @@ class RecentSlots:
         self.total: int = 0
 
     def add(self, finished: int, now: float) -> None:
-        """Count records as finished at a time, in seconds. Raises ValueError when there are fewer than none."""
+        """Count records as finished at a time, in seconds.
+
+        Raises ValueError when there are fewer than none.
+        """
         if finished < 0:
             msg = f"finished={finished}: a number of records cannot be negative"
             raise ValueError(msg)
@@ -116,12 +122,14 @@ class RecentSlots:
 class LeaseState:
     """The state machine of one claim in its worker.
 
-    A range's watermark is min(what it holds, fold), both as the worker staged them in one call: the fold is the snapshot it passed
-    in, and nothing here ever replaces it by a newer one (rule 5: the inputs were read before the work was looked at).
-    Ranges the worker has not spoken of yet hold where the claim found them.
+    A range's watermark is min(what it holds, fold), both as the worker staged them in one call: the
+    fold is the snapshot it passed in, and nothing here ever replaces it by a newer one (rule 5: the
+    inputs were read before the work was looked at). Ranges the worker has not spoken of yet hold
+    where the claim found them.
 
-    Costs: staging is O(handles named), or O(ranges) for a full column. :meth:`take` is O(handles that changed) while the fold
-    stands still, and when it moves O(exceptions) for a sparse column, O(ranges) for a dense one.
+    Costs: staging is O(handles named), or O(ranges) for a full column. :meth:`take` is O(handles
+    that changed) while the fold stands still, and when it moves O(exceptions) for a sparse column,
+    O(ranges) for a dense one.
     """
 
     def __init__(
@@ -147,15 +155,18 @@ class LeaseState:
         self.version: int = 0
         """Grows with every staged state; 0 before the first."""
         self.durable: int = 0
-        """The newest version that the authority took over, durably and whole: not while refused ranges wait."""
+        """The newest version that the authority took over, durably and whole: not while refused
+        ranges wait."""
         self.answered: int = 0
         """The newest version that the authority answered, whatever it refused of it."""
         self.lost: dict[int, str] = {}
-        """Handles that a newer claim, a reset or a retirement took, and why. Not filled when all are lost."""
+        """Handles that a newer claim, a reset or a retirement took, and why. Not filled when all
+        are lost."""
         self.lost_all: str = ""
         """Why the whole claim is stale; empty while it is not."""
         self.turn: int = 0
-        """How often it began to be reported with its full state: the authority orders its reports by it, whatever stream they take."""
+        """How often it began to be reported with its full state: the authority orders its reports
+        by it, whatever stream they take."""
         self.rests_until: float = float("-inf")
         """Until when it has reported as often as it may, on the reporter's clock."""
         self.finished: set[int] = set()
@@ -183,13 +194,14 @@ class LeaseState:
         self._sent_remarks = NO_REMARKS
         # Where it may differ from the staged state; None: anywhere.
         self._dirty: set[int] | None = None
-        # The last refusal while something refused waits to be taken over, and all the handles that wait; None: all.
+        # The last refusal while something refused waits to be taken over, and all the handles that
+        # wait; None: all.
         self._last_refusal: Refusal | None = None
         self._refused: set[int] | None = set()
         # Handles to send again although nothing changed, for they were refused; None: all.
         self._again: set[int] | None = set()
 
-    # -- staged by the worker ----------------------------------------------------------------------------------
+    # -- staged by the worker ----------------------------------------------------------------------
 
     def advance(
         self,
@@ -207,8 +219,10 @@ class LeaseState:
     ) -> None:
         """Stage a new state.
 
-        ``oldest`` in microseconds, MAX for "holds nothing": one for all ranges, some handles', or every range's.
-        ``pending`` None keeps the last one. ``times`` are the event times of what was finished, as far as they are known; ``arrived`` says how late records were whose times are not. ``now`` is any clock in seconds, for counting what was finished lately.
+        ``oldest`` in microseconds, MAX for "holds nothing": one for all ranges, some handles', or
+        every range's. ``pending`` None keeps the last one. ``times`` are the event times of what
+        was finished, as far as they are known; ``arrived`` says how late records were whose times
+        are not. ``now`` is any clock in seconds, for counting what was finished lately.
         """
         if isinstance(oldest, Column):
             self._oldest = oldest
@@ -255,7 +269,7 @@ class LeaseState:
         self.version += 1
         self._retry()
 
-    # -- carried by the stream -----------------------------------------------------------------------------------
+    # -- carried by the stream ---------------------------------------------------------------------
 
     def reconnect(self) -> None:
         """Forget what the authority knows: a new stream begins with the full state."""
@@ -299,7 +313,10 @@ class LeaseState:
         return None if self.finished_all else self._group(self._one_handle(), None)
 
     def _changed(self) -> Handles[int] | None:
-        """Bring what was sent up to the newest state. Returns the live handles that have to go; None: all of them."""
+        """Bring what was sent up to the newest state.
+
+        Returns the live handles that have to go; None: all of them.
+        """
         handles: Handles[int] | None
         if self._sent is None or self._dirty is None:
             values = self._values()
@@ -380,7 +397,7 @@ class LeaseState:
             self._remarks,
         )
 
-    # -- answered by the authority ---------------------------------------------------------------------------------
+    # -- answered by the authority -----------------------------------------------------------------
 
     def lose(self, handles: Iterable[int] | None, reason: str) -> None:
         """Give up ranges that somebody else owns now. None: all of them."""
@@ -426,7 +443,10 @@ class LeaseState:
                 self._last_refusal = None
 
     def accept(self, handles: Handles[int] | None) -> None:
-        """Ranges (None: all) that were sent have been taken over. O(handles) while refused ones wait, else O(1)."""
+        """Ranges (None: all) that were sent have been taken over.
+
+        O(handles) while refused ones wait, else O(1).
+        """
         if self._last_refusal is None:
             return
         if handles is None:

@@ -21,7 +21,10 @@ PRIVATE_FOLDER: Final = 0o700
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder for this user alone; those above it that are missing get the usual rights. Raises OSError."""
+    """Make a folder for this user alone; those above it that are missing get the usual rights.
+
+    Raises OSError.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
 
@@ -32,6 +35,9 @@ def make_private_file(path: Path) -> None:
 
 
 def open_private(path: Path, mode: Literal["w", "a"]) -> TextIO:
-    """Open a text file to be written; a new one is for this user alone. ``mode`` is "w" or "a". Raises OSError."""
+    """Open a text file to be written; a new one is for this user alone.
+
+    ``mode`` is "w" or "a". Raises OSError.
+    """
     make_private_file(path)
     return path.open(mode, encoding="utf-8")

@@ -15,7 +15,8 @@ __all__ = ["Question"]
 class Question(ABC):
     """The pauses between the questions of a search, or of what asks for what is forbidden.
 
-    There is one in front of each question. It ends early, and another one begins, when something need not wait for so long any more.
+    There is one in front of each question. It ends early, and another one begins, when something
+    need not wait for so long any more.
     """
 
     key: str = HOME

@@ -28,9 +28,9 @@ class _Seen:
 class Ratchet:
     """The newest watermarks by name, ordered by (incarnation, value).
 
-    The authority promises that published values never go down within an incarnation, as long as its store keeps what it
-    acknowledged. The ratchet holds the promise within this process even when the store does not.
-    All operations are O(shares).
+    The authority promises that published values never go down within an incarnation, as long as its
+    store keeps what it acknowledged. The ratchet holds the promise within this process even when
+    the store does not. All operations are O(shares).
     """
 
     __slots__ = ("_seen", "held_back", "server_token", "version")
@@ -44,7 +44,10 @@ class Ratchet:
         self._seen: dict[str, _Seen] = {}
 
     def check_token(self, server_token: str) -> None:
-        """Accept the first deployment seen, or the one asked for, and no other. Raises ServerTokenMismatch."""
+        """Accept the first deployment seen, or the one asked for, and no other.
+
+        Raises ServerTokenMismatch.
+        """
         if not self.server_token:
             self.server_token = server_token
         elif server_token != self.server_token:
@@ -55,12 +58,16 @@ class Ratchet:
             raise ServerTokenMismatch(msg, metadata={"expected": self.server_token, "server_token": server_token})
 
     def admit(self, view: WatermarkView) -> bool:
-        """Take over what is new in a view; returns whether anything is. Raises StaleEpoch and takes nothing over."""
+        """Take over what is new in a view; returns whether anything is.
+
+        Raises StaleEpoch and takes nothing over.
+        """
         if view.computation not in self._seen:
             return self._store(view)
         known = self._seen[view.computation].view
         if not view.registered:
-            # Values of a name that was registered once stay: a promise is not taken back by forgetting it. Only a drop ends its incarnation.
+            # Values of a name that was registered once stay: a promise is not taken back by
+            # forgetting it. Only a drop ends its incarnation.
             if view.incarnation < known.incarnation:
                 return False
             return self._store(replace(view, epoch=max(view.epoch, known.epoch)))
@@ -149,7 +156,10 @@ class Ratchet:
         return float("-inf") if seen is None else seen.heard_at
 
     def forget(self, name: str) -> None:
-        """Forget a name that was never registered, of which nothing can go back. Of what was registered the authority bounds the number."""
+        """Forget a name that was never registered, of which nothing can go back.
+
+        Of what was registered the authority bounds the number.
+        """
         seen = self._seen.get(name)
         if seen is not None and not seen.view.registered and not seen.view.incarnation:
             del self._seen[name]

@@ -1,20 +1,26 @@
 """What one process reports: from the state that a worker stages to the authority's answer.
 
-How it flows. A worker stages a new state of its claim and goes on; the claim stands in line at the stream to the shard that serves its
-computation (:class:`ReporterState`), once however often it stages: what leaves is its newest state. When no report is in flight, all that
-stand in line leave together. So an idle stream sends at once, and a busy one with the acknowledgement of the report before: the authority's
-pace is the pace of the reports, a slow network makes them rarer and not older, and no clock is waited for. The answer says what of them is
-durable, what was refused, and what belongs to another shard; leases hear of it, and who flushes them. Around each line,
-:class:`ReportStream` opens one stream after the other; a new stream begins with everything. :class:`Reporting` has all of a process: which
-stream carries which claim, and where to look for a claim that was redirected or whose shard has died.
+How it flows. A worker stages a new state of its claim and goes on; the claim stands in line at the
+stream to the shard that serves its computation (:class:`ReporterState`), once however often it
+stages: what leaves is its newest state. When no report is in flight, all that stand in line leave
+together. So an idle stream sends at once, and a busy one with the acknowledgement of the report
+before: the authority's pace is the pace of the reports, a slow network makes them rarer and not
+older, and no clock is waited for. The answer says what of them is durable, what was refused, and
+what belongs to another shard; leases hear of it, and who flushes them. Around each line,
+:class:`ReportStream` opens one stream after the other; a new stream begins with everything.
+:class:`Reporting` has all of a process: which stream carries which claim, and where to look for a
+claim that was redirected or whose shard has died.
 
-The pace is bounded in the long run only: a claim that stages without a pause leaves every ``report_interval`` once it has used up what it saved
-while it was quiet (``SAVED``), and a stream with many claims as often as ``LOUD`` such claims. Else a loop that stages after each record, or
-thousands of claims that stage one after the other, would have their process and the authority do nothing but report, a few states at a time.
+The pace is bounded in the long run only: a claim that stages without a pause leaves every
+``report_interval`` once it has used up what it saved while it was quiet (``SAVED``), and a stream
+with many claims as often as ``LOUD`` such claims. Else a loop that stages after each record, or
+thousands of claims that stage one after the other, would have their process and the authority do
+nothing but report, a few states at a time.
 
-All of it is pure: no I/O, no locks, no waiting, and the only clock and randomness are those passed in. The shells (``_async/reporter.py``,
-and ``_sync/reporter.py``, which is made of it) hand :meth:`ReportStream.due` to gRPC, give what comes back to :meth:`ReportStream.take`,
-and ask again when something was staged or answered, or when ``Due.within`` is over.
+All of it is pure: no I/O, no locks, no waiting, and the only clock and randomness are those passed
+in. The shells (``_async/reporter.py``, and ``_sync/reporter.py``, which is made of it) hand
+:meth:`ReportStream.due` to gRPC, give what comes back to :meth:`ReportStream.take`, and ask again
+when something was staged or answered, or when ``Due.within`` is over.
 """
 
 from __future__ import annotations
@@ -61,13 +67,16 @@ Key = tuple[str, int]
 """A claim: its computation and sequencer."""
 
 BEAT: Final = 3.0
-"""Seconds after which a claim that has nothing new repeats itself, so that its last report stays fresh."""
+"""Seconds after which a claim that has nothing new repeats itself, so that its last report stays
+fresh."""
 
 SAVED: Final = 10.0
-"""Seconds: a claim, or a stream, that was quiet for so long may report as often as it could have meanwhile without waiting for its pace."""
+"""Seconds: a claim, or a stream, that was quiet for so long may report as often as it could have
+meanwhile without waiting for its pace."""
 
 LOUD: Final = 5
-"""A stream keeps, in the long run, the pace of so many claims that report all the time: 100 reports a second, by default."""
+"""A stream keeps, in the long run, the pace of so many claims that report all the time: 100 reports
+a second, by default."""
 
 _AT_ONCE: Final = float("-inf")
 _NEVER: Final = float("inf")
@@ -110,7 +119,8 @@ class _InFlight:
     """Of the last message."""
     versions: dict[Key, int] = field(default_factory=dict)
     carried: deque[tuple[int, dict[Key, Handles[int] | None]]] = field(default_factory=deque)
-    """The handles in each message by claim, until it is acknowledged: these are then taken over, unless they are refused."""
+    """The handles in each message by claim, until it is acknowledged: these are then taken over,
+    unless they are refused."""
 
 
 class ReporterState:
@@ -146,7 +156,7 @@ class ReporterState:
         self._acknowledged = 0
         self._refused = 0
 
-    # -- leases ---------------------------------------------------------------------------------------------------
+    # -- leases ------------------------------------------------------------------------------------
 
     def add(self, lease: LeaseState) -> None:
         """Report a lease from now on, once it has staged a state: with its full state, whoever carried it before."""
@@ -156,7 +166,8 @@ class ReporterState:
     def remove(self, lease: LeaseState) -> None:
         """Report a lease no longer; its ranges hold what was reported last.
 
-        What is still answered to reports that carried it means nothing any more, even if the lease comes back.
+        What is still answered to reports that carried it means nothing any more, even if the lease
+        comes back.
         """
         key = _key(lease)
         self._leases.pop(key, None)
@@ -169,7 +180,9 @@ class ReporterState:
                 carried.pop(key, None)
 
     def begin_above(self, lease: LeaseState, newest: int) -> None:
-        """Begin to report a lease anew: the authority has heard of its turn ``newest``. It may be older than what is said here by now.
+        """Begin to report a lease anew: the authority has heard of its turn ``newest``.
+
+        It may be older than what is said here by now.
 
         At its pace: should that be refused again, it is not repeated without a pause.
         """
@@ -213,7 +226,7 @@ class ReporterState:
             self._leaves = until
         return earlier and self.opened and self._in_flight is None
 
-    # -- the stream -----------------------------------------------------------------------------------------------
+    # -- the stream --------------------------------------------------------------------------------
 
     def open(self) -> int:
         """Begin a new stream; returns its counter. Everything is to be sent anew."""
@@ -230,7 +243,10 @@ class ReporterState:
             self._wait(_key(lease), until)
 
     def accepted(self, now: float) -> None:
-        """The server has opened the stream. Its first beat comes early: a thousand that were opened at once beat apart."""
+        """The server has opened the stream.
+
+        Its first beat comes early: a thousand that were opened at once beat apart.
+        """
         self.opened = True
         self._next_beat = now + BEAT * self._random()
 
@@ -292,7 +308,7 @@ class ReporterState:
         self._reports += len(reports)
         return reports
 
-    # -- answers --------------------------------------------------------------------------------------------------
+    # -- answers -----------------------------------------------------------------------------------
 
     def acknowledged(
         self,
@@ -349,7 +365,10 @@ class ReporterState:
                     lease.accept(handles)
 
     def fenced(self, computation: str, sequencer: int, handles: tuple[int, ...] | None, reason: str) -> bool:
-        """Give up ranges that the authority took away; None: all of the claim. Returns whether anybody reports for it."""
+        """Give up ranges that the authority took away; None: all of the claim.
+
+        Returns whether anybody reports for it.
+        """
         lease = self._leases.get((computation, sequencer))
         if lease is None:
             return False
@@ -427,8 +446,9 @@ class Due:
 class ReportStream:
     """Around the state machine of a report stream: from one stream to the next.
 
-    Streams are opened anew after every failure, with a backoff, and then begin with everything. Leases that the shard redirects leave
-    before their reports are answered: nothing of them was taken over.
+    Streams are opened anew after every failure, with a backoff, and then begin with everything.
+    Leases that the shard redirects leave before their reports are answered: nothing of them was
+    taken over.
     """
 
     first_pause: float = 0.0
@@ -478,7 +498,10 @@ class ReportStream:
         return stream, workers_pb2.ReportRequest(open=opening)
 
     def leave_idle(self) -> bool:
-        """Have the open stream ended if it carries nothing any more; returns whether it is. Home's stays, for what comes next."""
+        """Have the open stream ended if it carries nothing any more; returns whether it is.
+
+        Home's stays, for what comes next.
+        """
         self.interrupted = self._open and self.key != HOME and not self.wanted
         return self.interrupted
 
@@ -522,7 +545,8 @@ class ReportStream:
             if each.reason == errors.OldStream.reason and lease is not None:
                 self.state.begin_above(lease, each.newest)
             if each.reason == errors.Moved.reason and lease is not None:
-                # Gone before anything counts as answered: what the number says of its reports is not true of it.
+                # Gone before anything counts as answered: what the number says of its reports is
+                # not true of it.
                 self.state.remove(lease)
                 moved.setdefault(each.computation, (each, []))[1].append(lease)
         refused = [
@@ -537,11 +561,13 @@ class ReportStream:
             self._reporting.heard(answered.computation)
         self._drop_lost([(computation, sequencer) for computation, sequencer, _ in refused])
         if not moved:
-            # Being let in proves little: a stream that is opened and fails at once, again and again, has to back off.
+            # Being let in proves little: a stream that is opened and fails at once, again and
+            # again, has to back off.
             self._backoff.reset()
             return not self.wanted
         returned = [self._reporting.redirected(self, each.redirect, leases) for each, leases in moved.values()]
-        # What came back to the same shard begins a new stream with everything: nothing sent before may count after it.
+        # What came back to the same shard begins a new stream with everything: nothing sent before
+        # may count after it.
         return any(returned) or not self.wanted
 
     def _drop_lost(self, claims: Iterable[tuple[str, int]]) -> None:
@@ -602,13 +628,17 @@ class _Claim:
     def __init__(self, lease: LeaseState) -> None:
         self.lease: LeaseState = lease
         self.carrier: ReportStream | None = None
-        """The stream that it is reported over; None while its computation is looked for. Its newest state waits then."""
+        """The stream that it is reported over; None while its computation is looked for. Its newest
+        state waits then."""
         self.logged: set[str] = set()
         """The reasons for which a report of it was refused, which the log has."""
 
 
 class Reported(Sought):
-    """One computation as the reports of a client have it, while there is a claim on it. See :mod:`lowwater.core.router`."""
+    """One computation as the reports of a client have it, while there is a claim on it.
+
+    See :mod:`lowwater.core.router`.
+    """
 
     __slots__ = ("claims",)
 
@@ -626,8 +656,9 @@ class Reported(Sought):
 class Reporting:
     """All leases of a process, each reported over the stream of its computation's shard.
 
-    A lease whose shard is not known is reported at home, whose answer tells. When a shard redirects it or fails it moves on, with
-    its full state; until it is known where to, its newest state waits here. Nothing here waits or locks.
+    A lease whose shard is not known is reported at home, whose answer tells. When a shard redirects
+    it or fails it moves on, with its full state; until it is known where to, its newest state waits
+    here. Nothing here waits or locks.
     """
 
     def __init__(
@@ -648,7 +679,7 @@ class Reporting:
         self._untended: dict[Streamed, None] = {}
         self._past = ReporterStatistics()
 
-    # -- for leases ---------------------------------------------------------------------------------------------------
+    # -- for leases --------------------------------------------------------------------------------
 
     def add(self, lease: LeaseState) -> None:
         """Report a lease from now on. Ask :meth:`tend` afterwards."""
@@ -691,7 +722,10 @@ class Reporting:
             raise own_copy(self.failure)
 
     def answered(self, lease: LeaseState, version: int) -> bool:
-        """Whether a state of a lease was answered. Raises StaleSequencer when the claim is lost, and what the state was refused for."""
+        """Whether a state of a lease was answered.
+
+        Raises StaleSequencer when the claim is lost, and what the state was refused for.
+        """
         self.check()
         if lease.lost_all:
             raise stale(lease)
@@ -723,7 +757,7 @@ class Reporting:
         streams = [stream.state.statistics() for stream in self._streams.values()]
         return ReporterStatistics.total([self._past, homeless, *streams])
 
-    # -- for the shells -----------------------------------------------------------------------------------------------
+    # -- for the shells ----------------------------------------------------------------------------
 
     def tend(self) -> Iterable[Streamed]:
         """Return what has to be driven, or looked at, since this was asked last."""
@@ -736,7 +770,7 @@ class Reporting:
             self._streams[key] = ReportStream(self, key)
         return self._streams[key]
 
-    # -- for the streams ----------------------------------------------------------------------------------------------
+    # -- for the streams ---------------------------------------------------------------------------
 
     def log(self, refused: Sequence[tuple[str, int, Refusal]]) -> None:
         """Say each reason once a claim: a range that is too far ahead is refused with every report until it no longer is."""

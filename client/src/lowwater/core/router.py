@@ -53,11 +53,11 @@ class Route:
 class Router:
     """The shard of each computation, and the one that is asked about all others: *home*.
 
-    Home is an address that :func:`lowwater.connect` was given, the next one when it fails, and after the last a shard heard of: each
-    time another, those that failed last at the end. A deployment of one shard never redirects, so all its computations are at home and
-    nothing is kept of them but a number.
-    Every operation is O(1) but :meth:`failed` and :meth:`lead_to`, which are O(names). ``guard`` is held for moments, and nothing is
-    called under it.
+    Home is an address that :func:`lowwater.connect` was given, the next one when it fails, and
+    after the last a shard heard of: each time another, those that failed last at the end. A
+    deployment of one shard never redirects, so all its computations are at home and nothing is kept
+    of them but a number. Every operation is O(1) but :meth:`failed` and :meth:`lead_to`, which are
+    O(names). ``guard`` is held for moments, and nothing is called under it.
     """
 
     def __init__(self, addresses: Sequence[str], guard: AbstractContextManager[object]) -> None:
@@ -66,7 +66,8 @@ class Router:
         self._guard = guard
         self._given = tuple(dict.fromkeys(addresses))
         self.learnt: dict[str, None] = {}
-        """Addresses of shards that were heard of, those that failed last at the end; at most ``MOST_LEARNT``."""
+        """Addresses of shards that were heard of, those that failed last at the end; at most
+        ``MOST_LEARNT``."""
         self._home = self._given[0]
         self._routes: dict[str, Route] = {}
         self._doubted = ""
@@ -119,7 +120,10 @@ class Router:
         return 0 if route is None else route.epoch
 
     def seen(self, name: str, epoch: int) -> None:
-        """Note the ownership number that an answer carried. Most carry one that is known, for which nobody waits."""
+        """Note the ownership number that an answer carried.
+
+        Most carry one that is known, for which nobody waits.
+        """
         if epoch <= self.epoch_of(name):
             return
         with self._guard:
@@ -129,8 +133,8 @@ class Router:
     def redirected(self, name: str, address: str, epoch: int) -> bool:
         """Take a redirect; returns whether to follow it.
 
-        One to a lower ownership number than one seen comes from a shard that has been asleep; one without an address says that
-        nobody serves the computation just now.
+        One to a lower ownership number than one seen comes from a shard that has been asleep; one
+        without an address says that nobody serves the computation just now.
         """
         with self._guard:
             route = self._route(name)

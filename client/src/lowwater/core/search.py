@@ -24,7 +24,8 @@ TIMEOUT: Final = CAP
 """Seconds after which home is taken to be away when it does not answer."""
 
 _MOST_REFUSALS: Final = 6
-"""Refusals of a computation, one after the other, after which it waits no longer for the next question: ``CAP``, by then."""
+"""Refusals of a computation, one after the other, after which it waits no longer for the next
+question: ``CAP``, by then."""
 
 
 class Sought:
@@ -45,7 +46,8 @@ class Sought:
         self.earliest: float = 0.0
         """When it may be asked about, while it is lost, unless it has turned up elsewhere."""
         self.lost_epoch: int = 0
-        """The ownership number seen when it was lost: a higher one says that another shard has taken it over since."""
+        """The ownership number seen when it was lost: a higher one says that another shard has
+        taken it over since."""
 
 
 Record = TypeVar("Record", bound=Sought)
@@ -101,7 +103,10 @@ class Search(Question, Generic[Record]):
         return tuple(self._suspects.values())
 
     def heard(self, sought: Record) -> None:
-        """A computation is served where it was found. O(1). It may be looked for still, for others who were elsewhere."""
+        """A computation is served where it was found.
+
+        O(1). It may be looked for still, for others who were elsewhere.
+        """
         if sought.suspect and not sought.lost:
             self.forget(sought)
             if not self._suspects:
@@ -113,7 +118,7 @@ class Search(Question, Generic[Record]):
         self._suspects.pop(sought.name, None)
         self._lost.pop(sought.name, None)
 
-    # -- as a stream of one message -----------------------------------------------------------------------------------
+    # -- as a stream of one message ----------------------------------------------------------------
 
     @property
     def wanted(self) -> bool:
@@ -152,7 +157,8 @@ class Search(Question, Generic[Record]):
             logger.info("where %d computations are served could not be asked: %s", len(self._lost), failure)
             self._router.failed(self._asked)
         elif failure is not None:
-            # It may be older than this question. Its streams will say the same, or serve what is lost.
+            # It may be older than this question. Its streams will say the same, or serve what is
+            # lost.
             logger.warning("where %d computations are served could not be asked: %s", len(self._lost), failure)
             for sought in list(self._lost.values()):
                 self._router.forget(sought.name)

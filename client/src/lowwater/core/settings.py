@@ -33,16 +33,18 @@ _MOST_WATCH_INTERVAL: Final = 1.0
 """What the authority takes: a stream on which nothing comes for longer passes for broken."""
 
 OPTIONS: Final = (
-    # A frozen peer is noticed after 11 s; without ping_timeout_ms its default of 60 s would override keepalive_timeout_ms.
-    # The authority allows a ping every 2 s.
+    # A frozen peer is noticed after 11 s; without ping_timeout_ms its default of 60 s would
+    # override keepalive_timeout_ms. The authority allows a ping every 2 s.
     ("grpc.keepalive_time_ms", 6_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
-    # A subscriber that stalls finds some 17 KB of old watermarks in gRPC's buffers: 100 KB without the second, 4 MB without either.
+    # A subscriber that stalls finds some 17 KB of old watermarks in gRPC's buffers: 100 KB without
+    # the second, 4 MB without either.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 8_192),
-    # Streams and calls back off by themselves, up to 5 s with full jitter; the channel must be ready for them by then.
+    # Streams and calls back off by themselves, up to 5 s with full jitter; the channel must be
+    # ready for them by then.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -58,7 +60,9 @@ _PROXIES: Final = ("grpc_proxy", "https_proxy", "http_proxy")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to reach the authority. Plain values, so that it may be pickled and sent to other processes.
+    """How to reach the authority.
+
+    Plain values, so that it may be pickled and sent to other processes.
 
     Raises InvalidArgument for what nothing could be reached with.
     """
@@ -81,7 +85,8 @@ class Settings:
         if token is not None and (not isinstance(token, str) or _TOKEN.fullmatch(token) is None):
             raise checks.refused("token", _SECRET, "text of printable ASCII, without line breaks")
         for field_name in ("root_certificates", "private_key", "certificate_chain"):
-            # An empty one is no less asked for: taken for None, it would have a token go over the network as it is.
+            # An empty one is no less asked for: taken for None, it would have a token go over the
+            # network as it is.
             value = getattr(self, field_name)
             if not isinstance(value, bytes | None) or value == b"":
                 raise checks.refused(field_name, _SECRET if value else value, "the bytes of a PEM file, or None")
@@ -98,7 +103,10 @@ class Settings:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The addresses in ``address``, in order, each with its port. Raises InvalidArgument for what is no address."""
+        """The addresses in ``address``, in order, each with its port.
+
+        Raises InvalidArgument for what is no address.
+        """
         try:
             return tuple(with_port(each.strip()) for each in self.address.split(","))
         except ValueError as error:
@@ -124,7 +132,10 @@ class Settings:
 
     @property
     def edition(self) -> object:
-        """Changes whenever the credentials do, so that channels are made anew with them. Plain values never change."""
+        """Changes whenever the credentials do, so that channels are made anew with them.
+
+        Plain values never change.
+        """
         return None
 
     @property
@@ -134,7 +145,9 @@ class Settings:
 
 
 def with_port(address: str) -> str:
-    """Return an address as gRPC takes it; without a port, with that of an authority. Raises ValueError, which says what is wrong.
+    """Return an address as gRPC takes it; without a port, with that of an authority.
+
+    Raises ValueError, which says what is wrong.
 
     >>> with_port("lowwater"), with_port("lowwater:1"), with_port("dns:///lowwater"), with_port("unix:/run/lowwater")
     ('lowwater:7420', 'lowwater:1', 'dns:///lowwater:7420', 'unix:/run/lowwater')
@@ -180,7 +193,9 @@ def _is_local(address: str) -> bool:
 
 
 def options_of(address: str) -> tuple[tuple[str, int], ...]:
-    """Return the options of a channel. No proxy of the environment can reach what listens on this machine alone.
+    """Return the options of a channel.
+
+    No proxy of the environment can reach what listens on this machine alone.
 
     >>> options_of("localhost:7420")[-1]
     ('grpc.enable_http_proxy', 0)

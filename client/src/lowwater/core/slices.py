@@ -1,7 +1,7 @@
 """Computations that are cut into slices: names, keys, and what lies where.
 
-A slice is served like a computation of its own, under the name of the one that it is a slice of, "~" and a number from 0. No name that
-anybody may register has a "~".
+A slice is served like a computation of its own, under the name of the one that it is a slice of,
+"~" and a number from 0. No name that anybody may register has a "~".
 """
 
 from __future__ import annotations

@@ -17,4 +17,5 @@ class ClientStatistics:
     reporter: ReporterStatistics
     watcher: WatcherStatistics
     refused_redirects: int
-    """Redirects to a lower ownership number than one seen: they came from shards that had been replaced, and were not followed."""
+    """Redirects to a lower ownership number than one seen: they came from shards that had been
+    replaced, and were not followed."""

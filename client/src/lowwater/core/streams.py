@@ -44,7 +44,10 @@ class Streamed(Protocol):
         ...
 
     def take(self, response: Any, /) -> bool:
-        """Take a message; returns whether the stream is to be left. What it raises ends the stream."""
+        """Take a message; returns whether the stream is to be left.
+
+        What it raises ends the stream.
+        """
         ...
 
     @property

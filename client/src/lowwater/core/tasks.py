@@ -20,7 +20,8 @@ from lowwater.watermark import EventTime, Watermark, to_micros
 __all__ = ["Granted", "TaskCalls", "WAIT_SHARE", "granted_of", "output_name", "token_of"]
 
 WAIT_SHARE: Final = 0.25
-"""How much of a call's time the authority may let it wait: the rest is for the way, and for another shard."""
+"""How much of a call's time the authority may let it wait: the rest is for the way, and for another
+shard."""
 
 _MOST_WAIT_MILLIS: Final = 30_000
 """What the authority takes."""
@@ -112,7 +113,10 @@ class TaskCalls:
         return Call(lambda stubs: stubs.tasks.CreateTasks, request, take, self._computation)
 
     def take(self, group: str, worker: str, nonce: bytes, wait: float) -> Call[Granted | None]:
-        """Take a task, waiting at the authority for so many seconds. The nonce names the request: a repetition gets the same lease."""
+        """Take a task, waiting at the authority for so many seconds.
+
+        The nonce names the request: a repetition gets the same lease.
+        """
         request = pb.TakeTaskRequest(
             server_token=self._known.server_token,
             computation=self._computation,
@@ -170,7 +174,7 @@ class TaskCalls:
         return Call(lambda stubs: stubs.tasks.ListTasks, request, take, self._computation)
 
 
-# -- leases -----------------------------------------------------------------------------------------------------------
+# -- leases ----------------------------------------------------------------------------------------
 
 
 def renew(granted: Granted) -> Call[timedelta]:
@@ -275,7 +279,7 @@ def granted_of(token: str) -> Granted:
         raise checks.refused("token", token, "what lease.token, or `lowwater tasks take`, has given") from error
 
 
-# -- from the wire ----------------------------------------------------------------------------------------------------
+# -- from the wire ---------------------------------------------------------------------------------
 
 
 def _group(computation: str, message: pb.TaskGroup) -> TaskGroup:
@@ -313,7 +317,7 @@ def _task(message: pb.Task) -> TaskView:
     )
 
 
-# -- to the wire ------------------------------------------------------------------------------------------------------
+# -- to the wire -----------------------------------------------------------------------------------
 
 
 def _new_tasks(field: str, tasks: Iterable[NewTask]) -> list[pb.NewTask]:

@@ -27,12 +27,14 @@ _DAY = 86_400_000_000
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 _HDFS: Final = r"""(?<=hdfs:)//[^\s:/?#"'@]+:\d{1,5}[/?#,]"""
-"""Host and port of HDFS, whose URLs have no password. Of any other URL such a port may be the beginning of one."""
+"""Host and port of HDFS, whose URLs have no password. Of any other URL such a port may be the
+beginning of one."""
 
 _PASSWORD: Final = re.compile(
     rf"(?P<scheme>\b[a-z][a-z0-9+.-]*:(?!{_HDFS})//)(?P<user>[^\s:/@]*):[^\s\"']+@", re.IGNORECASE
 )
-"""User and password of a URL, the password up to the last @: some are written without the escapes that they need."""
+"""User and password of a URL, the password up to the last @: some are written without the escapes
+that they need."""
 
 _PASSWORD_OPTION: Final = re.compile(r"(?P<name>[?&][^?&=\s]*password=)[^&\s]+", re.IGNORECASE)
 """The same as an option of a URL, such as ssl_password."""

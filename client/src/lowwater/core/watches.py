@@ -60,7 +60,8 @@ __all__ = [
 logger: logging.Logger = logging.getLogger("lowwater")
 
 _LATELY = 5.0
-"""Seconds without a word from the authority until a question to it is not worth its time; a healthy one is heard every second or so."""
+"""Seconds without a word from the authority until a question to it is not worth its time; a healthy
+one is heard every second or so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +75,11 @@ class WatcherStatistics:
     held_back: int
     """Values that came lower than seen before, and were not shown."""
     unserved: tuple[str, ...] = ()
-    """What is followed and was looked for, but no shard tells of just now; its values are those seen last, and grow stale."""
+    """What is followed and was looked for, but no shard tells of just now; its values are those
+    seen last, and grow stale."""
     stale_for: float = float("inf")
-    """Seconds since the values of all that is followed were confirmed as the newest; infinite when they never were."""
+    """Seconds since the values of all that is followed were confirmed as the newest; infinite when
+    they never were."""
 
 
 class Subscription:
@@ -87,21 +90,24 @@ class Subscription:
     def __init__(self, names: tuple[str, ...], streams: int) -> None:
         self.names: tuple[str, ...] = names
         self.streams: int = streams
-        """How many streams had been opened before: what any later one brings was sent after the subscription."""
+        """How many streams had been opened before: what any later one brings was sent after the
+        subscription."""
         self.confirmed: bool = False
-        """Whether the streams that follow all the names had fresh news at the subscription or since. Before, what the ratchet has
-        of them may be of an incarnation that ended while nobody followed them or read, and must not be used."""
+        """Whether the streams that follow all the names had fresh news at the subscription or
+        since. Before, what the ratchet has of them may be of an incarnation that ended while nobody
+        followed them or read, and must not be used."""
         self.unheard: dict[str, None] | None = dict.fromkeys(names) or None
-        """Of which of the names there was no such news yet, so that one that nobody serves does not keep the others from being shown.
-        None: of all, as home has not told yet what there is."""
+        """Of which of the names there was no such news yet, so that one that nobody serves does not
+        keep the others from being shown. None: of all, as home has not told yet what there is."""
 
 
 class WatchStream:
     """One stream at a time to one shard.
 
-    A stream follows the names that were placed here when it was opened. When more are, it is renewed as soon as it has told of those,
-    and after every failure another is opened, with a backoff. Names that it redirects it tells no more of, until they come back;
-    when all have gone it is left.
+    A stream follows the names that were placed here when it was opened. When more are, it is
+    renewed as soon as it has told of those, and after every failure another is opened, with a
+    backoff. Names that it redirects it tells no more of, until they come back; when all have gone
+    it is left.
     """
 
     first_pause: float = 0.0
@@ -111,7 +117,8 @@ class WatchStream:
         self.key = key
         """The shard's address, or ``HOME``."""
         self.number: int = 0
-        """Of the newest stream, among all of the client: what it brings was sent after whatever was asked before."""
+        """Of the newest stream, among all of the client: what it brings was sent after whatever was
+        asked before."""
         self.renewing: bool = False
         """Whether the open stream is to be ended because it does not follow all that it should."""
         self.covers_all: bool = False
@@ -120,12 +127,14 @@ class WatchStream:
         self._backoff = Backoff(known.surroundings.random)
         self._ages: Ages | None = None  # of the open stream
         self.concerned: Set[str] | None = None
-        """See Streamed. Where values stood back, or who follows what changes, one that waits for other names may be concerned, too."""
+        """See Streamed. Where values stood back, or who follows what changes, one that waits for
+        other names may be concerned, too."""
         self._settled = False  # whether the newest message left neither
         self._covered: dict[str, None] = {}  # for its order: no run could be repeated with that of a set
         self._gone: set[str] = set()
         self._told: dict[str, Promise | None] = {}
-        """What the open stream has told that was promised of a computation. It leaves out what it has told already."""
+        """What the open stream has told that was promised of a computation. It leaves out what it
+        has told already."""
         self._opened_at = ""
         self._leaving: float | None = None
 
@@ -197,7 +206,7 @@ class WatchStream:
         )
         return any(ages.astray or subscription.streams >= self.number for subscription in each)
 
-    # -- the stream ---------------------------------------------------------------------------------------------------
+    # -- the stream --------------------------------------------------------------------------------
 
     def open(self, address: str) -> watermarks_pb2.WatchRequest:
         """Begin a stream to an address that follows all that is wanted here now; returns its request."""
@@ -206,7 +215,8 @@ class WatchStream:
             server_token=known.ratchet.server_token, interval_millis=known.interval_millis
         )
         names = sorted(known.placed(self.key))
-        # Of another shard than home, all is what there is no room to name; it is ignored where it is not followed there.
+        # Of another shard than home, all is what there is no room to name; it is ignored where it
+        # is not followed there.
         self.covers_all = (self.key == HOME and known.everything) or len(names) > MOST_NAMES
         if not self.covers_all:
             request.computations.extend(names)
@@ -289,7 +299,8 @@ class WatchStream:
         known = self._known
         if self._ages is not None and self._ages.heard_at is not None:
             known.keep_ages(filter(self.follows, self._ever_told()), self._ages.heard_at)
-            # Bringing something proves little: a stream that is opened and fails at once, again and again, has to back off.
+            # Bringing something proves little: a stream that is opened and fails at once, again and
+            # again, has to back off.
             if self._ages.lasted > CAP:
                 self._backoff.reset()
         renewed, self.renewing = self.renewing, False
@@ -379,12 +390,13 @@ class WatchState:
         self._opened = 0
         self._messages = 0
 
-    # -- subscriptions ------------------------------------------------------------------------------------------------
+    # -- subscriptions -----------------------------------------------------------------------------
 
     def subscribe(self, names: Iterable[str]) -> Subscription:
         """Follow names from now on. Ask :meth:`tend` afterwards.
 
-        Raises InvalidArgument, and changes nothing: what the stream cannot carry would end every stream from now on.
+        Raises InvalidArgument, and changes nothing: what the stream cannot carry would end every
+        stream from now on.
         """
         listed = tuple(checks.followed_name("names", name) for name in checks.listed("names", names))
         subscription = Subscription(listed, self._opened)
@@ -464,7 +476,8 @@ class WatchState:
         return all(stream is not None and stream.confirms(subscription) for stream in streams)
 
     def _known_elsewhere(self) -> Iterable[str]:
-        # What nothing is known of cannot be misused: one shard that is out of reach does not keep all from being shown.
+        # What nothing is known of cannot be misused: one shard that is out of reach does not keep
+        # all from being shown.
         return [name for name in self._elsewhere if name in self.ratchet.names]
 
     def _record(self, name: str) -> Followed:
@@ -493,7 +506,7 @@ class WatchState:
         stream = self._streams.get(key) if key is not None else None
         return stream if stream is not None and stream.follows(name) else None
 
-    # -- reading ------------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     @property
     def live(self) -> bool:
@@ -564,7 +577,10 @@ class WatchState:
 
     @property
     def unserved(self) -> tuple[str, ...]:
-        """What is followed and was looked for, but no shard tells of just now. O(names looked for)."""
+        """What is followed and was looked for, but no shard tells of just now.
+
+        O(names looked for).
+        """
         return tuple(each.name for each in self.search.suspects if self._teller(each.name) is None)
 
     def denied(self, names: Collection[str]) -> errors.LowwaterError | None:
@@ -579,7 +595,7 @@ class WatchState:
         about = error.metadata.get("computation", "")
         return error if not about or not names or about in names else None
 
-    # -- for the streams ----------------------------------------------------------------------------------------------
+    # -- for the streams ---------------------------------------------------------------------------
 
     @property
     def everything(self) -> bool:
@@ -597,7 +613,10 @@ class WatchState:
         return [each.name for each in followed.values() if each.at == key]
 
     def wanted_at(self, key: str) -> bool:
-        """Whether anybody follows anything at a stream. O(names) when nobody does, and else it ends with the first that is there."""
+        """Whether anybody follows anything at a stream.
+
+        O(names) when nobody does, and else it ends with the first that is there.
+        """
         if self.everything and (key == HOME or any(each.at == key for each in self._elsewhere.values())):
             return True
         return any(each.at == key for each in self._named.values())
@@ -763,7 +782,9 @@ class WatchState:
 
 
 class Waiting:
-    """One wait for a computation to come to a time, within one incarnation of it. Raises InvalidArgument for a bad timeout.
+    """One wait for a computation to come to a time, within one incarnation of it.
+
+    Raises InvalidArgument for a bad timeout.
 
     ``registered``: one that is not registered is an error, instead of one that may be at any time.
     """
@@ -780,10 +801,11 @@ class Waiting:
     def reached(self, known: WatchState, subscription: Subscription) -> bool:
         """Whether it is there.
 
-        Raises IncarnationChanged when it was reset or dropped meanwhile; UnknownComputation when it is not registered and has to be; and
-        as long as nothing was heard, why that is not allowed.
+        Raises IncarnationChanged when it was reset or dropped meanwhile; UnknownComputation when it
+        is not registered and has to be; and as long as nothing was heard, why that is not allowed.
         """
-        # What was heard late may be of an incarnation that ended since; the newest stands right behind it.
+        # What was heard late may be of an incarnation that ended since; the newest stands right
+        # behind it.
         if not subscription.confirmed:
             _check_allowed(known, [self.name])
             return False
@@ -848,8 +870,9 @@ class Waiting:
 class Changes:
     """One iteration over the changes of some computations, or of all.
 
-    Conflated: what is noted is that a computation changed, and its newest value is looked up when it is shown. O(names) a change.
-    One of which there is no fresh news, since no shard serves it, is shown when there is; the others do not wait for it.
+    Conflated: what is noted is that a computation changed, and its newest value is looked up when
+    it is shown. O(names) a change. One of which there is no fresh news, since no shard serves it,
+    is shown when there is; the others do not wait for it.
     """
 
     def __init__(self, followed: Sequence[str]) -> None:
@@ -859,7 +882,10 @@ class Changes:
         self._unheard: Collection[str] = ()
 
     def come(self, known: WatchState, subscription: Subscription) -> bool:
-        """Whether there is anything to show. Raises, as long as nothing was heard, why that is not allowed."""
+        """Whether there is anything to show.
+
+        Raises, as long as nothing was heard, why that is not allowed.
+        """
         if not subscription.confirmed and not self._version:
             _check_allowed(known, self._followed)
         if subscription.unheard is None or known.holding(subscription.names):
@@ -897,7 +923,8 @@ class Folding:
 
     def fold(self, known: WatchState, subscription: Subscription) -> Inputs:
         """Return the minimum as it is known now."""
-        # What somebody else in this process heard before this reader may be of an incarnation that has ended since.
+        # What somebody else in this process heard before this reader may be of an incarnation that
+        # has ended since.
         confirmed = subscription.confirmed
         views = {
             asked: known.ratchet.get(name) if confirmed else WatermarkView(name) for asked, name in self._names.items()
@@ -907,7 +934,10 @@ class Folding:
 
 
 class FoldChanges:
-    """One iteration over the changes of a fold. Conflated. What changed elsewhere costs O(names), and no fold."""
+    """One iteration over the changes of a fold.
+
+    Conflated. What changed elsewhere costs O(names), and no fold.
+    """
 
     def __init__(self, folding: Folding) -> None:
         self.newest: Inputs | None = None

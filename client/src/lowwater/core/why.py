@@ -33,7 +33,8 @@ __all__ = [
 ]
 
 ASK_SECONDS = 1.0
-"""How long the question for the key ranges of the guilty one may take. Without an answer the rest is still worth saying."""
+"""How long the question for the key ranges of the guilty one may take. Without an answer the rest
+is still worth saying."""
 
 UNTOLD = (
     errors.JournalFailed,
@@ -43,7 +44,8 @@ UNTOLD = (
     errors.Timeout,
     errors.Unavailable,
 )
-"""What the authority answers to that question when it cannot tell just now, or does not answer at all."""
+"""What the authority answers to that question when it cannot tell just now, or does not answer at
+all."""
 
 HIDDEN = "may not be read by this client, so nothing is told of it, not even whether it is registered: ask somebody who may read it."
 """What is said of such a computation, behind its name."""
@@ -54,16 +56,20 @@ _ABSENT = {
 }
 
 _STEP_MICROS = 3_600_000_000
-"""Event time that a stage which rounds down may be behind its input: the usual step, for a stage whose worker does not tell its own."""
+"""Event time that a stage which rounds down may be behind its input: the usual step, for a stage
+whose worker does not tell its own."""
 
 _OUTWEIGHS = 10
-"""How many times as far behind something upstream has to be to be named before a worker that is at one long operation."""
+"""How many times as far behind something upstream has to be to be named before a worker that is at
+one long operation."""
 
 _REPLAY_MICROS = 7 * 24 * 3_600_000_000
-"""A pipeline whose newest data is older than this replays old data: its sources are compared with that, not with the clock."""
+"""A pipeline whose newest data is older than this replays old data: its sources are compared with
+that, not with the clock."""
 
 _TOLD_MICROS = 60_000_000
-"""How far behind its inputs a computation on the way is, at least, to be told of beside the root cause."""
+"""How far behind its inputs a computation on the way is, at least, to be told of beside the root
+cause."""
 
 _NAMED = 3
 """Key ranges, and other computations, named in a sentence."""
@@ -81,16 +87,19 @@ class Hop:
     computation: str
     watermark: Watermark
     behind: float | None
-    """Seconds that it is behind the least of its inputs; None for an injector, or when either has no time."""
+    """Seconds that it is behind the least of its inputs; None for an injector, or when either has
+    no time."""
     upstream: str | None
     """The input by which the way goes on; None where it ends."""
     holders: tuple[RangeView, ...]
-    """The first few of the key ranges that hold it, those in trouble first; none where only an input holds it."""
+    """The first few of the key ranges that hold it, those in trouble first; none where only an
+    input holds it."""
     sentence: str
     cause: Cause | None = None
     """What keeps it where it is; None when that is its input alone."""
     holding: int = 0
-    """How many key ranges hold it: those at its low watermark or below. Asked at the root cause alone; 0 on the way to it."""
+    """How many key ranges hold it: those at its low watermark or below. Asked at the root cause
+    alone; 0 on the way to it."""
     slice_of: str = ""
     """The computation that it is a slice of; empty: it is none."""
     epoch: int = 0
@@ -98,7 +107,8 @@ class Hop:
     since_micros: int = 0
     """Processing time since which it has stood there; 0 when that is not known."""
     in_flight: bool = False
-    """Whether it is cut into slices, and all of them are further: what they have told is on its way up to it."""
+    """Whether it is cut into slices, and all of them are further: what they have told is on its way
+    up to it."""
 
     @property
     def since(self) -> datetime | None:
@@ -113,8 +123,8 @@ class Hop:
 class Why:
     """Who holds a computation, and the way to there.
 
-    ``str()`` is the cause in one sentence, then one sentence per hop, a line each, and then who answers for the root cause, as far as
-    somebody wrote it down.
+    ``str()`` is the cause in one sentence, then one sentence per hop, a line each, and then who
+    answers for the root cause, as far as somebody wrote it down.
     """
 
     hops: tuple[Hop, ...]
@@ -152,9 +162,11 @@ class Way:
     names: tuple[str, ...]
     others: tuple[str, ...]
     lags: Mapping[str, int | None]
-    """How far each computation upstream is behind by its own doing, in microseconds, as far as it was walked; None without a measure."""
+    """How far each computation upstream is behind by its own doing, in microseconds, as far as it
+    was walked; None without a measure."""
     furthest: str
-    """Of those that hold the inputs of the root cause the one that is furthest behind by its own doing; empty when there are none."""
+    """Of those that hold the inputs of the root cause the one that is furthest behind by its own
+    doing; empty when there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +187,8 @@ class _Reach:
     """Where the ways from a computation end."""
 
     ends: int
-    """A bit for each end, in the order in which the walk met them: many share most of theirs, so that sets of names would cost too much."""
+    """A bit for each end, in the order in which the walk met them: many share most of theirs, so
+    that sets of names would cost too much."""
     best: _End
     onward: str
     """The input by which the way to the best of them goes on; empty where it ends."""
@@ -248,25 +261,29 @@ def holdback_of(view: WatermarkView) -> int:
 def find_way(name: str, views: Mapping[str, WatermarkView], now_micros: int) -> Way:
     """Walk from a computation upstream to who holds it.
 
-    A computation that has come as far as the least of its inputs is held by that input. One that has not is behind by its own doing, as
-    far as it is behind them; a source, as far as it is behind the clock, or in a replay behind the newest data of its pipeline. Of those
-    that add to the lag in this way, the one that adds most is the root cause: not the last one, which may be a second behind an input
-    that is two hours late.
+    A computation that has come as far as the least of its inputs is held by that input. One that
+    has not is behind by its own doing, as far as it is behind them; a source, as far as it is
+    behind the clock, or in a replay behind the newest data of its pipeline. Of those that add to
+    the lag in this way, the one that adds most is the root cause: not the last one, which may be a
+    second behind an input that is two hours late.
 
-    Two things come before that. One in trouble (see :class:`Cause`) is the root cause, however little it adds so far: it will not move
-    before somebody acts. One that is after it is named all the same when it is behind by more, and by more than its rounding
-    explains: what its worker holds back by design, or an hour where its worker does not tell. And one that is at one long operation is
-    named before an input that is less than ten times as far behind.
+    Two things come before that. One in trouble (see :class:`Cause`) is the root cause, however
+    little it adds so far: it will not move before somebody acts. One that is after it is named all
+    the same when it is behind by more, and by more than its rounding explains: what its worker
+    holds back by design, or an hour where its worker does not tell. And one that is at one long
+    operation is named before an input that is less than ten times as far behind.
 
-    One that is behind by less than it holds back by design, as a stage of windows is, adds nothing: the way goes on, unless it is in
-    trouble itself.
+    One that is behind by less than it holds back by design, as a stage of windows is, adds nothing:
+    the way goes on, unless it is in trouble itself.
 
-    One that is cut into slices waits for the slowest of them, and these wait for its inputs: so the way goes on into that slice. It is behind
-    its slices by its own doing as long as what they have told is on its way up.
+    One that is cut into slices waits for the slowest of them, and these wait for its inputs: so the
+    way goes on into that slice. It is behind its slices by its own doing as long as what they have
+    told is on its way up.
 
-    All inputs that are equally low are followed. An estimate that is further than its inputs does not wait for them, so it holds by
-    itself. ``views`` has every registered computation. O(computations + inputs), each with one operation on as many bits as there are
-    ends; registered graphs have no cycles, and one that was read while it changed ends the walk.
+    All inputs that are equally low are followed. An estimate that is further than its inputs does
+    not wait for them, so it holds by itself. ``views`` has every registered computation.
+    O(computations + inputs), each with one operation on as many bits as there are ends; registered
+    graphs have no cycles, and one that was read while it changed ends the walk.
     """
     return _Walk(_Graph(views), now_micros).way(name)
 
@@ -274,7 +291,10 @@ def find_way(name: str, views: Mapping[str, WatermarkView], now_micros: int) -> 
 def find_culprits(
     names: Iterable[str], views: Mapping[str, WatermarkView], now_micros: int
 ) -> dict[str, WatermarkView]:
-    """Return for each of some computations the one that holds it, as :func:`find_way` has it. All together cost what one does."""
+    """Return for each of some computations the one that holds it, as :func:`find_way` has it.
+
+    All together cost what one does.
+    """
     walk = _Walk(_Graph(views), now_micros)
     return {name: views.get(guilty) or WatermarkView(guilty) for name in names for guilty in [walk.guilty(name)]}
 
@@ -291,7 +311,8 @@ class _Walk:
         """The ends, by their bits."""
         self._lags: dict[str, int | None] = {}
         self._lowest: dict[str, list[str]] = {}
-        """The least inputs of each that was begun; whoever meets one without a reach has met a cycle."""
+        """The least inputs of each that was begun; whoever meets one without a reach has met a
+        cycle."""
         self._reached: dict[str, _Reach] = {}
 
     def guilty(self, name: str) -> str:
@@ -384,9 +405,10 @@ def explain(
 ) -> Why:
     """Tell of the walk from a computation to the one that holds it.
 
-    ``found`` are the key ranges of that one, as :func:`find_guilty` names it, that are at its low watermark or below; none when it
-    names none. When nobody answered that, ``unknown`` says why, and no worker is blamed: what is known is who held it before. PermissionDenied
-    for one that is not among ``views`` says that the caller may not read it; else it is not registered.
+    ``found`` are the key ranges of that one, as :func:`find_guilty` names it, that are at its low
+    watermark or below; none when it names none. When nobody answered that, ``unknown`` says why,
+    and no worker is blamed: what is known is who held it before. PermissionDenied for one that is
+    not among ``views`` says that the caller may not read it; else it is not registered.
     """
     graph = _Graph(views)
     way = _Walk(graph, now_micros).way(name)
@@ -587,7 +609,8 @@ def _stands(watermark: Watermark) -> str:
 def _where(view: WatermarkView, graph: _Graph, now_micros: int) -> str:
     where = f"{view.computation}{', which is only estimated,' if view.estimated else ''} {_stands(view.low)}"
     if view.slice_of or graph.slices(view):
-        # Two levels, which shards tell of that are not the same: how old each answer is says where it lags.
+        # Two levels, which shards tell of that are not the same: how old each answer is says where
+        # it lags.
         stood = f", for {duration(seconds_since(view.since_micros, now_micros))}" if view.since_micros else ""
         where += f" (epoch {view.epoch}{stood})"
     return where if _timeless(view.low) else f"{where}, {lag(view.low, now_micros)} behind the clock"
@@ -641,7 +664,7 @@ def _listed(names: list[str]) -> str:
     return " and ".join([*([", ".join(names[:-1])] if names[:-1] else []), *names[-1:]])
 
 
-# -- the cause in one sentence ----------------------------------------------------------------------------------------
+# -- the cause in one sentence ---------------------------------------------------------------------
 
 
 def _cause_sentence(

@@ -85,7 +85,7 @@ _RETRY_INFO: Final = "type.googleapis.com/google.rpc.RetryInfo"
 _DOMAIN: Final = "lowwater"
 
 
-# -- upwards ------------------------------------------------------------------------------------------------------
+# -- upwards ---------------------------------------------------------------------------------------
 
 
 def report_request(report: Report) -> workers_pb2.ReportRequest:
@@ -123,8 +123,8 @@ def _fill(message: workers_pb2.GroupReport, group: GroupState) -> None:
 def _pack(message: Any, field: str, column: array[int]) -> None:
     """Fill a packed fixed-width field from a column.
 
-    On the wire such a field is the column's own little-endian bytes behind a tag and a length; parsing those takes a third of
-    the time of ``extend``, which boxes every number.
+    On the wire such a field is the column's own little-endian bytes behind a tag and a length;
+    parsing those takes a third of the time of ``extend``, which boxes every number.
     """
     if sys.byteorder == "big":
         column = column[:]
@@ -190,7 +190,10 @@ def attempt(task: TaskAttempt) -> workers_pb2.TaskAttempt:
 
 
 def ppm(heuristics: Iterable[float]) -> list[int]:
-    """Return shares in parts per million, largest first. Raises InvalidArgument for what is no share."""
+    """Return shares in parts per million, largest first.
+
+    Raises InvalidArgument for what is no share.
+    """
     shares: set[int] = set()
     for share in checks.listed("heuristics", heuristics):
         parts = round(share * PPM) if checks.is_number(share) and 0 < share < 1 else 0
@@ -203,7 +206,10 @@ def ppm(heuristics: Iterable[float]) -> list[int]:
 
 
 def budgets_ppm(budgets: float | Iterable[float]) -> list[int]:
-    """Return lateness budgets in parts per million, least first. Raises InvalidArgument for what is none."""
+    """Return lateness budgets in parts per million, least first.
+
+    Raises InvalidArgument for what is none.
+    """
     one: Any = budgets
     given: list[Any] = [one] if checks.is_number(one) else list(checks.listed("lateness_budget", one))
     found: set[int] = set()
@@ -215,7 +221,7 @@ def budgets_ppm(budgets: float | Iterable[float]) -> list[int]:
     return sorted(found)
 
 
-# -- downwards ----------------------------------------------------------------------------------------------------
+# -- downwards -------------------------------------------------------------------------------------
 
 
 def watermark_view(message: types_pb2.Watermark, told: Promise | None = None) -> WatermarkView:
@@ -391,7 +397,7 @@ def _handles(handles: Sequence[int]) -> tuple[int, ...] | None:
     return tuple(handles) or None
 
 
-# -- errors -------------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 
 
 def error_from_details(details: bytes) -> errors.LowwaterError | None:

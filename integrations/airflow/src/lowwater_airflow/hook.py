@@ -19,8 +19,9 @@ __all__ = ["LowwaterHook", "arguments_of"]
 def arguments_of(connection: Connection) -> dict[str, Any]:
     """Return what ``lowwater.connect`` takes, by a connection of Airflow.
 
-    The host may be several addresses, with commas between them, or a name that gRPC knows, such as ``dns:///host:7420``. The password is the token.
-    Files of certificates are read here, so that a connection is made with those that are there now. Raises OSError.
+    The host may be several addresses, with commas between them, or a name that gRPC knows, such as
+    ``dns:///host:7420``. The password is the token. Files of certificates are read here, so that a
+    connection is made with those that are there now. Raises OSError.
     """
     extra = connection.extra_dejson
     host, port = connection.host or "localhost", connection.port

@@ -1,7 +1,8 @@
 """Asset events: one for each interval that is complete.
 
-How one comes about: the interval closes; the triggerer takes the event; its supervisor writes it into Airflow's database; only then the cursor, which stands
-in the state of the asset, moves past it. So a triggerer that dies leaves none out, and may make the last one twice, with the same ``id``.
+How one comes about: the interval closes; the triggerer takes the event; its supervisor writes it
+into Airflow's database; only then the cursor, which stands in the state of the asset, moves past
+it. So a triggerer that dies leaves none out, and may make the last one twice, with the same ``id``.
 """
 
 from __future__ import annotations
@@ -82,7 +83,10 @@ class IntervalTrigger(BaseEventTrigger):
             yield TriggerEvent(event)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """See BaseTrigger. Airflow runs the stream instead, since this tells nobody what was persisted."""
+        """See BaseTrigger.
+
+        Airflow runs the stream instead, since this tells nobody what was persisted.
+        """
         msg = "IntervalTrigger needs the shared streams of the triggerer of Airflow 3.3"
         raise NotImplementedError(msg)
         yield
@@ -92,7 +96,8 @@ class _Intervals(SharedStreamProducer):
     """The events of one trigger, and the cursor behind them."""
 
     states: ClassVar[dict[Hashable, AssetStateStoreAccessors]] = {}
-    """The state of the asset by the key of the stream. Its subscriber has it; a producer is not given it."""
+    """The state of the asset by the key of the stream. Its subscriber has it; a producer is not
+    given it."""
 
     def __init__(self, trigger: IntervalTrigger) -> None:
         self._trigger = trigger

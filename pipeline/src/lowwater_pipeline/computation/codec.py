@@ -1,7 +1,9 @@
 """State as bytes: what a computation keeps of a key is opaque to everything but its codec.
 
-:class:`Codec` is the one that is there. It knows from a declared type what it may write and what it makes of what it reads: plain values, containers of them and dataclasses. So reading state runs no
-code that the state brings along, as ``pickle`` would. Who needs another form writes a :class:`StateCodec`.
+:class:`Codec` is the one that is there. It knows from a declared type what it may write and what it
+makes of what it reads: plain values, containers of them and dataclasses. So reading state runs no
+code that the state brings along, as ``pickle`` would. Who needs another form writes a
+:class:`StateCodec`.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _FIRST: Final = to_micros(datetime.min.replace(tzinfo=UTC))
 _LAST: Final = to_micros(datetime.max.replace(tzinfo=UTC))
 
 _BITS: Final = 2048
-"""Of an int, at most: fewer than the 640 digits that every interpreter reads, whatever limit is set there."""
+"""Of an int, at most: fewer than the 640 digits that every interpreter reads, whatever limit is set
+there."""
 _TOO_LARGE: Final = 1 << _BITS
 
 _SHOWN: Final = 80
@@ -41,10 +44,17 @@ _Convert = Callable[[Any], Any]
 
 
 class StateCodec(Protocol[S]):
-    """How the state of a key becomes bytes. It travels to the executors, so it can be pickled; the bytes stay in the checkpoint, so later releases of it must read them."""
+    """How the state of a key becomes bytes.
+
+    It travels to the executors, so it can be pickled; the bytes stay in the checkpoint, so later
+    releases of it must read them.
+    """
 
     def initial(self) -> S:
-        """Return the state of a key that has none, a new one each time. A state whose bytes are those of the initial one is not kept."""
+        """Return the state of a key that has none, a new one each time.
+
+        A state whose bytes are those of the initial one is not kept.
+        """
         ...
 
     def encode(self, state: S) -> bytes:
@@ -59,13 +69,19 @@ class StateCodec(Protocol[S]):
 class Codec(Generic[S]):
     """Writes state of a declared type as JSON.
 
-    Types are bool, int (to 2048 bits), float (infinities and NaN, too), str (no lone surrogates), bytes, datetime (aware, to the microsecond; it comes back in UTC), dataclasses, and ``list[T]``,
-    ``set[T]``, ``tuple[T, ...]``, ``tuple[A, B]``, ``dict[K, V]`` and ``T | None`` of them. Keys of a dict and elements of a set are hashable: of a dataclass that is frozen, but of no list, set or dict.
-    A dataclass may get further fields if they have a default: state that was written before has that.
+    Types are bool, int (to 2048 bits), float (infinities and NaN, too), str (no lone surrogates),
+    bytes, datetime (aware, to the microsecond; it comes back in UTC), dataclasses, and ``list[T]``,
+    ``set[T]``, ``tuple[T, ...]``, ``tuple[A, B]``, ``dict[K, V]`` and ``T | None`` of them. Keys of
+    a dict and elements of a set are hashable: of a dataclass that is frozen, but of no list, set or
+    dict. A dataclass may get further fields if they have a default: state that was written before
+    has that.
 
-    A value is of exactly the declared type, so that it comes back as that: a ``defaultdict`` is no dict, True is no int, and an int is no float. Equal sets have equal bytes. A dict keeps its order.
+    A value is of exactly the declared type, so that it comes back as that: a ``defaultdict`` is no
+    dict, True is no int, and an int is no float. Equal sets have equal bytes. A dict keeps its
+    order.
 
-    The bytes hold no names of types. What looks alike in JSON is read as what is declared: a list, a set and a tuple, an int and a datetime, or an int and the float that equals it.
+    The bytes hold no names of types. What looks alike in JSON is read as what is declared: a list,
+    a set and a tuple, an int and a datetime, or an int and the float that equals it.
 
     >>> codec = Codec(dict[int, list[str]])
     >>> codec.encode({7: ["a"]})
@@ -117,13 +133,18 @@ class Codec(Generic[S]):
     def encode(self, state: S) -> bytes:
         """Return the bytes of a state. O(state), and a sort of each set.
 
-        Raises, with the place, TypeError for a value that is not of exactly the declared type, and ValueError for one that could not be read again: an int beyond 2048 bits, a datetime that is naive or
-        outside of the years 1 to 9999 in UTC, text with lone surrogates, two elements or keys that are written alike.
+        Raises, with the place, TypeError for a value that is not of exactly the declared type, and
+        ValueError for one that could not be read again: an int beyond 2048 bits, a datetime that is
+        naive or outside of the years 1 to 9999 in UTC, text with lone surrogates, two elements or
+        keys that are written alike.
         """
         return _ENCODER.encode(self._to(state)).encode()
 
     def decode(self, data: bytes) -> S:
-        """Return the state of these bytes. O(state). Raises ValueError when they are of another type."""
+        """Return the state of these bytes.
+
+        O(state). Raises ValueError when they are of another type.
+        """
         try:
             # Not decode(), which looks for blanks around: none were written.
             value, end = _DECODER.raw_decode(text := data.decode())
@@ -145,7 +166,8 @@ def _converters(
 ) -> tuple[_Convert, _Convert]:
     """Return what makes JSON's values of values of a type, and what makes them back.
 
-    ``place`` is where such values are, for messages; ``inside`` the dataclasses around it; ``hashed`` whether they are keys or elements of a set.
+    ``place`` is where such values are, for messages; ``inside`` the dataclasses around it;
+    ``hashed`` whether they are keys or elements of a set.
     """
     if isinstance(kind, type) and kind in _SCALARS:
         return _SCALARS[kind](place)
@@ -204,7 +226,8 @@ def _of_set(element: Any, place: str, inside: tuple[Any, ...]) -> tuple[_Convert
     text_of: Callable[[Any], str] = repr if element in (int, datetime) else _ENCODER.encode
 
     def to(value: set[Any]) -> list[Any]:
-        # The order of a set is another one in each process, that of JSON's text is not. It orders what has no order of its own, too.
+        # The order of a set is another one in each process, that of JSON's text is not. It orders
+        # what has no order of its own, too.
         texts = {text_of(each): each for each in map(element_to, value)}
         _check_distinct(len(texts), len(value), "elements", place)
         return [texts[text] for text in sorted(texts)]

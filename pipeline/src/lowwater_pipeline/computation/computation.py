@@ -82,21 +82,28 @@ class Input:
     name: str | Sequence[str]
     """The computation that writes them, or all of them when there are several."""
     key: str | Callable[[], Column]
-    """The key of a row: text, bytes or a whole number. It is SQL, the name of a column mostly, or a function that returns a column: it runs on the driver alone, while a column itself could not be made where
-    executors import the class. It is this consumer's own: another one may key the same rows otherwise."""
+    """The key of a row: text, bytes or a whole number. It is SQL, the name of a column mostly, or a
+    function that returns a column: it runs on the driver alone, while a column itself could not be
+    made where executors import the class. It is this consumer's own: another one may key the same
+    rows otherwise."""
     event_time: str
     """The column of the event times, a timestamp."""
     id: str | None = None
-    """The column of the records' ids: text, bytes or whole numbers. Records of one key and time come in their order; without one in any."""
+    """The column of the records' ids: text, bytes or whole numbers. Records of one key and time
+    come in their order; without one in any."""
     once: bool = False
-    """Whether of each id only the first record has its turn (MillWheel 6.1.1). Every copy has the same key and event time. Ids are forgotten when the low watermark has passed them; a record below that may be a copy or not, and goes into
-    the output ``undecidable``, with the columns input, key, event_time, and row, which is the rest as JSON."""
+    """Whether of each id only the first record has its turn (MillWheel 6.1.1). Every copy has the
+    same key and event time. Ids are forgotten when the low watermark has passed them; a record
+    below that may be a copy or not, and goes into the output ``undecidable``, with the columns
+    input, key, event_time, and row, which is the rest as JSON."""
     slack: timedelta = timedelta(0)
     """For how much longer ids are remembered, so that late records can be told from copies."""
     alias: str | None = None
-    """What ``record.input`` and the frames of :func:`~lowwater_pipeline.computation.start` call it: by default the name, of several ones with ``+`` between them. Two inputs need two."""
+    """What ``record.input`` and the frames of :func:`~lowwater_pipeline.computation.start` call it:
+    by default the name, of several ones with ``+`` between them. Two inputs need two."""
     output: str | None = None
-    """In a :class:`~lowwater_pipeline.graph.Pipeline`, and of a computation that is fused: which output it is, of a computation that has several."""
+    """In a :class:`~lowwater_pipeline.graph.Pipeline`, and of a computation that is fused: which
+    output it is, of a computation that has several."""
 
     @property
     def label(self) -> str:
@@ -123,7 +130,9 @@ class Output:
     schema: str
     """The columns, as DDL."""
     event_time: str | None
-    """The column that consumers declare as their event time: a timestamp, which no row leaves null. No row has it below what the low watermark may have passed. None: nobody reads one from it, or each row has another."""
+    """The column that consumers declare as their event time: a timestamp, which no row leaves null.
+    No row has it below what the low watermark may have passed. None: nobody reads one from it, or
+    each row has another."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +149,8 @@ class Weak:
     """
 
     topics: Mapping[str, str]
-    """The topic of each output that is sent. It has no other writer that marks it, as ``batch.write_kafka`` does."""
+    """The topic of each output that is sent. It has no other writer that marks it, as
+    ``batch.write_kafka`` does."""
     options: Mapping[str, object]
     """Of Kafka's client, as Spark names them: ``kafka.bootstrap.servers`` at least."""
     patience: timedelta = timedelta(seconds=1)
@@ -155,7 +165,8 @@ class Record:
     """Its event time, microseconds since the epoch."""
     id: Any = None
     row: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """The columns of the frame. ``record["n"]`` is one of them; only those that are asked for are converted."""
+    """The columns of the frame. ``record["n"]`` is one of them; only those that are asked for are
+    converted."""
     input: str = ""
     """What its input is called."""
 
@@ -173,7 +184,8 @@ class Timer(NamedTuple):
     at: int
     """Microseconds: of event time, or with ``wall`` of the driver's clock."""
     hold: int
-    """What the low watermark of the computation has waited for, microseconds: nothing is produced below it."""
+    """What the low watermark of the computation has waited for, microseconds: nothing is produced
+    below it."""
     wall: bool = False
 
 
@@ -191,13 +203,17 @@ class Computation:
     outputs: ClassVar[Mapping[str, str | Output]]
     """Name to :class:`Output`; the schema alone, as DDL, is enough for one without timestamps."""
     state: ClassVar[StateCodec[Any] | None] = None
-    """How the state becomes bytes, see :class:`~lowwater_pipeline.computation.codec.Codec`; None: there is none."""
+    """How the state becomes bytes, see :class:`~lowwater_pipeline.computation.codec.Codec`; None:
+    there is none."""
     stamp: ClassVar[timedelta | None] = None
-    """The length of tumbling windows by whose start is stamped what is produced, see ``stamp`` of :func:`lowwater_spark.stage`; None: a record produces nothing below its own time."""
+    """The length of tumbling windows by whose start is stamped what is produced, see ``stamp`` of
+    :func:`lowwater_spark.stage`; None: a record produces nothing below its own time."""
     productions: ClassVar[Strong | Weak] = Strong()
-    """Whether rows are durable before they are sent, :class:`Strong`, or may be sent twice, :class:`Weak`."""
+    """Whether rows are durable before they are sent, :class:`Strong`, or may be sent twice,
+    :class:`Weak`."""
     in_order: ClassVar[bool] = False
-    """Whether records wait until the low watermark has passed them, and so come in order of time whatever makes a batch. A late one comes at once."""
+    """Whether records wait until the low watermark has passed them, and so come in order of time
+    whatever makes a batch. A late one comes at once."""
 
     def process_record(self, ctx: Context, record: Record) -> None:
         """Take a record."""

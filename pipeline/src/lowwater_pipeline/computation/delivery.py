@@ -86,12 +86,18 @@ _KEPT: Final = 4
 
 
 def settings_of(options: Mapping[str, object]) -> dict[str, str]:
-    """Return Kafka's options, as Spark names them, for the client library. Raises ValueError, and Unsupported for what exactness stands on."""
+    """Return Kafka's options, as Spark names them, for the client library.
+
+    Raises ValueError, and Unsupported for what exactness stands on.
+    """
     return client_settings(options, "productions = Weak(...)")
 
 
 def check_topics(settings: Mapping[str, str], topics: Sequence[str]) -> None:
-    """Refuse topics that rows cannot be sent into. Raises Unsupported, and OSError when no broker answers. One round trip."""
+    """Refuse topics that rows cannot be sent into.
+
+    Raises Unsupported, and OSError when no broker answers. One round trip.
+    """
     library = confluent()
     try:
         there = library.admin.AdminClient(dict(settings)).list_topics(timeout=_ANSWERS_WITHIN).topics
@@ -120,7 +126,8 @@ class Waiting(NamedTuple):
     oldest: int
     """The least of their timestamps, microseconds."""
     since: int
-    """The clock of the batch that has produced the first of them, microseconds; MIN when it is not known."""
+    """The clock of the batch that has produced the first of them, microseconds; MIN when it is not
+    known."""
     output: int
     """Its place in what the computation declares."""
 
@@ -154,7 +161,9 @@ class Delivery:
     ) -> pa.Table | None:
         """Return what is to be sent of the productions, None for nothing. O(productions).
 
-        ``producers`` are in the order of the productions. The table has a row for each message: ``id``, ``output``, ``key``, ``value``, ``place``, the key's, and ``stamp``, the row's timestamp in microseconds.
+        ``producers`` are in the order of the productions. The table has a row for each message:
+        ``id``, ``output``, ``key``, ``value``, ``place``, the key's, and ``stamp``, the row's
+        timestamp in microseconds.
         """
         import pyarrow as pa
 

@@ -52,7 +52,7 @@ def _row_of(place: int) -> str:
     return f"lowwater_row_{place}"
 
 
-# -- in the driver -----------------------------------------------------------------------------------------------------
+# -- in the driver ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,16 @@ class Read:
     more: Sequence[Column] = ()
     """What :func:`records` needs beside the columns of the frame."""
     named: Sequence[tuple[str, str]] = ()
-    """What it needs and is a column of the frame as it is, so that it need not be sent twice: what it is called here, and there."""
+    """What it needs and is a column of the frame as it is, so that it need not be sent twice: what
+    it is called here, and there."""
 
 
 def united(computation: Computation, frames: Frames) -> Read:
-    """Return what a computation reads. Raises ValueError and TypeError, naming what to change, for frames that are not what its inputs declare; what Spark does for a column that is not there."""
+    """Return what a computation reads.
+
+    Raises ValueError and TypeError, naming what to change, for frames that are not what its inputs
+    declare; what Spark does for a column that is not there.
+    """
     from pyspark.sql import functions as sf
 
     given = _by_label(computation, frames)
@@ -187,7 +192,10 @@ def _kind(column: Column, rows: DataFrame) -> DataType:
 
 
 def _check_frame(called: str, declared: Input, frame: DataFrame, key: Column) -> None:
-    """Refuse a frame that has not what is declared. Raises ValueError, TypeError, and what Spark does for a column that is not there."""
+    """Refuse a frame that has not what is declared.
+
+    Raises ValueError, TypeError, and what Spark does for a column that is not there.
+    """
     event_micros(frame, declared.event_time)
     named: Sequence[tuple[str, Column]] = [("key", key)]
     if declared.id is not None:
@@ -200,7 +208,10 @@ def _check_frame(called: str, declared: Input, frame: DataFrame, key: Column) ->
 
 
 def _check_together(computation: Computation, frames: Mapping[str, DataFrame], keys: Sequence[Column]) -> None:
-    """Refuse frames that one query cannot read, or whose keys differ. Raises ValueError and TypeError."""
+    """Refuse frames that one query cannot read, or whose keys differ.
+
+    Raises ValueError and TypeError.
+    """
     first = next(iter(frames.values()))
     for label, frame in frames.items():
         called = f"the frame of the input {label} of {computation.name}"
@@ -225,7 +236,7 @@ def _check_together(computation: Computation, frames: Mapping[str, DataFrame], k
             raise TypeError(msg)
 
 
-# -- in the executors --------------------------------------------------------------------------------------------------
+# -- in the executors ------------------------------------------------------------------------------
 
 
 class _Columns(dict[str, list[Any]]):
@@ -280,7 +291,10 @@ def parts(inputs: Sequence[Input], rows: pa.Table) -> Iterator[tuple[Input, NDAr
 def records(
     inputs: Sequence[Input], rows: pa.Table, order: NDArray[np.int64], starts: NDArray[np.int64]
 ) -> list[list[Record]]:
-    """Return the records of each key, whose rows stand in ``order`` and begin at ``starts``. O(rows)."""
+    """Return the records of each key, whose rows stand in ``order`` and begin at ``starts``.
+
+    O(rows).
+    """
     import pyarrow as pa
 
     times, ordered = np.asarray(rows[TIME])[order], list[Record]()

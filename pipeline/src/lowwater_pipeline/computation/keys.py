@@ -51,14 +51,17 @@ class Form:
     length: int = 1
     """Of the windows by whose start is stamped, microseconds."""
     waiting: pa.DataType | None = None
-    """Of the records that may wait: a list of structs of ``timestamp``, ``id`` and ``row``, or of several inputs of ``timestamp``, ``input`` and ``of``, which has id and row by the input. None: none waits."""
+    """Of the records that may wait: a list of structs of ``timestamp``, ``id`` and ``row``, or of
+    several inputs of ``timestamp``, ``input`` and ``of``, which has id and row by the input. None:
+    none waits."""
     input: str | None = ""
     """What the input is called; None: there are several."""
 
     def table(self, places: Sequence[int] | Places, keys: pa.Array, kept: Sequence[Kept]) -> pa.Table:
         """Return the rows of some keys, in that order. O(kept).
 
-        Most keys have one timer, of the low watermark, or none: its time and its hold are those of the row, and its tag stands beside. Other timers are in lists. What no row has is no column.
+        Most keys have one timer, of the low watermark, or none: its time and its hold are those of
+        the row, and its tag stands beside. Other timers are in lists. What no row has is no column.
         """
         import pyarrow as pa
 
@@ -145,7 +148,10 @@ def _together(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 class PieceFacts(NamedTuple):
-    """What is known of a piece without opening it. Of its rows only those count that no newer piece has."""
+    """What is known of a piece without opening it.
+
+    Of its rows only those count that no newer piece has.
+    """
 
     live: int
     """How many count, and are not gone."""
@@ -248,7 +254,10 @@ class Keys:
 
     @classmethod
     def union(cls, ranges: Sequence[Keys]) -> Keys:
-        """Return the keys of ranges that have none in common, in a few pieces. O(pieces); of many the rows of all but the largest are written anew."""
+        """Return the keys of ranges that have none in common, in a few pieces.
+
+        O(pieces); of many the rows of all but the largest are written anew.
+        """
         if len(ranges) == 1:
             return ranges[0]
         # The pieces of a range stay in their order, in which newer ones hide what older ones say.
@@ -259,7 +268,10 @@ class Keys:
         return replace(ranges[0], pieces=pieces)
 
     def find(self, places: Places, keys: pa.Array) -> Refs:
-        """Return where keys are that are looked for, of sorted places best. O(keys x log rows), for each piece until it is found."""
+        """Return where keys are that are looked for, of sorted places best.
+
+        O(keys x log rows), for each piece until it is found.
+        """
         import pyarrow as pa
 
         found = Refs(np.full(len(places), -1, np.int64), np.full(len(places), -1, np.int64))
@@ -278,7 +290,10 @@ class Keys:
         return found
 
     def due(self, low: int, now: int) -> Refs:
-        """Return the keys that have their turn without a record. O(rows) of the pieces in which one is due, a millisecond a million."""
+        """Return the keys that have their turn without a record.
+
+        O(rows) of the pieces in which one is due, a millisecond a million.
+        """
         pieces, rows = [], []
         for number, piece in enumerate(self.pieces):
             facts = piece.facts
@@ -490,7 +505,10 @@ def _as_declared(read: Callable[[], pa.Table], waiting: pa.DataType | None) -> p
 
 
 def _merged(newest: pa.Table, older: Sequence[pa.Table], *, last: bool) -> pa.Table:
-    """Return the newest row of each key, sorted. With ``last`` nothing older is left, and keys that are gone go. O(n log n)."""
+    """Return the newest row of each key, sorted.
+
+    With ``last`` nothing older is left, and keys that are gone go. O(n log n).
+    """
     import pyarrow as pa
 
     table = _together([newest, *reversed(older)])

@@ -35,7 +35,8 @@ UNDECIDABLE_OUTPUT: Final = Output("input string, key string, event_time timesta
 
 _SEEN: Final = len(Seen().facts)
 _FACTS: Final = 1 + _SEEN + len(Counts._fields)
-"""Of each input: its place in the list, what is known of its ids, and how many rows of the last batch became what."""
+"""Of each input: its place in the list, what is known of its ids, and how many rows of the last
+batch became what."""
 
 _ID, _TIME, _AT = "id", "micros", "at"
 

@@ -38,7 +38,11 @@ class Outputs:
     """:data:`OUTPUT`, and the columns of each."""
 
     def table(self, productions: Sequence[Production]) -> pa.Table | None:
-        """Return productions as rows, None without any. O(productions). Raises ValueError, with output and column, for a value that is not of the column's type."""
+        """Return productions as rows, None without any.
+
+        O(productions). Raises ValueError, with output and column, for a value that is not of the
+        column's type.
+        """
         import pyarrow as pa
 
         parts = []
@@ -53,7 +57,10 @@ class Outputs:
         return pa.concat_tables(parts) if parts else None
 
     def arrays(self, output: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, pa.Array]:
-        """Return the columns of rows of one output. Raises ValueError, with output and column, for a value that is not of the column's type."""
+        """Return the columns of rows of one output.
+
+        Raises ValueError, with output and column, for a value that is not of the column's type.
+        """
         return {
             name: self._column(
                 output, name, self.schema.field(column_of(output, name)).type, [row[name] for row in rows]

@@ -18,7 +18,10 @@ __all__ = ["Remains", "cut_off"]
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """What is left after a committed batch. State of keys without a timer is not: nothing would come of it without another record."""
+    """What is left after a committed batch.
+
+    State of keys without a timer is not: nothing would come of it without another record.
+    """
 
     ranges: int = 0
     """Key ranges with timers, or with records that wait."""
@@ -31,7 +34,10 @@ class Remains:
 
     @classmethod
     def of(cls, checkpoint: Path) -> Remains:
-        """Return what is left after the last committed batch; nothing before the first. It reads two small files, O(segments). Raises StateLost, CheckpointMismatch and OSError."""
+        """Return what is left after the last committed batch; nothing before the first.
+
+        It reads two small files, O(segments). Raises StateLost, CheckpointMismatch and OSError.
+        """
         last = CheckpointLog(checkpoint).last_committed()
         store = None if last is None else StateStore.existing(Place(Manifest(checkpoint), checkpoint))
         version = None if store is None or last is None or last < store.first else store.before(last + 1)
@@ -66,7 +72,11 @@ class Remains:
 
 
 def cut_off(checkpoint: Path) -> int | None:
-    """Return the batch that has made its version and was not committed; None if there is none. What it has read and set stands there alone, and its outputs may be written in part. Raises as :meth:`Remains.of`."""
+    """Return the batch that has made its version and was not committed; None if there is none.
+
+    What it has read and set stands there alone, and its outputs may be written in part. Raises as
+    :meth:`Remains.of`.
+    """
     last = CheckpointLog(checkpoint).last_committed()
     following = 0 if last is None else last + 1
     store = StateStore.existing(Place(Manifest(checkpoint), checkpoint))

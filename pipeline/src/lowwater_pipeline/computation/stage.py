@@ -97,7 +97,10 @@ def _planned_whole(session: SparkSession) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class ComputationUpdate:
-    """What every key range does with its rows of a batch; see ``Batch.stateful``. Travels in the closure."""
+    """What every key range does with its rows of a batch; see ``Batch.stateful``.
+
+    Travels in the closure.
+    """
 
     computation: Computation
     outputs: Outputs
@@ -115,7 +118,8 @@ class ComputationUpdate:
     ) -> tuple[NextSegments, pa.Table | None, lowwater.Watermark | None, list[Any]]:
         """Return the keys after the batch, what was produced and not sent, and the least hold.
 
-        The records held are not told: a computation has no heuristic watermarks of its own. O((rows + keys that have a turn) x log keys), and the hooks.
+        The records held are not told: a computation has no heuristic watermarks of its own. O((rows
+        + keys that have a turn) x log keys), and the hooks.
         """
         return self.update_relaid([Parent(before)], rows, low)
 
@@ -156,7 +160,10 @@ class ComputationUpdate:
         return emitted, pa.concat_tables(both) if both else None
 
     def _sent(self, outbox: pa.Table | None) -> pa.Table | None:
-        """Send an outbox; return what is left of it. Raises ValueError for rows of an output that is not sent any more."""
+        """Send an outbox; return what is left of it.
+
+        Raises ValueError for rows of an output that is not sent any more.
+        """
         if outbox is None:
             return None
         topics = {} if self.delivery is None else self.delivery.topics
@@ -189,7 +196,10 @@ class ComputationUpdate:
         ]
 
     def _turns(self, keys: Keys, rows: pa.Table, due: Refs, turns: Turns) -> tuple[Changed, list[Producer]]:
-        """Give each key with records, or with something due, its turn. Return what is to be kept, and who has produced."""
+        """Give each key with records, or with something due, its turn.
+
+        Return what is to be kept, and who has produced.
+        """
         import pyarrow as pa
 
         places, names = np.asarray(rows[PLACE]), _whole(rows, KEY)
@@ -229,7 +239,10 @@ class ComputationUpdate:
         return Changed(table, Refs(refs.pieces[changed], refs.rows[changed])), producers
 
     def _keys(self, parent: Parent, rows: pa.Table) -> Keys:
-        """Return the keys that the batch before has left there. Raises ValueError when something else has left them, or they are of another form."""
+        """Return the keys that the batch before has left there.
+
+        Raises ValueError when something else has left them, or they are of another form.
+        """
         inputs = self.computation.inputs
         form = Form(
             _whole(rows, KEY).type,
@@ -287,7 +300,10 @@ def unsent_rows(segments: Iterable[Segment]) -> int:
 
 
 def ids_of(parents: Sequence[Parent]) -> Ids:
-    """Return the ids that a range remembers; of a range that was cut each part has all. Nothing is read."""
+    """Return the ids that a range remembers; of a range that was cut each part has all.
+
+    Nothing is read.
+    """
     return Ids.of(
         [
             (each.segments, [one for one in each.segments.segments if one.facts[0] == _IDS], each.segments.facts[1:])
@@ -356,12 +372,17 @@ class _Part:
     read: Read
     delivery: Delivery | None
     wanted: Mapping[str, tuple[Column, Sequence[Column]]]
-    """Of each output that the tasks do not send, which emitted rows are its, and its columns. Made once: each takes some calls of the JVM."""
+    """Of each output that the tasks do not send, which emitted rows are its, and its columns. Made
+    once: each takes some calls of the JVM."""
     state: str | os.PathLike[str] | None = None
 
     @classmethod
     def of(cls, computation: Computation, frames: Frames, state: str | os.PathLike[str] | None) -> _Part:
-        """Return it whole. Raises ValueError and TypeError for one that is not, or does not go with its frames; what :func:`check_topics` raises."""
+        """Return it whole.
+
+        Raises ValueError and TypeError for one that is not, or does not go with its frames; what
+        :func:`check_topics` raises.
+        """
         from pyspark.sql import functions as sf
 
         check_whole(computation)
@@ -475,7 +496,10 @@ def start(
 
 
 def _feed(computation: Computation, earlier: Mapping[str, _Part]) -> tuple[str, str]:
-    """Return which output of which earlier computation of the query one reads. Raises ValueError and TypeError."""
+    """Return which output of which earlier computation of the query one reads.
+
+    Raises ValueError and TypeError.
+    """
     check_whole(computation)
     name, inputs = computation.name, computation.inputs
     if name in earlier:
@@ -505,7 +529,10 @@ def _writes(
     parts: Mapping[str, _Part],
     feeds: Mapping[str, tuple[str, str]],
 ) -> Mapping[str, WriteOutputs | None]:
-    """Return who writes the outputs of each computation. Raises TypeError when nobody does, and nobody of the query reads them."""
+    """Return who writes the outputs of each computation.
+
+    Raises TypeError when nobody does, and nobody of the query reads them.
+    """
     if isinstance(write, Mapping):
         writes = write
     elif len(parts) == 1:
@@ -570,7 +597,10 @@ def check_whole(computation: object) -> None:
 
 
 def _delivery(computation: Computation) -> Delivery | None:
-    """Return how weak productions are sent; None when there are none. Raises ValueError and TypeError for what is not whole, and what :func:`check_topics` raises."""
+    """Return how weak productions are sent; None when there are none.
+
+    Raises ValueError and TypeError for what is not whole, and what :func:`check_topics` raises.
+    """
     declared: Any = computation.productions
     if isinstance(declared, Strong):
         return None

@@ -32,7 +32,8 @@ _PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes, datetime, d
 """Types of values that cannot change."""
 
 MOST_DESCENDANTS: Final = 1_000_000
-"""So often fire in one turn, at most, timers that timers have set and that do not go on in time. What goes on in time comes to the low watermark, if that is not MAX."""
+"""So often fire in one turn, at most, timers that timers have set and that do not go on in time.
+What goes on in time comes to the low watermark, if that is not MAX."""
 
 
 @dataclass(slots=True)
@@ -64,7 +65,10 @@ class Kept:
         return min(self.wall_timers)[0] if self.wall_timers else MAX
 
     def hold(self, length: int) -> int:
-        """Return what the low watermark waits for, microseconds; MAX when for nothing. Of a record that waits, it is the start of its window of ``length``."""
+        """Return what the low watermark waits for, microseconds; MAX when for nothing.
+
+        Of a record that waits, it is the start of its window of ``length``.
+        """
         least = min(self.timers.values()) if self.timers else MAX
         if self.wall_timers:
             least = min(least, *self.wall_timers.values())
@@ -121,9 +125,11 @@ class Context:
         self.key: Any = None
         """The key: text, bytes or a whole number."""
         self.low: Final = low
-        """The low watermark of the batch: records below it are complete, those of the batch included. MIN when it is unknown, MAX when it is finished."""
+        """The low watermark of the batch: records below it are complete, those of the batch
+        included. MIN when it is unknown, MAX when it is finished."""
         self.now: Final = now
-        """The clock of the batch, the same in every replay, and never below that of the batch before."""
+        """The clock of the batch, the same in every replay, and never below that of the batch
+        before."""
         self._name: Final = computation.name
         self._codec: Final = computation.state
         self._outputs: Final = outputs
@@ -154,7 +160,10 @@ class Context:
 
     @property
     def state(self) -> Any:
-        """The state of the key, to be changed or replaced; the initial one when it has none. Read at the first look."""
+        """The state of the key, to be changed or replaced; the initial one when it has none.
+
+        Read at the first look.
+        """
         if not self._opened:
             if self._codec is None:
                 msg = f"{self._name} declares no state: write state = Codec(...) in the class"
@@ -173,11 +182,15 @@ class Context:
     def set_timer(self, tag: str, at: int, *, hold: int | None = None) -> None:
         """Have ``process_timer`` called once, when the low watermark has come to ``at``.
 
-        Until then the computation's low watermark does not pass ``hold``: what the timer will produce is not below it. By default that is ``at``, or the time of the record or the hold of the timer that sets it if
-        that is later. With ``stamp`` it is the start of the record's window, or the hold of the timer that sets it: a timer that produces nothing that is so old has a later ``hold``. An equal tag and time are the same
-        timer: of two holds the lower one stays.
+        Until then the computation's low watermark does not pass ``hold``: what the timer will
+        produce is not below it. By default that is ``at``, or the time of the record or the hold of
+        the timer that sets it if that is later. With ``stamp`` it is the start of the record's
+        window, or the hold of the timer that sets it: a timer that produces nothing that is so old
+        has a later ``hold``. An equal tag and time are the same timer: of two holds the lower one
+        stays.
 
-        Raises ValueError for a hold below what this hook may produce, for a time beyond ``END`` and without a ``process_timer``, TypeError for what is no text and no whole number.
+        Raises ValueError for a hold below what this hook may produce, for a time beyond ``END`` and
+        without a ``process_timer``, TypeError for what is no text and no whole number.
         """
         if hold is None:
             hold = at if not self._stamped and type(at) is int and at > self._base else self._base
@@ -341,7 +354,9 @@ class Turns(Context):
         return self._productions
 
     def take(self, key: Any, kept: Kept, records: Sequence[Record]) -> Kept:
-        """Return what is to be kept of a key: an equal one when nothing has changed. O((records + timers) x log), and the hooks.
+        """Return what is to be kept of a key: an equal one when nothing has changed.
+
+        O((records + timers) x log), and the hooks.
 
         What a hook raises comes out with a note of the key and of what it was called for.
         """
@@ -391,7 +406,10 @@ class Turns(Context):
             pass
 
     def _fire(self, through: int) -> bool:
-        """Fire the timers of the low watermark that are not later. Returns whether there were any."""
+        """Fire the timers of the low watermark that are not later.
+
+        Returns whether there were any.
+        """
         fired = False
         while (found := self._timers.pop(through)) is not None:
             self._timer(*found, wall=False)

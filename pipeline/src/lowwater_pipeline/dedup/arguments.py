@@ -158,7 +158,8 @@ def settings_of(args: argparse.Namespace) -> Settings:
     if args.kafka_file is not None:
         for number, line in enumerate(args.kafka_file.read_text("utf-8").split("\n"), 1):
             if line.strip() and not line.lstrip().startswith("#"):
-                # The number, not the line: what is secret stands in this file, and would come into a log.
+                # The number, not the line: what is secret stands in this file, and would come into
+                # a log.
                 options |= [_option(line.strip(), f"{args.kafka_file}: line {number}")]
     for each in args.kafka:
         name, value = _option(each, f"--kafka: {each!r}")

@@ -81,7 +81,10 @@ def _probes(hashes: Hashes, bits: int) -> Iterator[Hashes]:
 
 
 def bloom(hashes: Hashes) -> bytes:
-    """Return the filter of a set of ids, by their hashes: ten bits an id. O(ids), some 0.2 us each."""
+    """Return the filter of a set of ids, by their hashes: ten bits an id.
+
+    O(ids), some 0.2 us each.
+    """
     size = _size(len(hashes))
     bits = np.zeros(size * 8, np.bool_)
     for probe in _probes(hashes, size * 8):

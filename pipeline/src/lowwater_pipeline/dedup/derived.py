@@ -26,7 +26,8 @@ _FILE: Final = r"([^/]+/[^/]+)$"
 """The directory of a batch and the file in it; where they stand may change."""
 
 _AS_TEXT: Final = {
-    # Times are written as what they are, to the microsecond, and not as the session's zone shows them.
+    # Times are written as what they are, to the microsecond, and not as the session's zone shows
+    # them.
     "timeZone": "UTC",
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
@@ -40,12 +41,16 @@ def record_id(stage: str, lives: Mapping[str, str], *, index: str | Column | Non
     """Return the id of what a deterministic program makes of a row that Spark has read from Kafka.
 
     Args:
-        stage: The name of the program: another one that reads the same rows makes other records of them. Give it another name when it is changed so that it makes other ones.
-        lives: The id of each topic by its name, in the spelling of ``kafka-topics.sh --describe`` or of librdkafka: a topic that is deleted and made anew counts its offsets
-            from 0 again. A row of another topic has no id.
-        index: Where one row becomes several: the place of each among them (``posexplode``), which has to be the same each time.
+        stage: The name of the program: another one that reads the same rows makes other records of
+            them. Give it another name when it is changed so that it makes other ones.
+        lives: The id of each topic by its name, in the spelling of ``kafka-topics.sh --describe``
+            or of librdkafka: a topic that is deleted and made anew counts its offsets from 0 again.
+            A row of another topic has no id.
+        index: Where one row becomes several: the place of each among them (``posexplode``), which
+            has to be the same each time.
 
-    The frame has the columns ``topic``, ``partition`` and ``offset`` of Spark's source. Raises ValueError without a topic.
+    The frame has the columns ``topic``, ``partition`` and ``offset`` of Spark's source. Raises
+    ValueError without a topic.
     """
     from pyspark.sql import functions as sf
 
@@ -90,7 +95,10 @@ def _column(named: str | Column) -> Column:
 
 
 def _digest(kind: str, *parts: Column) -> Column:
-    """Hash parts with their borders: ("a", "bc") is not ("ab", "c"). Null when one of them is, or has a text that is not UTF-8."""
+    """Hash parts with their borders: ("a", "bc") is not ("ab", "c").
+
+    Null when one of them is, or has a text that is not UTF-8.
+    """
     from pyspark.sql import functions as sf
 
     fields = [sf.lit(kind).alias("0"), *(part.alias(str(number)) for number, part in enumerate(parts, 1))]

@@ -80,7 +80,11 @@ FIGURES: Final[tuple[Figure, ...]] = (*_READ, _FLOOR, _RUNNING, _REFUSED)
 
 
 class Collector(BaseCollector):
-    """Reads the figures of a job at each scrape. Counters are those of every partition that the process ever had, the others of those that it has."""
+    """Reads the figures of a job at each scrape.
+
+    Counters are those of every partition that the process ever had, the others of those that it
+    has.
+    """
 
     def __init__(self, job: Job) -> None:
         self._job = job

@@ -1,7 +1,8 @@
 """What identifies a message, and which partition a producer puts it into.
 
-Copies of a message meet only in one partition, and a lane remembers the ids of its own. So a lane asks of each id whether it belongs where it was found. Java's clients and
-librdkafka put most ids into different partitions: with both of them before one topic, copies would never meet.
+Copies of a message meet only in one partition, and a lane remembers the ids of its own. So a lane
+asks of each id whether it belongs where it was found. Java's clients and librdkafka put most ids
+into different partitions: with both of them before one topic, copies would never meet.
 """
 
 from __future__ import annotations
@@ -74,7 +75,10 @@ class Field:
         return lambda message: _member(message.value(), name)
 
     def ids(self) -> Callable[[Message], bytes]:
-        """Return what reads an id: a text as UTF-8, a whole number in decimal. It raises Unreadable, also for an empty one."""
+        """Return what reads an id: a text as UTF-8, a whole number in decimal.
+
+        It raises Unreadable, also for an empty one.
+        """
         read, said = self.reader(), str(self)
 
         def id_of(message: Message) -> bytes:
@@ -113,7 +117,9 @@ _MOST: Final = 0x7FFFFFFF
 
 
 def murmur2(ids: Sequence[bytes]) -> Sequence[int]:
-    """Return what Java's clients hash ids to, as a number of at least 0. Ids of one length are hashed together.
+    """Return what Java's clients hash ids to, as a number of at least 0.
+
+    Ids of one length are hashed together.
 
     >>> murmur2([b"21", b"foobar"]) == [-973932308 & 0x7FFFFFFF, -790332482 & 0x7FFFFFFF]
     True
@@ -163,7 +169,8 @@ class Partitioner(enum.Enum):
     """How the producers of a topic turn an id into a partition."""
 
     MURMUR2 = "murmur2"
-    """Java's clients, and what is built on them; of librdkafka, the partitioners murmur2 and murmur2_random."""
+    """Java's clients, and what is built on them; of librdkafka, the partitioners murmur2 and
+    murmur2_random."""
     CRC32 = "crc32"
     """librdkafka by default (consistent_random), and what is built on it, Python's client too."""
 

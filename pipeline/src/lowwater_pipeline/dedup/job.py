@@ -30,7 +30,8 @@ _LONGEST: Final = 10.0
 """up to so many."""
 
 _JOIN: Final = 30.0
-"""Seconds that a lane may take to end its transaction when its partition goes. After that its successor fences it."""
+"""Seconds that a lane may take to end its transaction when its partition goes. After that its
+successor fences it."""
 
 _HOPELESS: Final = frozenset(
     {
@@ -108,7 +109,11 @@ class Worker:
 
 
 def _close(lane: Lane) -> None:
-    """Close a lane. What goes wrong in that is only said: the thread has to live on, and everything that counts is committed or aborted by Kafka."""
+    """Close a lane.
+
+    What goes wrong in that is only said: the thread has to live on, and everything that counts is
+    committed or aborted by Kafka.
+    """
     try:
         lane.close()
     except Exception:
@@ -124,7 +129,8 @@ def refusal(error: Exception) -> Refused | None:
         if name in _HOPELESS:
             return Refused(f"Kafka refuses: {error.args[0].str()} ({name})", "Mend that, and start again.")
         return None
-    # A fatal error of a producer is raised in whatever is called next. Where that is the callback of a row, Python makes a SystemError of it.
+    # A fatal error of a producer is raised in whatever is called next. Where that is the callback
+    # of a row, Python makes a SystemError of it.
     if isinstance(error, Held | OSError | SystemError):
         return None
     logger.error("what was not expected", exc_info=error)
@@ -132,7 +138,9 @@ def refusal(error: Exception) -> Refused | None:
 
 
 class Job:
-    """One process of a deduplicator. ``with Job(...) as job`` joins the group, and leaves it at the end.
+    """One process of a deduplicator.
+
+    ``with Job(...) as job`` joins the group, and leaves it at the end.
 
     Args:
         settings: What it was told.
@@ -204,9 +212,13 @@ class Job:
         return [each.refused for each in self.workers() if each.refused is not None]
 
     def poll(self, seconds: float) -> None:
-        """Hear from the group, for so long: partitions come and go in here. To be called all the time."""
+        """Hear from the group, for so long: partitions come and go in here.
+
+        To be called all the time.
+        """
         message = self._member.poll(seconds)
-        # Asked for here: a thread that asks while this one polls would wait for as long as anybody polls.
+        # Asked for here: a thread that asks while this one polls would wait for as long as anybody
+        # polls.
         self._membership = self._member.consumer_group_metadata()
         coming, self._coming = self._coming, []
         for partition in coming:

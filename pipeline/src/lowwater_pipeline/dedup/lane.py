@@ -1,16 +1,24 @@
-"""One partition: read, look up, pass on, commit, remember. The protocol of the deduplicator stands here, in the order in which it runs.
+"""One partition: read, look up, pass on, commit, remember.
 
-The output is the truth. Which ids were passed on is what it says, and the memory beside it is a copy. What may be passed on again is decided by five steps, and their order
-matters:
+The protocol of the deduplicator stands here, in the order in which it runs.
 
-1. ``init_transactions`` with the one transactional id of this partition. Whoever had the partition before is fenced, and what that had open is decided.
-2. The committed offset, with the mark that was committed with it. No transaction is undecided any more that could still move it.
-3. The end of the output: the offset of a record of our own, in a transaction that is aborted. It is acknowledged by all replicas in sync, so no broker's old word counts, and nobody
-   who was fenced can write before it any more. The end of what is committed would not do: a transaction that a stranger has open hides what stands behind it.
+The output is the truth. Which ids were passed on is what it says, and the memory beside it is a
+copy. What may be passed on again is decided by five steps, and their order matters:
+
+1. ``init_transactions`` with the one transactional id of this partition. Whoever had the partition
+   before is fenced, and what that had open is decided.
+2. The committed offset, with the mark that was committed with it. No transaction is undecided any
+   more that could still move it.
+3. The end of the output: the offset of a record of our own, in a transaction that is aborted. It is
+   acknowledged by all replicas in sync, so no broker's old word counts, and nobody who was fenced
+   can write before it any more. The end of what is committed would not do: a transaction that a
+   stranger has open hides what stands behind it.
 4. What the memory does not have yet is read from the output, up to that end.
-5. Then the loop: look up, write the new ones and the offset in one transaction, commit, and only then remember, ids and vector in one write.
+5. Then the loop: look up, write the new ones and the offset in one transaction, commit, and only
+   then remember, ids and vector in one write.
 
-A crash anywhere leaves the output and the offset at one point, and the memory at it or before it. Step 4 mends that, and only ever adds.
+A crash anywhere leaves the output and the offset at one point, and the memory at it or before it.
+Step 4 mends that, and only ever adds.
 """
 
 from __future__ import annotations
@@ -65,7 +73,10 @@ class _Foreign(Refused):
 
 @dataclass(slots=True)
 class Counts:
-    """What a lane has done, as of its last commits, and where it stands. Of one partition, over all its lanes in this process."""
+    """What a lane has done, as of its last commits, and where it stands.
+
+    Of one partition, over all its lanes in this process.
+    """
 
     admitted: int = 0
     duplicates: int = 0
@@ -88,7 +99,8 @@ class Counts:
     """Messages of the input that are not read yet."""
     floor: int = NO_FLOOR
     short_since: int | None = None
-    """Timestamp in milliseconds of the first row that a shortened window has; None when it is whole."""
+    """Timestamp in milliseconds of the first row that a shortened window has; None when it is
+    whole."""
 
 
 @dataclass(slots=True)
@@ -156,7 +168,8 @@ class Lane:
         self._reached = 0
         """Everything in the input before it was seen, control records too."""
         self._vector = 0
-        """Everything in the output before it is in the memory, or will be in the chunk that comes next."""
+        """Everything in the output before it is in the memory, or will be in the chunk that comes
+        next."""
         self._pending: tuple[Low, int] | None = None
         """A watermark that does not count yet, and the offset from which on it does."""
         self._dirty = False
@@ -177,10 +190,13 @@ class Lane:
         """The ids that are remembered; None while the lane is not open."""
         return self._memory
 
-    # -- opening ---------------------------------------------------------------------------------------------
+    # -- opening -----------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Take the partition over, and make the memory whole. Raises Refused, Held and KafkaException; close the lane then."""
+        """Take the partition over, and make the memory whole.
+
+        Raises Refused, Held and KafkaException; close the lane then.
+        """
         self._begin()
         self._mark = self._committed()
         end = self._end()
@@ -211,7 +227,8 @@ class Lane:
         found = committed(reader, settings.input, self._partition, settings.patience)
         self._known = found.offset >= 0
         if not self._known:
-            # Committed before anything is read: that there is no offset means later that it has expired.
+            # Committed before anything is read: that there is no offset means later that it has
+            # expired.
             self._dirty = True
             self._position = self._reached = first
             mark = Mark(pins.input.id, pins.output.id, pins.partitions, settings.rule, NO_FLOOR, 0)
@@ -224,7 +241,10 @@ class Lane:
         return mark
 
     def _checked(self, metadata: str | None, name: str) -> Mark:
-        """Return the mark that was committed with an offset. Raises Refused when it is not of this deduplicator as it is now."""
+        """Return the mark that was committed with an offset.
+
+        Raises Refused when it is not of this deduplicator as it is now.
+        """
         settings, pins = self._settings, self._pins
         try:
             mark = Mark.parse(metadata or "")
@@ -248,7 +268,10 @@ class Lane:
         return mark
 
     def _continued(self, mark: Mark, offset: int, first: int, name: str) -> int:
-        """Return where the input is read from. Raises Refused when what was to come next is not there."""
+        """Return where the input is read from.
+
+        Raises Refused when what was to come next is not there.
+        """
         settings = self._settings
         _, last = self._bounds(settings.input)
         if mark.input != self._pins.input.id:
@@ -344,7 +367,8 @@ class Lane:
                     _SHORTER,
                 )
             now = time.time_ns() // 1_000_000
-            # Nothing says their ranks. By count they come before the first one that is left; a time that has not come yet is above those of all others.
+            # Nothing says their ranks. By count they come before the first one that is left; a time
+            # that has not come yet is above those of all others.
             ranks = {WindowKind.COUNT: -1, WindowKind.TIME: now, WindowKind.WATERMARK: now * 1000}
             short = Short(ranks[settings.window.kind], now if since is None else since)
         self._again(self._position, rows)
@@ -393,9 +417,12 @@ class Lane:
         return Memory.anew(self._directory)
 
     def _cut(self, start: Chunk, first: int, end: int) -> Chunk:
-        """Return where to read an output whose log begins too late. Raises Refused when rows are gone that should be remembered.
+        """Return where to read an output whose log begins too late.
 
-        The log may have lost nothing but control records: how many rows are left says whether it has.
+        Raises Refused when rows are gone that should be remembered.
+
+        The log may have lost nothing but control records: how many rows are left says whether it
+        has.
         """
         left = 0
         since = -1
@@ -403,7 +430,8 @@ class Lane:
             since = rows[0].timestamp()[1] if since < 0 else since
             left += len(rows)
         missing = self._mark.next - start.ordinal - left
-        # By count it is known of each row that is gone whether it is forgotten anyway. Else they count as remembered.
+        # By count it is known of each row that is gone whether it is forgotten anyway. Else they
+        # count as remembered.
         by_count = self._settings.window.kind is WindowKind.COUNT
         if missing > 0 and not (by_count and start.ordinal + missing <= self._mark.floor):
             said = f"{self._settings.output} [{self._partition}] begins at offset {first} ({_moment(since)}), and the window reaches back to offset {start.offset}"
@@ -460,7 +488,10 @@ class Lane:
         )
 
     def _rows(self, start: int, end: int) -> Iterator[list[Message]]:
-        """Yield what is committed in the output between two offsets. Raises Held while that is not decided."""
+        """Yield what is committed in the output between two offsets.
+
+        Raises Held while that is not decided.
+        """
         if start >= end:
             return
         reader = consumer(self._settings, committed=True)
@@ -493,10 +524,12 @@ class Lane:
         self.counts.opened += 1
         self._probe("assigned")
 
-    # -- the loop --------------------------------------------------------------------------------------------
+    # -- the loop ----------------------------------------------------------------------------------
 
     def step(self) -> int:
-        """Pass on what has come in, in one transaction; returns how many messages were read. Waits a moment for more of them.
+        """Pass on what has come in, in one transaction; returns how many messages were read.
+
+        Waits a moment for more of them.
 
         Raises Refused, Held and KafkaException; close the lane then.
         """
@@ -519,7 +552,8 @@ class Lane:
         low = self._low()
         if low is None:
             return
-        # 0 is that of a computation which the authority has never known: then nothing is said, and W stands.
+        # 0 is that of a computation which the authority has never known: then nothing is said, and
+        # W stands.
         ours = self._mark.incarnations
         if ours and any(now not in (0, then) for now, then in zip(low.incarnations, ours, strict=True)):
             raise Refused(
@@ -636,7 +670,10 @@ class Lane:
         return place, low.micros
 
     def _finish(self, batch: _Batch) -> None:
-        """Make a batch count: first in Kafka, then in the memory. The other way round, a crash between the two loses what was only remembered."""
+        """Make a batch count: first in Kafka, then in the memory.
+
+        The other way round, a crash between the two loses what was only remembered.
+        """
         batch.mark = self._next_mark(batch)
         self._publish(batch)
         self._remember(batch)
@@ -655,7 +692,10 @@ class Lane:
         )
 
     def _publish(self, batch: _Batch) -> None:
-        """Write what is new and where the input goes on, in one transaction. Durable when it returns."""
+        """Write what is new and where the input goes on, in one transaction.
+
+        Durable when it returns.
+        """
         assert self._producer is not None
         assert batch.mark is not None
         producer, settings = self._producer, self._settings
@@ -768,10 +808,13 @@ class Lane:
             self.counts.rebuilt += 1
             raise Held(f"the memory of partition {self._partition} is damaged, and is made anew: {error}") from error
 
-    # -- closing ---------------------------------------------------------------------------------------------
+    # -- closing -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let the partition go. What is open is aborted, if it still can; else by the next lane, or by Kafka after a minute."""
+        """Let the partition go.
+
+        What is open is aborted, if it still can; else by the next lane, or by Kafka after a minute.
+        """
         producer, self._producer = self._producer, None
         if producer is not None and self._in_transaction:
             with contextlib.suppress(Exception):

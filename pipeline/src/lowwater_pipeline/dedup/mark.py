@@ -19,7 +19,8 @@ NO_FLOOR: Final = -(2**63)
 _FORMAT: Final = 1
 
 _CHUNKS: Final = 24
-"""Chunks that are kept: the metadata of an offset has 4,096 bytes, and a chunk takes up to 60 of them."""
+"""Chunks that are kept: the metadata of an offset has 4,096 bytes, and a chunk takes up to 60 of
+them."""
 
 
 class Chunk(NamedTuple):
@@ -37,7 +38,8 @@ class Short(NamedTuple):
     """What could not be read any more, when the window was taken from an output whose log had been cut."""
 
     rank: int
-    """Of the first row that could. While the floor is at or below it, the window is shorter than it should be."""
+    """Of the first row that could. While the floor is at or below it, the window is shorter than it
+    should be."""
     millis: int
     """Its timestamp."""
 
@@ -45,7 +47,8 @@ class Short(NamedTuple):
 def trail(chunks: Sequence[Chunk], started: Chunk | None, floor: int) -> tuple[Chunk, ...]:
     """Return the chunks with one more, without those that are below the floor as a whole.
 
-    When there are too many, the two neighbours become one that have the fewest rows together: so a start reads a small part more than it needs.
+    When there are too many, the two neighbours become one that have the fewest rows together: so a
+    start reads a small part more than it needs.
 
     >>> trail([Chunk(0, 0, 7), Chunk(9, 8, 20)], Chunk(30, 21, 25), floor=8)
     (Chunk(offset=9, ordinal=8, greatest=20), Chunk(offset=30, ordinal=21, greatest=25))
@@ -81,7 +84,10 @@ class Mark:
     short: Short | None = None
 
     def start(self, end: int) -> Chunk:
-        """Return where the output has to be read from, when there is nothing else. ``end``: where it ends."""
+        """Return where the output has to be read from, when there is nothing else.
+
+        ``end``: where it ends.
+        """
         return self.chunks[0] if self.chunks else Chunk(end, self.next, NO_FLOOR)
 
     def text(self) -> str:

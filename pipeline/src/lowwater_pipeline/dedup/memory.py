@@ -1,9 +1,11 @@
 """What a lane remembers on its own disk: ids with their ranks, in RocksDB.
 
-It is a copy of what the output says, and only ever lags: it is written after the commit, ids and vector in one write batch, and what is missing is read from the output
-again. So it needs no sync, and is thrown away when anything about it is doubtful.
+It is a copy of what the output says, and only ever lags: it is written after the commit, ids and
+vector in one write batch, and what is missing is read from the output again. So it needs no sync,
+and is thrown away when anything about it is doubtful.
 
-Each id stands there twice, and a batch changes both: under itself, with its rank, and under its rank, so that what is to be forgotten stands together at the beginning.
+Each id stands there twice, and a batch changes both: under itself, with its rank, and under its
+rank, so that what is to be forgotten stands together at the beginning.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ _LOOKS: Final = tuple(
 )
 
 _FORGOTTEN: Final = 20_000
-"""Ids that one write forgets at most: a floor that leaps must not stop the lane. Who asks compares ranks with the floor, so what is still there harms nothing."""
+"""Ids that one write forgets at most: a floor that leaps must not stop the lane. Who asks compares
+ranks with the floor, so what is still there harms nothing."""
 
 _BUFFER: Final = 16 << 20
 _CACHE: Final = 32 << 20
@@ -71,13 +74,17 @@ class Memory:
     """The ids of one lane, in a directory of its own that no other process has open. Close it."""
 
     def __init__(self, directory: Path) -> None:
-        """Open it, empty when there is none. Raises Held when another process has it, and Damaged."""
+        """Open it, empty when there is none.
+
+        Raises Held when another process has it, and Damaged.
+        """
         directory.parent.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self._options = _options()
         self._looks = (0, 0)
         with _damage():
-            # Without the second, the options of whoever made it would count, and its figures go nowhere.
+            # Without the second, the options of whoever made it would count, and its figures go
+            # nowhere.
             self._db = Rdict(str(directory), self._options, {"default": self._options})
         try:
             with _damage():
@@ -87,7 +94,8 @@ class Memory:
                 self.close()
             raise
         self._seek = NO_FLOOR
-        """No id has a lower rank. To start behind what was deleted spares a walk over its tombstones."""
+        """No id has a lower rank. To start behind what was deleted spares a walk over its
+        tombstones."""
 
     def __enter__(self) -> Self:
         return self
@@ -105,13 +113,17 @@ class Memory:
     def remove(directory: Path) -> None:
         """Throw away what is there. Raises Held when somebody has it open."""
         if directory.is_dir():
-            # RocksDB takes its lock for that: files that vanish under another process, and come again by ours, would be mixed up.
+            # RocksDB takes its lock for that: files that vanish under another process, and come
+            # again by ours, would be mixed up.
             with contextlib.suppress(Damaged), _damage():
                 Rdict.destroy(str(directory), Options(raw_mode=True))
             shutil.rmtree(directory, ignore_errors=True)
 
     def close(self) -> None:
-        """Let it go. What was written stays. Raises Damaged when it cannot be brought to the disk, which may be full."""
+        """Let it go. What was written stays.
+
+        Raises Damaged when it cannot be brought to the disk, which may be full.
+        """
         with _damage():
             self._db.close()
 

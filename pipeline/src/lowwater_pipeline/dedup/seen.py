@@ -32,7 +32,8 @@ _NARROWEST: Final = 20
 _PARTS: Final = 3
 """And two to this many in the distance at which they begin."""
 _FACTOR: Final = 4
-"""A piece that is not so many times as large as what comes to its slice is merged with it. A smaller factor has more pieces, a larger one merges more."""
+"""A piece that is not so many times as large as what comes to its slice is merged with it. A
+smaller factor has more pieces, a larger one merges more."""
 
 
 class Looks(NamedTuple):
@@ -132,10 +133,14 @@ class Newcomers:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """All ids that a key range remembers, and what it forgets by. A value: each batch makes the next one."""
+    """All ids that a key range remembers, and what it forgets by.
+
+    A value: each batch makes the next one.
+    """
 
     pieces: Sequence[Piece] = field(default=())
-    """Those of a slice in the order in which they were made, each at least four times as large as the next."""
+    """Those of a slice in the order in which they were made, each at least four times as large as
+    the next."""
     floor: int = MIN
     """Ids below this event time were forgotten."""
     highest: int = MIN
@@ -160,9 +165,12 @@ class Seen:
     def known(
         self, ids: pa.Array, hashes: Hashes, times: NDArray[np.int64], floor: int, apart: int | None
     ) -> tuple[NDArray[np.bool_], Looks]:
-        """Return which ids are remembered, and how the filters did. O(ids x pieces that may have them).
+        """Return which ids are remembered, and how the filters did.
 
-        ``apart``: how far from its original's a copy's event time may be, microseconds; None: anywhere.
+        O(ids x pieces that may have them).
+
+        ``apart``: how far from its original's a copy's event time may be, microseconds; None:
+        anywhere.
         """
         import pyarrow as pa
 
@@ -192,7 +200,10 @@ class Seen:
         return known, Looks(asked, passed, hits)
 
     def remembered(self, floor: int) -> int:
-        """Return how many ids are remembered. O(pieces, and the ids of those of which some are forgotten)."""
+        """Return how many ids are remembered.
+
+        O(pieces, and the ids of those of which some are forgotten).
+        """
         return sum(
             piece.rows if piece.whole(floor, self.since) else int(piece.live(floor, self.since).sum())
             for piece in self.pieces
@@ -200,7 +211,11 @@ class Seen:
         )
 
     def joined(self, new: Newcomers, floor: int, each: int = 0, *, filters: bool) -> Seen:
-        """Return what is remembered with these. ``each``: so many arrivals to a slice, 0 for slices of event time. O(new, and now and then what is merged)."""
+        """Return what is remembered with these.
+
+        ``each``: so many arrivals to a slice, 0 for slices of event time. O(new, and now and then
+        what is merged).
+        """
         import pyarrow as pa
 
         numbers = np.arange(self.arrivals, self.arrivals + len(new.ids))
@@ -235,7 +250,10 @@ class Seen:
         return (times >> power << power) + power
 
     def first_of(self, floor: int, over: int) -> int:
-        """Return the number of the arrival before which there are ``over`` ids that are remembered. O(ids of the pieces with the oldest)."""
+        """Return the number of the arrival before which there are ``over`` ids that are remembered.
+
+        O(ids of the pieces with the oldest).
+        """
         counted: list[NDArray[np.int64]] = []
         for piece in sorted(self.pieces, key=lambda each: each.facts.first):
             numbers = np.sort(np.concatenate([np.zeros(0, np.int64), *counted]))

@@ -18,7 +18,8 @@ __all__ = ["Low", "Senders"]
 logger = logging.getLogger("lowwater.pipeline")
 
 EVERY: Final = 1.0
-"""Seconds between two questions. Between them the watermark stands, and more is remembered than needs to be."""
+"""Seconds between two questions. Between them the watermark stands, and more is remembered than
+needs to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,10 @@ class Low:
 
 
 def low_of(names: Sequence[str], views: Mapping[str, WatermarkView]) -> Low:
-    """Return the least low watermark of some computations. Raises Refused for one that promises nothing."""
+    """Return the least low watermark of some computations.
+
+    Raises Refused for one that promises nothing.
+    """
     for name in names:
         view = views[name]
         if view.estimated:
@@ -43,7 +47,10 @@ def low_of(names: Sequence[str], views: Mapping[str, WatermarkView]) -> Low:
 
 
 class Senders:
-    """Asks for the watermark on a thread of its own, until it is closed. While the authority is away the last answer stands."""
+    """Asks for the watermark on a thread of its own, until it is closed.
+
+    While the authority is away the last answer stands.
+    """
 
     def __init__(
         self, names: Sequence[str], ask: Callable[..., Mapping[str, WatermarkView]], every: float = EVERY

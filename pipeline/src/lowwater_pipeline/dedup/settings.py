@@ -55,7 +55,8 @@ class Settings:
     input: str
     output: str
     group: str
-    """The consumer group. With the output it names the life of the deduplicator: another group is another one, which remembers nothing."""
+    """The consumer group. With the output it names the life of the deduplicator: another group is
+    another one, which remembers nothing."""
     state: Path
     """A directory that stays, in which each partition has its memory."""
     clients: Mapping[str, str]
@@ -78,7 +79,8 @@ class Settings:
     look: float = field(default=5.0)
     """Seconds between two looks whether the topics are still the same ones."""
     until_known: float = field(default=5.0)
-    """Seconds until a topic is believed to be missing. A broker that has just started does not know all of them yet."""
+    """Seconds until a topic is believed to be missing. A broker that has just started does not know
+    all of them yet."""
 
     def __post_init__(self) -> None:
         by_watermark = self.window.kind is WindowKind.WATERMARK
@@ -98,7 +100,10 @@ class Settings:
 
     @property
     def rule(self) -> str:
-        """What is an id and how long it is remembered, as a text. A memory that was made by another rule is of no use."""
+        """What is an id and how long it is remembered, as a text.
+
+        A memory that was made by another rule is of no use.
+        """
         return f"{self.id}/{self.window}"
 
     @property
@@ -109,6 +114,7 @@ class Settings:
     def transactional_id(self, partition: int) -> str:
         """Return that of a lane: the same in every process and after every start.
 
-        No name of a topic may have the character that separates, so no other deduplicator has the same one.
+        No name of a topic may have the character that separates, so no other deduplicator has the
+        same one.
         """
         return f"{self.group}/{self.output}/{partition}"

@@ -1,17 +1,24 @@
-"""Which rows of a batch are new: each id passes once, as long as it is remembered. Pure: tables in, tables out.
+"""Which rows of a batch are new: each id passes once, as long as it is remembered.
 
-One value decides both ways, W, the least low watermark of the senders. A row whose event time is at or above W may still be the first of its id; an id whose time is below W
-is forgotten. That is sound because a record that its sender has not got an acknowledgement for is the sender's oldest work, which W does not pass (MillWheel 6.1.2), and because every
-copy has the event time of the original. A copy of a forgotten id is below W, and looks like a late original there: it is *undecidable*, and set aside.
+Pure: tables in, tables out.
 
-What was forgotten is not admitted again: W and what lies below it only grow, also when the stage is started with more slack, or with other inputs whose W is lower. So both are
-part of the state.
+One value decides both ways, W, the least low watermark of the senders. A row whose event time is at
+or above W may still be the first of its id; an id whose time is below W is forgotten. That is sound
+because a record that its sender has not got an acknowledgement for is the sender's oldest work,
+which W does not pass (MillWheel 6.1.2), and because every copy has the event time of the original.
+A copy of a forgotten id is below W, and looks like a late original there: it is *undecidable*, and
+set aside.
 
-With ``slack`` ids are kept that much longer, so that rows between ``W - slack`` and W can still be told: those whose id is not known are *late*. A copy that its sender has stamped anew, by no more than
-that, is known, too: above W its original is not forgotten yet. They must not go where the others go,
-since the output's own low watermark has passed them.
+What was forgotten is not admitted again: W and what lies below it only grow, also when the stage is
+started with more slack, or with other inputs whose W is lower. So both are part of the state.
 
-A window by size believes no watermark: it remembers the last so many ids of a key range. What W says of a row decides then only whether it is late, and an id that was pushed out is admitted again.
+With ``slack`` ids are kept that much longer, so that rows between ``W - slack`` and W can still be
+told: those whose id is not known are *late*. A copy that its sender has stamped anew, by no more
+than that, is known, too: above W its original is not forgotten yet. They must not go where the
+others go, since the output's own low watermark has passed them.
+
+A window by size believes no watermark: it remembers the last so many ids of a key range. What W
+says of a row decides then only whether it is late, and an id that was pushed out is admitted again.
 """
 
 from __future__ import annotations
@@ -57,7 +64,10 @@ class WindowFull(ValueError):  # what has happened, as the others of the pipelin
 
 
 class Counts(NamedTuple):
-    """What became of the rows of a batch, and what is remembered behind it. Of several key ranges the sums."""
+    """What became of the rows of a batch, and what is remembered behind it.
+
+    Of several key ranges the sums.
+    """
 
     main: int = 0
     late: int = 0
@@ -65,11 +75,13 @@ class Counts(NamedTuple):
     duplicates: int = 0
     """Rows whose id had passed before; they are dropped."""
     forgotten_early: int = 0
-    """Ids that the bound has pushed out and W, less the slack, has not passed: a copy of one passes once more. With windows by size those at or above W, whose copies pass into ``main``."""
+    """Ids that the bound has pushed out and W, less the slack, has not passed: a copy of one passes
+    once more. With windows by size those at or above W, whose copies pass into ``main``."""
     remembered: int = 0
     """Ids that are in the state now."""
     state_bytes: int = 0
-    """Bytes of the segments that they are in, with their filters, about. Files may take twice as much."""
+    """Bytes of the segments that they are in, with their filters, about. Files may take twice as
+    much."""
     looks: int = 0
     """Looks of a row into a segment of the state that has a filter."""
     passed: int = 0
@@ -119,19 +131,25 @@ class Window(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sieve:
-    """How ids are told apart, and for how long they are remembered. A value: it travels to the executors."""
+    """How ids are told apart, and for how long they are remembered.
+
+    A value: it travels to the executors.
+    """
 
     id: str
     """The column of the ids: text, bytes or integers."""
     event_time: str
-    """The column of the event times, timestamps with a zone (Spark's timestamp). A copy of a record has the same, or one that is ``slack`` apart at most; with windows by size any."""
+    """The column of the event times, timestamps with a zone (Spark's timestamp). A copy of a record
+    has the same, or one that is ``slack`` apart at most; with windows by size any."""
     window: Window = Window.WATERMARK
     slack: timedelta = timedelta(0)
-    """For how long below W an id is still remembered, and how far from its original's a copy's event time may be."""
+    """For how long below W an id is still remembered, and how far from its original's a copy's
+    event time may be."""
     most: int = 0
     """Ids that one key range remembers at most."""
     forget: bool = False
-    """With windows by both: whether the ids that came first are forgotten when there are more, and counted; else the batch is refused."""
+    """With windows by both: whether the ids that came first are forgotten when there are more, and
+    counted; else the batch is refused."""
     filters: bool = True
     """Whether there are Bloom filters. Nothing but time depends on them."""
 
@@ -219,7 +237,10 @@ class Sieve:
         return kept, out, counts
 
     def _of_kind(self, seen: Seen, ids: pa.DataType) -> Seen:
-        """Return the state with the type of the ids. Raises ValueError when it has ids of another one."""
+        """Return the state with the type of the ids.
+
+        Raises ValueError when it has ids of another one.
+        """
         kinds = _kinds()
         kind = kinds.index(ids)
         if seen.pieces and seen.kind != kind:

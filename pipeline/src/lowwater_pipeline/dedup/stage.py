@@ -27,11 +27,15 @@ __all__ = ["Deduplicated", "Deduplication"]
 
 @dataclass(frozen=True, slots=True)
 class IdUpdate:
-    """What every key range does with its rows of a batch; see ``Batch.stateful``. Travels in the closure."""
+    """What every key range does with its rows of a batch; see ``Batch.stateful``.
+
+    Travels in the closure.
+    """
 
     sieve: Sieve
     promised: int
-    """The senders' low watermark before the batch, microseconds. That of the batch itself may have passed rows that it reads in time."""
+    """The senders' low watermark before the batch, microseconds. That of the batch itself may have
+    passed rows that it reads in time."""
 
     def update_segments(
         self,
@@ -60,14 +64,19 @@ class IdUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Deduplicated:
-    """The rows of a batch, by what has become of them. Write all that you want to keep in the same batch."""
+    """The rows of a batch, by what has become of them.
+
+    Write all that you want to keep in the same batch.
+    """
 
     main: DataFrame
     """The first of each id."""
     late: DataFrame
-    """The first of each id below the senders' low watermark: into another output than :attr:`main`, whose watermark has passed them."""
+    """The first of each id below the senders' low watermark: into another output than :attr:`main`,
+    whose watermark has passed them."""
     undecidable: DataFrame
-    """Rows so late that their ids are forgotten: originals and copies look alike. None with windows by size."""
+    """Rows so late that their ids are forgotten: originals and copies look alike. None with windows
+    by size."""
     counts: Counts
     """How many rows were of each kind, and what is remembered, over all key ranges."""
 
@@ -88,14 +97,21 @@ class Deduplication:
         """Say how ids are told apart, and when they are forgotten.
 
         Args:
-            id: The column of the ids. Key the stage by it, or by a column that every copy has the same value of.
-            event_time: The column of the event times, the stage's. Every copy of a record must have the same: it is fixed where the record is made, not where it is sent.
-            window: By what ids are forgotten. ``"watermark"``: when W, the low watermark of the senders, has passed them, which is exact. ``"size"``: when ``most`` others have come to the key
-                range, whatever W; a copy that comes after that is admitted again. ``"both"``: by W, and ``most`` is a bound beside it.
-            slack: With W: for how much longer than it asks for ids are remembered, so that late rows can be told from copies, and so that a copy is known whose sender stamps it anew by no more
-                than that. One that is further from its original passes.
-            most: With a size: how many ids a key range remembers. The stage has as many ranges as it was declared with.
-            forget: With ``"both"``: whether the ids that came first are pushed out when there are more (a copy of one passes once more, and ``counts.forgotten_early`` says how many);
+            id: The column of the ids. Key the stage by it, or by a column that every copy has the
+                same value of.
+            event_time: The column of the event times, the stage's. Every copy of a record must have
+                the same: it is fixed where the record is made, not where it is sent.
+            window: By what ids are forgotten. ``"watermark"``: when W, the low watermark of the
+                senders, has passed them, which is exact. ``"size"``: when ``most`` others have come
+                to the key range, whatever W; a copy that comes after that is admitted again.
+                ``"both"``: by W, and ``most`` is a bound beside it.
+            slack: With W: for how much longer than it asks for ids are remembered, so that late
+                rows can be told from copies, and so that a copy is known whose sender stamps it
+                anew by no more than that. One that is further from its original passes.
+            most: With a size: how many ids a key range remembers. The stage has as many ranges as
+                it was declared with.
+            forget: With ``"both"``: whether the ids that came first are pushed out when there are
+                more (a copy of one passes once more, and ``counts.forgotten_early`` says how many);
                 else the batch fails, and nothing is lost.
 
         Raises ValueError.
@@ -103,10 +119,14 @@ class Deduplication:
         self._sieve = Sieve(id, event_time, Window.of(window), slack, most, forget)
 
     def of(self, batch: Batch, rows: DataFrame) -> Deduplicated:
-        """Return the rows of a batch without copies. Call it once in every batch, with all of its rows.
+        """Return the rows of a batch without copies.
 
-        What a row's time is compared with is ``batch.promised``. It takes the place of ``batch.stateful``. Each key range reads the segments in which its rows' ids can be, and writes what is new. Raises what that raises, and ValueError,
-        through the query, for a row without id or event time, and WindowFull.
+        Call it once in every batch, with all of its rows.
+
+        What a row's time is compared with is ``batch.promised``. It takes the place of
+        ``batch.stateful``. Each key range reads the segments in which its rows' ids can be, and
+        writes what is new. Raises what that raises, and ValueError, through the query, for a row
+        without id or event time, and WindowFull.
         """
         from pyspark.sql import functions as sf
         from pyspark.sql.types import StringType, StructField, StructType

@@ -2,14 +2,16 @@
 
     from lowwater_pipeline.dedup import stage_figures
 
-    figures = stage_figures.register()               # prometheus_client's registry has them from now on
+    figures = stage_figures.register()               # prometheus_client's registry has them from
+    now on
 
     def write(rows, batch):
         found = once.of(batch, rows)
         ...
         figures.count("unique", batch, found.counts)
 
-Neither Spark nor a Kafka client is imported. ``computation`` is the stage's name in the pipeline graph.
+Neither Spark nor a Kafka client is imported. ``computation`` is the stage's name in the pipeline
+graph.
 """
 
 from __future__ import annotations
@@ -94,10 +96,13 @@ class _Counted:
 
 
 class StageCollector(BaseCollector):
-    """Adds up what the stages of a process have counted. A scrape costs nothing but reading the sums.
+    """Adds up what the stages of a process have counted.
 
-    A batch that runs again in this process, which only the last one of a stage does, is counted once. One name is one stage. A new process counts from
-    nothing, with the batch that it runs again: so of a batch during which the driver dies both may tell.
+    A scrape costs nothing but reading the sums.
+
+    A batch that runs again in this process, which only the last one of a stage does, is counted
+    once. One name is one stage. A new process counts from nothing, with the batch that it runs
+    again: so of a batch during which the driver dies both may tell.
     """
 
     def __init__(self) -> None:
@@ -105,7 +110,11 @@ class StageCollector(BaseCollector):
         self._stages: dict[str, _Counted] = {}
 
     def count(self, computation: str, batch: Batch, counts: Counts) -> None:
-        """Count a batch of the stage of this name. Call it in every batch, with what ``Deduplicated.counts`` says; a second call for a batch changes nothing."""
+        """Count a batch of the stage of this name.
+
+        Call it in every batch, with what ``Deduplicated.counts`` says; a second call for a batch
+        changes nothing.
+        """
         number = batch.id, batch.digest
         with self._lock:
             before = self._stages.get(computation)

@@ -81,7 +81,10 @@ def grown(name: str, before: int, now: int) -> Refused:
 
 
 def pin(settings: Settings) -> Pins:
-    """Return the topics as they are, if a deduplicator can stand on them. Raises Refused, and Held when no broker answers."""
+    """Return the topics as they are, if a deduplicator can stand on them.
+
+    Raises Refused, and Held when no broker answers.
+    """
     admin = AdminClient(dict(settings.clients))
     names = (settings.input, *settings.outputs)
     try:
@@ -183,14 +186,20 @@ def consumer(settings: Settings, *, committed: bool) -> Consumer:
 
 
 def bounds(reader: Consumer, topic: str, partition: int, patience: float) -> tuple[int, int]:
-    """Return the first offset of a partition, and its end as this consumer sees it. Waits for a leader. Raises KafkaException."""
+    """Return the first offset of a partition, and its end as this consumer sees it.
+
+    Waits for a leader. Raises KafkaException.
+    """
     place = TopicPartition(topic, partition)
     low, high = _asked(lambda: reader.get_watermark_offsets(place, timeout=patience), patience)
     return low, high
 
 
 def committed(reader: Consumer, topic: str, partition: int, patience: float) -> TopicPartition:
-    """Return the offset that the group of a consumer has committed, with its metadata. Waits until no transaction can change it any more. Raises KafkaException."""
+    """Return the offset that the group of a consumer has committed, with its metadata.
+
+    Waits until no transaction can change it any more. Raises KafkaException.
+    """
 
     def ask() -> TopicPartition:
         (found,) = reader.committed([TopicPartition(topic, partition)], timeout=patience)

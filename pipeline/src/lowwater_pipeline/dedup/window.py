@@ -1,12 +1,17 @@
 """How long an id is remembered, and what becomes of a message. Pure: no I/O, no clock.
 
-Each id has a rank, and one number decides both ways: an id is forgotten when its rank is below the floor. There are three windows.
+Each id has a rank, and one number decides both ways: an id is forgotten when its rank is below the
+floor. There are three windows.
 
-- By count: the rank is the ordinal of the row in the output partition. The floor lies N below the next one.
-- By time: the rank is when the broker has appended the message to the input (LogAppendTime). The floor lies a span below the greatest so far. A message that the broker has not
-  stamped, or whose stamp is below the floor, has no rank to be remembered by: :meth:`Window.stamps` and :meth:`Window.risen` say so.
-- By a low watermark W of the senders: the rank is the message's event time. The floor is W; it is moved from outside, when W may count. A message below it is *undecidable*:
-  a late original and a copy of a forgotten one look alike.
+- By count: the rank is the ordinal of the row in the output partition. The floor lies N below the
+  next one.
+- By time: the rank is when the broker has appended the message to the input (LogAppendTime). The
+  floor lies a span below the greatest so far. A message that the broker has not stamped, or whose
+  stamp is below the floor, has no rank to be remembered by: :meth:`Window.stamps` and
+  :meth:`Window.risen` say so.
+- By a low watermark W of the senders: the rank is the message's event time. The floor is W; it is
+  moved from outside, when W may count. A message below it is *undecidable*: a late original and a
+  copy of a forgotten one look alike.
 """
 
 from __future__ import annotations
@@ -103,7 +108,10 @@ class Window:
         return lambda message: _micros(read(message), said)
 
     def risen(self, floor: int, stamp: int) -> int:
-        """Return the floor of a window by time at a message. Raises Unreadable when its id would be forgotten at once, and every copy of it pass."""
+        """Return the floor of a window by time at a message.
+
+        Raises Unreadable when its id would be forgotten at once, and every copy of it pass.
+        """
         if self.kind is not WindowKind.TIME:
             return floor
         if stamp < floor:
@@ -192,11 +200,14 @@ def decide(
     Args:
         window: How long ids are remembered.
         ids: Theirs.
-        stamps: As :meth:`Window.stamps` reads them; by time none is below the floor, see :meth:`Window.risen`.
-        known: Of these ids those that the memory has, by their rank; also such as are below the floor.
+        stamps: As :meth:`Window.stamps` reads them; by time none is below the floor, see
+            :meth:`Window.risen`.
+        known: Of these ids those that the memory has, by their rank; also such as are below the
+            floor.
         floor: Every id of a lower rank is forgotten.
         following: The ordinal of the next row of the output.
-        raised: From which message on the floor is another one, and which; the watermark counts from there on.
+        raised: From which message on the floor is another one, and which; the watermark counts from
+            there on.
 
     O(1) for each.
     """

@@ -1,4 +1,7 @@
-"""A pipeline as a picture: aligned text, mermaid, dot, and a drawing in layers of its own. Pure: the same pipeline gives the same text."""
+"""A pipeline as a picture: aligned text, mermaid, dot, and a drawing in layers of its own.
+
+Pure: the same pipeline gives the same text.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def _kind(computation: Computation) -> list[str]:
     return [*said, "in order"] if computation.in_order else said
 
 
-# -- text --------------------------------------------------------------------------------------------------------------
+# -- text ------------------------------------------------------------------------------------------
 
 
 def _text(pipeline: Pipeline) -> str:
@@ -64,7 +67,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-# -- boxes and arrows --------------------------------------------------------------------------------------------------
+# -- boxes and arrows ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ def _dot(pipeline: Pipeline) -> str:
     return "\n".join([*lines, "}"])
 
 
-# -- a drawing ---------------------------------------------------------------------------------------------------------
+# -- a drawing -------------------------------------------------------------------------------------
 
 _LETTER: Final = 6.9
 _TITLE: Final = 8.6
@@ -212,7 +215,11 @@ def _in_words(pipeline: Pipeline) -> str:
 
 
 def _layout(boxes: Mapping[str, _Box], arrows: Sequence[_Arrow]) -> tuple[dict[str, _Placed], float, float]:
-    """Return where each box is, and the size of the ground. A box is right of all that point to it, and at the height of these as far as there is room. O(boxes x arrows)."""
+    """Return where each box is, and the size of the ground.
+
+    A box is right of all that point to it, and at the height of these as far as there is room.
+    O(boxes x arrows).
+    """
     layers: dict[str, int] = {}
     for name in boxes:  # each after those that point to it
         layers[name] = max((layers[each.start] + 1 for each in arrows if each.end == name), default=0)

@@ -28,7 +28,10 @@ _PLAIN: Final = re.compile(r"`[^`]+`|[A-Za-z_]\w*")
 
 
 class PipelineError(ValueError):
-    """A pipeline that cannot run as it is declared. Each of ``problems`` names the computation and the field, and how to mend it."""
+    """A pipeline that cannot run as it is declared.
+
+    Each of ``problems`` names the computation and the field, and how to mend it.
+    """
 
     def __init__(self, pipeline: str, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
@@ -45,7 +48,8 @@ class Writes:
     declared: Output
     place: Place
     sent: Sent | None = None
-    """The topic that tasks send it to by themselves, by ``productions = Weak(...)``; None: it is written when its batch is done."""
+    """The topic that tasks send it to by themselves, by ``productions = Weak(...)``; None: it is
+    written when its batch is done."""
 
     @property
     def path(self) -> str:
@@ -158,7 +162,10 @@ class Pipeline:
         return [name for name in self.computations if computation in self.upstream_of(name)]
 
     def named(self, only: Sequence[str]) -> list[str]:
-        """Return computations in the order in which they start; all, if none is named. Raises ValueError for a name that is none."""
+        """Return computations in the order in which they start; all, if none is named.
+
+        Raises ValueError for a name that is none.
+        """
         unknown = [name for name in only if name not in self.computations]
         if unknown:
             msg = f"the pipeline {self.name} has no computation {unknown[0]}; it has {', '.join(self.computations)}"
@@ -309,7 +316,10 @@ def _reads(
 
 
 def _output(declared: Input, outputs: Sequence[Writes]) -> Writes | str:
-    """Return the output that an input reads, or what is wrong. The undecidable rows are read only by name."""
+    """Return the output that an input reads, or what is wrong.
+
+    The undecidable rows are read only by name.
+    """
     names = ", ".join(each.output for each in outputs)
     if declared.output is None:
         own = [each for each in outputs if each.declared is not UNDECIDABLE_OUTPUT]
@@ -354,7 +364,8 @@ def _check_columns(read: Reads) -> Iterator[str]:
         yield f"{what} has event_time={declared.event_time!r}, and {there}: name one of these, a timestamp"
     elif kind not in ("timestamp", "timestamp_ltz"):
         yield f"{what} has event_time={declared.event_time!r}, which is of {kind} in {read.origin}: make it a timestamp there"
-    # The id of a row that is sent is in the header of its message, and so in no column of the output.
+    # The id of a row that is sent is in the header of its message, and so in no column of the
+    # output.
     named = [("id", None if isinstance(read.source, Writes) and read.source.sent else declared.id)]
     if isinstance(declared.key, str) and _PLAIN.fullmatch(declared.key):
         named.append(("key", declared.key))
@@ -371,7 +382,10 @@ def _unused(reads: Sequence[Reads], sources: Mapping[str, Place]) -> Iterator[st
 
 
 def _shared(writes: Sequence[Writes], reads: Sequence[Reads]) -> Iterator[str]:
-    """Yield outputs that stand where another one stands, or a source. Of a folder all that is below it is read."""
+    """Yield outputs that stand where another one stands, or a source.
+
+    Of a folder all that is below it is read.
+    """
     seen: list[tuple[object, str]] = []
     for each in writes:
         place = each.stands.identity(each.path)

@@ -21,7 +21,10 @@ __all__ = ["Folder", "Frame", "Place", "Sent", "Table", "Topic"]
 
 
 class Place(Protocol):
-    """Where rows stand. ``path`` is the one that it has said, or that is derived for it; ``schema`` its columns as DDL."""
+    """Where rows stand.
+
+    ``path`` is the one that it has said, or that is derived for it; ``schema`` its columns as DDL.
+    """
 
     @property
     def schema(self) -> str | None:
@@ -61,10 +64,12 @@ class Folder:
     schema: str | None = None
     """The columns, as DDL. An output of a computation has its own."""
     path: str | None = None
-    """A folder on a local or NFS file system, below the root if it is relative. Of an output by default ``outputs/COMPUTATION/OUTPUT``."""
+    """A folder on a local or NFS file system, below the root if it is relative. Of an output by
+    default ``outputs/COMPUTATION/OUTPUT``."""
     format: str = "parquet"
     keep: timedelta | None = None
-    """Of an output: how long files stay at least that all its readers have read, see ``Batch.write``. By default for ever."""
+    """Of an output: how long files stay at least that all its readers have read, see
+    ``Batch.write``. By default for ever."""
     options: Mapping[str, str] = field(default_factory=dict[str, str])
     """Of Spark's source."""
 
@@ -92,7 +97,10 @@ class Folder:
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic of Kafka whose values are JSON objects. It must be there. An output is written by ``batch.write_kafka``."""
+    """A topic of Kafka whose values are JSON objects.
+
+    It must be there. An output is written by ``batch.write_kafka``.
+    """
 
     topic: str
     servers: str
@@ -124,7 +132,11 @@ class Topic:
 
     @staticmethod
     def rows(messages: DataFrame, schema: str) -> DataFrame:
-        """Return what messages say. Times may have a fraction of a second, of any length, or none, as who is not a computation writes them."""
+        """Return what messages say.
+
+        Times may have a fraction of a second, of any length, or none, as who is not a computation
+        writes them.
+        """
         from pyspark.sql import functions as sf
 
         # Without a format: one with a fraction would make null of a time that has none.
@@ -146,12 +158,16 @@ class Topic:
 
 @dataclass(frozen=True)
 class Table:
-    """A Delta table. An output is written by ``batch.write_table``, and the table made if it is not there."""
+    """A Delta table.
+
+    An output is written by ``batch.write_table``, and the table made if it is not there.
+    """
 
     path: str | None = None
     """Below the root if it is relative. Of an output by default ``outputs/COMPUTATION/OUTPUT``."""
     schema: str | None = None
-    """The columns, as DDL, so that they are compared before anything starts; the table's own count. An output of a computation has its own."""
+    """The columns, as DDL, so that they are compared before anything starts; the table's own count.
+    An output of a computation has its own."""
 
     def told(self, path: str) -> str:
         """See Place."""
@@ -176,11 +192,15 @@ class Table:
 
 @dataclass(frozen=True)
 class Frame:
-    """What a function of the session returns: any source that a tracked stage may read. It is no output."""
+    """What a function of the session returns: any source that a tracked stage may read.
+
+    It is no output.
+    """
 
     make: Callable[[SparkSession], DataFrame]
     schema: str | None = None
-    """The columns, as DDL, so that they are compared before anything starts; the frame's own count."""
+    """The columns, as DDL, so that they are compared before anything starts; the frame's own count.
+    """
     path: str | None = field(default=None, init=False)
 
     def told(self, path: str) -> str:

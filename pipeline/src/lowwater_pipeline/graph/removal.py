@@ -1,4 +1,7 @@
-"""Takes a computation out of a pipeline while the others run. What is read is not removed, nor what runs; what would be lost is lost only when that is said."""
+"""Takes a computation out of a pipeline while the others run.
+
+What is read is not removed, nor what runs; what would be lost is lost only when that is said.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ from lowwater_spark.errors import CheckpointMismatch, StateLost
 __all__ = ["SILENCE", "Refused", "check_unread", "drain", "mark_running", "remove"]
 
 SILENCE: Final = 15.0
-"""Seconds in which nothing is heard of a claim whose worker is gone: one that lives repeats itself every few seconds."""
+"""Seconds in which nothing is heard of a claim whose worker is gone: one that lives repeats itself
+every few seconds."""
 
 _EVERY: Final = 0.5
 """Seconds between two looks."""
@@ -75,9 +79,12 @@ def check_unread(pipeline: Pipeline, name: str) -> None:
 
 
 def drain(root: Path, name: str, *, within: float, tell: Callable[[str], object], every: float = _EVERY) -> None:
-    """Wait until a computation that runs has nothing left to do, and its process is stopped. ``tell`` takes a line whenever what is left has changed.
+    """Wait until a computation that runs has nothing left to do, and its process is stopped.
 
-    Returns at once for one that does not run. Raises :class:`Refused` after ``within`` seconds, with what is left.
+    ``tell`` takes a line whenever what is left has changed.
+
+    Returns at once for one that does not run. Raises :class:`Refused` after ``within`` seconds,
+    with what is left.
     """
     _check_there(root, name)
     deadline, said = time.monotonic() + within, ""

@@ -77,7 +77,10 @@ def _at(root: Path, path: str) -> str:
 def _frames(
     pipeline: Pipeline, spark: SparkSession, root: Path, names: Sequence[str]
 ) -> dict[str, dict[str, DataFrame]]:
-    """Return what each computation reads. Raises PipelineError with all that does not go with what it declares."""
+    """Return what each computation reads.
+
+    Raises PipelineError with all that does not go with what it declares.
+    """
     frames: dict[str, dict[str, DataFrame]] = {}
     problems: list[str] = []
     for name in names:
@@ -191,7 +194,11 @@ class Running:
         return bool(self.queries)
 
     def stop(self) -> None:
-        """Stop all queries, each before those that read it. What they have committed is reported. Raises what the first of them raised that could not be stopped, when the others are stopped."""
+        """Stop all queries, each before those that read it.
+
+        What they have committed is reported. Raises what the first of them raised that could not be
+        stopped, when the others are stopped.
+        """
         failures: list[Exception] = []
         for name in self.pipeline.order:
             if name in self.queries:

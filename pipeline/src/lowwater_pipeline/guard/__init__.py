@@ -6,8 +6,10 @@
         state = read_state()                         # only now
         writer.write(batch, digest, fill)            # all or nothing, once
 
-The stores are modules of their own, since each needs packages of its own: :mod:`lowwater_pipeline.guard.postgres`, :mod:`lowwater_pipeline.guard.redis`,
-:mod:`lowwater_pipeline.guard.delta` and :mod:`lowwater_pipeline.guard.files`; so are outputs of Spark stages: :mod:`lowwater_pipeline.guard.postgres_out`. Importing this starts nothing.
+The stores are modules of their own, since each needs packages of its own:
+:mod:`lowwater_pipeline.guard.postgres`, :mod:`lowwater_pipeline.guard.redis`,
+:mod:`lowwater_pipeline.guard.delta` and :mod:`lowwater_pipeline.guard.files`; so are outputs of
+Spark stages: :mod:`lowwater_pipeline.guard.postgres_out`. Importing this starts nothing.
 """
 
 from lowwater_pipeline.guard.claim import Claim, slot_bounds, slot_of

@@ -20,24 +20,30 @@ _U64: Final = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One claim that the authority has acknowledged, as the stores know it. Plain values: it may be sent to other processes.
+    """One claim that the authority has acknowledged, as the stores know it.
 
-    Two claims with one token are told apart by the nonce, which is drawn when this is made. So make it once for each lease, by :meth:`of`, and keep it.
+    Plain values: it may be sent to other processes.
+
+    Two claims with one token are told apart by the nonce, which is drawn when this is made. So make
+    it once for each lease, by :meth:`of`, and keep it.
     """
 
     server_token: str
     """The deployment of the authority."""
     computation: str
-    """Its full name. That of the whole for a claim in a slice of it: keys may move to another slice, whose later sequencers are above those that they had before."""
+    """Its full name. That of the whole for a claim in a slice of it: keys may move to another
+    slice, whose later sequencers are above those that they had before."""
     incarnation: int
     """The computation's life number."""
     token: int
     """The sequencer, an unsigned 64-bit number."""
     nonce: str
     configuration: int = 0
-    """The version of the configuration by which the writer works. A change gets a higher number, one that takes a change back, too."""
+    """The version of the configuration by which the writer works. A change gets a higher number,
+    one that takes a change back, too."""
     identity: str = ""
-    """Who counts the batches, such as a query's checkpoint: what the computation was claimed with. Another one counts anew, in a new incarnation."""
+    """Who counts the batches, such as a query's checkpoint: what the computation was claimed with.
+    Another one counts anew, in a new incarnation."""
 
     def __post_init__(self) -> None:
         for name in ("incarnation", "token", "configuration"):
@@ -53,7 +59,10 @@ class Claim:
 
     @classmethod
     def of(cls, client: lowwater.Client, lease: lowwater.Lease, *, configuration: int = 0, identity: str = "") -> Self:
-        """Return what a lease of this client shows; ``identity`` is the worker's. Costs nothing on the network."""
+        """Return what a lease of this client shows; ``identity`` is the worker's.
+
+        Costs nothing on the network.
+        """
         return cls(
             client.server_token,
             lease.computation.partition("~")[0],
@@ -96,7 +105,8 @@ def slot_of(key: bytes, slots: int) -> int:
 def slots_between(bounds: Iterable[bytes], slots: int) -> range:
     r"""Return the slots of a claim, given its first and last bound or all of them.
 
-    Raises Unaligned when it ends inside of a slot: its other part may belong to another owner, who would share the row.
+    Raises Unaligned when it ends inside of a slot: its other part may belong to another owner, who
+    would share the row.
 
     >>> slots_between([b"\x40", b"\x80"], 4), slots_between([b"", b""], 4)
     (range(1, 2), range(0, 4))

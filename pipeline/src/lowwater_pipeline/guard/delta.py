@@ -1,15 +1,20 @@
 """Guarded writes into a Delta table, by the options that Delta's own writer has.
 
-Delta writes a version once for each ``txnAppId`` and ``txnVersion``, and a lower number than the last one not at all. That is a fence, if the numbers are chosen well:
+Delta writes a version once for each ``txnAppId`` and ``txnVersion``, and a lower number than the
+last one not at all. That is a fence, if the numbers are chosen well:
 
     txnVersion = raise << 40 | batch + 1          the raises of a guard count densely: 1, 2, 3, ...
 
-A raise is a version without rows at ``raise << 40``. What an older owner writes has a lower number from then on: if Delta reads the table after the raise, it skips the write, and if it has read it
-before, the commit conflicts. It skips *without a word*, so after each save the writer looks for its own mark in the log.
+A raise is a version without rows at ``raise << 40``. What an older owner writes has a lower number
+from then on: if Delta reads the table after the raise, it skips the write, and if it has read it
+before, the commit conflicts. It skips *without a word*, so after each save the writer looks for its
+own mark in the log.
 
-With the number of the batch alone, a copied checkpoint would be skipped as well, or would make Delta skip the live one: its rows would be lost, silently.
+With the number of the batch alone, a copied checkpoint would be skipped as well, or would make
+Delta skip the live one: its rows would be lost, silently.
 
-The row of the guard stands in the ``userMetadata`` of the newest version that the guard has written. Needs the extra ``lowwater-pipeline[spark]``, and a session with Delta.
+The row of the guard stands in the ``userMetadata`` of the newest version that the guard has
+written. Needs the extra ``lowwater-pipeline[spark]``, and a session with Delta.
 """
 
 from __future__ import annotations
@@ -59,10 +64,14 @@ class _Standing:
 
 
 class DeltaGuard:
-    """One guard in one Delta table, which is there. Several may stand in one table, and know nothing of each other.
+    """One guard in one Delta table, which is there.
 
-    ``table`` is an absolute path, or a name in the session's catalog. ``name`` is the guard's, ``computation`` the full name of the computation whose output it is: readers see it as the writer.
-    It has one slot: a Spark query owns the whole key space. Not for several threads at a time.
+    Several may stand in one table, and know nothing of each other.
+
+    ``table`` is an absolute path, or a name in the session's catalog. ``name`` is the guard's,
+    ``computation`` the full name of the computation whose output it is: readers see it as the
+    writer. It has one slot: a Spark query owns the whole key space. Not for several threads at a
+    time.
     """
 
     def __init__(self, spark: SparkSession, table: str, name: str, *, computation: str) -> None:
@@ -79,10 +88,14 @@ class DeltaGuard:
         """Called at the named points of a write; for tests."""
 
     def raise_(self, claim: Claim, *, begin: int = 0) -> DeltaWriter:
-        """Raise a claim that the authority has acknowledged, and return its writer. From now on no older claim writes, and all that one wrote is there to be read.
+        """Raise a claim that the authority has acknowledged, and return its writer.
 
-        As :meth:`lowwater_pipeline.guard.postgres.PostgresGuard.raise_`. Costs one version of the table, and the reading of those since the guard's last one. Raises Unfit when the table is not
-        there, lowwater_spark.Unsupported for one that could not tell, OSError when its log cannot be read, InDoubt when others came before again and again.
+        From now on no older claim writes, and all that one wrote is there to be read.
+
+        As :meth:`lowwater_pipeline.guard.postgres.PostgresGuard.raise_`. Costs one version of the
+        table, and the reading of those since the guard's last one. Raises Unfit when the table is
+        not there, lowwater_spark.Unsupported for one that could not tell, OSError when its log
+        cannot be read, InDoubt when others came before again and again.
         """
         if claim.computation != self.computation:
             msg = f"{self._where} is made for {self.computation}, and the claim is of {claim.computation}"
@@ -100,7 +113,10 @@ class DeltaGuard:
         raise self._crowded()
 
     def standing(self) -> _Standing:
-        """Return what the log says of the guard now. Raises Damaged, Unfit, Unsupported, OSError."""
+        """Return what the log says of the guard now.
+
+        Raises Damaged, Unfit, Unsupported, OSError.
+        """
         table = self.log.table()
         if table.version < 0:
             msg = f"there is no Delta table at {self.log.path}: create it first, with the columns that will be written"
@@ -213,10 +229,15 @@ class DeltaWriter:
         """The row as the raise has left it: up to which batch the table is written."""
 
     def write(self, batch: int, digest: str, frame: DataFrame, *, after: int | None = None) -> bool:
-        """Append the rows of a batch as one version, once; False when it stands there already. Durable when it returns, in local directories by syncing what was written.
+        """Append the rows of a batch as one version, once; False when it stands there already.
 
-        ``batch``, ``digest`` and ``after`` as for :meth:`lowwater_pipeline.guard.postgres.PostgresWriter.write`. The frame runs again when another guard of the table came before it. Raises Fenced when a newer
-        claim was raised, another GuardError, OSError when the log cannot be read, and what Spark raises. Costs the reading of the versions since the guard's last one, twice.
+        Durable when it returns, in local directories by syncing what was written.
+
+        ``batch``, ``digest`` and ``after`` as for
+        :meth:`lowwater_pipeline.guard.postgres.PostgresWriter.write`. The frame runs again when
+        another guard of the table came before it. Raises Fenced when a newer claim was raised,
+        another GuardError, OSError when the log cannot be read, and what Spark raises. Costs the
+        reading of the versions since the guard's last one, twice.
         """
         check_steps(range(1), {0: batch}, digest, self.guard.name)
         if batch >= MOST_BATCHES:
@@ -226,9 +247,12 @@ class DeltaWriter:
 
 
 class DeltaOutput:
-    """One Delta table that one tracked stage appends to, under its claim. Make one for each output, beside the stage; it serves all runs of the process.
+    """One Delta table that one tracked stage appends to, under its claim.
 
-    ``table``, ``name`` as for :class:`DeltaGuard`; ``configuration`` as for :class:`lowwater_pipeline.guard.Claim`.
+    Make one for each output, beside the stage; it serves all runs of the process.
+
+    ``table``, ``name`` as for :class:`DeltaGuard`; ``configuration`` as for
+    :class:`lowwater_pipeline.guard.Claim`.
     """
 
     def __init__(self, table: str, name: str, *, configuration: int = 0) -> None:
@@ -243,7 +267,10 @@ class DeltaOutput:
         self._last: tuple[DeltaWriter, int] | None = None
 
     def own(self, batch: lws.Batch, spark: SparkSession) -> DeltaWriter:
-        """Raise the claim of the batch's run, once, and return its writer. Raises Unclaimed, Fenced and what :meth:`DeltaGuard.raise_` raises."""
+        """Raise the claim of the batch's run, once, and return its writer.
+
+        Raises Unclaimed, Fenced and what :meth:`DeltaGuard.raise_` raises.
+        """
         claim = claim_of(batch, self.configuration, self.table)
         if self._claim is None or not self._claim.same_grant(claim):
             self._claim, self._writer = claim, None
@@ -254,7 +281,11 @@ class DeltaOutput:
         return self._writer
 
     def write(self, batch: lws.Batch, frame: DataFrame) -> bool:
-        """Append the rows of a batch, once and whole; False if they were there. The function may leave batches out. Raises and costs as :meth:`own` and :meth:`DeltaWriter.write`."""
+        """Append the rows of a batch, once and whole; False if they were there.
+
+        The function may leave batches out. Raises and costs as :meth:`own` and
+        :meth:`DeltaWriter.write`.
+        """
         writer = self.own(batch, frame.sparkSession)
         if self._last == (writer, batch.id):
             msg = f"batch {batch.id} has been written to {self.table} already; a second write would be skipped. Unite the rows first."
@@ -266,7 +297,10 @@ class DeltaOutput:
 
 
 def _said(row: Row) -> dict[str, Any]:
-    """Return a row as a version has it. Numbers of 64 bits are texts: who reads JSON into doubles would make two of them one."""
+    """Return a row as a version has it.
+
+    Numbers of 64 bits are texts: who reads JSON into doubles would make two of them one.
+    """
     return {
         "server_token": row.server_token,
         "identity": row.identity,

@@ -1,10 +1,14 @@
-"""What a guarded write is refused for. Nothing has been changed in the store, but for :class:`InDoubt`.
+"""What a guarded write is refused for.
+
+Nothing has been changed in the store, but for :class:`InDoubt`.
 
 Who must react:
 
 * this writer has been replaced, and stops: :class:`Fenced`, :class:`OldConfiguration`;
-* this writer claims again, raises again and reads its state again: :class:`NotRaised`, :class:`NonceMismatch`, :class:`StoreReplaced`;
-* the same write is made again, with the same number and digest: :class:`InDoubt`, :class:`Blocked`, :class:`StagingLost`, :class:`Unclaimed`;
+* this writer claims again, raises again and reads its state again: :class:`NotRaised`,
+  :class:`NonceMismatch`, :class:`StoreReplaced`;
+* the same write is made again, with the same number and digest: :class:`InDoubt`, :class:`Blocked`,
+  :class:`StagingLost`, :class:`Unclaimed`;
 * an operator must look: :class:`Rewound`, :class:`WrongOwner`, :class:`Damaged`;
 * the caller's code is wrong: :class:`Unaligned`, :class:`Unfit`.
 """
@@ -31,11 +35,17 @@ __all__ = [
 
 
 class GuardError(RuntimeError):
-    """The root of what a guard refuses. The message names the guard, the slot, what stands there, and what to do."""
+    """The root of what a guard refuses.
+
+    The message names the guard, the slot, what stands there, and what to do.
+    """
 
 
 class Fenced(GuardError):
-    """A newer claim has been raised in the store: this writer is a zombie (MillWheel 6.2). It must stop, and not claim again by itself."""
+    """A newer claim has been raised in the store: this writer is a zombie (MillWheel 6.2).
+
+    It must stop, and not claim again by itself.
+    """
 
 
 class NotRaised(GuardError):
@@ -63,7 +73,10 @@ class Rewound(GuardError):
 
 
 class Damaged(GuardError):
-    """What stands in the store is no row of a guard, or one that was made with other slots. Other guards are not concerned."""
+    """What stands in the store is no row of a guard, or one that was made with other slots.
+
+    Other guards are not concerned.
+    """
 
 
 class Unaligned(GuardError, ValueError):
@@ -71,7 +84,10 @@ class Unaligned(GuardError, ValueError):
 
 
 class Unfit(GuardError, ValueError):
-    """What was to be written cannot be written under a guard. The message says what to write instead."""
+    """What was to be written cannot be written under a guard.
+
+    The message says what to write instead.
+    """
 
 
 class Blocked(GuardError):
@@ -87,4 +103,7 @@ class StagingLost(GuardError):
 
 
 class InDoubt(GuardError):
-    """The store did not answer: nobody knows whether the write was made. Make the same write again: it is made once."""
+    """The store did not answer: nobody knows whether the write was made.
+
+    Make the same write again: it is made once.
+    """

@@ -1,12 +1,15 @@
 """Guarded writes into directories of a local or NFS file system.
 
-A file system cannot compare before it writes. But of those who link a file to a name that is not taken, one succeeds. So a guard is a log of numbered entries, made like that, each complete and
+A file system cannot compare before it writes. But of those who link a file to a name that is not
+taken, one succeeds. So a guard is a log of numbered entries, made like that, each complete and
 synced before it has its name:
 
     FOLDER/guard/NAME/00000000000000000007      {"rows": {...}, "directory": "..."}
 
-Who writes the next entry has judged by the last one, and it is the next one only if nobody came between. So a raise, and each batch, has one place in one order. The files of a batch stand in a
-directory of their own, ``FOLDER/rows/N-TOKEN-UNIQUE``, which nobody else ever writes into; the entry *names* it. Readers follow the names (:meth:`FileGuard.directories`), and never list.
+Who writes the next entry has judged by the last one, and it is the next one only if nobody came
+between. So a raise, and each batch, has one place in one order. The files of a batch stand in a
+directory of their own, ``FOLDER/rows/N-TOKEN-UNIQUE``, which nobody else ever writes into; the
+entry *names* it. Readers follow the names (:meth:`FileGuard.directories`), and never list.
 
 A rename would not do: a directory that is renamed onto an empty one replaces it, without a word.
 
@@ -47,8 +50,9 @@ class _Entry(NamedTuple):
 class FileGuard:
     """One guard in one folder. Several may stand in one folder, and know nothing of each other.
 
-    ``folder`` is an absolute directory on a local or NFS file system. ``name`` and ``slots`` as for :class:`lowwater_pipeline.guard.postgres.PostgresGuard`; the name is that of a directory. An entry
-    has the rows of all slots, so keep them few.
+    ``folder`` is an absolute directory on a local or NFS file system. ``name`` and ``slots`` as for
+    :class:`lowwater_pipeline.guard.postgres.PostgresGuard`; the name is that of a directory. An
+    entry has the rows of all slots, so keep them few.
     """
 
     def __init__(self, folder: str | Path, name: str, *, slots: int = 1) -> None:
@@ -72,9 +76,12 @@ class FileGuard:
         return self.folder / "guard" / self.name
 
     def raise_(self, claim: Claim, *, bounds: Iterable[bytes] = (b"", b""), begin: int = 0) -> FileWriter:
-        """Raise a claim that the authority has acknowledged, and return its writer. From now on no older claim writes, and all that one wrote is there to be read.
+        """Raise a claim that the authority has acknowledged, and return its writer.
 
-        As :meth:`lowwater_pipeline.guard.postgres.PostgresGuard.raise_`, but there is nobody to wait for. Costs an entry, with three fsyncs. Raises OSError.
+        From now on no older claim writes, and all that one wrote is there to be read.
+
+        As :meth:`lowwater_pipeline.guard.postgres.PostgresGuard.raise_`, but there is nobody to
+        wait for. Costs an entry, with three fsyncs. Raises OSError.
         """
         slots = slots_between(bounds, self.slots)
         if type(begin) is not int or not 0 <= begin <= MAX_BATCH:
@@ -122,7 +129,10 @@ class FileGuard:
         return named
 
     def directories(self) -> list[Path]:
-        """Return the directories of all batches, in order: what readers read, and nothing else. Costs the reading of all entries."""
+        """Return the directories of all batches, in order: what readers read, and nothing else.
+
+        Costs the reading of all entries.
+        """
         found = [self._read(number)[1] for number in range(self._newest().number + 1)]
         return [self.folder / "rows" / name for name in found if name]
 
@@ -131,12 +141,15 @@ class FileGuard:
         rows = self._newest().rows
         return {slot: rows.get(slot) for slot in range(self.slots)}
 
-    # -- the log --------------------------------------------------------------------------------------------------------
+    # -- the log -----------------------------------------------------------------------------------
 
     def _append(
         self, change: Callable[[Mapping[int, Row]], dict[int, Row]], directory: str
     ) -> tuple[Mapping[int, Row], bool]:
-        """Add an entry with what is judged by the newest one; no entry when that changes nothing. Return the rows, and whether there is one. Durable when it returns."""
+        """Add an entry with what is judged by the newest one; no entry when that changes nothing.
+
+        Return the rows, and whether there is one. Durable when it returns.
+        """
         for _ in range(_TRIES):
             newest = self._newest()
             changed = change(newest.rows)
@@ -223,16 +236,23 @@ class FileWriter:
         self.claim = claim
         self.slots = slots
         self.found = dict(rows)
-        """The row of each slot as the raise has left it: up to which batch the folder is written."""
+        """The row of each slot as the raise has left it: up to which batch the folder is written.
+        """
 
     def write(self, batch: int | Mapping[int, int], digest: str, fill: Callable[[Path], object]) -> bool:
-        """Write a batch once; False when it stands there already. Durable when it returns, by syncing.
+        """Write a batch once; False when it stands there already.
 
-        ``fill(directory)`` puts the batch's files into a directory of its own, and nothing else. What it raises is raised, and the directory goes; one that a kill leaves is named by no entry. ``batch``
-        and ``digest`` as for :meth:`lowwater_pipeline.guard.postgres.PostgresWriter.write`.
+        Durable when it returns, by syncing.
 
-        Raises Fenced when a newer claim was raised, also while the files were written, another GuardError, OSError, and lowwater_spark's NotDurable. After that one the entry may be there and
-        not on the disk, and a repeat that returns False proves nothing: look at the disk, and begin a new guard.
+        ``fill(directory)`` puts the batch's files into a directory of its own, and nothing else.
+        What it raises is raised, and the directory goes; one that a kill leaves is named by no
+        entry. ``batch`` and ``digest`` as for
+        :meth:`lowwater_pipeline.guard.postgres.PostgresWriter.write`.
+
+        Raises Fenced when a newer claim was raised, also while the files were written, another
+        GuardError, OSError, and lowwater_spark's NotDurable. After that one the entry may be there
+        and not on the disk, and a repeat that returns False proves nothing: look at the disk, and
+        begin a new guard.
         """
         steps = dict.fromkeys(self.slots, batch) if isinstance(batch, int) else dict(batch)
         check_steps(self.slots, steps, digest, self.guard.name)
@@ -240,7 +260,10 @@ class FileWriter:
 
 
 def _said(row: Row) -> dict[str, Any]:
-    """Return a row as an entry has it. Numbers of 64 bits are texts: who reads JSON into doubles would make two of them one."""
+    """Return a row as an entry has it.
+
+    Numbers of 64 bits are texts: who reads JSON into doubles would make two of them one.
+    """
     return {name: str(value) if type(value) is int else value for name, value in asdict(row).items()}
 
 

@@ -43,7 +43,8 @@ _Check = Callable[[Mapping[int, Row | None], str], None]
 """Raises why something is refused, given the rows that are committed, and the store's life."""
 
 PATIENCE: Final = 10.0
-"""Seconds that a transaction waits for the guard's row, before it looks who holds it, and a raise ends them."""
+"""Seconds that a transaction waits for the guard's row, before it looks who holds it, and a raise
+ends them."""
 
 GRACE: Final = 5.0
 """Seconds that sessions that are ended have, at the least, to be gone."""
@@ -79,8 +80,9 @@ SELECT set_config('lock_timeout', %s, true),
        txid_current()
 FROM pg_control_system()
 """
-"""What a transaction begins with. A COMMIT that is acknowledged must be durable, whatever the session's default is. The timeline is that of the log that is written: what
-the last checkpoint says is older for a while after another server has taken over."""
+"""What a transaction begins with. A COMMIT that is acknowledged must be durable, whatever the
+session's default is. The timeline is that of the log that is written: what the last checkpoint says
+is older for a while after another server has taken over."""
 
 _UPDATE: Final = """
 UPDATE lowwater_guard SET batch = new.batch, digest = %(digest)s
@@ -100,16 +102,20 @@ class _Begun(NamedTuple):
     """What a transaction knows of itself."""
 
     life: str
-    """Of the store: the database system and its timeline. It changes when a backup is restored to a point in time, and when a standby takes over."""
+    """Of the store: the database system and its timeline. It changes when a backup is restored to a
+    point in time, and when a standby takes over."""
     transaction: int
 
 
 class PostgresGuard:
     """One guard in one database. Several may stand in one database, and know nothing of each other.
 
-    ``dsn`` says how to connect, as libpq understands it. ``name`` is the guard's, of one output of one computation. ``slots``: one for a writer that owns the whole key
-    space, as a Spark query does; as many as stay for good, where workers own parts of it (:func:`lowwater_pipeline.guard.slot_bounds`). ``patience`` is how many seconds a
-    transaction waits for the row. Then a raise ends those who hold it, if what is committed lets it pass; a write waits once more as long, and ends nobody.
+    ``dsn`` says how to connect, as libpq understands it. ``name`` is the guard's, of one output of
+    one computation. ``slots``: one for a writer that owns the whole key space, as a Spark query
+    does; as many as stay for good, where workers own parts of it
+    (:func:`lowwater_pipeline.guard.slot_bounds`). ``patience`` is how many seconds a transaction
+    waits for the row. Then a raise ends those who hold it, if what is committed lets it pass; a
+    write waits once more as long, and ends nobody.
 
     It has one connection, made when it is needed. Not for several threads at a time.
     """
@@ -146,13 +152,18 @@ class PostgresGuard:
             connection.close()
 
     def raise_(self, claim: Claim, *, bounds: Iterable[bytes] = (b"", b""), begin: int = 0) -> PostgresWriter:
-        """Raise a claim that the authority has acknowledged, and return its writer. From now on no older claim writes, and all that one wrote is there to be read.
+        """Raise a claim that the authority has acknowledged, and return its writer.
 
-        ``bounds`` are the claim's (``lease.bounds``); ``begin`` is the number of the first batch, where none was written yet, or another identity has counted before. Read the state
-        only after this. Whoever holds the row longer than ``patience`` is ended: a writer that is raised over is a zombie. A raise that is refused by what is committed ends nobody.
+        From now on no older claim writes, and all that one wrote is there to be read.
 
-        Costs a transaction, and one row for each slot. A repeat with the same claim changes nothing. Raises Fenced when a newer claim was raised, another GuardError,
-        Unaligned for bounds that are not those of slots, and what psycopg raises.
+        ``bounds`` are the claim's (``lease.bounds``); ``begin`` is the number of the first batch,
+        where none was written yet, or another identity has counted before. Read the state only
+        after this. Whoever holds the row longer than ``patience`` is ended: a writer that is raised
+        over is a zombie. A raise that is refused by what is committed ends nobody.
+
+        Costs a transaction, and one row for each slot. A repeat with the same claim changes
+        nothing. Raises Fenced when a newer claim was raised, another GuardError, Unaligned for
+        bounds that are not those of slots, and what psycopg raises.
         """
         slots = slots_between(bounds, self.slots)
         if type(begin) is not int or not 0 <= begin <= MAX_BATCH:
@@ -185,7 +196,7 @@ class PostgresGuard:
             cursor.execute(f"SELECT slot, {_COLUMNS} FROM lowwater_guard WHERE guard = %s ORDER BY slot", (self.name,))
             return {row[0]: self._row(row) for row in cursor}
 
-    # -- for its writers ------------------------------------------------------------------------------------------------
+    # -- for its writers ---------------------------------------------------------------------------
 
     def transact(
         self, work: Callable[[_Cursor, _Begun], T], slots: Iterable[int], check: _Check, *, ends: bool = False
@@ -260,10 +271,14 @@ class PostgresGuard:
         found = self._lock(cursor, sorted(steps)) if _one(cursor)[0] else dict.fromkeys(steps)
         return judge(found, claim, begun.life, steps, digest, self.name, after)
 
-    # -- transactions ---------------------------------------------------------------------------------------------------
+    # -- transactions ------------------------------------------------------------------------------
 
     def _patiently(self, work: Callable[[_Cursor, _Begun], T], slots: tuple[int, ...], check: _Check, ends: bool) -> T:
-        """Wait for the row as long as patience lasts. Then say what is refused anyway, or wait once more, while those who hold it are named, or ended."""
+        """Wait for the row as long as patience lasts.
+
+        Then say what is refused anyway, or wait once more, while those who hold it are named, or
+        ended.
+        """
 
         def look(connection: _Connection) -> None:
             check(*self._committed(connection, slots))
@@ -338,16 +353,20 @@ class PostgresGuard:
     def _connected(self) -> _Connection:
         if self._connection is None or self._connection.closed:
             connection = psycopg.connect(self.dsn)
-            # What was committed before the lock was got must be seen, whatever the role's default is.
+            # What was committed before the lock was got must be seen, whatever the role's default
+            # is.
             connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
             connection.read_only = False
             self._connection = connection
         return self._connection
 
-    # -- rows -----------------------------------------------------------------------------------------------------------
+    # -- rows --------------------------------------------------------------------------------------
 
     def _make(self, cursor: _Cursor, slots: range) -> None:
-        """Make what is missing of the guard's rows, empty. The row of slot 0 tells of all guards of this name how many slots they have."""
+        """Make what is missing of the guard's rows, empty.
+
+        The row of slot 0 tells of all guards of this name how many slots they have.
+        """
         cursor.execute("SELECT to_regclass('lowwater_guard') IS NOT NULL")
         if not _one(cursor)[0]:
             # Of two who make a table at a time, one would fail.
@@ -424,14 +443,20 @@ class PostgresWriter:
         *,
         after: int | None = None,
     ) -> bool:
-        """Write a batch once; False when it stands there already. Durable when it returns, as far as the database keeps what it has acknowledged.
+        """Write a batch once; False when it stands there already.
 
-        ``fill(cursor)`` writes the rows. It is called under the lock, and again when the answer to its COMMIT was lost and the rows are not there. What it raises is raised,
-        and nothing is written. ``batch`` is the number in all slots of the writer, or by slot those that it touches: each follows the last one of its slot by one, so write a
-        batch without rows, too. A writer that leaves batches out, and durably notes which one it has written last, says that number by ``after``. ``digest`` tells
-        the content of one batch from another's under the same number, such as the digest of its plan.
+        Durable when it returns, as far as the database keeps what it has acknowledged.
 
-        Raises Fenced when a newer claim was raised, another GuardError, and what psycopg raises. Costs four round trips beside those of ``fill``.
+        ``fill(cursor)`` writes the rows. It is called under the lock, and again when the answer to
+        its COMMIT was lost and the rows are not there. What it raises is raised, and nothing is
+        written. ``batch`` is the number in all slots of the writer, or by slot those that it
+        touches: each follows the last one of its slot by one, so write a batch without rows, too. A
+        writer that leaves batches out, and durably notes which one it has written last, says that
+        number by ``after``. ``digest`` tells the content of one batch from another's under the same
+        number, such as the digest of its plan.
+
+        Raises Fenced when a newer claim was raised, another GuardError, and what psycopg raises.
+        Costs four round trips beside those of ``fill``.
         """
         steps = dict.fromkeys(self.slots, batch) if isinstance(batch, int) else dict(batch)
         check_steps(self.slots, steps, digest, self.guard.name)

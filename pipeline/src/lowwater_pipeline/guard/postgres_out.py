@@ -7,11 +7,14 @@
 
     stage.foreach_batch(stream, write_batch, checkpoint=...)
 
-Tasks only *stage*: each attempt inserts its rows, under a name of its own, into a table beside the output, and returns that name. Spark returns the names of exactly one attempt a
-partition, so the driver knows which count. It moves their rows into the output, in the transaction that checks the run's claim and its batch
-(:mod:`lowwater_pipeline.guard.postgres`). What failed attempts, and zombies, have staged is never moved, and removed later.
+Tasks only *stage*: each attempt inserts its rows, under a name of its own, into a table beside the
+output, and returns that name. Spark returns the names of exactly one attempt a partition, so the
+driver knows which count. It moves their rows into the output, in the transaction that checks the
+run's claim and its batch (:mod:`lowwater_pipeline.guard.postgres`). What failed attempts, and
+zombies, have staged is never moved, and removed later.
 
-The run raises its claim when it writes first. So a function that reads the output calls :meth:`PostgresOutput.own` before: what it reads then is what no zombie changes any more.
+The run raises its claim when it writes first. So a function that reads the output calls
+:meth:`PostgresOutput.own` before: what it reads then is what no zombie changes any more.
 
 Needs the extras ``lowwater-pipeline[postgres,spark]``, the first on the executors as well.
 """
@@ -58,11 +61,16 @@ SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute WHERE a
 
 
 class PostgresOutput:
-    """One table of PostgreSQL that one tracked stage appends to. Make one for each output, beside the stage; it serves all runs of the process.
+    """One table of PostgreSQL that one tracked stage appends to.
 
-    ``dsn`` says how to connect, as libpq understands it: from the driver and from the executors, so it travels with the tasks. Keep a password out of it, in ``PGPASSFILE``.
-    ``table`` has at least the frame's columns, in any order, and may have a schema before its name. ``name`` is the guard's, by default the table's; two stages that write
-    into one table have guards of their own. ``configuration`` is the version of what the rows are made by: see :class:`lowwater_pipeline.guard.Claim`. ``patience`` as for
+    Make one for each output, beside the stage; it serves all runs of the process.
+
+    ``dsn`` says how to connect, as libpq understands it: from the driver and from the executors, so
+    it travels with the tasks. Keep a password out of it, in ``PGPASSFILE``. ``table`` has at least
+    the frame's columns, in any order, and may have a schema before its name. ``name`` is the
+    guard's, by default the table's; two stages that write into one table have guards of their own.
+    ``configuration`` is the version of what the rows are made by: see
+    :class:`lowwater_pipeline.guard.Claim`. ``patience`` as for
     :class:`lowwater_pipeline.guard.postgres.PostgresGuard`.
     """
 
@@ -85,10 +93,12 @@ class PostgresOutput:
         self.guard.close()
 
     def own(self, batch: lws.Batch) -> PostgresWriter:
-        """Raise the claim of the batch's run, once, and return its writer. From now on no older run writes into the output.
+        """Raise the claim of the batch's run, once, and return its writer.
 
-        Costs a transaction for each run. Raises Unclaimed when the authority has not acknowledged a claim of the run yet, Fenced when a newer run was raised, and another
-        GuardError.
+        From now on no older run writes into the output.
+
+        Costs a transaction for each run. Raises Unclaimed when the authority has not acknowledged a
+        claim of the run yet, Fenced when a newer run was raised, and another GuardError.
         """
         claim = claim_of(batch, self.configuration, self.table)
         if self._claim is None or not self._claim.same_grant(claim):
@@ -98,13 +108,18 @@ class PostgresOutput:
         return self._writer
 
     def write(self, batch: lws.Batch, frame: DataFrame) -> bool:
-        """Append the rows of a batch, once and whole; False if they were there. Durable when it returns, as far as the database keeps what it has acknowledged.
+        """Append the rows of a batch, once and whole; False if they were there.
 
-        The frame runs once; its rows may be anything but repeatable. Its columns are of types that PostgreSQL has: no structs and no maps. Call it once in a batch, or, if there is
-        nothing to write, not at all.
+        Durable when it returns, as far as the database keeps what it has acknowledged.
 
-        Raises what :meth:`own` and :meth:`lowwater_pipeline.guard.postgres.PostgresWriter.write` raise, Unfit for a table or columns that do not fit, and StagingLost when the
-        server was started anew after the rows were staged. Costs one Spark job, a COPY for each task, and a transaction that moves the rows.
+        The frame runs once; its rows may be anything but repeatable. Its columns are of types that
+        PostgreSQL has: no structs and no maps. Call it once in a batch, or, if there is nothing to
+        write, not at all.
+
+        Raises what :meth:`own` and :meth:`lowwater_pipeline.guard.postgres.PostgresWriter.write`
+        raise, Unfit for a table or columns that do not fit, and StagingLost when the server was
+        started anew after the rows were staged. Costs one Spark job, a COPY for each task, and a
+        transaction that moves the rows.
         """
         writer = self.own(batch)
         if self._last == (writer, batch.id):
@@ -133,7 +148,10 @@ class PostgresOutput:
         return made
 
     def _prepare(self, frame: DataFrame) -> str:
-        """Make the table for what is staged, if it is not there, and return its name. Raises Unfit for columns that do not fit."""
+        """Make the table for what is staged, if it is not there, and return its name.
+
+        Raises Unfit for columns that do not fit.
+        """
         columns = tuple(frame.columns)
         with psycopg.connect(self.dsn) as connection:
             try:

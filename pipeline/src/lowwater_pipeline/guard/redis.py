@@ -213,8 +213,10 @@ _FIELDS: Final = (
 class RedisGuard:
     """One guard in one Redis. Several may stand in one Redis, and know nothing of each other.
 
-    ``client`` is the caller's, and stays it: of a single server, of the master that a Sentinel names, or of a Cluster. ``name`` and ``slots`` as for
-    :class:`lowwater_pipeline.guard.postgres.PostgresGuard`; the name is the hash tag of all keys, so it has no braces.
+    ``client`` is the caller's, and stays it: of a single server, of the master that a Sentinel
+    names, or of a Cluster. ``name`` and ``slots`` as for
+    :class:`lowwater_pipeline.guard.postgres.PostgresGuard`; the name is the hash tag of all keys,
+    so it has no braces.
 
     Each call is one script. Not for several threads at a time.
     """
@@ -240,10 +242,13 @@ class RedisGuard:
         return f"lowwater:guard:{self.tag}:{slot}"
 
     def raise_(self, claim: Claim, *, bounds: Iterable[bytes] = (b"", b""), begin: int = 0) -> RedisWriter:
-        """Raise a claim that the authority has acknowledged, and return its writer. From now on no older claim writes, and all that one wrote is there to be read.
+        """Raise a claim that the authority has acknowledged, and return its writer.
 
-        As :meth:`lowwater_pipeline.guard.postgres.PostgresGuard.raise_`, but there is nobody to wait for, and it raises InDoubt when Redis did not answer, and
-        Unfit when Redis may evict keys that do not expire.
+        From now on no older claim writes, and all that one wrote is there to be read.
+
+        As :meth:`lowwater_pipeline.guard.postgres.PostgresGuard.raise_`, but there is nobody to
+        wait for, and it raises InDoubt when Redis did not answer, and Unfit when Redis may evict
+        keys that do not expire.
         """
         slots = slots_between(bounds, self.slots)
         if type(begin) is not int or not 0 <= begin <= MAX_BATCH:
@@ -326,7 +331,10 @@ class RedisGuard:
         return found
 
     def _checked(self, command: Command) -> tuple[str, list[str | bytes]]:
-        """Return a command as it is sent, with the type of its key. Raises Unfit for one that could fail half-way."""
+        """Return a command as it is sent, with the type of its key.
+
+        Raises Unfit for one that could fail half-way.
+        """
         name, *values = command
         name = str(name).upper()
         if name not in _TYPES:
@@ -412,13 +420,17 @@ class RedisWriter:
         """The row of each slot as the raise has left it: up to which batch the store is written."""
 
     def write(self, batch: int | Mapping[int, int], digest: str, commands: Iterable[Command]) -> bool:
-        """Write a batch once; False when it stands there already. Durable when it returns, as far as this Redis keeps what it has acknowledged.
+        """Write a batch once; False when it stands there already.
 
-        ``commands`` are done in their order, all or none: SET, DEL, HSET, HDEL, SADD, SREM, RPUSH, LPUSH, ZADD and ZREM, each of one key, which has the guard's ``{NAME}`` in it. ``batch`` and
+        Durable when it returns, as far as this Redis keeps what it has acknowledged.
+
+        ``commands`` are done in their order, all or none: SET, DEL, HSET, HDEL, SADD, SREM, RPUSH,
+        LPUSH, ZADD and ZREM, each of one key, which has the guard's ``{NAME}`` in it. ``batch`` and
         ``digest`` as for :meth:`lowwater_pipeline.guard.postgres.PostgresWriter.write`.
 
-        Raises Fenced when a newer claim was raised, InDoubt when Redis did not answer, Unfit for other commands and for a key of another type, another GuardError, and what the
-        client raises when Redis refuses all writes. Redis does nothing else while it runs.
+        Raises Fenced when a newer claim was raised, InDoubt when Redis did not answer, Unfit for
+        other commands and for a key of another type, another GuardError, and what the client raises
+        when Redis refuses all writes. Redis does nothing else while it runs.
         """
         steps = dict.fromkeys(self.slots, batch) if isinstance(batch, int) else dict(batch)
         check_steps(self.slots, steps, digest, self.guard.name)

@@ -1,12 +1,15 @@
-"""The row of a guard, and what is judged by it. Pure: a store reads the rows under its lock, asks here, and writes what it is told.
+"""The row of a guard, and what is judged by it.
+
+Pure: a store reads the rows under its lock, asks here, and writes what it is told.
 
 The order of things is what fences (MillWheel 6.2, figure 12):
 
     claim acknowledged -> raise in the store -> read the state -> write
 
-The raise is where one owner ends and the next one begins, in this store: what an older owner has written before it, the new one reads; what comes after it, is
-refused. So a raise goes up only, and a write needs *equality*: a lower token is a zombie's, a higher one has skipped its raise, and has read a state that others
-could still change.
+The raise is where one owner ends and the next one begins, in this store: what an older owner has
+written before it, the new one reads; what comes after it, is refused. So a raise goes up only, and
+a write needs *equality*: a lower token is a zombie's, a higher one has skipped its raise, and has
+read a state that others could still change.
 """
 
 from __future__ import annotations
@@ -61,9 +64,12 @@ class Row:
 
 
 def raised(row: Row | None, claim: Claim, life: str, begin: int, where: str) -> Row:
-    """Return the row as the raise of a claim leaves it. Raises a GuardError when it must not be raised.
+    """Return the row as the raise of a claim leaves it.
 
-    ``begin`` is the number of the first batch: it counts where there is no row yet, or another identity counted in an earlier incarnation. A repeat changes nothing.
+    Raises a GuardError when it must not be raised.
+
+    ``begin`` is the number of the first batch: it counts where there is no row yet, or another
+    identity counted in an earlier incarnation. A repeat changes nothing.
     """
     problem = refused_raise(row, claim, life, where)
     if problem is not None:
@@ -119,10 +125,12 @@ def judge(
     guard: str,
     after: int | None = None,
 ) -> bool:
-    """Return whether a batch is to be written; False when it stands there already. Raises a GuardError when it must not be.
+    """Return whether a batch is to be written; False when it stands there already.
 
-    ``steps`` has the number of the batch for each slot that it touches; ``after`` is the last one that its writer has noted as written, by default the number before. Costs
-    O(slots touched).
+    Raises a GuardError when it must not be.
+
+    ``steps`` has the number of the batch for each slot that it touches; ``after`` is the last one
+    that its writer has noted as written, by default the number before. Costs O(slots touched).
     """
     done = set()
     for slot in sorted(steps):

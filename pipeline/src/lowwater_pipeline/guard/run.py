@@ -16,7 +16,10 @@ __all__ = ["batch_before", "claim_of", "first_batch", "output_of"]
 
 
 def claim_of(batch: lws.Batch, configuration: int, where: str) -> Claim:
-    """Return the claim of a batch's run, with a nonce of its own. Raises Unclaimed before the authority has acknowledged one."""
+    """Return the claim of a batch's run, with a nonce of its own.
+
+    Raises Unclaimed before the authority has acknowledged one.
+    """
     claimed = batch.claimed
     if claimed is None:
         msg = f"{where}: the authority has not acknowledged a claim of this run, so the store could not tell its writes from a zombie's. Start the query again when the authority answers."

@@ -105,7 +105,8 @@ class AttachStatus:
     address: str
     """Of the authority; empty when nothing is attached."""
     authority: str
-    """"answers", "away" (tried again at the next value) or "left alone" (it was away several times, and is tried again later)."""
+    """"answers", "away" (tried again at the next value) or "left alone" (it was away several times,
+    and is tried again later)."""
     problem: str
     """Why it is away; empty while it answers."""
     delivered: int
@@ -192,7 +193,8 @@ class Attachment:
         if not _is_connect(self._spark):
             streams.addListener(listener)
             return
-        # Spark Connect hears events in a thread made here, which inherits this: a program that does not stop its session still ends.
+        # Spark Connect hears events in a thread made here, which inherits this: a program that does
+        # not stop its session still ends.
         thread = threading.Thread(target=streams.addListener, args=(listener,), daemon=True)
         thread.start()
         thread.join()
@@ -230,14 +232,18 @@ class Attachment:
             )
 
     def stop(self) -> None:
-        """End it: queries go on unseen, and their computations hold where they stand. Waits a few seconds at most; may be repeated."""
+        """End it: queries go on unseen, and their computations hold where they stand.
+
+        Waits a few seconds at most; may be repeated.
+        """
         with _lock:
             if self._stopped:
                 return
             self._stopped = True
             _attached[:] = [each for each in _attached if each is not self]
         atexit.unregister(self.stop)
-        # In Spark Connect the listener stays, and hears nothing: removing it waits for a thread that waits for the remover's lock.
+        # In Spark Connect the listener stays, and hears nothing: removing it waits for a thread
+        # that waits for the remover's lock.
         if self._listener is not None and not _is_connect(self._spark):
             try:
                 self._spark.streams.removeListener(self._listener)
@@ -270,7 +276,10 @@ def _session_of(spark: SparkSession) -> Any:
 
 
 def _listener(book: Book, stopped: Callable[[], bool]) -> StreamingQueryListener:
-    """Return a listener that writes into the book. ``onQueryStarted`` holds up ``start()``: nothing here waits for anything."""
+    """Return a listener that writes into the book.
+
+    ``onQueryStarted`` holds up ``start()``: nothing here waits for anything.
+    """
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
     def guarded(take: Callable[[Any], None], event: Any) -> None:

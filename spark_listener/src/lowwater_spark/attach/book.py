@@ -1,7 +1,8 @@
 """What is known of each attached query, and what the authority has not heard yet.
 
-Spark's threads write here and go on; they never wait for more than a lock that nobody holds across a call. One entry a query,
-the newest value wins: what was not sent yet is replaced, so the book is bounded by the number of queries.
+Spark's threads write here and go on; they never wait for more than a lock that nobody holds across
+a call. One entry a query, the newest value wins: what was not sent yet is replaced, so the book is
+bounded by the number of queries.
 """
 
 from __future__ import annotations
@@ -17,12 +18,16 @@ from lowwater_spark.attach.progress import BatchProgress
 __all__ = ["Book", "QueryStatus", "Saying"]
 
 MOST_QUERIES: Final = 1_000
-"""Queries that are remembered. Beyond them those that ended longest ago are forgotten; living ones never."""
+"""Queries that are remembered. Beyond them those that ended longest ago are forgotten; living ones
+never."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryStatus:
-    """How one attached query stands. The counts begin with the attachment, and go on when the query is started again."""
+    """How one attached query stands.
+
+    The counts begin with the attachment, and go on when the query is started again.
+    """
 
     computation: str
     """The name it is registered under, without the namespace."""
@@ -40,8 +45,8 @@ class QueryStatus:
     rows: int = 0
     """Rows that were read."""
     late_rows: int = 0
-    """Rows that Spark dropped as late, as it counts them: an aggregation adds up the rows of one group and task first, so that
-    they count as one, and a query without state drops none."""
+    """Rows that Spark dropped as late, as it counts them: an aggregation adds up the rows of one
+    group and task first, so that they count as one, and a query without state drops none."""
     state_rows: int = 0
     """Rows in its state after the last batch."""
     rows_per_second: float = 0.0
@@ -55,7 +60,8 @@ class QueryStatus:
     reported: Watermark = Watermark.UNKNOWN
     """What the authority has taken over of it, durably."""
     published: Watermark = Watermark.UNKNOWN
-    """What readers see. It never goes back: a query that begins anew, from a new checkpoint, must catch up with it first."""
+    """What readers see. It never goes back: a query that begins anew, from a new checkpoint, must
+    catch up with it first."""
     problem: str = ""
     """Why the authority does not have it; empty while it does."""
 
@@ -72,7 +78,11 @@ class Saying:
 
 
 class Book:
-    """Safe for threads. ``clock`` is monotonic, in seconds; ``most`` queries are remembered. Every method is O(1), but :meth:`take` is O(queries that wait)."""
+    """Safe for threads.
+
+    ``clock`` is monotonic, in seconds; ``most`` queries are remembered. Every method is O(1), but
+    :meth:`take` is O(queries that wait).
+    """
 
     def __init__(
         self, name_of: Callable[[str | None, str], str], clock: Callable[[], float], *, most: int = MOST_QUERIES
@@ -94,7 +104,7 @@ class Book:
         self._waiting: dict[str, float] = {}
         self._ended: dict[str, None] = {}
 
-    # -- Spark's side -----------------------------------------------------------------------------------------------
+    # -- Spark's side ------------------------------------------------------------------------------
 
     def started(self, query: str, run: str, name: str | None) -> None:
         """A query starts, or starts again."""
@@ -109,7 +119,8 @@ class Book:
             known = self._queries.get(said.query) or self._enter(said.query, said.run, said.name)
             if known is None:
                 return
-            # The events of a run that was replaced may come late: they count, but say nothing of where the new one is.
+            # The events of a run that was replaced may come late: they count, but say nothing of
+            # where the new one is.
             counted = replace(
                 known,
                 batches=known.batches + 1,
@@ -174,7 +185,7 @@ class Book:
             self._waiting[query] = self._clock()
             self.changed.notify_all()
 
-    # -- the sender's side --------------------------------------------------------------------------------------------
+    # -- the sender's side -------------------------------------------------------------------------
 
     def take(self) -> Saying | None:
         """Return the newest of a query that waits, of those that may be sent now the one that waits longest; None without one."""
@@ -191,7 +202,10 @@ class Book:
         return None
 
     def within(self) -> float | None:
-        """Return in how many seconds there is something to take; None when nothing waits. Hold ``changed``."""
+        """Return in how many seconds there is something to take; None when nothing waits.
+
+        Hold ``changed``.
+        """
         return max(0.0, min(self._waiting.values()) - self._clock()) if self._waiting else None
 
     def waits(self, query: str) -> bool:

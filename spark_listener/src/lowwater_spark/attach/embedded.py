@@ -31,8 +31,8 @@ _LINES: Final = 5
 class Embedded:
     """A running authority over a folder of its own, on a free port of the loopback interface.
 
-    Its standard input is a pipe that only this process holds the other end of. When that closes, by :meth:`release` or because this
-    process is gone, the authority stops.
+    Its standard input is a pipe that only this process holds the other end of. When that closes, by
+    :meth:`release` or because this process is gone, the authority stops.
     """
 
     def __init__(self, data: Path | None) -> None:
@@ -58,7 +58,10 @@ class Embedded:
         self.address = self._ready()
 
     def _ready(self) -> str:
-        """Return where it serves. Raises RuntimeError, with the end of its log, when it does not."""
+        """Return where it serves.
+
+        Raises RuntimeError, with the end of its log, when it does not.
+        """
         assert self.process.stdout is not None
         late = threading.Timer(START, self.process.kill)
         late.start()
@@ -86,7 +89,10 @@ class Embedded:
         self._users += 1
 
     def release(self) -> None:
-        """Count one user less; after the last one it stops. Waits for that :data:`STOP` seconds at most."""
+        """Count one user less; after the last one it stops.
+
+        Waits for that :data:`STOP` seconds at most.
+        """
         with _lock:
             self._users -= 1
             if self._users:
@@ -117,9 +123,12 @@ def _key(data: Path | None) -> str:
 
 
 def acquire(data: Path | None) -> Embedded:
-    """Return the authority over a folder, None for a temporary one; starts it unless it runs. Call ``release`` when done.
+    """Return the authority over a folder, None for a temporary one; starts it unless it runs.
 
-    Raises ModuleNotFoundError when the authority is not installed, RuntimeError when it does not start.
+    Call ``release`` when done.
+
+    Raises ModuleNotFoundError when the authority is not installed, RuntimeError when it does not
+    start.
     """
     if importlib.util.find_spec("lowwater_authority") is None:
         msg = (

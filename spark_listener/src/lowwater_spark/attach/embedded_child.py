@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 GRACE: Final = 8.0
-"""Seconds for an orderly stop, after which the process ends all the same: its journal is made for that."""
+"""Seconds for an orderly stop, after which the process ends all the same: its journal is made for
+that."""
 
 
 def main() -> int:
-    """Serve on a free port of the loopback interface. Returns the exit code of ``lowwater serve``."""
+    """Serve on a free port of the loopback interface.
+
+    Returns the exit code of ``lowwater serve``.
+    """
     parse = argparse.ArgumentParser(description=__doc__)
     parse.add_argument("data", type=Path)
     parse.add_argument("--temporary", action="store_true")

@@ -30,12 +30,13 @@ class BatchProgress:
     name: str | None
     batch: int
     watermark: int | None
-    """The watermark that the batch ran with, microseconds: made of the batches before it. None without one, or while Spark's
-    stands at 1970, where it begins and which says nothing."""
+    """The watermark that the batch ran with, microseconds: made of the batches before it. None
+    without one, or while Spark's stands at 1970, where it begins and which says nothing."""
     rows: int
     """Rows that were read."""
     rows_per_second: float
-    """Rows that came in per second since the batch before, as Spark has it; 0 where Spark has no number."""
+    """Rows that came in per second since the batch before, as Spark has it; 0 where Spark has no
+    number."""
     late_rows: int
     """Rows that its stateful operators dropped as late."""
     state_rows: int
@@ -45,7 +46,10 @@ class BatchProgress:
 
 
 def read_progress(progress: Mapping[str, Any]) -> BatchProgress:
-    """Return what the JSON of a ``StreamingQueryProgress`` says. Raises KeyError, TypeError, ValueError for what is none."""
+    """Return what the JSON of a ``StreamingQueryProgress`` says.
+
+    Raises KeyError, TypeError, ValueError for what is none.
+    """
     operators = progress.get("stateOperators") or ()
     event_time = progress.get("eventTime") or {}
     return BatchProgress(

@@ -1,9 +1,12 @@
 """The one thread that tells the authority what the book says. Nothing of Spark's ever waits for it.
 
-A query's computation has one key range, claimed as long as the query runs and given back when it ends: then it holds. Nobody is told
-that anything is finished: a query that stops may go on tomorrow. Where a query's inputs are declared, its computation reads them, and stands no higher than they do.
+A query's computation has one key range, claimed as long as the query runs and given back when it
+ends: then it holds. Nobody is told that anything is finished: a query that stops may go on
+tomorrow. Where a query's inputs are declared, its computation reads them, and stands no higher than
+they do.
 
-A circuit breaker spares an authority that is away: after some failures in a row nothing is tried for a while, then one attempt decides.
+A circuit breaker spares an authority that is away: after some failures in a row nothing is tried
+for a while, then one attempt decides.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ IDENTITY: Final = "spark-attach"
 """What attached computations are bound to: no other kind of worker reports under their names."""
 
 SILENCE: Final = 15.0
-"""Seconds between two looks at another owner of the name. Living ones repeat themselves every few seconds."""
+"""Seconds between two looks at another owner of the name. Living ones repeat themselves every few
+seconds."""
 
 RETRY: Final = 1.0
 """Seconds before what got no answer is said again, while the breaker is closed."""
@@ -58,7 +62,10 @@ class _Speaker:
 
 
 class Sender:
-    """Takes from the book, says it, and keeps what was not said for later. Owns the client. ``inputs`` are those of computations, by their names."""
+    """Takes from the book, says it, and keeps what was not said for later.
+
+    Owns the client. ``inputs`` are those of computations, by their names.
+    """
 
     def __init__(
         self,
@@ -93,7 +100,7 @@ class Sender:
             self._book.changed.notify_all()
         self._thread.join(LEAVE)
 
-    # -- the thread ---------------------------------------------------------------------------------------------------
+    # -- the thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -129,7 +136,8 @@ class Sender:
             self._warn(saying, speaker, refusal)
             self._book.refused(saying.query, _words(refusal))  # the lease repeats it until it is taken over
         except errors.LowwaterError as refusal:
-            # Another query has the name, or it is registered as something else: that may change while this one runs, so look again.
+            # Another query has the name, or it is registered as something else: that may change
+            # while this one runs, so look again.
             self._answered()
             self._forget(speaker)
             self._warn(saying, speaker, refusal)
@@ -138,7 +146,8 @@ class Sender:
             else:
                 self._book.failed(saying.query, _words(refusal), again=SILENCE)
         except Exception as failure:
-            # The thread must go on: the other queries, and the next value of this one, have nothing to do with it.
+            # The thread must go on: the other queries, and the next value of this one, have nothing
+            # to do with it.
             logger.exception("an attached query could not be reported")
             self._book.swallow(failure)
             self._away(saying, failure)
@@ -168,12 +177,16 @@ class Sender:
             speaker.warned.add(refusal.reason)
             logger.warning("query %s is not reported as %s: %s", saying.query, saying.computation, refusal)
 
-    # -- what is said -------------------------------------------------------------------------------------------------
+    # -- what is said ------------------------------------------------------------------------------
 
     def _deliver(self, saying: Saying, speaker: _Speaker) -> None:
-        """Bring the authority up to the newest of a query. Raises LowwaterError; a repetition goes on where it stopped."""
+        """Bring the authority up to the newest of a query.
+
+        Raises LowwaterError; a repetition goes on where it stopped.
+        """
         lease = speaker.lease or self._claim(saying, speaker)
-        # A query that has no watermark yet promises nothing, and takes nothing back: it stays where the last run left it.
+        # A query that has no watermark yet promises nothing, and takes nothing back: it stays where
+        # the last run left it.
         before = lease.watermarks[0]
         watermark = saying.watermark if saying.watermark is not None else MIN if before.finished else before.micros
         reads = bool(self._inputs.get(saying.computation))
@@ -214,7 +227,10 @@ class Sender:
         self._forget(speaker)
 
     def _claim(self, saying: Saying, speaker: _Speaker) -> lowwater.Lease:
-        """Register and claim, unless another living query reports under the name. Raises LowwaterError."""
+        """Register and claim, unless another living query reports under the name.
+
+        Raises LowwaterError.
+        """
         client = self._client
         if speaker.registered:
             self._refuse_dropped(saying.computation)
@@ -301,7 +317,10 @@ LONGEST_WAIT: Final = 60.0
 
 
 class Breaker:
-    """Pure: the time is passed in, in seconds by any clock that does not go back. Used by one thread, read by any."""
+    """Pure: the time is passed in, in seconds by any clock that does not go back.
+
+    Used by one thread, read by any.
+    """
 
     def __init__(self) -> None:
         self._failures = 0
@@ -310,7 +329,10 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether the last attempts failed. The next one is the probe that closes it, or keeps it open."""
+        """Whether the last attempts failed.
+
+        The next one is the probe that closes it, or keeps it open.
+        """
         return self._until is not None
 
     def within(self, now: float) -> float:

@@ -49,7 +49,11 @@ def resolve(
     enabled: bool | None,
     inputs: Mapping[str, Sequence[str]] | None = None,
 ) -> AttachSettings:
-    """Return what counts. ``conf`` returns a setting of the session by its whole name. Raises ValueError for what means nothing."""
+    """Return what counts.
+
+    ``conf`` returns a setting of the session by its whole name. Raises ValueError for what means
+    nothing.
+    """
 
     def setting(given: str | None, name: str, variable: str = "") -> str | None:
         return given if given is not None else conf(_CONF + name) or environ.get(variable) or None
@@ -73,7 +77,10 @@ def resolve(
 
 
 def _graph(prefix: str, inputs: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
-    """Return what each computation reads. An input that is a query of the mapping is its computation; any other is one by its own name."""
+    """Return what each computation reads.
+
+    An input that is a query of the mapping is its computation; any other is one by its own name.
+    """
 
     def computation(query: str) -> str:
         return computation_name(prefix, query, "")

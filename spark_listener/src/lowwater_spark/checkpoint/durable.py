@@ -1,7 +1,8 @@
 """Files that survive a crash whole or are not there: written beside, synced, then named.
 
-On a local file system, or one that behaves like it (NFS), rename and link within a directory are atomic, and fsync of a directory makes its names
-durable. What is promised elsewhere, :mod:`lowwater_spark.checkpoint.hadoop` says.
+On a local file system, or one that behaves like it (NFS), rename and link within a directory are
+atomic, and fsync of a directory makes its names durable. What is promised elsewhere,
+:mod:`lowwater_spark.checkpoint.hadoop` says.
 """
 
 from __future__ import annotations
@@ -38,11 +39,16 @@ _AT_ONCE: Final = 16
 
 
 class NotDurable(RuntimeError):
-    """A file could not be made durable. Syncing it again proves nothing: the system may have given the data up by then."""
+    """A file could not be made durable.
+
+    Syncing it again proves nothing: the system may have given the data up by then.
+    """
 
 
 def write_once(path: Location, data: bytes) -> bool:
-    """Create a file with this content; False when the name was taken, by whatever content. The name is durable in both cases.
+    """Create a file with this content; False when the name was taken, by whatever content.
+
+    The name is durable in both cases.
 
     Never replaces a file, and no reader ever sees a part of one. Costs two fsyncs.
     """
@@ -61,13 +67,17 @@ def write_once(path: Location, data: bytes) -> bool:
             fresh = False
     finally:
         beside.unlink(missing_ok=True)
-    # A name that was taken may not be durable yet: who took it may have been killed before its sync.
+    # A name that was taken may not be durable yet: who took it may have been killed before its
+    # sync.
     sync_directory(path.parent)
     return fresh
 
 
 def create(path: Location) -> bool:
-    """Create an empty file; False when the name was taken. The name is durable when it was not. Costs one fsync."""
+    """Create an empty file; False when the name was taken.
+
+    The name is durable when it was not. Costs one fsync.
+    """
     if isinstance(path, HadoopPath):
         return path.write_once(b"")
     try:
@@ -89,7 +99,8 @@ def make_directory(path: Location) -> None:
 
 
 _LOCAL: Final = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
-"""Types of file systems that this machine writes itself: what it has in memory is not lost before it is switched off."""
+"""Types of file systems that this machine writes itself: what it has in memory is not lost before
+it is switched off."""
 
 
 def boot_of(folder: Path) -> str:
@@ -114,7 +125,10 @@ def boot_of(folder: Path) -> str:
 
 
 def sync_file(path: Location) -> None:
-    """Make a file's content durable, whoever wrote it. Raises NotDurable, and OSError when it cannot be opened."""
+    """Make a file's content durable, whoever wrote it.
+
+    Raises NotDurable, and OSError when it cannot be opened.
+    """
     if isinstance(path, HadoopPath):
         path.stat()  # a file that was closed there cannot be synced any more, and need not
         return
@@ -137,7 +151,8 @@ def sync_directory(path: Location) -> None:
 def sync_tree(path: Location) -> None:
     """Make everything under a directory durable, itself included. One fsync per file and directory.
 
-    The files side by side: a file system writes down together what is asked of it meanwhile, 64 files in a quarter of the time.
+    The files side by side: a file system writes down together what is asked of it meanwhile, 64
+    files in a quarter of the time.
     """
     if isinstance(path, HadoopPath):
         return  # see sync_file
@@ -178,9 +193,12 @@ def rename_once(path: Location, to: Location) -> bool:
 
 
 def write_over(path: Location, data: bytes, *, durable: bool = True) -> None:
-    """Create or replace a file, so that a crash leaves the old content or the new one. Durable when it returns; costs two fsyncs.
+    """Create or replace a file, so that a crash leaves the old content or the new one.
 
-    Without ``durable`` a reader sees one of both all the same, a power cut may take the file, and it costs none.
+    Durable when it returns; costs two fsyncs.
+
+    Without ``durable`` a reader sees one of both all the same, a power cut may take the file, and
+    it costs none.
     """
     if isinstance(path, HadoopPath):
         path.write_over(data)

@@ -61,11 +61,15 @@ _PROMPT: Final[Mapping[str, str]] = {
     "ipc.client.connect.timeout": "5000",
     "ipc.client.rpc-timeout.ms": "10000",
 }
-"""Settings of a client that answers soon, by an error if need be. Who asks holds meanwhile, says why, and asks again; Spark's own client keeps its settings."""
+"""Settings of a client that answers soon, by an error if need be. Who asks holds meanwhile, says
+why, and asks again; Spark's own client keeps its settings."""
 
 
 class HadoopFiles:
-    """A file system as Hadoop's client of one JVM sees it. All of a JVM share the one of a name node, or of a bucket."""
+    """A file system as Hadoop's client of one JVM sees it.
+
+    All of a JVM share the one of a name node, or of a bucket.
+    """
 
     def __init__(self, gateway: Any, system: Any) -> None:
         jvm: Any = gateway.jvm
@@ -78,7 +82,8 @@ class HadoopFiles:
         self.paths: Any = hadoop.fs.FileUtil.stat2Paths
         self.text: Any = jvm.scala.runtime.ScalaRunTime.stringOf
         flag: Any = hadoop.fs.CreateFlag
-        # Each replica is synced when the file is closed, and so is the directory that the data node has it in.
+        # Each replica is synced when the file is closed, and so is the directory that the data node
+        # has it in.
         self.flags: Any = jvm.java.util.EnumSet.of(flag.CREATE, flag.SYNC_BLOCK)
         permission: Any = hadoop.fs.permission.FsPermission
         self.permission: Any = permission.getFileDefault().applyUMask(permission.getUMask(system.getConf()))
@@ -88,7 +93,10 @@ class HadoopFiles:
 
     @classmethod
     def of(cls, spark: SparkSession, path: str) -> HadoopFiles:
-        """Return the file system of a path, as Spark reads it. Asks nobody. Raises OSError for one that there cannot be."""
+        """Return the file system of a path, as Spark reads it.
+
+        Asks nobody. Raises OSError for one that there cannot be.
+        """
         gateway: Any = spark.sparkContext._gateway
         hadoop: Any = gateway.jvm.org.apache.hadoop.fs
         conf: Any = spark._jsparkSession.sessionState().newHadoopConf()
@@ -120,9 +128,12 @@ _known: Final[weakref.WeakKeyDictionary[Any, dict[str, HadoopFiles]]] = weakref.
 
 
 class HadoopPath:
-    """A file or directory there. What :class:`pathlib.Path` has under the same names, it does likewise.
+    """A file or directory there.
 
-    ``uri`` is the path with scheme and authority, and with nothing escaped. Each call is one to the name node, or a few, which take a millisecond each, or to S3, tens of them.
+    What :class:`pathlib.Path` has under the same names, it does likewise.
+
+    ``uri`` is the path with scheme and authority, and with nothing escaped. Each call is one to the
+    name node, or a few, which take a millisecond each, or to S3, tens of them.
     """
 
     __slots__ = ("_files", "_java", "uri")
@@ -190,7 +201,7 @@ class HadoopPath:
             found.append(above)
         return found[:-1]
 
-    # -- reading ------------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def exists(self) -> bool:
         """Return whether there is a file or a directory."""
@@ -229,7 +240,10 @@ class HadoopPath:
         return (self / name for name in names)
 
     def rglob(self, pattern: str) -> Iterator[Self]:
-        """Return all that is in the directory and below; the pattern must be ``*``. Raises FileNotFoundError."""
+        """Return all that is in the directory and below; the pattern must be ``*``.
+
+        Raises FileNotFoundError.
+        """
         assert pattern == "*"
         for entry in self.iterdir():
             yield entry
@@ -246,7 +260,10 @@ class HadoopPath:
                 file.close()
 
     def read_range(self, start: int, length: int) -> bytes:
-        """Return so many bytes from a place on, fewer where the file ends. Raises FileNotFoundError."""
+        """Return so many bytes from a place on, fewer where the file ends.
+
+        Raises FileNotFoundError.
+        """
         with _as_os_error(self.uri):
             file = self._files.system.open(self._path())
             try:
@@ -259,7 +276,7 @@ class HadoopPath:
         """Return the content of a file as text. Raises FileNotFoundError."""
         return self.read_bytes().decode(encoding)
 
-    # -- writing: durable when a call returns -------------------------------------------------------------------------
+    # -- writing: durable when a call returns ------------------------------------------------------
 
     def mkdir(self) -> None:
         """Create a directory with its missing parents, unless it is there."""
@@ -288,7 +305,10 @@ class HadoopPath:
         return fresh
 
     def rename_once(self, to: HadoopPath) -> bool:
-        """Give a file or a directory another name; False when that was taken, by whatever there is. Not where files are put."""
+        """Give a file or a directory another name; False when that was taken, by whatever there is.
+
+        Not where files are put.
+        """
         assert not self._files.puts
         try:
             with _as_os_error(to.uri):
@@ -318,14 +338,18 @@ class HadoopPath:
         try:
             self._put(data, over=False)
         except OSError:
-            # Refused, since it is there; or nobody has heard what became of the request, which may have put it.
+            # Refused, since it is there; or nobody has heard what became of the request, which may
+            # have put it.
             if not self.exists():
                 raise
             return False
         return True
 
     def _put(self, data: bytes, *, over: bool) -> None:
-        """Put a file. Raises FileExistsError or another OSError when it is there. It asks for no directory."""
+        """Put a file.
+
+        Raises FileExistsError or another OSError when it is there. It asks for no directory.
+        """
         with _as_os_error(self.uri):
             made = self._files.system.createFile(self._path()).overwrite(over)
             # A client that does not know it passes over it.

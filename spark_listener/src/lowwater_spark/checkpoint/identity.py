@@ -1,12 +1,15 @@
 """Who a query is: the identity of its checkpoint, which run of it this is, and which stages it has.
 
-The identity is a file of our own and not Spark's query id: the claim must be made before the query starts, and a fresh
-checkpoint has no query id until then. A copied checkpoint keeps its identity; what orders the copies is the generation, the
-first batch that is not committed, and then the ordinal: the number of a file that only one run can have created.
+The identity is a file of our own and not Spark's query id: the claim must be made before the query
+starts, and a fresh checkpoint has no query id until then. A copied checkpoint keeps its identity;
+what orders the copies is the generation, the first batch that is not committed, and then the
+ordinal: the number of a file that only one run can have created.
 
-Of several stages in one query the first one's files are where a query of one stage has them, so that a checkpoint of such a query goes on as it is.
-The others' are in directories of their own, under ``CHECKPOINT/lowwater/stages``. Which stages a checkpoint has is written once: a stage that came
-later would have read only what came after it, and one that is gone would hold its readers without a word.
+Of several stages in one query the first one's files are where a query of one stage has them, so
+that a checkpoint of such a query goes on as it is. The others' are in directories of their own,
+under ``CHECKPOINT/lowwater/stages``. Which stages a checkpoint has is written once: a stage that
+came later would have read only what came after it, and one that is gone would hold its readers
+without a word.
 """
 
 from __future__ import annotations
@@ -37,7 +40,10 @@ def identity(checkpoint: Location) -> str:
 
 
 def new_ordinal(checkpoint: Location) -> int:
-    """Return a number higher than that of any earlier run of this checkpoint. Durable, and given out once."""
+    """Return a number higher than that of any earlier run of this checkpoint.
+
+    Durable, and given out once.
+    """
     runs = checkpoint / "lowwater" / "runs"
     make_directory(runs)
     while True:

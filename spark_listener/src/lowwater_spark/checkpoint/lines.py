@@ -11,7 +11,8 @@ from lowwater_spark.checkpoint.location import Location
 __all__ = ["last_lines", "lines_of"]
 
 _BLOCK: Final = 1 << 16
-"""Bytes that are read at a time at first; each block is twice as large as the one before it, up to :data:`_LARGEST`."""
+"""Bytes that are read at a time at first; each block is twice as large as the one before it, up to
+:data:`_LARGEST`."""
 
 _LARGEST: Final = 1 << 22
 
@@ -32,7 +33,8 @@ def lines_of(text: str) -> list[str]:
 def last_lines(path: Location) -> Iterator[bytes]:
     """Yield the lines of a file from its end on, the last one first.
 
-    Whoever needs the newest lines alone stops there: the lines before them are neither read nor held. Raises FileNotFoundError.
+    Whoever needs the newest lines alone stops there: the lines before them are neither read nor
+    held. Raises FileNotFoundError.
     """
     if isinstance(path, Path):
         with path.open("rb") as file:
@@ -51,7 +53,8 @@ def _backwards(end: int, read: Callable[[int, int], bytes]) -> Iterator[bytes]:
     block, pieces = _BLOCK, list[bytes]()
     while end > 0:
         start = max(0, end - block)
-        # The first line of a block begins in an earlier one, unless a line feed stands right before it.
+        # The first line of a block begins in an earlier one, unless a line feed stands right before
+        # it.
         first, *lines = read(start, end - start).split(b"\n")
         end, block = start, min(2 * block, _LARGEST)
         if not lines:

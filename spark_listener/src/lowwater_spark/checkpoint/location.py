@@ -27,7 +27,10 @@ _WRITTEN: Final = frozenset({"s3a"})
 
 
 def location_of(spark: SparkSession, path: str, what: str, fix: str = "Use a directory on one of these.") -> Location:
-    """Return the absolute location that Spark makes of a path. Raises Unsupported, naming ``what``, for a file system where nothing is renamed at once."""
+    """Return the absolute location that Spark makes of a path.
+
+    Raises Unsupported, naming ``what``, for a file system where nothing is renamed at once.
+    """
     if (scheme := _scheme(spark, path)) not in {"file", *HADOOP}:
         raise _unknown(what, path, scheme, HADOOP, fix)
     return _located(spark, path, scheme)
@@ -43,10 +46,13 @@ def checkpoint_of(
 ) -> Location:
     """Return the absolute location of a checkpoint. ``looked_at``: nothing is written there.
 
-    Raises Unsupported for a file system that is not known, and for an object store without the declaration that it has a single driver: that no other driver runs with
-    this checkpoint from the start of one until that has ended, its JVM with it. There Spark itself tells two drivers both that they have planned batch N, and both that they have committed
-    it: rows are in the output twice or not at all, and what one has read is not what the checkpoint says. The authority hears the newer run alone, here as anywhere; but what that reads
-    of the checkpoint may be the other one's.
+    Raises Unsupported for a file system that is not known, and for an object store without the
+    declaration that it has a single driver: that no other driver runs with this checkpoint from the
+    start of one until that has ended, its JVM with it. There Spark itself tells two drivers both
+    that they have planned batch N, and both that they have committed it: rows are in the output
+    twice or not at all, and what one has read is not what the checkpoint says. The authority hears
+    the newer run alone, here as anywhere; but what that reads of the checkpoint may be the other
+    one's.
     """
     what, scheme = "The checkpoint", _scheme(spark, path)
     known = HADOOP | (OBJECT_STORES if looked_at else _WRITTEN)
@@ -102,7 +108,10 @@ def real(location: Location) -> Location:
 
 
 def local(location: Location, what: str, fix: str) -> Path:
-    """Return a location that must be local. Raises Unsupported for another one, naming ``what``, with the fix."""
+    """Return a location that must be local.
+
+    Raises Unsupported for another one, naming ``what``, with the fix.
+    """
     if isinstance(location, Path):
         return location
     raise Unsupported(f"{what} {location}", "the driver and the tasks write there as in a local directory", fix)

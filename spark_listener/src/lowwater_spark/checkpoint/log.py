@@ -28,15 +28,20 @@ class Plan:
 
     batch: int
     lines: Sequence[str]
-    """Per source, in the order of the plan: its offset. What lies up to it is in the batch or an earlier one."""
+    """Per source, in the order of the plan: its offset. What lies up to it is in the batch or an
+    earlier one."""
     digest: str
     """sha256 of the entry, in hex."""
     watermark: int
-    """Spark's own watermark, the one that the batch runs with; milliseconds since the epoch, 0 before there is one."""
+    """Spark's own watermark, the one that the batch runs with; milliseconds since the epoch, 0
+    before there is one."""
 
 
 class CheckpointLog:
-    """The offset and commit logs of one checkpoint directory. Every call reads the file system anew."""
+    """The offset and commit logs of one checkpoint directory.
+
+    Every call reads the file system anew.
+    """
 
     def __init__(self, checkpoint: Location) -> None:
         self.checkpoint = checkpoint
@@ -44,7 +49,10 @@ class CheckpointLog:
         self._offsets = checkpoint / "offsets"
 
     def last_committed(self) -> int | None:
-        """Return the number of the last batch in the commit log. O(entries): Spark keeps some hundred."""
+        """Return the number of the last batch in the commit log.
+
+        O(entries): Spark keeps some hundred.
+        """
         return max(_numbers(self._commits), default=None)
 
     def committed(self, batch: int) -> bool:
@@ -52,7 +60,10 @@ class CheckpointLog:
         return (self._commits / str(batch)).exists()
 
     def planned(self, batch: int) -> bool:
-        """Return whether a batch is in the offset log: it runs, or has run. Of old batches the entry is gone. O(1)."""
+        """Return whether a batch is in the offset log: it runs, or has run.
+
+        Of old batches the entry is gone. O(1).
+        """
         return (self._offsets / str(batch)).exists()
 
     def plan(self, batch: int) -> Plan | None:

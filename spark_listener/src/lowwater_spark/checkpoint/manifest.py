@@ -57,8 +57,8 @@ _FILES: Final = ("reading.json", "roots.json", "sink.json", "read.json", "stages
 class Manifest:
     """The manifest of one checkpoint, for one run or for one that is about to begin.
 
-    :meth:`change` notes something in memory, :meth:`save` makes what was noted durable. Any thread may call it.
-    ``probe`` is called with the name of each step; for tests.
+    :meth:`change` notes something in memory, :meth:`save` makes what was noted durable. Any thread
+    may call it. ``probe`` is called with the name of each step; for tests.
     """
 
     def __init__(
@@ -66,9 +66,11 @@ class Manifest:
     ) -> None:
         self.checkpoint = checkpoint
         self.home: Location = checkpoint if home is None else home
-        """Where the directory ``lowwater`` is: the checkpoint itself, but for one that is only looked at."""
+        """Where the directory ``lowwater`` is: the checkpoint itself, but for one that is only
+        looked at."""
         self.run = 0
-        """The number of the run that writes, see :func:`~lowwater_spark.checkpoint.identity.new_ordinal`; 0 before it has one."""
+        """The number of the run that writes, see
+        :func:`~lowwater_spark.checkpoint.identity.new_ordinal`; 0 before it has one."""
         self.last_run = 0
         """The number of the run that has written last, as far as it was read."""
         self._home = self.home / "lowwater"
@@ -92,7 +94,10 @@ class Manifest:
         return type(None), ()
 
     def look(self) -> None:
-        """Read it anew: until a run has its claim, an older one may still write. Raises CheckpointMismatch, and OSError."""
+        """Read it anew: until a run has its claim, an older one may still write.
+
+        Raises CheckpointMismatch, and OSError.
+        """
         with self._lock:
             if self._is_decided():
                 self._version, self._content = self._newest()
@@ -100,7 +105,10 @@ class Manifest:
                 self._version, self._content = 0, self._read_old()
 
     def change(self, section: str, value: Any) -> None:
-        """Note another content of a section, which is JSON. It is durable after the next :meth:`save`."""
+        """Note another content of a section, which is JSON.
+
+        It is durable after the next :meth:`save`.
+        """
         if section not in SECTIONS:
             msg = f"a manifest has no section {section!r}"
             raise ValueError(msg)
@@ -110,7 +118,10 @@ class Manifest:
                 del self._noted[section]
 
     def begin(self, run: int) -> None:
-        """Make it the manifest of a run, before its claim. Raises CheckpointMismatch when a newer one has begun."""
+        """Make it the manifest of a run, before its claim.
+
+        Raises CheckpointMismatch when a newer one has begun.
+        """
         self.take_over()
         self.run = run
         self.look()
@@ -127,7 +138,11 @@ class Manifest:
                 raise
 
     def keep_entry(self, section: str, name: str, value: Any) -> None:
-        """Note one entry of a section as :meth:`keep` does. What other threads note of the section meanwhile stays: a source looks while its neighbour is confirmed."""
+        """Note one entry of a section as :meth:`keep` does.
+
+        What other threads note of the section meanwhile stays: a source looks while its neighbour
+        is confirmed.
+        """
         with self._lock:
             self.keep(section, {**(self[section] or {}), name: value})
 
@@ -138,13 +153,15 @@ class Manifest:
     def take_over(self) -> None:
         """Make the manifest the truth of this checkpoint, and delete what older releases have kept.
 
-        Only when everything that can be refused was: a release before it cannot go on with the checkpoint afterwards. Whatever ends it in between,
-        the next start finds either truth whole, and goes on from there. Costs nothing when it was done before, else eight fsyncs.
+        Only when everything that can be refused was: a release before it cannot go on with the
+        checkpoint afterwards. Whatever ends it in between, the next start finds either truth whole,
+        and goes on from there. Costs nothing when it was done before, else eight fsyncs.
         """
         with self._lock:
             if not self._is_decided():
                 make_directory(self._folder)
-                # What stands there was left by a take-over that was not decided: the seven files may have changed since.
+                # What stands there was left by a take-over that was not decided: the seven files
+                # may have changed since.
                 self._version = max(self._numbers(), default=0)
                 self._create({**self._content, **self._noted})
                 self._probe("created")
@@ -153,27 +170,31 @@ class Manifest:
             self._delete_old()
 
     def save(self) -> None:
-        """Make durable what was noted: one new version, or none if nothing has changed. Only after :meth:`take_over`.
+        """Make durable what was noted: one new version, or none if nothing has changed.
 
-        Raises CheckpointMismatch when a newer run has written meanwhile: it has taken the checkpoint over. Costs two fsyncs, and three listings of the
-        folder.
+        Only after :meth:`take_over`.
+
+        Raises CheckpointMismatch when a newer run has written meanwhile: it has taken the
+        checkpoint over. Costs two fsyncs, and three listings of the folder.
         """
         with self._lock:
             if self._noted:
                 self._create({**self._content, **self._noted})
 
-    # -- versions -----------------------------------------------------------------------------------------------------
+    # -- versions ----------------------------------------------------------------------------------
 
     def _create(self, content: dict[str, Any]) -> None:
         while True:
             number = self._version + 1
             entry = {"format": _FORMAT, "version": number, "run": self.run, **content}
             created = write_once(self._path(number), json.dumps(entry, indent=1).encode())
-            # Also when it was created: of an old number, which had been deleted meanwhile, nobody takes notice.
+            # Also when it was created: of an old number, which had been deleted meanwhile, nobody
+            # takes notice.
             if created and max(self._numbers()) == number:
                 break
             self._version, theirs = self._newest()
-            # Another session that was about to begin, and was refused, or an older run: what it noted is kept where this one has noted nothing.
+            # Another session that was about to begin, and was refused, or an older run: what it
+            # noted is kept where this one has noted nothing.
             content = {**theirs, **self._noted}
         self._version, self._content, self._noted = number, content, {}
         for old in self._numbers():
@@ -181,7 +202,10 @@ class Manifest:
                 self._path(old).unlink(missing_ok=True)
 
     def _newest(self) -> tuple[int, dict[str, Any]]:
-        """Return the version that counts. Raises CheckpointMismatch for one that this run may not go on from."""
+        """Return the version that counts.
+
+        Raises CheckpointMismatch for one that this run may not go on from.
+        """
         while True:
             number = max(self._numbers(), default=0)
             if number == 0:
@@ -215,10 +239,13 @@ class Manifest:
         except FileNotFoundError:
             return []
 
-    # -- the seven files ------------------------------------------------------------------------------------------------
+    # -- the seven files ---------------------------------------------------------------------------
 
     def _is_decided(self) -> bool:
-        """Return whether the manifest is the truth. Raises CheckpointMismatch for a checkpoint of a newer release."""
+        """Return whether the manifest is the truth.
+
+        Raises CheckpointMismatch for a checkpoint of a newer release.
+        """
         path = self._home / "query.json"
         found = _loaded(path).get("format") if path.exists() else _OLD
         if found not in (_OLD, _FORMAT):

@@ -10,8 +10,9 @@ URI, escaped              ``file:/data/a%20b%2520c%231``  ``location()`` of a ca
 local path                ``/data/a b%20c#1``         Python
 ========================  ==========================  ====================================================================
 
-If a URI is taken for the text of a path, a directory with a blank becomes another directory: rows are written there, and readers
-of the table never see them. If a text is unescaped, ``a%20b`` becomes ``a b``. So nothing else in this package escapes or unescapes.
+If a URI is taken for the text of a path, a directory with a blank becomes another directory: rows
+are written there, and readers of the table never see them. If a text is unescaped, ``a%20b``
+becomes ``a b``. So nothing else in this package escapes or unescapes.
 """
 
 from __future__ import annotations
@@ -99,11 +100,16 @@ class SparkPath:
 
     @property
     def local(self) -> Path | None:
-        """Path in the local file system; None for a path of another one. A path without a scheme counts as local."""
+        """Path in the local file system; None for a path of another one.
+
+        A path without a scheme counts as local.
+        """
         return Path(self.path) if self.scheme in ("", "file") else None
 
     def below(self, name: str) -> SparkPath:
-        """Return what an escaped name in this directory leads to. A table that was cloned names the files of another one by whole URIs.
+        """Return what an escaped name in this directory leads to.
+
+        A table that was cloned names the files of another one by whole URIs.
 
         >>> SparkPath("/data/t").below("k=a%20b/1.parquet").path, SparkPath("/data/t").below("file:/other/1.parquet").path
         ('/data/t/k=a b/1.parquet', '/other/1.parquet')

@@ -1,7 +1,10 @@
 """What the batches of a directory say of how far it is complete.
 
-A batch that is handed over as ``batch=N`` has a file ``_watermark.json`` in it, which comes with its rows, by the same rename. The directory is of one checkpoint alone, so there is one writer, and all
-batches since its first one must be there: of one that is missing, because somebody has deleted it, has put back an older copy of the directory, or the function has not written it, nobody knows what was in it.
+A batch that is handed over as ``batch=N`` has a file ``_watermark.json`` in it, which comes with
+its rows, by the same rename. The directory is of one checkpoint alone, so there is one writer, and
+all batches since its first one must be there: of one that is missing, because somebody has deleted
+it, has put back an older copy of the directory, or the function has not written it, nobody knows
+what was in it.
 """
 
 from __future__ import annotations
@@ -39,7 +42,11 @@ _FIELDS: Final = {
 
 
 def say(folder: Location, computation: str, batch: int, since: int, standing: Standing) -> bytes:
-    """Return what a batch says of itself. ``since`` is the first one of the directory. Without a claim it says what the batch before it has said."""
+    """Return what a batch says of itself.
+
+    ``since`` is the first one of the directory. Without a claim it says what the batch before it
+    has said.
+    """
     through, claim = standing.low, standing.claim
     life, epoch = claim or (0, 0)
     if claim is None or not standing.current:
@@ -66,7 +73,10 @@ def first_of(folder: Location, batch: int) -> int:
 
 
 def complete_folder(folder: Location, writers: Sequence[str], *, ignore_deletes: bool = False) -> Completeness:
-    """Return how far a directory is complete. Raises OSError. Costs a listing, and the reading of a file."""
+    """Return how far a directory is complete.
+
+    Raises OSError. Costs a listing, and the reading of a file.
+    """
     batches = _batches(folder)
     newest = max(batches, default=NOTHING)
     said = _read(folder / f"batch={newest}") if batches else None
@@ -106,7 +116,10 @@ def _batches(folder: Location) -> set[int]:
 
 
 def _read(batch: Location) -> dict[str, Any] | None:
-    """Return what a batch says, None when it says nothing. Raises OSError for what is no such file."""
+    """Return what a batch says, None when it says nothing.
+
+    Raises OSError for what is no such file.
+    """
     try:
         said: Any = json.loads((batch / WATERMARK).read_bytes())
     except FileNotFoundError:

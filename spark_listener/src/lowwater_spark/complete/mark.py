@@ -71,13 +71,16 @@ class Mark:
     checked: int
     """The place of the newest version that its writer had looked at."""
     rewound: str = ""
-    """What has taken rows away since the checkpoint's first version, or may have, in words; empty: nothing up to ``checked``."""
+    """What has taken rows away since the checkpoint's first version, or may have, in words; empty:
+    nothing up to ``checked``."""
     deleted: str = ""
     """The same of what was deleted by a condition."""
     after: tuple[str, ...] = ()
-    """Under which other names the computation's batches were counted before: its earlier checkpoints."""
+    """Under which other names the computation's batches were counted before: its earlier
+    checkpoints."""
     before: int = -1
-    """The place of its writer's version before this one; -1: there is none, or nobody has noted it."""
+    """The place of its writer's version before this one; -1: there is none, or nobody has noted it.
+    """
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain JSON values, and in words."""
@@ -136,12 +139,14 @@ class History:
     """The versions that a table has come from, as of one moment."""
 
     newest: int
-    """The place of the newest one; the first of all has 0, or a later one where the table does not know it any more."""
+    """The place of the newest one; the first of all has 0, or a later one where the table does not
+    know it any more."""
     apps: Collection[str]
     """All who count batches in the table by then."""
     log: Log
     lost: Mapping[str, str] = field(default_factory=dict)
-    """By app: why what it has written last is not there, in words, where that is known by something else than the versions."""
+    """By app: why what it has written last is not there, in words, where that is known by something
+    else than the versions."""
     lives: Mapping[str, int] = field(default_factory=dict)
     """By app: in which life of the computation that was, where it is known in the same way."""
     word: str = "version"
@@ -229,7 +234,7 @@ def follow(app: str, standing: Standing, history: History) -> tuple[Mark, str]:
     return Mark(through, life, epoch, history.newest, rewound, deleted, after, place), found
 
 
-# -- reading ------------------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +258,8 @@ class Completeness:
     """How far an output is complete, as it says itself."""
 
     low: lowwater.Watermark
-    """Every row below this that one of the writers writes is there: the least of all writers; unknown if it is of one."""
+    """Every row below this that one of the writers writes is there: the least of all writers;
+    unknown if it is of one."""
     why: str
     """Why ``low`` is unknown; empty: it is known."""
     version: int | None
@@ -263,7 +269,10 @@ class Completeness:
 
     @classmethod
     def of(cls, writers: Mapping[str, OutputWriter], version: int | None, strangers: Iterable[str] = ()) -> Self:
-        """Return what the writers come to. ``strangers``: who writes as well, and was not asked for."""
+        """Return what the writers come to.
+
+        ``strangers``: who writes as well, and was not asked for.
+        """
         why = next((f"{name}: {writer.why}" for name, writer in writers.items() if writer.why), "")
         if unasked := sorted(strangers):
             why = f"{unasked[0]} writes into it as well: name it in writers"
@@ -272,9 +281,12 @@ class Completeness:
 
 
 def read(history: History, writers: Sequence[str], *, ignore_deletes: bool = False) -> Completeness:
-    """Return how far a table is complete at its newest version. Who counts batches in it may be known of an earlier one.
+    """Return how far a table is complete at its newest version.
 
-    Costs the reading of the versions since the last look of each writer, of the last of all at most, and of each writer's version before its last one.
+    Who counts batches in it may be known of an earlier one.
+
+    Costs the reading of the versions since the last look of each writer, of the last of all at
+    most, and of each writer's version before its last one.
     """
     apps, log = history.apps, history.log
     found: dict[str, dict[str, tuple[int, Mark | None]]] = {name: {} for name in writers}

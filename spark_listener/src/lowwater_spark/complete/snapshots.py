@@ -1,8 +1,10 @@
 """What the snapshots of an Iceberg table say of how far it is complete.
 
-Snapshots have no order by number. What is in a table follows from the current one and its ancestors alone, its *lineage*. So a mark names the snapshot that its writer had looked at, and a reader looks for that
-among the ancestors. If it is none of them, the table was rolled back between the look and the commit. What is rolled back later is no ancestor any more; but the table counts the batches of each
-writer in a property, which stays as it was, and names the snapshot of the last one.
+Snapshots have no order by number. What is in a table follows from the current one and its ancestors
+alone, its *lineage*. So a mark names the snapshot that its writer had looked at, and a reader looks
+for that among the ancestors. If it is none of them, the table was rolled back between the look and
+the commit. What is rolled back later is no ancestor any more; but the table counts the batches of
+each writer in a property, which stays as it was, and names the snapshot of the last one.
 """
 
 from __future__ import annotations
@@ -21,12 +23,18 @@ _EXPIRED: Final = -1
 
 
 def said_of(mark: Mark, table: Table) -> dict[str, Any]:
-    """Return what a snapshot says whose writer has looked at a table. The snapshot before it is known by the lineage, and not by a place, which is another when some have expired."""
+    """Return what a snapshot says whose writer has looked at a table.
+
+    The snapshot before it is known by the lineage, and not by a place, which is another when some
+    have expired.
+    """
     return {**mark.to_json(), "checked": table.current, "before": -1}
 
 
 def snapshots_of(table: Table) -> History:
-    """Return the lineage of a table as a history. Its oldest snapshot has place 1. What was before has 0: nothing, or what has expired.
+    """Return the lineage of a table as a history.
+
+    Its oldest snapshot has place 1. What was before has 0: nothing, or what has expired.
 
     Costs no reading.
     """

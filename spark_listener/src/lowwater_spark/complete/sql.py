@@ -1,8 +1,11 @@
 """A function of SQL that says how far a table is complete.
 
-SQL has no function that reads Delta's log (a ``SELECT`` from ``DESCRIBE HISTORY`` does not parse), and a Python function of SQL runs in a process that has no Spark session. So the function that is registered is
-one of SQL: it reads the log as text, as Spark reads any files, wherever they are, and gives the lines to a Python table function, which goes by the same rules as
-:func:`lowwater_spark.complete_through`. Each query that calls it reads the log anew. Of a table of Iceberg it reads the tables that describe it.
+SQL has no function that reads Delta's log (a ``SELECT`` from ``DESCRIBE HISTORY`` does not parse),
+and a Python function of SQL runs in a process that has no Spark session. So the function that is
+registered is one of SQL: it reads the log as text, as Spark reads any files, wherever they are, and
+gives the lines to a Python table function, which goes by the same rules as
+:func:`lowwater_spark.complete_through`. Each query that calls it reads the log anew. Of a table of
+Iceberg it reads the tables that describe it.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ def version_of(commit: Commit) -> Version:
     what = f"{commit} takes rows away"
     if commit.operation == "DELETE":
         return Version(writes, deletes=what)
-    # Of what makes a table, there was nothing before. Of what takes it to another state, nobody knows by its files alone what was there.
+    # Of what makes a table, there was nothing before. Of what takes it to another state, nobody
+    # knows by its files alone what was there.
     anew = commit.operation in ("RESTORE", "CLONE") or "REPLACE" in commit.operation
     return Version(writes, rewinds=what if commit.removes or (anew and commit.version > 0) else "")
 

@@ -64,7 +64,10 @@ def check_asked(iceberg: IcebergLog, table: str | os.PathLike[str]) -> None:
 
 
 def _is_table(spark: SparkSession, path: str) -> bool:
-    """Return whether a directory is a Delta table, on whatever file system Spark knows. Raises OSError."""
+    """Return whether a directory is a Delta table, on whatever file system Spark knows.
+
+    Raises OSError.
+    """
     from py4j.protocol import Py4JJavaError
 
     jvm: Any = spark._jvm

@@ -45,8 +45,9 @@ __all__ = ["control_time", "drive", "drive_of"]
 _MARK: Final = "__lowwater_control"
 
 _drives: Final[dict[str, Drive]] = {}
-"""What this process has declared, by directory: a plan names no more than that. A frame whose query has ended may be started again, so
-that it is kept, some hundred bytes a call; its directory is there only while a query is driven."""
+"""What this process has declared, by directory: a plan names no more than that. A frame whose query
+has ended may be started again, so that it is kept, some hundred bytes a call; its directory is
+there only while a query is driven."""
 
 _knows: Final[weakref.WeakSet[SparkSession]] = weakref.WeakSet()
 """The sessions that have the control source."""
@@ -65,28 +66,37 @@ def drive(
 ) -> DataFrame:
     """Return ``df`` under a watermark that is the low watermark of ``inputs``, to the millisecond.
 
-    Windows, ``dropDuplicatesWithinWatermark``, joins of two such frames and event-time timers then wait for all that the inputs still hold,
-    and no longer. The frame is started by :meth:`~lowwater_spark.Stage.start` or :meth:`~lowwater_spark.Stage.foreach_batch` of a stage with
-    the same inputs; started by ``writeStream`` it fails.
+    Windows, ``dropDuplicatesWithinWatermark``, joins of two such frames and event-time timers then
+    wait for all that the inputs still hold, and no longer. The frame is started by
+    :meth:`~lowwater_spark.Stage.start` or :meth:`~lowwater_spark.Stage.foreach_batch` of a stage
+    with the same inputs; started by ``writeStream`` it fails.
 
     Args:
-        df: A streaming frame over files, Delta tables, or Kafka whose brokers are declared, without streaming state and without ``withWatermark``.
+        df: A streaming frame over files, Delta tables, or Kafka whose brokers are declared, without
+            streaming state and without ``withWatermark``.
         inputs: The computations whose output it reads.
         event_time: Its event time, a column of type timestamp.
-        step: How far the watermark moves at least, of event time, and to multiples of which; a whole number of milliseconds. Each move costs
-            two small batches. By default the slide of the windows, or a second where there is anything else than windows.
-        within: For ``dropDuplicatesWithinWatermark``: how far apart in event time the duplicates of a row may be. Spark keeps a key for
-            that long beyond the time of its first row; ``timedelta(0)`` is right where duplicates are copies, with one event time.
-        approximate: Follow the heuristic watermark of this share instead, for example 0.99. Rows then come late, so it needs ``late``, and
-            the computation is marked as approximate.
-        lateness_budget: Follow the inputs' lateness budget of this share instead, for example 0.01: of their records at most about so many come behind it in the long run.
-            An input with a smaller budget stands with that, one without any with its low watermark. It needs ``late``, and marks the computation as approximate, likewise.
-        late: A directory on a file system that driver and executors share. What Spark drops of batch N as late stands in ``late/batch=N``, as
-            Parquet, with the watermark that each row met in the column ``lowwater_watermark``. Without ``approximate`` and ``lateness_budget`` a row is late only when an
-            input has broken its promise, or when its sender repeats what it was acknowledged for. Costs one round through Arrow for every row.
+        step: How far the watermark moves at least, of event time, and to multiples of which; a
+            whole number of milliseconds. Each move costs two small batches. By default the slide of
+            the windows, or a second where there is anything else than windows.
+        within: For ``dropDuplicatesWithinWatermark``: how far apart in event time the duplicates of
+            a row may be. Spark keeps a key for that long beyond the time of its first row;
+            ``timedelta(0)`` is right where duplicates are copies, with one event time.
+        approximate: Follow the heuristic watermark of this share instead, for example 0.99. Rows
+            then come late, so it needs ``late``, and the computation is marked as approximate.
+        lateness_budget: Follow the inputs' lateness budget of this share instead, for example 0.01:
+            of their records at most about so many come behind it in the long run. An input with a
+            smaller budget stands with that, one without any with its low watermark. It needs
+            ``late``, and marks the computation as approximate, likewise.
+        late: A directory on a file system that driver and executors share. What Spark drops of
+            batch N as late stands in ``late/batch=N``, as Parquet, with the watermark that each row
+            met in the column ``lowwater_watermark``. Without ``approximate`` and
+            ``lateness_budget`` a row is late only when an input has broken its promise, or when its
+            sender repeats what it was acknowledged for. Costs one round through Arrow for every
+            row.
 
-    Raises ValueError for arguments that drive nothing, TypeError when ``event_time`` is no timestamp, Unsupported for a session
-    that cannot be driven.
+    Raises ValueError for arguments that drive nothing, TypeError when ``event_time`` is no
+    timestamp, Unsupported for a session that cannot be driven.
     """
     from pyspark.sql import functions as sf
 
@@ -104,7 +114,8 @@ def drive(
     _drives[declared.directory] = declared
     data = observe_untimed(df, event_time)
     data = data if declared.late is None else keep_late(data, declared)
-    # Spark subtracts the delay again: its watermark is the value, and only the memory of duplicates is longer.
+    # Spark subtracts the delay again: its watermark is the value, and only the memory of duplicates
+    # is longer.
     control = spark.readStream.format(FORMAT).option(DIRECTORY, declared.directory).load()
     value = control_time(control["value"], delay)
     fields = df.schema.fields
@@ -121,8 +132,9 @@ def drive(
 def control_time(value: Column, delay: int) -> Column:
     """Return the event time of the control row: its value, later by the delay, milliseconds both.
 
-    The sum is of numbers. Spark adds an interval of a day or more in the calendar of the session's time zone. Where the clocks change
-    in between, the watermark would be an hour beside the value, and WatermarkLost would end the query.
+    The sum is of numbers. Spark adds an interval of a day or more in the calendar of the session's
+    time zone. Where the clocks change in between, the watermark would be an hour beside the value,
+    and WatermarkLost would end the query.
     """
     from pyspark.sql import functions as sf
 
@@ -141,7 +153,10 @@ def _unite(control: DataFrame, data: DataFrame) -> DataFrame:
 
 
 def drive_of(directory: str) -> Drive:
-    """Return what was declared for a control's directory. Raises ValueError for one that another process has made."""
+    """Return what was declared for a control's directory.
+
+    Raises ValueError for one that another process has made.
+    """
     try:
         return _drives[directory]
     except KeyError:
@@ -153,7 +168,8 @@ def _data_rows(event_time: str) -> Column:
     """Return the filter that lets the data through and not the control row, and that Spark can push nowhere."""
     from pyspark.sql import functions as sf
 
-    # One comparison: of two joined by AND, Spark would take the one without the partition for a fact about the rows.
+    # One comparison: of two joined by AND, Spark would take the one without the partition for a
+    # fact about the rows.
     micros = sf.unix_micros(quoted(event_time))
     never = micros + sf.spark_partition_id() < -(1 << 56)
     data = sf.lit(col=True)

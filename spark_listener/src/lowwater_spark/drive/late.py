@@ -42,7 +42,8 @@ MET: Final = "lowwater_watermark"
 _OWN: Final = ".lowwater"
 
 _LAST: Final = 253_402_214_400_000_000
-"""Microseconds, 9999-12-31: a later time in :data:`MET` could not be collected into Python, in some time zone."""
+"""Microseconds, 9999-12-31: a later time in :data:`MET` could not be collected into Python, in some
+time zone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,8 @@ class LateRule:
 
         found = times <= watermark if self.at else np.zeros(len(times), dtype=np.bool_)
         for length, slide, start in self.windows:
-            # The first of a row's windows to end: the least time above the row's at which any window does.
+            # The first of a row's windows to end: the least time above the row's at which any
+            # window does.
             first_end = times - (times - start - length) % slide + slide
             found |= first_end <= watermark
         return found
@@ -115,7 +117,10 @@ def _rule_path(late: str, directory: str) -> Path:
 
 
 def keep_late(df: DataFrame, drive: Drive) -> DataFrame:
-    """Return the same rows; late ones are written down while they pass. Costs one round through Arrow for every row."""
+    """Return the same rows; late ones are written down while they pass.
+
+    Costs one round through Arrow for every row.
+    """
     assert drive.late is not None
     step = _step(drive.late, str(_rule_path(drive.late, drive.directory)), drive.event_time)
     return map_in_arrow(df, step, df.schema)

@@ -214,7 +214,7 @@ def holdback_of(checked: Checked, steps: Steps, window: timedelta | None = None)
     return max(0, steps.length + ahead + max(distances))
 
 
-# -- the checkpoint -----------------------------------------------------------------------------------------------------
+# -- the checkpoint --------------------------------------------------------------------------------
 def check_checkpoint(checkpoint: Location, sources: Sequence[Source]) -> None:
     """Raise CheckpointMismatch when the checkpoint is of a query that was driven and this one is not, or the other way round.
 
@@ -252,8 +252,8 @@ def _is_offset(line: str) -> bool:
 def given_offsets(log: CheckpointLog, drives: Mapping[int, Drive]) -> dict[int, Offset]:
     """Return what each control had given out in the newest planned batch: where Spark goes on from.
 
-    Raises CheckpointMismatch when a frame follows an input now that it did not follow then: of what that still holds, the watermark knows
-    nothing.
+    Raises CheckpointMismatch when a frame follows an input now that it did not follow then: of what
+    that still holds, the watermark knows nothing.
     """
     plan = log.newest()
     if plan is None:
@@ -274,8 +274,9 @@ def given_offsets(log: CheckpointLog, drives: Mapping[int, Drive]) -> dict[int, 
 class Steps:
     """Where the value may stand: at whole steps, counted from an origin; microseconds both.
 
-    ``before`` is for operators that drop a row *at* the watermark (all but windowed aggregations, which drop windows that *end* at it):
-    the value is then one millisecond less, since a row exactly at the low watermark may still come.
+    ``before`` is for operators that drop a row *at* the watermark (all but windowed aggregations,
+    which drop windows that *end* at it): the value is then one millisecond less, since a row
+    exactly at the low watermark may still come.
     """
 
     length: int = 1_000_000
@@ -302,7 +303,8 @@ class Steps:
 def steps_of(windows: Iterable[Window], *, step: timedelta | None, before: bool) -> Steps:
     """Return the steps of a query: those asked for, else where windows end, else whole seconds.
 
-    Several kinds of windows end at different times: the step is then the greatest that meets all of them.
+    Several kinds of windows end at different times: the step is then the greatest that meets all of
+    them.
 
     >>> hour, ten = timedelta(hours=1), timedelta(minutes=10)
     >>> steps_of([Window(hour, ten, timedelta(minutes=5))], step=None, before=False)

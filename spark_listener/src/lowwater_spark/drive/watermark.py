@@ -1,14 +1,18 @@
 """Drives Spark's own watermark by the low watermark of the inputs: the clock's side of ``drive()``.
 
-A value W may be given out when everything that stood in the sources when W was read, head(W), lies within what Spark has *planned* already: say
-up to batch N. The control row then comes in batch N + 1 at the earliest, Spark's watermark is W from the batch after that, and it drops
-rows by it one batch later still. All rows below W are in batches up to N. Rate limits, ``availableNow``, replays and stale listings only make W
-wait; nothing else needs to be known of them.
+A value W may be given out when everything that stood in the sources when W was read, head(W), lies
+within what Spark has *planned* already: say up to batch N. The control row then comes in batch N +
+1 at the earliest, Spark's watermark is W from the batch after that, and it drops rows by it one
+batch later still. All rows below W are in batches up to N. Rate limits, ``availableNow``, replays
+and stale listings only make W wait; nothing else needs to be known of them.
 
-That is so where a plan names what will be read, as one of files does. One of Kafka names offsets, and until they are read other rows may stand under them. There
-batch N must be *committed*, and confirmed by the run: the topics are still those that were pinned. The control row comes in batch N + 1 at the earliest either way.
+That is so where a plan names what will be read, as one of files does. One of Kafka names offsets,
+and until they are read other rows may stand under them. There batch N must be *committed*, and
+confirmed by the run: the topics are still those that were pinned. The control row comes in batch N
++ 1 at the earliest either way.
 
-Everything that must survive stands in Spark's offset log, as the control's offset. A run begins from the newest planned one.
+Everything that must survive stands in Spark's offset log, as the control's offset. A run begins
+from the newest planned one.
 """
 
 from __future__ import annotations
@@ -61,7 +65,10 @@ _PPM: Final = 1_000_000
 
 
 class WatermarkLost(RuntimeError):
-    """Spark's watermark is not where its control rows have put it. Going on would drop rows, or keep windows for ever."""
+    """Spark's watermark is not where its control rows have put it.
+
+    Going on would drop rows, or keep windows for ever.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,21 +107,23 @@ class _Driven:
 class Driving:
     """Moves the controls of one query. :meth:`of` makes it, the query's clock calls :meth:`tick`.
 
-    A run begins in two steps. :meth:`reserve` comes before the claim and finds what would be refused; :meth:`open` comes after it, since until
-    then an older run may still plan a batch, and reads and tells. Nothing is given out while the run has no lease: until the
-    authority has taken the registration, nobody has said that the inputs are what this query may follow.
+    A run begins in two steps. :meth:`reserve` comes before the claim and finds what would be
+    refused; :meth:`open` comes after it, since until then an older run may still plan a batch, and
+    reads and tells. Nothing is given out while the run has no lease: until the authority has taken
+    the registration, nobody has said that the inputs are what this query may follow.
 
     The sources are the run's, and so is the lock of what waits for them.
 
-    Costs per tick: a read of each control's question, of the newest offset and of the last commit; a look at the sources whenever a
-    reading allows a higher value, which the run has as well.
+    Costs per tick: a read of each control's question, of the newest offset and of the last commit;
+    a look at the sources whenever a reading allows a higher value, which the run has as well.
     """
 
     checkpoint: Location
     checked: Checked
     drives: Mapping[int, Drive]
     pinned: bool = False
-    """Whether the query ends by itself: then what is read of the inputs at the start is all that it can reach."""
+    """Whether the query ends by itself: then what is read of the inputs at the start is all that it
+    can reach."""
     clock: Callable[[], float] = time.monotonic
     log: CheckpointLog = field(init=False)
     _heads: Heads = field(init=False)
@@ -148,7 +157,8 @@ class Driving:
     ) -> Driving | None:
         """Return what drives a query, None when nothing in it is driven. Touches nothing.
 
-        Raises Unsupported and ValueError for a query that cannot be driven, CheckpointMismatch for a checkpoint that is not its own.
+        Raises Unsupported and ValueError for a query that cannot be driven, CheckpointMismatch for
+        a checkpoint that is not its own.
         """
         from lowwater_spark.drive.frame import drive_of
 
@@ -166,13 +176,16 @@ class Driving:
     def __post_init__(self) -> None:
         self.log = CheckpointLog(self.checkpoint)
 
-    # -- a run ------------------------------------------------------------------------------------------------------
+    # -- a run -------------------------------------------------------------------------------------
 
     def reserve(self, run: Registration, heads: Heads) -> None:
-        """Take what the query must have for itself, before the claim. Call :meth:`close` also when it raises. ``heads`` are the run's.
+        """Take what the query must have for itself, before the claim.
 
-        Raises ValueError when the frame, or its directory for late rows, is in use by another query, CheckpointMismatch when a frame
-        follows an input that the checkpoint's watermark knows nothing of.
+        Call :meth:`close` also when it raises. ``heads`` are the run's.
+
+        Raises ValueError when the frame, or its directory for late rows, is in use by another
+        query, CheckpointMismatch when a frame follows an input that the checkpoint's watermark
+        knows nothing of.
         """
         self._heads, self._candidates = heads, Candidates(heads.sources)
         given_offsets(self.log, self.drives)
@@ -204,7 +217,8 @@ class Driving:
             driven.told = Told(Offset(given[number].watermark, given[number].incarnations, run))
             driven.control.tell(driven.told)
         self._reader = authority.follow(sorted({name for drive in self.drives.values() for name in drive.inputs}))
-        # The first batch may carry what is known now, if nothing is there that it could have passed.
+        # The first batch may carry what is known now, if nothing is there that it could have
+        # passed.
         self.tick()
 
     def silence(self) -> None:
@@ -213,7 +227,10 @@ class Driving:
             driven.control.silence()
 
     def close(self) -> None:
-        """End the run, and leave the frames to other queries. Only after the query has ended, or when it was never started."""
+        """End the run, and leave the frames to other queries.
+
+        Only after the query has ended, or when it was never started.
+        """
         for driven in self._driven.values():
             driven.control.close()
         self._driven.clear()
@@ -221,16 +238,21 @@ class Driving:
             self._reader.close()
 
     def holdback(self, window: timedelta | None) -> int:
-        """Return the event time by which a stage stays below its inputs by design, microseconds. From :meth:`reserve` on.
+        """Return the event time by which a stage stays below its inputs by design, microseconds.
+
+        From :meth:`reserve` on.
 
         ``window``: width to which the stage rounds its stamps down.
         """
         return max(holdback_of(self.checked, each.steps, window) for each in self._driven.values())
 
-    # -- the clock --------------------------------------------------------------------------------------------------
+    # -- the clock ---------------------------------------------------------------------------------
 
     def news(self) -> bool:
-        """Return whether the inputs allow another value than when they were read last. O(inputs), without the network."""
+        """Return whether the inputs allow another value than when they were read last.
+
+        O(inputs), without the network.
+        """
         last = self._last
         return self._follows and self._read() not in (None, last)
 
@@ -250,9 +272,12 @@ class Driving:
         return claimed and (self._seen is None or not self.pinned)
 
     def tick(self) -> None:
-        """One look of the clock. Raises IncarnationChanged, WatermarkLost, and what the client raises once it is closed.
+        """One look of the clock.
 
-        While the authority is away, nothing new is read, and what was read before is still given out.
+        Raises IncarnationChanged, WatermarkLost, and what the client raises once it is closed.
+
+        While the authority is away, nothing new is read, and what was read before is still given
+        out.
         """
         # First the questions: what is answered must have been found out after them.
         asked = {number: driven.control.asked() for number, driven in self._driven.items()}
@@ -361,7 +386,7 @@ class Driving:
                 sync_directory(file.parent)
         self._synced = newest
 
-    # -- does Spark follow? -----------------------------------------------------------------------------------------
+    # -- does Spark follow? ------------------------------------------------------------------------
 
     def _check_followed(self) -> None:
         """Compare Spark's watermark after the last committed batch with the rows that the batches up to it have carried."""

@@ -168,7 +168,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def describe(checkpoint: str, session: Any) -> str:
-    """Return a file of declarations for a checkpoint, with what it tells. Raises OSError, CheckpointMismatch, Unsupported."""
+    """Return a file of declarations for a checkpoint, with what it tells.
+
+    Raises OSError, CheckpointMismatch, Unsupported.
+    """
     where: Location = (
         Path(checkpoint)
         if checkpoint.startswith("/")
@@ -265,7 +268,10 @@ class Heartbeat:
             file.touch()
 
     def look(self, turns: Mapping[str, tuple[int, int]]) -> None:
-        """Touch the file if none stands where it stood. ``turns`` has those that are still tracked."""
+        """Touch the file if none stands where it stood.
+
+        ``turns`` has those that are still tracked.
+        """
         if self._file is None or turns.items() & self._turns.items():
             return
         self._turns = dict(turns)
@@ -280,7 +286,8 @@ class QueryWatch:
         self.name: str = query["name"]
         self.refused = False
         self.turn = (0, 0)
-        """Number of steps of its beginnings, and of looks since the last one: it stands still when the query hangs."""
+        """Number of steps of its beginnings, and of looks since the last one: it stands still when
+        the query hangs."""
         self._query = query
         self._state = state
         self._address = address

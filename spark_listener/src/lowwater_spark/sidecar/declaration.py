@@ -1,7 +1,9 @@
 """What has to be said of a query that is tracked by its checkpoint alone. Pure: no I/O.
 
-A checkpoint tells how far each source was read, which batches are committed, and which of Spark's operators keep state. It tells nothing of the rest: where
-its sources begin and end, which options they have, what the sink does. Each of these is declared, or the query is refused, since a guess could lead.
+A checkpoint tells how far each source was read, which batches are committed, and which of Spark's
+operators keep state. It tells nothing of the rest: where its sources begin and end, which options
+they have, what the sink does. Each of these is declared, or the query is refused, since a guess
+could lead.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ FILES: Final = "files"
 """The kind of a source of files, which the query lists."""
 
 SINK: Final = "sink"
-"""The kind of a directory that Spark's file sink writes to, which the query reads by the sink's log."""
+"""The kind of a directory that Spark's file sink writes to, which the query reads by the sink's
+log."""
 
 HISTORY: Final = "history"
 
@@ -86,10 +89,13 @@ class SourceDeclared:
     kind: str
     """:data:`FILES`, :data:`SINK`, ``kafka``, ``delta`` or ``iceberg``."""
     path: str = ""
-    """Of files: the directory that is read, absolute. Of Delta: the table's, absolute or a URI. Of Iceberg: the table's name in a catalog, or its path."""
+    """Of files: the directory that is read, absolute. Of Delta: the table's, absolute or a URI. Of
+    Iceberg: the table's name in a catalog, or its path."""
     topics: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
-    """Of files ``recursiveFileLookup``, ``maxFileAge`` and ``partitions``; of Kafka ``lowwater.brokers``, ``lowwater.head`` and all ``kafka.*``; of Kafka and Iceberg ``lowwater.earlierRows``. Names in lower case."""
+    """Of files ``recursiveFileLookup``, ``maxFileAge`` and ``partitions``; of Kafka
+    ``lowwater.brokers``, ``lowwater.head`` and all ``kafka.*``; of Kafka and Iceberg
+    ``lowwater.earlierRows``. Names in lower case."""
 
     @property
     def name(self) -> str:
@@ -109,7 +115,8 @@ class Declaration:
     promises: frozenset[str]
     """Of the keys of :data:`PROMISES`."""
     retention: timedelta | None = None
-    """How far below Spark's watermark can come out what its operators hold, as in :func:`~lowwater_spark.stage`."""
+    """How far below Spark's watermark can come out what its operators hold, as in
+    :func:`~lowwater_spark.stage`."""
     stamp: timedelta | None = None
     """Length of the windows by whose start the output is stamped; None: by event time."""
     windows: timedelta | None = None
@@ -117,18 +124,23 @@ class Declaration:
     their start. Takes the place of ``retention`` and ``stamp``. It has to be declared, because a
     checkpoint does not show whether windows slide. None: not declared."""
     windows_start: timedelta = timedelta()
-    """Spark's ``startTime``: shift of the windows of ``windows`` or ``stamp``, from zero to below their length."""
+    """Spark's ``startTime``: shift of the windows of ``windows`` or ``stamp``, from zero to below
+    their length."""
     output_mode: str = ""
     """Needed where there is an aggregation."""
     output: str = ""
-    """The directory of Spark's file sink, which is then made durable before a batch counts; empty: another sink."""
+    """The directory of Spark's file sink, which is then made durable before a batch counts; empty:
+    another sink."""
     heuristics: tuple[float, ...] = (0.99,)
     adopt: bool = False
     """Whether to take the computation over from another checkpoint, by a new incarnation."""
 
     @classmethod
     def parse(cls, said: Any) -> Declaration:
-        """Return what a table of a file of declarations says. Raises ValueError, naming the key and the fix, and Unsupported for what is not declared."""
+        """Return what a table of a file of declarations says.
+
+        Raises ValueError, naming the key and the fix, and Unsupported for what is not declared.
+        """
         if not isinstance(said, Mapping):
             msg = f"a query is a table [[query]] with its keys, not {said!r}"
             raise ValueError(msg)  # noqa: TRY004 - a value in a file
@@ -200,7 +212,8 @@ class Declaration:
     def has_shape(self, kept: Mapping[str, Any]) -> bool:
         """Return whether a shape that was kept is still the one declared.
 
-        A release before ``windows_start`` kept neither that nor ``windows``. It took every window for one without a shift.
+        A release before ``windows_start`` kept neither that nor ``windows``. It took every window
+        for one without a shift.
         """
         shape = self.shape()
         return {"windows": shape["windows"], "windows_start": 0, **kept} == shape

@@ -51,7 +51,10 @@ _DELAY: Final = b'"spark.watermarkDelayMs"'
 
 
 def query_id(checkpoint: Location) -> str:
-    """Return Spark's id of the query that a checkpoint is of. Raises FileNotFoundError before its first start, OSError, CheckpointMismatch."""
+    """Return Spark's id of the query that a checkpoint is of.
+
+    Raises FileNotFoundError before its first start, OSError, CheckpointMismatch.
+    """
     content = (checkpoint / "metadata").read_bytes()
     try:
         return str(json.loads(content)["id"])
@@ -116,7 +119,10 @@ class Evidence:
         """The newest batch for which the operators were looked at."""
 
     def begin(self) -> None:
-        """Compare the checkpoint with what was seen of it before, and keep whose it is. Raises CheckpointMismatch, Unsupported, OSError."""
+        """Compare the checkpoint with what was seen of it before, and keep whose it is.
+
+        Raises CheckpointMismatch, Unsupported, OSError.
+        """
         if (self._checkpoint / "lowwater").exists():
             raise Unsupported(
                 f"the checkpoint {self._checkpoint}",

@@ -66,8 +66,10 @@ _WEEK: Final = 7 * 86_400_000
 class Sidecar(Tracked):
     """A query of another process that is tracked by its checkpoint; :func:`track` makes it.
 
-    It never ends by itself: that no batch comes says nothing of what is still to come. :meth:`stop` ends it, and so does what makes its reports
-    untrue, which :meth:`await_termination` raises: a checkpoint that was begun anew or restored from a copy, an input that was reset, a newer sidecar.
+    It never ends by itself: that no batch comes says nothing of what is still to come. :meth:`stop`
+    ends it, and so does what makes its reports untrue, which :meth:`await_termination` raises: a
+    checkpoint that was begun anew or restored from a copy, an input that was reset, a newer
+    sidecar.
     """
 
     def __init__(self, run: Run, *, interval: float, owned: lowwater.Client | None) -> None:
@@ -94,27 +96,38 @@ def track(
     step: Callable[[], None] = lambda: None,
     **declared: Any,
 ) -> Sidecar:
-    """Track a query that runs elsewhere, by its checkpoint, and return what looks at it. The query is not changed, and nothing is written into its checkpoint.
+    """Track a query that runs elsewhere, by its checkpoint, and return what looks at it.
+
+    The query is not changed, and nothing is written into its checkpoint.
 
     Args:
         name: The computation's name.
-        checkpoint: The query's checkpointLocation: a path, or a URI that Spark's driver here can read.
+        checkpoint: The query's checkpointLocation: a path, or a URI that Spark's driver here can
+            read.
         inputs: The computations whose output the query reads.
-        sources: What it reads, in the order of the query: ``"files:/data/in"``, ``"kafka:flights,lowwater.brokers=3,kafka.bootstrap.servers=broker:9092"``,
-            or tables with ``kind``, ``path`` or ``topics``, and ``options``.
-        promises: What the checkpoint does not tell: ``"sink-visible-before-commit"`` and ``"nothing-skipped"``, and where needed ``"history"``;
-            ``lowwater-spark describe`` says what each means.
-        state: A local directory that stays, where this process keeps what it has seen. Each name has a directory of its own in it.
-        spark: Makes the session whose JVM reaches Kafka and remote file systems; called when one is needed.
-        address: The authority's; else ``LOWWATER_ADDRESS``, else ``localhost:7420``. The token comes from ``LOWWATER_TOKEN``, absolute paths of a file with it and of certificates from
+        sources: What it reads, in the order of the query: ``"files:/data/in"``,
+            ``"kafka:flights,lowwater.brokers=3,kafka.bootstrap.servers=broker:9092"``, or tables
+            with ``kind``, ``path`` or ``topics``, and ``options``.
+        promises: What the checkpoint does not tell: ``"sink-visible-before-commit"`` and
+            ``"nothing-skipped"``, and where needed ``"history"``; ``lowwater-spark describe`` says
+            what each means.
+        state: A local directory that stays, where this process keeps what it has seen. Each name
+            has a directory of its own in it.
+        spark: Makes the session whose JVM reaches Kafka and remote file systems; called when one is
+            needed.
+        address: The authority's; else ``LOWWATER_ADDRESS``, else ``localhost:7420``. The token
+            comes from ``LOWWATER_TOKEN``, absolute paths of a file with it and of certificates from
             ``LOWWATER_TOKEN_FILE``, ``LOWWATER_CA``, ``LOWWATER_CERT`` and ``LOWWATER_KEY``.
         client: Instead of an address: a client of your own.
         interval: Seconds between two looks at most.
         step: Called after each step of the beginning: some list a source, which may take minutes.
-        declared: ``retention``, ``stamp``, ``windows``, ``windows_start``, ``output_mode``, ``output``, ``heuristics`` and ``adopt``, as :class:`~lowwater_spark.sidecar.declaration.Declaration` has them.
+        declared: ``retention``, ``stamp``, ``windows``, ``windows_start``, ``output_mode``,
+            ``output``, ``heuristics`` and ``adopt``, as
+            :class:`~lowwater_spark.sidecar.declaration.Declaration` has them.
 
-    Raises ValueError, and Unsupported for what is not declared or cannot be tracked exactly; CheckpointMismatch, OSError (FileNotFoundError before the query's first
-    start), and what the authority refuses.
+    Raises ValueError, and Unsupported for what is not declared or cannot be tracked exactly;
+    CheckpointMismatch, OSError (FileNotFoundError before the query's first start), and what the
+    authority refuses.
     """
     said = {"name": name, "checkpoint": checkpoint, "inputs": inputs, "sources": list(sources), "promises": promises}
     declaration = Declaration.parse({**said, **declared})
@@ -265,7 +278,8 @@ class _Beginning:
             ranges=1,
             identity=f"sidecar:{query_id(checkpoint)}",
             generation=0,
-            # By the clock: a process that has lost its state, or never had it, still comes after those before it. One that has it comes after them also when the clock was put back.
+            # By the clock: a process that has lost its state, or never had it, still comes after
+            # those before it. One that has it comes after them also when the clock was put back.
             ordinal=max(time.time_ns() // 1000, least),
             digest=b"",
             adopt=self.declared.adopt,
@@ -275,7 +289,10 @@ class _Beginning:
 
 
 def checked(declared: Declaration, sources: Sequence[Source]) -> Checked:
-    """Return what the query reads and holds. Of tumbling windows nothing that is still to come ends at or before Spark's watermark."""
+    """Return what the query reads and holds.
+
+    Of tumbling windows nothing that is still to come ends at or before Spark's watermark.
+    """
     windows = declared.windows
     stamps = () if windows is None else (Stamp("start", Window(windows, windows, declared.windows_start)),)
     return Checked(sources, retention=declared.retention, stamps=stamps, declared=windows is None)

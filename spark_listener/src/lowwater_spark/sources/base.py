@@ -1,20 +1,23 @@
 """What a query asks of each of its sources, whatever kind it is.
 
-Two things are told apart. What a plan says of a source is a small value (:class:`Source`). What a run knows of it, its log, its directory, what was
-listed, is an object of that run (:class:`OpenSource`), which :meth:`Source.open` makes.
+Two things are told apart. What a plan says of a source is a small value (:class:`Source`). What a
+run knows of it, its log, its directory, what was listed, is an object of that run
+(:class:`OpenSource`), which :meth:`Source.open` makes.
 
-An offset is the *line* that Spark has logged for the source in ``offsets/N``. Only the source understands its lines, and its heads. So a new kind of source
-is a module of its own, and a line in the table of :mod:`lowwater_spark.track.plan`.
+An offset is the *line* that Spark has logged for the source in ``offsets/N``. Only the source
+understands its lines, and its heads. So a new kind of source is a module of its own, and a line in
+the table of :mod:`lowwater_spark.track.plan`.
 
 What counts is decided in this order, and each step has its question:
 
-1. The inputs are read: W. Only then each source is asked for its :meth:`~OpenSource.head`, all that stands there now. A head that was found before W
-   was read would miss rows that W covers.
-2. A batch is planned, and then committed: its line is read (:meth:`~OpenSource.read_to`) and, once it is committed, confirmed
-   (:meth:`~OpenSource.confirm`).
+1. The inputs are read: W. Only then each source is asked for its :meth:`~OpenSource.head`, all that
+   stands there now. A head that was found before W was read would miss rows that W covers.
+2. A batch is planned, and then committed: its line is read (:meth:`~OpenSource.read_to`) and, once
+   it is committed, confirmed (:meth:`~OpenSource.confirm`).
 3. W counts when the line has :meth:`~OpenSource.reached` the head.
 
-Whatever a source cannot find out now it answers by OSError: nothing is known then, and no newer watermark counts.
+Whatever a source cannot find out now it answers by OSError: nothing is known then, and no newer
+watermark counts.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ NONE: Final[Line] = "-"
 """The line of a source that has given nothing yet."""
 
 EARLIER: Final = "lowwater.earlierRows"
-"""The option that declares with the value ``skip``: rows from before the source's beginning count for nothing."""
+"""The option that declares with the value ``skip``: rows from before the source's beginning count
+for nothing."""
 
 
 def skips_earlier(options: Mapping[str, str]) -> bool:
@@ -50,16 +54,19 @@ O_contra = TypeVar("O_contra", contravariant=True)
 
 
 class Awaited(Protocol[H, O_contra]):
-    """What can be waited for: its heads, and the offsets that reach them. A source, or a log that counts in its own offsets.
+    """What can be waited for: its heads, and the offsets that reach them.
 
-    What :meth:`wait` returns belongs to one reading that waits; a listing may be shared by several. Offsets are None where nothing is planned.
+    A source, or a log that counts in its own offsets.
+
+    What :meth:`wait` returns belongs to one reading that waits; a listing may be shared by several.
+    Offsets are None where nothing is planned.
     """
 
     def wait(self, listed: Any, planned: O_contra | None) -> H:
         """Return what has to be reached after a listing.
 
-        ``planned`` is the offset of the newest batch that was planned when the listing had ended: it may have read what was gone by then. None for
-        whoever counts what is planned as read.
+        ``planned`` is the offset of the newest batch that was planned when the listing had ended:
+        it may have read what was gone by then. None for whoever counts what is planned as read.
         """
         ...
 
@@ -72,7 +79,10 @@ class Awaited(Protocol[H, O_contra]):
         ...
 
     def reached(self, head: H, offset: O_contra | None) -> bool:
-        """Return whether everything of a head is in the batches up to an offset. Raises OSError when it cannot be known now."""
+        """Return whether everything of a head is in the batches up to an offset.
+
+        Raises OSError when it cannot be known now.
+        """
         ...
 
     def same(self, one: H, other: H) -> bool:
@@ -99,17 +109,24 @@ class OpenSource(Awaited[Any, Line], Protocol):
 
     @property
     def planned_is_read(self) -> bool:
-        """Whether what a plan names is what its batch will read, whatever happens meanwhile. Else only what is committed, and was confirmed, is known to be read."""
+        """Whether what a plan names is what its batch will read, whatever happens meanwhile.
+
+        Else only what is committed, and was confirmed, is known to be read.
+        """
         ...
 
     def read_to(self, line: Line) -> None:
-        """Read what Spark has logged of the source up to a planned batch. Raises CheckpointMismatch for a line of another source, OSError."""
+        """Read what Spark has logged of the source up to a planned batch.
+
+        Raises CheckpointMismatch for a line of another source, OSError.
+        """
         ...
 
     def head(self, settled: Line) -> Any:
         """Return all that stands in the source now: the listing that :meth:`wait` takes.
 
-        ``settled`` is how far the committed batches go: what is in them, for good, may be left out. Raises OSError.
+        ``settled`` is how far the committed batches go: what is in them, for good, may be left out.
+        Raises OSError.
         """
         ...
 
@@ -132,7 +149,10 @@ class OpenSource(Awaited[Any, Line], Protocol):
         ...
 
     def close(self) -> None:
-        """End the run: make durable what the next one may use, and can do without. Raises CheckpointMismatch, OSError."""
+        """End the run: make durable what the next one may use, and can do without.
+
+        Raises CheckpointMismatch, OSError.
+        """
         ...
 
 
@@ -229,5 +249,8 @@ class Source(Protocol):
         ...
 
     def open(self, manifest: Manifest, number: int) -> OpenSource:
-        """Return it for one run of a query, whose manifest keeps what it must remember. ``number`` is its place in the plan, by which Spark knows it. Raises CheckpointMismatch."""
+        """Return it for one run of a query, whose manifest keeps what it must remember.
+
+        ``number`` is its place in the plan, by which Spark knows it. Raises CheckpointMismatch.
+        """
         ...

@@ -50,14 +50,16 @@ __all__ = [
 logger = logging.getLogger("lowwater.spark")
 
 BOOKMARKS: Final = "_lowwater_readers"
-"""The folder of the bookmarks and of the note, beside the batches: Spark and others read no rows from a folder of such a name."""
+"""The folder of the bookmarks and of the note, beside the batches: Spark and others read no rows
+from a folder of such a name."""
 
 _REMOVED: Final = "removed.json"
 
 _FORMAT: Final = 1
 
 _PAUSE = 5.0
-"""Seconds between two listings that are made for the bookmarks alone: one that is behind harms nothing."""
+"""Seconds between two listings that are made for the bookmarks alone: one that is behind harms
+nothing."""
 
 Place = tuple[int, str]
 """The number of a source, and an output in it."""
@@ -79,7 +81,8 @@ class Removed(NamedTuple):
     through: int = NOTHING
     """The last batch whose rows may be gone."""
     cleared: int = NOTHING
-    """The last batch that needs no look any more: up to it, all is gone that the writer may remove."""
+    """The last batch that needs no look any more: up to it, all is gone that the writer may remove.
+    """
 
 
 def removed(folder: str) -> Removed:
@@ -92,7 +95,10 @@ def removed(folder: str) -> Removed:
 
 
 def note_removed(folder: Path, note: Removed) -> None:
-    """Note how far batches may be removed from now on. Durable when it returns; costs two fsyncs."""
+    """Note how far batches may be removed from now on.
+
+    Durable when it returns; costs two fsyncs.
+    """
     make_directory(folder / BOOKMARKS)
     write_over(folder / BOOKMARKS / _REMOVED, json.dumps({"format": _FORMAT, **note._asdict()}).encode())
 
@@ -104,11 +110,15 @@ class Bookmark(NamedTuple):
     reader: str
     """Its full name."""
     read: int
-    """The last batch that it has committed, with all before; NOTHING before the first, and when it is of another output."""
+    """The last batch that it has committed, with all before; NOTHING before the first, and when it
+    is of another output."""
 
 
 def bookmarks(folder: Path) -> list[Bookmark]:
-    """Return the bookmarks of an output. Raises OSError when one cannot be read: then nobody can tell what may be removed."""
+    """Return the bookmarks of an output.
+
+    Raises OSError when one cannot be read: then nobody can tell what may be removed.
+    """
     try:
         paths = sorted(path for path in (folder / BOOKMARKS).iterdir() if path.suffix == ".json")
     except FileNotFoundError:
@@ -159,7 +169,8 @@ class Extent(NamedTuple):
     read: int = NOTHING
     """The last batch that it has committed, with all before; NOTHING before the first."""
     skipped: int = NOTHING
-    """The last batch that may be missing from the beginning: the checkpoint has begun at what was left."""
+    """The last batch that may be missing from the beginning: the checkpoint has begun at what was
+    left."""
     digest: str = ""
     """Of the plan of the later of both."""
 
@@ -180,12 +191,16 @@ class Scan:
 
     def __init__(self) -> None:
         self.sure: list[int] = []
-        """Settled batches that stood here before the listing began: those before them did, too, so all of them are in the listing."""
+        """Settled batches that stood here before the listing began: those before them did, too, so
+        all of them are in the listing."""
         self.unsettled: int | None = None
         """The first batch of which not all is taken."""
 
     def add(self, number: int, *, settled: bool, sure: bool) -> None:
-        """Take in a batch. ``settled``: it can be no news any more. ``sure``: and it stood here before the listing."""
+        """Take in a batch.
+
+        ``settled``: it can be no news any more. ``sure``: and it stood here before the listing.
+        """
         if not settled:
             self.unsettled = number if self.unsettled is None else min(number, self.unsettled)
         elif sure:
@@ -218,7 +233,10 @@ class Output:
             self._count(max(self.extent.read, record.read), max(self.extent.skipped, record.skipped))
 
     def advance(self) -> None:
-        """Count what the listing has found as read. Only when nothing had been removed before that was not read. Raises OSError."""
+        """Count what the listing has found as read.
+
+        Only when nothing had been removed before that was not read. Raises OSError.
+        """
         if self._next > self.extent.read:
             self._count(self._next, self.extent.skipped)
 
@@ -242,7 +260,10 @@ class ReadRecord:
         self._log = CheckpointLog(manifest.checkpoint)
 
     def load(self) -> dict[Place, Extent]:
-        """Return what it has of each output; of a record that is ahead of Spark's commits: nothing. Raises OSError."""
+        """Return what it has of each output; of a record that is ahead of Spark's commits: nothing.
+
+        Raises OSError.
+        """
         content = self._manifest["read"]
         if content is None:
             return {}
@@ -267,9 +288,12 @@ def sync_commit(checkpoint: Location, batch: int) -> None:
 
 
 class Bookmarks:
-    """The bookmarks of one query, one for each output in each of its sources. The thread that lists the sources keeps them.
+    """The bookmarks of one query, one for each output in each of its sources.
 
-    ``outputs`` are what the listings have found, by source; ``reader`` is the computation's full name, ``identity`` the checkpoint's.
+    The thread that lists the sources keeps them.
+
+    ``outputs`` are what the listings have found, by source; ``reader`` is the computation's full
+    name, ``identity`` the checkpoint's.
     """
 
     def __init__(
@@ -295,9 +319,12 @@ class Bookmarks:
         self._looked = (NOTHING, 0.0)
 
     def check(self, batch: int) -> None:
-        """Raise CheckpointMismatch when batches were removed that the checkpoint has not read. After a first listing; raises OSError.
+        """Raise CheckpointMismatch when batches were removed that the checkpoint has not read.
 
-        ``batch`` is the last that is committed. With ``skip_removed`` a checkpoint without one begins at what is left.
+        After a first listing; raises OSError.
+
+        ``batch`` is the last that is committed. With ``skip_removed`` a checkpoint without one
+        begins at what is left.
         """
         known = self._record.load()
         for place, output in self._places():
@@ -313,7 +340,8 @@ class Bookmarks:
             for _, output in self._places():
                 self._check(output, batch)
         except CheckpointMismatch:
-            # They would keep everything for a query that does not run, also in the outputs of which nothing is missing.
+            # They would keep everything for a query that does not run, also in the outputs of which
+            # nothing is missing.
             for path in fresh:
                 path.unlink(missing_ok=True)
             raise
@@ -338,8 +366,8 @@ class Bookmarks:
     def keep_up(self, batch: int, now: float) -> None:
         """Move the bookmarks to what the last listing has found read, as of this committed batch.
 
-        Costs four fsyncs, and two for each bookmark that moves, nothing when none does. A place where none can be left is told of, once: its writer
-        does not wait for this query.
+        Costs four fsyncs, and two for each bookmark that moves, nothing when none does. A place
+        where none can be left is told of, once: its writer does not wait for this query.
         """
         self._looked = (batch, now)
         read = {place: output.extent for place, output in self._places()}

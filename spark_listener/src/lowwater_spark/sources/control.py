@@ -54,14 +54,17 @@ DIRECTORY: Final = "directory"
 """Its option: where ``told`` and ``asked`` lie."""
 
 END: Final = 2**62 // 1_000
-"""Milliseconds, in the year 148,107: the watermark that stands for MAX. It is beyond the end of each window of a row
-below :data:`LAST`, also of one of 9999-12-31, and still a timestamp of Spark with such a window or delay added."""
+"""Milliseconds, in the year 148,107: the watermark that stands for MAX. It is beyond the end of
+each window of a row below :data:`LAST`, also of one of 9999-12-31, and still a timestamp of Spark
+with such a window or delay added."""
 
 LAST: Final = 2**61
-"""Microseconds, in the year 75,042: event times from here on are refused, since :data:`END` may not close their windows."""
+"""Microseconds, in the year 75,042: event times from here on are refused, since :data:`END` may not
+close their windows."""
 
 _EARLIER_END: Final = 221_845_392_000_000
-"""Milliseconds, 9000-01-01: what stood for MAX before :data:`END` did. Checkpoints of that time keep it."""
+"""Milliseconds, 9000-01-01: what stood for MAX before :data:`END` did. Checkpoints of that time
+keep it."""
 
 NOTHING_GIVEN: Final = 0
 """Milliseconds: Spark's own watermark before there is one."""
@@ -109,8 +112,8 @@ class Offset:
     incarnations: Mapping[str, int] = field(default_factory=dict)
     """Of each input that the value was folded from."""
     run: int = 0
-    """Of a query with several controls: the run that has given it out. Spark remembers the least of their watermarks, and not each, so that
-    a new run must say all of them again."""
+    """Of a query with several controls: the run that has given it out. Spark remembers the least of
+    their watermarks, and not each, so that a new run must say all of them again."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as Spark logs it."""
@@ -149,22 +152,31 @@ class Told:
     """Whether nothing more will be given out in this run."""
 
     def newest(self, start: Offset) -> Offset:
-        """Return the offset to go on to from ``start``. Never a lower one: Spark's log may be ahead of a clock that has just begun."""
+        """Return the offset to go on to from ``start``.
+
+        Never a lower one: Spark's log may be ahead of a clock that has just begun.
+        """
         return self.offset if self.offset.follows(start) else start
 
 
 class Control:
-    """Both ends of a control's directory. The clock reserves it, tells and closes; the source reads and asks."""
+    """Both ends of a control's directory.
+
+    The clock reserves it, tells and closes; the source reads and asks.
+    """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._folder = Path(directory)
         self._told = self._folder / "told"
         self._asked = self._folder / "asked"
 
-    # -- the clock's end --------------------------------------------------------------------------------------------
+    # -- the clock's end ---------------------------------------------------------------------------
 
     def reserve(self) -> None:
-        """Make the directory this query's, which is told nothing yet. Raises ValueError while another query has it."""
+        """Make the directory this query's, which is told nothing yet.
+
+        Raises ValueError while another query has it.
+        """
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
             (self._folder / "driver").open("x").close()
@@ -195,7 +207,7 @@ class Control:
         self.silence()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    # -- the source's end -------------------------------------------------------------------------------------------
+    # -- the source's end --------------------------------------------------------------------------
 
     def told(self) -> Told | None:
         """Return what was given out last; None when no stage drives the query."""
@@ -212,7 +224,10 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class ControlSource(Rowless):
-    """The source that moves Spark's own watermark in a driven query. It has no log of its own, and keeps nothing of a run."""
+    """The source that moves Spark's own watermark in a driven query.
+
+    It has no log of its own, and keeps nothing of a run.
+    """
 
     directory: str
     """Where the value lies that it gives out next."""

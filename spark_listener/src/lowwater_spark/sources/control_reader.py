@@ -20,7 +20,8 @@ from lowwater_spark.sources.control import DIRECTORY, FORMAT, Control, Offset, T
 __all__ = ["ControlDataSource"]
 
 ANSWER_TIMEOUT: Final = 30.0
-"""Seconds that the source of a query that is about to end waits for the clock's last word; afterwards nothing moves."""
+"""Seconds that the source of a query that is about to end waits for the clock's last word;
+afterwards nothing moves."""
 
 _POLL: Final = 0.01
 

@@ -1,14 +1,18 @@
 """Delta as a source: a table, for a stage with inputs; for an injector too.
 
-The head is the newest version of the table. What an offset says is Delta's own: ``(v, i)`` has everything of the versions before v, and of version v the first
-i + 1 files that it adds. A number alone says too little: an offset that is ``initial`` points into a snapshot, of which files are still to be read, and the same
-numbers mean other rows once a table was deleted and made anew. So an offset has reached the head H when it is of the pinned table, is not initial, and
+The head is the newest version of the table. What an offset says is Delta's own: ``(v, i)`` has
+everything of the versions before v, and of version v the first i + 1 files that it adds. A number
+alone says too little: an offset that is ``initial`` points into a snapshot, of which files are
+still to be read, and the same numbers mean other rows once a table was deleted and made anew. So an
+offset has reached the head H when it is of the pinned table, is not initial, and
 
 * v is beyond H, or
-* no version from v to H adds a file with rows that it has not taken. What only rearranges rows (``dataChange`` false, as of OPTIMIZE) adds none.
+* no version from v to H adds a file with rows that it has not taken. What only rearranges rows
+  (``dataChange`` false, as of OPTIMIZE) adds none.
 
-What the table is stands in the manifest before the query's first batch. Each version since is read once, and tells what a number would not: rows that come back
-(RESTORE) or are written anew (UPDATE, MERGE, an overwrite), which the watermark has passed, and who has written it.
+What the table is stands in the manifest before the query's first batch. Each version since is read
+once, and tells what a number would not: rows that come back (RESTORE) or are written anew (UPDATE,
+MERGE, an overwrite), which the watermark has passed, and who has written it.
 """
 
 from __future__ import annotations
@@ -71,7 +75,7 @@ _FORMAT: Final = 1
 _APP: Final = "lowwater:"
 
 
-# -- the log of a table -------------------------------------------------------------------------------------------------
+# -- the log of a table ----------------------------------------------------------------------------
 
 
 class Table(NamedTuple):
@@ -209,7 +213,7 @@ class TableLog(Protocol):
         ...
 
 
-# -- offsets ------------------------------------------------------------------------------------------------------------
+# -- offsets ---------------------------------------------------------------------------------------
 
 
 class Offset(NamedTuple):
@@ -224,7 +228,10 @@ class Offset(NamedTuple):
 
     @classmethod
     def of(cls, line: Line) -> Offset | None:
-        """Return what a line of ``offsets/N`` says, None for a source that has given nothing yet. Raises CheckpointMismatch for a line of another source."""
+        """Return what a line of ``offsets/N`` says, None for a source that has given nothing yet.
+
+        Raises CheckpointMismatch for a line of another source.
+        """
         if line == NONE:
             return None
         try:
@@ -280,7 +287,7 @@ def went_back(before: Line, now: Line) -> str:
     return ""
 
 
-# -- the source ---------------------------------------------------------------------------------------------------------
+# -- the source ------------------------------------------------------------------------------------
 
 _HARMLESS: Final = frozenset(
     {
@@ -326,7 +333,8 @@ class DeltaSource:
     off: tuple[str, ...] = ()
     """The settings of :data:`SETTINGS` that the session has switched off."""
     inputs: frozenset[str] | None = None
-    """The full names of the computations that are waited for; None: nobody's, and nothing is asked of the source."""
+    """The full names of the computations that are waited for; None: nobody's, and nothing is asked
+    of the source."""
 
     @property
     def name(self) -> str:
@@ -339,7 +347,10 @@ class DeltaSource:
         return DELTA
 
     def waiting_for(self, inputs: frozenset[str]) -> DeltaSource:
-        """Return it for a stage with inputs. Raises Unsupported, naming the option, when its end cannot be known exactly."""
+        """Return it for a stage with inputs.
+
+        Raises Unsupported, naming the option, when its end cannot be known exactly.
+        """
         if not inputs:
             return self
         stage = f"{_up(self.name)} as the source of a stage with inputs"
@@ -393,7 +404,8 @@ class DeltaSource:
                 f"Name {min(strangers)} in inputs, or let it write into a table of its own.",
             )
         recent = _recent(self.log, table.version)
-        # Before the first mark somebody may have filled the table. If it is none of these versions', it is older.
+        # Before the first mark somebody may have filled the table. If it is none of these
+        # versions', it is older.
         first = next((commit.version for commit in recent if commit.writer), -1 if writers else table.version)
         late = next((commit for commit in recent if _is_strange(commit) and commit.version > first), None)
         if late is not None:
@@ -408,7 +420,10 @@ class DeltaSource:
         Offset.of(line)
 
     def open(self, manifest: Manifest, number: int) -> OpenSource:
-        """Return it for one run of a query: a first one pins the table. Raises CheckpointMismatch, and OSError when the log cannot be read."""
+        """Return it for one run of a query: a first one pins the table.
+
+        Raises CheckpointMismatch, and OSError when the log cannot be read.
+        """
         if self.inputs is None:
             return OpenOpaque(DELTA, manifest.checkpoint / "sources" / str(number), order=went_back)
         return OpenDelta(self, manifest, number)
@@ -440,7 +455,8 @@ class Pin(NamedTuple):
     table: str
     """The table's id."""
     checked: int
-    """Its newest version when the query began, or a later one that is committed: all since then were looked at, one by one."""
+    """Its newest version when the query began, or a later one that is committed: all since then
+    were looked at, one by one."""
     marked: bool = False
     """Whether a computation has left its mark in the table: then all who write rows must."""
     broken: str = ""
@@ -456,7 +472,10 @@ class Head(NamedTuple):
 
 
 class OpenDelta(Fileless):
-    """The table of a query that runs. Its offset is a place in the table's log, its head a version."""
+    """The table of a query that runs.
+
+    Its offset is a place in the table's log, its head a version.
+    """
 
     def __init__(self, source: DeltaSource, manifest: Manifest, number: int) -> None:
         self._source = source
@@ -505,10 +524,13 @@ class OpenDelta(Fileless):
         self._manifest.keep_entry("delta", self._number, list(pin))
         self._pin = pin
 
-    # -- lines ----------------------------------------------------------------------------------------------------------
+    # -- lines -------------------------------------------------------------------------------------
 
     def read_to(self, line: Line) -> None:
-        """Compare a planned line with the pin, and with the committed one. Raises CheckpointMismatch."""
+        """Compare a planned line with the pin, and with the committed one.
+
+        Raises CheckpointMismatch.
+        """
         offset = Offset.of(line)
         if offset is None:
             return
@@ -547,7 +569,10 @@ class OpenDelta(Fileless):
             self.close()
 
     def close(self) -> None:
-        """Note how far the versions were looked at that are committed. Raises CheckpointMismatch, OSError."""
+        """Note how far the versions were looked at that are committed.
+
+        Raises CheckpointMismatch, OSError.
+        """
         if self._settled > self._pin.checked:
             self._keep(self._pin._replace(checked=self._settled))
 
@@ -558,10 +583,14 @@ class OpenDelta(Fileless):
     def _replaced(self, found: str) -> str:
         return f"{self._source.name} is another one (its id was {self._pin.table} and is {found}): what was read belongs to the old one. {_ANEW}"
 
-    # -- heads ----------------------------------------------------------------------------------------------------------
+    # -- heads -------------------------------------------------------------------------------------
 
     def head(self, settled: Line) -> Head:
-        """Read the newest version, and each since the last look. Raises OSError when they are not known, and when the watermark cannot count on the table any more."""
+        """Read the newest version, and each since the last look.
+
+        Raises OSError when they are not known, and when the watermark cannot count on the table any
+        more.
+        """
         table = self._log.table()
         if table.id != self._pin.table:
             raise Replaced(self._replaced(table.id))
@@ -586,7 +615,10 @@ class OpenDelta(Fileless):
         return Head(table.version, read is None and self._never_had_rows(table.version))
 
     def _check_to(self, last: int) -> None:
-        """Look at each version up to one, once. Raises OSError when one is not in the log any more."""
+        """Look at each version up to one, once.
+
+        Raises OSError when one is not in the log any more.
+        """
         for version in range(self._checked + 1, last + 1):
             commit = self._commits.get(version) or self._commit(version)
             self._commits[version] = commit
@@ -625,7 +657,10 @@ class OpenDelta(Fileless):
         self._keep(self._pin._replace(broken=reason))
 
     def _never_had_rows(self, last: int) -> bool:
-        """Return whether no version has had a row. Costs the reading of versions up to the first that has."""
+        """Return whether no version has had a row.
+
+        Costs the reading of versions up to the first that has.
+        """
         for version in range(last + 1):
             commit = self._commits.get(version) or self._log.commit(version)
             if commit is None or commit.added:

@@ -48,7 +48,10 @@ def path_of(spark: SparkSession, table: str | os.PathLike[str]) -> str:
 
 
 class DeltaLog:
-    """The log of the table in a directory, on whatever file system. Each call costs a listing of the log's tail, or the reading of one file."""
+    """The log of the table in a directory, on whatever file system.
+
+    Each call costs a listing of the log's tail, or the reading of one file.
+    """
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         self._spark = spark
@@ -105,7 +108,10 @@ class DeltaLog:
         return self._asked(f"what its version {version} is", ask)
 
     def apps(self) -> Mapping[str, int]:
-        """Return the last batch of each who counts batches in the table. Raises OSError. Costs a Spark job for each new version."""
+        """Return the last batch of each who counts batches in the table.
+
+        Raises OSError. Costs a Spark job for each new version.
+        """
 
         def ask() -> Mapping[str, int]:
             found = self._newest(self._log()).setTransactions()

@@ -1,24 +1,31 @@
 """Files as a source: which of them Spark has to read, and which need no further look.
 
-What Spark would read is decided by Spark's rules (HadoopFSUtils.shouldFilterOutPathName), probed on PySpark 4.3. A path that is
-listed here and never taken by Spark, for example because it is older than ``maxFileAge``, holds W, which is safe, and its name is
-shown.
+What Spark would read is decided by Spark's rules (HadoopFSUtils.shouldFilterOutPathName), probed on
+PySpark 4.3. A path that is listed here and never taken by Spark, for example because it is older
+than ``maxFileAge``, holds W, which is safe, and its name is shown.
 
-A file is known by its path and its modification time, since Spark takes a path once: one that was written again in its place, like a daily
-file that is written anew, has rows that no batch has read. It holds W as well. What was written twice within one millisecond, or with its
-time set back to what it was, cannot be told from one that was not.
+A file is known by its path and its modification time, since Spark takes a path once: one that was
+written again in its place, like a daily file that is written anew, has rows that no batch has read.
+It holds W as well. What was written twice within one millisecond, or with its time set back to what
+it was, cannot be told from one that was not.
 
-A listing must not be older than the reading of W. On a local file system it never is; an NFS mount may serve names from a cache, so
-mount the sources with ``lookupcache=none`` and ``acdirmax=0`` (or ``noac``).
+A listing must not be older than the reading of W. On a local file system it never is; an NFS mount
+may serve names from a cache, so mount the sources with ``lookupcache=none`` and ``acdirmax=0`` (or
+``noac``).
 
-A listing is not atomic: of a file that is renamed meanwhile, readdir may give neither name. If such a file were missed, W would count before Spark has
-read it. So each listing comes after a shorter one that takes the names alone (:func:`_names`), and counts only if it has every name that the shorter one
-has. Otherwise somebody has renamed or removed a file, and the directory is listed again, until nothing that no batch has read is gone. A file that is renamed once is then found by one of the two. What
-remains: one that is renamed in both listings may be missed by both, so rename a file once, to its last name.
+A listing is not atomic: of a file that is renamed meanwhile, readdir may give neither name. If such
+a file were missed, W would count before Spark has read it. So each listing comes after a shorter
+one that takes the names alone (:func:`_names`), and counts only if it has every name that the
+shorter one has. Otherwise somebody has renamed or removed a file, and the directory is listed
+again, until nothing that no batch has read is gone. A file that is renamed once is then found by
+one of the two. What remains: one that is renamed in both listings may be missed by both, so rename
+a file once, to its last name.
 
-What committed batches have taken, and what is as it was, is left out of a listing (:class:`Settled`).
-A file may be written again in its place, which leaves no trace in its directory, so each is asked for its modification time in each listing. But what
-lowwater itself has handed over as ``batch=N`` appears whole and is not changed by it: when all of such a directory is taken, its name is enough.
+What committed batches have taken, and what is as it was, is left out of a listing
+(:class:`Settled`). A file may be written again in its place, which leaves no trace in its
+directory, so each is asked for its modification time in each listing. But what lowwater itself has
+handed over as ``batch=N`` appears whole and is not changed by it: when all of such a directory is
+taken, its name is enough.
 """
 
 from __future__ import annotations
@@ -46,7 +53,8 @@ __all__ = ["FILES", "FileSource", "Intruder", "OpenFiles", "Settled", "hidden", 
 
 
 _TRIES: Final = 5
-"""How often a source is listed in one look at most, until a listing has all names of the one before it."""
+"""How often a source is listed in one look at most, until a listing has all names of the one before
+it."""
 
 FILES: Final = "files"
 """The kind of this source."""
@@ -62,13 +70,17 @@ class FileSource:
     """recursiveFileLookup."""
     format: str = ""
     sink_log: bool = False
-    """Whether it is the output of a Spark file sink, which is read by the sink's log and not by a listing."""
+    """Whether it is the output of a Spark file sink, which is read by the sink's log and not by a
+    listing."""
     inputs: frozenset[str] | None = None
-    """The full names of the computations that are waited for, for what is read here; None: nobody's (an injector waits for none)."""
+    """The full names of the computations that are waited for, for what is read here; None: nobody's
+    (an injector waits for none)."""
     columns: tuple[str, ...] = ()
-    """The columns of its Hive partitions, directories like ``year=2013/month=1``: Spark reads files that have all of them, and no others."""
+    """The columns of its Hive partitions, directories like ``year=2013/month=1``: Spark reads files
+    that have all of them, and no others."""
     max_age: int = 7 * 86_400_000
-    """maxFileAge, milliseconds, by default a week: Spark passes over a file that is older than the newest one by more."""
+    """maxFileAge, milliseconds, by default a week: Spark passes over a file that is older than the
+    newest one by more."""
 
     @property
     def name(self) -> str:
@@ -120,8 +132,8 @@ class Intruder(NamedTuple):
 def hidden(name: str, *, folder: bool = False) -> bool:
     """Return whether Spark reads no rows from a file, or from anything in a folder, of this name.
 
-    Folders may begin with ``_metadata`` or ``_common_metadata``; files of such names are taken for Parquet's summary files,
-    which Spark lists and logs but never reads.
+    Folders may begin with ``_metadata`` or ``_common_metadata``; files of such names are taken for
+    Parquet's summary files, which Spark lists and logs but never reads.
 
     >>> [hidden(name) for name in ("_tmp", "_a=1", ".x", "a._COPYING_", "_metadata", "a.json")]
     [True, False, True, True, True, False]
@@ -134,15 +146,19 @@ def hidden(name: str, *, folder: bool = False) -> bool:
 
 
 def intruders(source: FileSource) -> list[Intruder]:
-    """Return what brings in rows that no input stands for, in order. Costs and raises as :func:`list_head`."""
+    """Return what brings in rows that no input stands for, in order.
+
+    Costs and raises as :func:`list_head`.
+    """
     return sorted({found for found in walk(source) if isinstance(found, Intruder)})
 
 
 def walk(source: FileSource, settled: Settled | None = None) -> Iterator[File | Intruder]:
     """Yield the files of a source, and what stands beside them.
 
-    Spark goes by a sink's log only if the log was there when the query started, and if it reads the very directory of the sink. Of a
-    directory above it, or of a partition in it, it takes what failed attempts have left as well.
+    Spark goes by a sink's log only if the log was there when the query started, and if it reads the
+    very directory of the sink. Of a directory above it, or of a partition in it, it takes what
+    failed attempts have left as well.
     """
     yield from _outputs(source, above(source.root))
     if source.sink_log:
@@ -313,7 +329,10 @@ class OpenFiles:
 
     @property
     def outputs(self) -> Mapping[str, Output]:
-        """The directories in it that batches are handed over into, by their paths. They change with each listing."""
+        """The directories in it that batches are handed over into, by their paths.
+
+        They change with each listing.
+        """
         return self._settled.outputs
 
     @property
@@ -333,8 +352,9 @@ class OpenFiles:
     def head(self, settled: Line) -> Head:
         """List the directory, see :func:`list_head`.
 
-        Costs two looks more at the directory, a read for each output of batches, and two fsyncs if the directory has new files. Raises OSError, also
-        when the directory is not the one that was read before.
+        Costs two looks more at the directory, a read for each output of batches, and two fsyncs if
+        the directory has new files. Raises OSError, also when the directory is not the one that was
+        read before.
         """
         root = self.source.root
         identity = identity_of(root)
@@ -399,7 +419,10 @@ class OpenFiles:
 
 
 class Settled:
-    """What a listing of one source leaves out. Holds two numbers for each handed-over batch that is in the directory."""
+    """What a listing of one source leaves out.
+
+    Holds two numbers for each handed-over batch that is in the directory.
+    """
 
     def __init__(self, log: SourceLog) -> None:
         self._log = log
@@ -411,7 +434,8 @@ class Settled:
         self.files = 0
         """How many files are in the batches of this listing that were not looked at."""
         self.outputs: dict[str, Output] = {}
-        """The directories that lowwater writes into, by their paths, as far as they were met by the newest listing that is whole."""
+        """The directories that lowwater writes into, by their paths, as far as they were met by the
+        newest listing that is whole."""
         self._scans: dict[str, Scan] = {}
         self._met: set[str] = set()
 
@@ -421,9 +445,13 @@ class Settled:
         return self._seen
 
     def begin(self, offset: int, of: object = None) -> None:
-        """Begin a listing. What has been taken up to this offset of the source's log counts: no batch behind it can be taken back.
+        """Begin a listing.
 
-        ``of`` tells directories apart: of another one than in the last listing everything is looked at again.
+        What has been taken up to this offset of the source's log counts: no batch behind it can be
+        taken back.
+
+        ``of`` tells directories apart: of another one than in the last listing everything is looked
+        at again.
         """
         if of != self._of:
             self._batches = {}
@@ -457,7 +485,10 @@ class Settled:
         return batch is not None and batch <= self._offset
 
     def is_batch(self, folder: os.DirEntry[str]) -> bool:
-        """Return whether a sub-directory is a batch of which all was taken. This takes no note of it."""
+        """Return whether a sub-directory is a batch of which all was taken.
+
+        This takes no note of it.
+        """
         known = self._batches.get(folder.path)
         return known is not None and known[0] == folder.inode()
 
@@ -486,7 +517,8 @@ class Settled:
         whole = self._is_whole(folder, found)
         if whole:
             self._seen[folder.path] = (folder.inode(), len(found))
-        # One with files was taken by a batch before this listing; one without may have come while we walked.
+        # One with files was taken by a batch before this listing; one without may have come while
+        # we walked.
         number = batch_number(folder.name)
         if number is not None:
             self._scan(folder.path[: -len(folder.name) - 1]).add(number, settled=whole, sure=bool(found))

@@ -1,8 +1,9 @@
 """The heads of a query's sources, and the readings of the inputs that wait for theirs.
 
-A reading W counts from the first batch that has read everything which stood in the sources when W had been read. What a head is, and when it is
-reached, each source knows itself (:mod:`lowwater_spark.sources.base`). Here stands what all of them have in common: the rule is joint, so a reading waits for
-all sources, and one source that cannot be listed holds all.
+A reading W counts from the first batch that has read everything which stood in the sources when W
+had been read. What a head is, and when it is reached, each source knows itself
+(:mod:`lowwater_spark.sources.base`). Here stands what all of them have in common: the rule is
+joint, so a reading waits for all sources, and one source that cannot be listed holds all.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ __all__ = ["KEPT", "Candidates", "Heads"]
 logger = logging.getLogger("lowwater.spark")
 
 KEPT: Final = 16
-"""Bound of heads waited for; beyond it the candidate of every second one is dropped, the oldest and the newest never."""
+"""Bound of heads waited for; beyond it the candidate of every second one is dropped, the oldest and
+the newest never."""
 
 T = TypeVar("T")
 
@@ -59,7 +61,10 @@ class Heads:
 
     @property
     def outputs(self) -> list[Mapping[str, Output]]:
-        """By source: the directories in it that batches are handed over into, by their paths. They change with each listing."""
+        """By source: the directories in it that batches are handed over into, by their paths.
+
+        They change with each listing.
+        """
         return [source.outputs for source in self.sources]
 
     @property
@@ -92,15 +97,19 @@ class Heads:
     def moment(self, settled: Sequence[Line] | None = None) -> int:
         """Return what :meth:`look` takes as the present: call it when the inputs have been read.
 
-        The run also says how far its committed batches go. Looks leave out what is in these, until it says another thing: what it makes durable after a
-        look, like its bookmarks, is then of the very batch that the look has counted, though another one may be committed meanwhile.
+        The run also says how far its committed batches go. Looks leave out what is in these, until
+        it says another thing: what it makes durable after a look, like its bookmarks, is then of
+        the very batch that the look has counted, though another one may be committed meanwhile.
         """
         if settled is not None:
             self._settled = settled
         return self._moment
 
     def look(self, after: int) -> list[Any] | None:
-        """Return the head of each source, of a look that began after a moment. Costs, and is None, as :meth:`list_heads` when it has to be made."""
+        """Return the head of each source, of a look that began after a moment.
+
+        Costs, and is None, as :meth:`list_heads` when it has to be made.
+        """
         if self._moment <= after:
             self._moment += 1
             self._look = self.list_heads(self._settled)
@@ -133,7 +142,10 @@ class Heads:
             raise self._error
 
     def read_to(self, lines: Sequence[Line]) -> None:
-        """Read what Spark has logged of the sources up to a planned batch. Raises CheckpointMismatch, and OSError."""
+        """Read what Spark has logged of the sources up to a planned batch.
+
+        Raises CheckpointMismatch, and OSError.
+        """
         for source, line in zip(self.sources, lines, strict=False):
             source.read_to(line)
 
@@ -149,7 +161,10 @@ class Heads:
             source.confirm(line)
 
     def close(self) -> None:
-        """End the run. What cannot be kept any more costs the next run nothing but what it would have known."""
+        """End the run.
+
+        What cannot be kept any more costs the next run nothing but what it would have known.
+        """
         for source in self.sources:
             try:
                 source.close()
@@ -177,13 +192,15 @@ class _Candidate(Generic[T]):
 class Candidates(Generic[T]):
     """Readings of W that wait until a batch has reached their head, oldest first.
 
-    The rule is joint: all sources of the query must have reached their part of the head. Bounded by :data:`KEPT` heads and,
-    per head, by the files that are not read yet. :meth:`add` and :meth:`newest_reached` cost O(waiting paths).
+    The rule is joint: all sources of the query must have reached their part of the head. Bounded by
+    :data:`KEPT` heads and, per head, by the files that are not read yet. :meth:`add` and
+    :meth:`newest_reached` cost O(waiting paths).
 
-    Of neighbours that wait for the same, only the newer reading stays, so W may move as often as it likes: what is kept grows with
-    the files that come and the batches that are planned, and the readings before a planned batch become one. No reading counts sooner
-    by that. The one that stays was read before its own head was listed, and waits for all of that head; the one that goes would have been
-    reached by the same offsets, and the newest that is reached is what counts.
+    Of neighbours that wait for the same, only the newer reading stays, so W may move as often as it
+    likes: what is kept grows with the files that come and the batches that are planned, and the
+    readings before a planned batch become one. No reading counts sooner by that. The one that stays
+    was read before its own head was listed, and waits for all of that head; the one that goes would
+    have been reached by the same offsets, and the newest that is reached is what counts.
     """
 
     def __init__(self, sources: Sequence[Awaited[Any, Any]]) -> None:
@@ -197,8 +214,9 @@ class Candidates(Generic[T]):
     def add(self, reading: T, heads: Sequence[Any], planned: Sequence[Any] = ()) -> None:
         """Add a reading with the heads that were listed after it, one per source.
 
-        ``planned`` are the offsets of the newest batch that was planned when the listing had ended: its tasks may have read a file that
-        was removed before. Only who counts planned batches as read may leave them out.
+        ``planned`` are the offsets of the newest batch that was planned when the listing had ended:
+        its tasks may have read a file that was removed before. Only who counts planned batches as
+        read may leave them out.
         """
         known = itertools.chain(planned, itertools.repeat(None))
         waits = [source.wait(*each) for source, *each in zip(self._sources, heads, known, strict=False)]
@@ -224,8 +242,9 @@ class Candidates(Generic[T]):
     def newest_reached(self, offsets: Sequence[Any], *, forget: bool) -> T | None:
         """Return the newest reading whose head lies within these offsets, None when there is none.
 
-        The source logs must have been read up to the offsets. ``forget`` drops it and all older ones; only a committed batch
-        may do that, since the plan of a running one may still be lost. Raises OSError where a source cannot tell now.
+        The source logs must have been read up to the offsets. ``forget`` drops it and all older
+        ones; only a committed batch may do that, since the plan of a running one may still be lost.
+        Raises OSError where a source cannot tell now.
         """
         self._look()
         for i in reversed(range(len(self._waiting))):

@@ -1,20 +1,25 @@
 """Iceberg as a source: a table, for a stage with inputs; for an injector too.
 
-The head is the current snapshot of the table. An offset is Iceberg's own: ``(s, p)`` has everything of the snapshots before s, and of s the files that it adds
-before position p. Snapshots have no order by number, only by their parents: the *lineage*, which every look at the table makes longer. An offset at s has
-reached the head H when the table is the pinned one, s is in the lineage, and
+The head is the current snapshot of the table. An offset is Iceberg's own: ``(s, p)`` has everything
+of the snapshots before s, and of s the files that it adds before position p. Snapshots have no
+order by number, only by their parents: the *lineage*, which every look at the table makes longer.
+An offset at s has reached the head H when the table is the pinned one, s is in the lineage, and
 
 * s is beyond H, or
-* no snapshot from s to H adds a file that it has not taken. One that only rearranges rows (``replace``, as of rewrite_data_files) adds none.
+* no snapshot from s to H adds a file that it has not taken. One that only rearranges rows
+  (``replace``, as of rewrite_data_files) adds none.
 
-A snapshot that deletes or overwrites ends the stream of Iceberg, so nothing at or beyond it is reached.
+A snapshot that deletes or overwrites ends the stream of Iceberg, so nothing at or beyond it is
+reached.
 
-A stream begins at the oldest snapshot that is still there, and reads what that one *adds*: when older ones have expired, their rows are never read. So the
-oldest must be the first one, unless it is declared that earlier rows count for nothing.
+A stream begins at the oldest snapshot that is still there, and reads what that one *adds*: when
+older ones have expired, their rows are never read. So the oldest must be the first one, unless it
+is declared that earlier rows count for nothing.
 
-The table's uuid, where the stream begins and how far the lineage was looked at stand in the manifest. Rows that come back hold for good: when the
-lineage no longer leads to where it was (a rollback), and when a snapshot joins it that was made before and stood aside (a branch, or a staged one), since the
-watermark may have passed its rows.
+The table's uuid, where the stream begins and how far the lineage was looked at stand in the
+manifest. Rows that come back hold for good: when the lineage no longer leads to where it was (a
+rollback), and when a snapshot joins it that was made before and stood aside (a branch, or a staged
+one), since the watermark may have passed its rows.
 """
 
 from __future__ import annotations
@@ -62,7 +67,8 @@ _BACK: Final = 100
 """Snapshots before its start in which a query looks for writers who leave no mark."""
 
 _STEP: Final = 20
-"""Snapshots that a new run may have to look at again: how far they were looked at is not noted with each batch."""
+"""Snapshots that a new run may have to look at again: how far they were looked at is not noted with
+each batch."""
 
 _START: Final = -1
 """What stands for a snapshot where a table had none yet."""
@@ -70,7 +76,7 @@ _START: Final = -1
 _ANEW: Final = "Start from a new checkpoint, with adopt=True."
 
 
-# -- the table ----------------------------------------------------------------------------------------------------------
+# -- the table -------------------------------------------------------------------------------------
 
 
 class Snapshot(NamedTuple):
@@ -184,7 +190,8 @@ class Table(NamedTuple):
     """All that it still has, those of branches and staged ones too."""
     properties: Mapping[str, str] = MappingProxyType({})
     sequence: int = 0
-    """The number of its newest snapshot, whether that is in the lineage or not: it never goes down, but stays 0 in tables of Iceberg's format 1."""
+    """The number of its newest snapshot, whether that is in the lineage or not: it never goes down,
+    but stays 0 in tables of Iceberg's format 1."""
 
     @classmethod
     def parse(cls, text: str) -> Table:
@@ -238,7 +245,7 @@ class TableLog(Protocol):
         ...
 
 
-# -- offsets ------------------------------------------------------------------------------------------------------------
+# -- offsets ---------------------------------------------------------------------------------------
 
 
 class Offset(NamedTuple):
@@ -253,7 +260,10 @@ class Offset(NamedTuple):
 
     @classmethod
     def of(cls, line: Line) -> Offset | None:
-        """Return what a line of ``offsets/N`` says, None where nothing was read yet. Raises CheckpointMismatch for a line of another source."""
+        """Return what a line of ``offsets/N`` says, None where nothing was read yet.
+
+        Raises CheckpointMismatch for a line of another source.
+        """
         if line == NONE:
             return None
         try:
@@ -272,7 +282,9 @@ class Offset(NamedTuple):
 
 
 def unread(offset: Offset, snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-    """Return those of the snapshots that an offset has not taken whole. They are of one lineage, and the offset is in the first one.
+    """Return those of the snapshots that an offset has not taken whole.
+
+    They are of one lineage, and the offset is in the first one.
 
     >>> snapshots = [Snapshot(7, None, "append", 2), Snapshot(8, 7, "replace", 1), Snapshot(9, 8, "append", 1)]
     >>> [each.id for each in unread(Offset(7, 2, False), snapshots)]
@@ -300,7 +312,7 @@ def went_back(before: Line, now: Line) -> str:
     return ""
 
 
-# -- the source ---------------------------------------------------------------------------------------------------------
+# -- the source ------------------------------------------------------------------------------------
 
 _HARMLESS: Final = frozenset(
     {
@@ -347,7 +359,8 @@ class IcebergSource:
     branch: str = ""
     """The branch that the query names with the table; empty: none."""
     inputs: frozenset[str] | None = None
-    """The full names of the computations that are waited for; None: nobody's, and nothing is asked of the source."""
+    """The full names of the computations that are waited for; None: nobody's, and nothing is asked
+    of the source."""
 
     @property
     def name(self) -> str:
@@ -365,7 +378,10 @@ class IcebergSource:
         return skips_earlier(self.options)
 
     def waiting_for(self, inputs: frozenset[str]) -> IcebergSource:
-        """Return it for a stage with inputs. Raises Unsupported, naming the option, when its end cannot be known exactly."""
+        """Return it for a stage with inputs.
+
+        Raises Unsupported, naming the option, when its end cannot be known exactly.
+        """
         if not inputs:
             return self
         stage = f"{_up(self.name)} as the source of a stage with inputs"
@@ -388,7 +404,10 @@ class IcebergSource:
         return replace(self, inputs=inputs)
 
     def pin(self) -> Pin:
-        """Return what is to be remembered of the table as it is now. Raises OSError; Unsupported where rows are gone that no stream reads."""
+        """Return what is to be remembered of the table as it is now.
+
+        Raises OSError; Unsupported where rows are gone that no stream reads.
+        """
         found = self.log.table()
         lineage = found.lineage
         first = lineage[0] if lineage else None
@@ -422,7 +441,8 @@ class IcebergSource:
                 f"Name {min(strangers)} in inputs, or let it write into a table of its own.",
             )
         marked = next((at for at, each in enumerate(recent) if each.writer), None)
-        # Before the first mark somebody may have filled the table. If it is none of these snapshots', it is older.
+        # Before the first mark somebody may have filled the table. If it is none of these
+        # snapshots', it is older.
         first = (-1 if writers else len(recent)) if marked is None else marked
         late = next((each for each in recent[first + 1 :] if each.strange), None)
         if late is not None:
@@ -437,7 +457,10 @@ class IcebergSource:
         Offset.of(line)
 
     def open(self, manifest: Manifest, number: int) -> OpenSource:
-        """Return it for one run of a query: a first one pins the table. Raises CheckpointMismatch, Unsupported, and OSError when the table does not answer."""
+        """Return it for one run of a query: a first one pins the table.
+
+        Raises CheckpointMismatch, Unsupported, and OSError when the table does not answer.
+        """
         if self.inputs is None:
             return OpenOpaque(ICEBERG, manifest.checkpoint / "sources" / str(number), order=went_back)
         return OpenIceberg(self, manifest, number)
@@ -455,7 +478,8 @@ class Pin(NamedTuple):
     first: int | None
     """The oldest snapshot when the query began; None: there was none."""
     checked: int | None
-    """The current snapshot when the query began, or a later one that is committed: all since then were looked at, one by one."""
+    """The current snapshot when the query began, or a later one that is committed: all since then
+    were looked at, one by one."""
     aside: tuple[int, ...] = ()
     """The snapshots that the table had, and that were not in its lineage, at the last look."""
     marked: bool = False
@@ -484,7 +508,10 @@ class Head(NamedTuple):
 
 
 class OpenIceberg(Fileless):
-    """The table of a query that runs. Its offset is a place in the table's lineage, its head a snapshot."""
+    """The table of a query that runs.
+
+    Its offset is a place in the table's lineage, its head a snapshot.
+    """
 
     def __init__(self, source: IcebergSource, manifest: Manifest, number: int) -> None:
         self._source = source
@@ -509,9 +536,11 @@ class OpenIceberg(Fileless):
         self._stranger = ""
         """A snapshot of somebody whom the inputs do not name; empty: none."""
         self._asking = threading.Lock()
-        """Held from when the table is asked until the answer was looked at: an older answer after a newer one would look like a rollback."""
+        """Held from when the table is asked until the answer was looked at: an older answer after a
+        newer one would look like a rollback."""
         self._lock = threading.RLock()
-        """Of the lineage and the pin: a look is made while a batch is confirmed, and while it is asked what is reached. Nobody asks the table under it."""
+        """Of the lineage and the pin: a look is made while a batch is confirmed, and while it is
+        asked what is reached. Nobody asks the table under it."""
         self._pin = self._pinned()
         self._tip = self._pin.checked
         """The newest snapshot that was looked at."""
@@ -546,7 +575,7 @@ class OpenIceberg(Fileless):
         self._manifest.keep_entry("iceberg", self._number, list(pin))
         self._pin = pin
 
-    # -- lines ----------------------------------------------------------------------------------------------------------
+    # -- lines -------------------------------------------------------------------------------------
 
     def read_to(self, line: Line) -> None:
         """Compare a planned line with the committed one. Raises CheckpointMismatch."""
@@ -609,7 +638,10 @@ class OpenIceberg(Fileless):
         return -1 if place is None else place - self._noted
 
     def _begin(self, table: Table) -> None:
-        """Make sure that no rows were gone before the first batch was planned. It was committed before the table was asked."""
+        """Make sure that no rows were gone before the first batch was planned.
+
+        It was committed before the table was asked.
+        """
         path = self._manifest.checkpoint / "sources" / self._number / "offsets" / "0"
         begin = Offset.of(path.read_bytes().decode())
         first = self._lineage[0] if self._lineage else None
@@ -617,7 +649,8 @@ class OpenIceberg(Fileless):
         if begin is not None:
             whole = begin.snapshot in (self._pin.first, oldest)
         else:
-            # The first batch begins at what is the oldest snapshot then. What has not expired by now had not expired then.
+            # The first batch begins at what is the oldest snapshot then. What has not expired by
+            # now had not expired then.
             whole = self._pin.first is None and oldest in table.snapshots
         if whole or self._source.skips:
             self._keep(self._pin._replace(begun=True))
@@ -627,7 +660,10 @@ class OpenIceberg(Fileless):
             )
 
     def close(self) -> None:
-        """Note how far the snapshots were looked at that are committed. Raises CheckpointMismatch, OSError."""
+        """Note how far the snapshots were looked at that are committed.
+
+        Raises CheckpointMismatch, OSError.
+        """
         with self._lock:
             if self._committed is not None and self._unnoted > 0:
                 self._noted = self._places[self._committed.snapshot]
@@ -640,10 +676,14 @@ class OpenIceberg(Fileless):
     def _replaced(self, found: str) -> str:
         return f"{self._source.name} is another one (its uuid was {self._pin.table} and is {found}): what was read belongs to the old one. {_ANEW}"
 
-    # -- heads ----------------------------------------------------------------------------------------------------------
+    # -- heads -------------------------------------------------------------------------------------
 
     def head(self, settled: Line) -> Head:
-        """Read the current snapshot, and each since the last look. Raises OSError when they are not known, and when the watermark cannot count on the table any more."""
+        """Read the current snapshot, and each since the last look.
+
+        Raises OSError when they are not known, and when the watermark cannot count on the table any
+        more.
+        """
         with self._asking:
             table = self._log.table()
             if table.id != self._pin.table:
@@ -660,7 +700,10 @@ class OpenIceberg(Fileless):
             raise Replaced(held)
 
     def _look(self, table: Table) -> None:
-        """Make the lineage longer by what is new, and look at it. Raises OSError when some of it is not there any more."""
+        """Make the lineage longer by what is new, and look at it.
+
+        Raises OSError when some of it is not there any more.
+        """
         with self._lock:
             if table is self._looked or self._pin.broken:
                 return
@@ -746,7 +789,10 @@ class OpenIceberg(Fileless):
                     del self._places[snapshot.id]
 
     def _count(self) -> None:
-        """Find out how many files each snapshot adds that does not say so itself. Raises OSError."""
+        """Find out how many files each snapshot adds that does not say so itself.
+
+        Raises OSError.
+        """
         for at, snapshot in enumerate(self._lineage):
             if snapshot.added is None and snapshot.operation == "append":
                 layout = self._log.layout(snapshot.id)

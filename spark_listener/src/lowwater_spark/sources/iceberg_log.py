@@ -51,7 +51,10 @@ def find(spark: SparkSession, name: str) -> IcebergLog | None:
 
 
 def _in_directory(spark: SparkSession, path: str) -> IcebergLog | None:
-    """Return the table of a directory, None where there is none. Raises OSError when that cannot be known: there may be one, in which rows are looked for."""
+    """Return the table of a directory, None where there is none.
+
+    Raises OSError when that cannot be known: there may be one, in which rows are looked for.
+    """
     from py4j.protocol import Py4JJavaError
 
     jvm: Any = spark._jvm
@@ -72,7 +75,11 @@ def _is_class(name: Any) -> bool:
 
 
 class IcebergLog:
-    """One table, in whatever catalog. Each call costs what the catalog needs to say which metadata are the newest, and these once when they are new."""
+    """One table, in whatever catalog.
+
+    Each call costs what the catalog needs to say which metadata are the newest, and these once when
+    they are new.
+    """
 
     def __init__(self, spark: SparkSession, name: str, table: Any, branch: str = "") -> None:
         self._spark = spark
@@ -83,7 +90,8 @@ class IcebergLog:
         self.branch = branch
         """The branch that is named with it; empty: none, or the main one."""
         self.part = ""
-        """The branch, tag or snapshot of it that was asked for, as the catalog names it; empty: none."""
+        """The branch, tag or snapshot of it that was asked for, as the catalog names it; empty:
+        none."""
         self._read: tuple[str, Table] | None = None
         """The newest metadata, by where they are."""
 
@@ -99,7 +107,8 @@ class IcebergLog:
         def ask() -> Table:
             metadata = self._metadata()
             where = str(metadata.metadataFileLocation())
-            # Those of Hadoop have numbers: a table that was made anew has other metadata under them.
+            # Those of Hadoop have numbers: a table that was made anew has other metadata under
+            # them.
             if self._read is None or self._read[0] != where or self.by_number:
                 text = str(self.classes.TableMetadataParser.toJson(metadata))
                 self._read = where, self._same(Table.parse(text))
@@ -144,7 +153,10 @@ class IcebergLog:
         return _is_class(found)
 
     def refresh(self, table: Table) -> None:
-        """Have the JVM's table be as new as what was read of it. Raises OSError when that is another one by now."""
+        """Have the JVM's table be as new as what was read of it.
+
+        Raises OSError when that is another one by now.
+        """
 
         def ask() -> str:
             return str(self.java.operations().refresh().uuid())
@@ -166,7 +178,8 @@ class IcebergLog:
     def _metadata(self) -> Any:
         if not self.by_number:
             return self.java.operations().refresh()
-        # It looks for metadata with a greater number than it had: in a table that was made anew it would find none.
+        # It looks for metadata with a greater number than it had: in a table that was made anew it
+        # would find none.
         state: Any = self._spark._jsparkSession.sessionState()
         return self.classes.hadoop.HadoopTables(state.newHadoopConf()).load(self.java.location()).operations().current()
 

@@ -11,7 +11,10 @@ T = TypeVar("T")
 
 
 def asked(whom: str, what: str, ask: Callable[[], T]) -> T:
-    """Return what ``ask`` returns. Raises OSError, naming whom was asked, what, and why there is no answer."""
+    """Return what ``ask`` returns.
+
+    Raises OSError, naming whom was asked, what, and why there is no answer.
+    """
     from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.errors import PySparkException
 

@@ -86,7 +86,8 @@ MARKS: Final = "marks"
 """The one value of it: what the marks of ``batch.write_kafka`` tell, since nobody else writes."""
 
 NO_ID: Final = "A" * 22
-"""What Kafka's client gives for the id of a topic when the broker knows none: all topics would have the same."""
+"""What Kafka's client gives for the id of a topic when the broker knows none: all topics would have
+the same."""
 
 _IN_SYNC: Final = "min.insync.replicas"
 _UNCLEAN: Final = "unclean.leader.election.enable"
@@ -142,7 +143,10 @@ class Told(NamedTuple):
 
     @classmethod
     def parse(cls, said: Mapping[str, Any]) -> Told:
-        """Return what Kafka's answer to a metadata request says. Raises OSError for a topic that the broker does not know."""
+        """Return what Kafka's answer to a metadata request says.
+
+        Raises OSError for a topic that the broker does not know.
+        """
         ids, epochs, leaders = {}, {}, {}
         for topic in said["topics"]:
             if topic["errorCode"]:
@@ -157,7 +161,9 @@ class Told(NamedTuple):
 
 
 def agreed(told: Sequence[Told]) -> Identity:
-    """Return what brokers know together: all partitions, each with its newest epoch. Raises OSError when they mean different topics.
+    """Return what brokers know together: all partitions, each with its newest epoch.
+
+    Raises OSError when they mean different topics.
 
     >>> old = Told("c", frozenset({1, 2}), {"t": "1"}, {Partition("t", 0): 3})
     >>> new = Told("c", frozenset({2, 3}), {"t": "1"}, {Partition("t", 0): 4, Partition("t", 1): 0})
@@ -188,16 +194,24 @@ class Ends(NamedTuple):
     ends: Vector
     """By the high watermark, or by the marks of the writers."""
     stable: Vector
-    """Where the first open transaction begins, else the high watermark. It decides nothing, nor do the names of those who have it open."""
+    """Where the first open transaction begins, else the high watermark. It decides nothing, nor do
+    the names of those who have it open."""
     holders: Mapping[Partition, str] = MappingProxyType({})
-    """Whose transactions have been open for longer than from one look to the next, by their transactional ids."""
+    """Whose transactions have been open for longer than from one look to the next, by their
+    transactional ids."""
 
 
 class Cluster(Protocol):
-    """A cluster of Kafka, as far as it is asked. Each call raises OSError when there is no answer, or none for one of the partitions."""
+    """A cluster of Kafka, as far as it is asked.
+
+    Each call raises OSError when there is no answer, or none for one of the partitions.
+    """
 
     def ids(self, topics: tuple[str, ...]) -> tuple[str, Mapping[str, str]]:
-        """Return the id of the cluster, and of each topic, as any broker says. Raises Unsupported without Kafka's client."""
+        """Return the id of the cluster, and of each topic, as any broker says.
+
+        Raises Unsupported without Kafka's client.
+        """
         ...
 
     def told(self, topics: tuple[str, ...], enough: int) -> list[Told]:
@@ -238,7 +252,9 @@ class Cluster(Protocol):
 
 
 def vector_of(line: Line) -> dict[Partition, int]:
-    """Return what a line of Spark's offset log says of each partition. Raises CheckpointMismatch for a line of another source.
+    """Return what a line of Spark's offset log says of each partition.
+
+    Raises CheckpointMismatch for a line of another source.
 
     >>> vector_of('{"t":{"1":7,"0":5}}')
     {Partition(topic='t', number=0): 5, Partition(topic='t', number=1): 7}
@@ -273,7 +289,9 @@ def below(vector: Vector, earlier: Vector) -> str:
 
 
 def unread(head: Vector, read: Vector) -> list[Partition]:
-    """Return the partitions that have rows beyond what was read, in order. One that was never read begins at 0.
+    """Return the partitions that have rows beyond what was read, in order.
+
+    One that was never read begins at 0.
 
     >>> unread(vector_of('{"t":{"0":5,"1":7,"2":0}}'), vector_of('{"t":{"0":5}}'))
     [Partition(topic='t', number=1)]
@@ -308,9 +326,11 @@ class KafkaSource:
     """Of the source, their names in lower case."""
     cluster: Cluster = field(compare=False, repr=False)
     deprecated: bool = False
-    """Whether the session asks for ends as Spark did before 3.1: a consumer that goes on with old partitions."""
+    """Whether the session asks for ends as Spark did before 3.1: a consumer that goes on with old
+    partitions."""
     inputs: frozenset[str] | None = None
-    """The full names of the computations that are waited for; None: nobody's, and nothing is asked of the source. Of an injector that goes by its ends: empty."""
+    """The full names of the computations that are waited for; None: nobody's, and nothing is asked
+    of the source. Of an injector that goes by its ends: empty."""
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -357,10 +377,13 @@ class KafkaSource:
         return tuple(marks_topic(topic) for topic in self.topics) if self.by_marks else ()
 
     def identity(self, *, ledgers: bool = False) -> Identity:
-        """Describe the topics, and if asked to those of the marks that the head is read from. Raises OSError.
+        """Describe the topics, and if asked to those of the marks that the head is read from.
 
-        Each acknowledged row has two brokers that know of its partition and of the leader that acknowledged it. So all brokers but one know of every such
-        row's, one at least; what they know together has nothing old in it.
+        Raises OSError.
+
+        Each acknowledged row has two brokers that know of its partition and of the leader that
+        acknowledged it. So all brokers but one know of every such row's, one at least; what they
+        know together has nothing old in it.
         """
         topics = (*self.topics, *self.ledgers) if ledgers else self.topics
         return agreed(self.cluster.told(topics, max(self.brokers - 1, 1)))
@@ -371,7 +394,10 @@ class KafkaSource:
         return self.options.get("kafka.isolation.level", "").lower() == "read_committed"
 
     def waiting_for(self, inputs: frozenset[str]) -> KafkaSource:
-        """Return it for a stage with inputs. Raises Unsupported, naming the option, when its end cannot be known exactly."""
+        """Return it for a stage with inputs.
+
+        Raises Unsupported, naming the option, when its end cannot be known exactly.
+        """
         if not inputs:
             return self
         if PACE in self.options:
@@ -384,7 +410,10 @@ class KafkaSource:
         return replace(self, inputs=inputs)
 
     def telling_ends(self) -> KafkaSource:
-        """Return it for an injector that goes by the ends of its partitions. Raises Unsupported, naming the option, when they cannot be known exactly."""
+        """Return it for an injector that goes by the ends of its partitions.
+
+        Raises Unsupported, naming the option, when they cannot be known exactly.
+        """
         if self.inputs is not None:
             return self
         if HEAD in self.options:
@@ -486,7 +515,10 @@ class KafkaSource:
                 )
 
     def check_topics(self, topics: tuple[str, ...]) -> None:
-        """Raise Unsupported for topics that keep a row on one of several brokers only. Raises OSError."""
+        """Raise Unsupported for topics that keep a row on one of several brokers only.
+
+        Raises OSError.
+        """
         if self.brokers == 1:
             return
         for topic, found in self.cluster.settings(topics, (_IN_SYNC, _UNCLEAN)).items():
@@ -509,7 +541,10 @@ class KafkaSource:
         return Pin(found.cluster, dict(found.ids), marks={})
 
     def listed(self, found: Identity, topics: Sequence[str]) -> Vector:
-        """Return the ends of the partitions of some of the topics, as they were described. Raises OSError when one is not known."""
+        """Return the ends of the partitions of some of the topics, as they were described.
+
+        Raises OSError when one is not known.
+        """
         places = [place for place in found.partitions if place.topic in topics]
         ends = self.cluster.ends(places, found.epochs, committed=False)
         unknown = [place for place in places if ends.get(place, -1) < 0]
@@ -526,7 +561,10 @@ class KafkaSource:
             raise CheckpointMismatch(msg)
 
     def open(self, manifest: Manifest, number: int) -> OpenSource:
-        """Return it for one run of a query: a first one pins the topics. Raises CheckpointMismatch, and OSError when Kafka does not answer."""
+        """Return it for one run of a query: a first one pins the topics.
+
+        Raises CheckpointMismatch, and OSError when Kafka does not answer.
+        """
         if self.inputs is None:
             return OpenInjected(self, manifest, number)
         return OpenKafka(self, manifest, number)
@@ -556,7 +594,9 @@ def led_anew(marks: Mapping[Partition, Reach], epochs: Mapping[Partition, int]) 
 
 
 def marked(marks: Mapping[Partition, Reach], vector: Vector, epochs: Mapping[Partition, int]) -> dict[Partition, Reach]:
-    """Return the marks after partitions were seen to go so far, under leaders of these epochs. None goes back.
+    """Return the marks after partitions were seen to go so far, under leaders of these epochs.
+
+    None goes back.
 
     >>> place = Partition("t", 0)
     >>> marked({place: Reach(5, 3)}, {place: 4}, {place: 4}), marked({}, {place: 4}, {place: 4})
@@ -583,9 +623,11 @@ class Pin(NamedTuple):
     cluster: str
     ids: Mapping[str, str]
     truncated: str = ""
-    """Where a partition was seen to end before what was read of it; empty: nowhere. It stays so when it has grown again."""
+    """Where a partition was seen to end before what was read of it; empty: nowhere. It stays so
+    when it has grown again."""
     marks: Mapping[str, Mapping[str, tuple[int, int]]] = MappingProxyType({})
-    """How far each partition was seen to go, and the epoch of its leader then: by topic and number, as JSON has it."""
+    """How far each partition was seen to go, and the epoch of its leader then: by topic and number,
+    as JSON has it."""
 
     def differs(self, found: Identity) -> str:
         """Return what is another one by now, in words; empty for nothing.
@@ -620,7 +662,10 @@ class _Ledger:
 
 
 class OpenKafka(Fileless):
-    """The topics of a query that runs. Its offset is a vector of the next offsets, its head one of the ends."""
+    """The topics of a query that runs.
+
+    Its offset is a vector of the next offsets, its head one of the ends.
+    """
 
     def __init__(
         self, source: KafkaSource, manifest: Manifest, number: int, clock: Callable[[], float] = time.monotonic
@@ -653,7 +698,8 @@ class OpenKafka(Fileless):
         self._ledger: _Ledger | None = None
         """None: the next look begins at the ends."""
         self._open: dict[Partition, tuple[int, str | None]] = {}
-        """Since where transactions were open at the last look, and whose they are; None: nobody was asked yet."""
+        """Since where transactions were open at the last look, and whose they are; None: nobody was
+        asked yet."""
 
     @property
     def planned_is_read(self) -> bool:
@@ -694,10 +740,13 @@ class OpenKafka(Fileless):
         marks = {topic: dict(numbers) for topic, numbers in pin.marks.items()}
         self._manifest.keep_entry("kafka", self._number, [*pin._replace(marks=marks)])
 
-    # -- lines ----------------------------------------------------------------------------------------------------------
+    # -- lines -------------------------------------------------------------------------------------
 
     def read_to(self, line: Line) -> None:
-        """Compare a planned line with the committed one, and look once from where on Spark reads. Raises CheckpointMismatch, OSError."""
+        """Compare a planned line with the committed one, and look once from where on Spark reads.
+
+        Raises CheckpointMismatch, OSError.
+        """
         vector = vector_of(line)
         if back := below(vector, self._committed):
             raise CheckpointMismatch(_TRUNCATED.format(said=back))
@@ -734,7 +783,10 @@ class OpenKafka(Fileless):
         self._synced = True
 
     def _ask(self, *, ledgers: bool = False) -> _Answer:
-        """Describe the topics; where others lead them now, also find what was lost with that. Raises OSError."""
+        """Describe the topics; where others lead them now, also find what was lost with that.
+
+        Raises OSError.
+        """
         marks = dict(self._marks)
         found = self._source.identity(ledgers=ledgers)
         anew = led_anew(marks, found.epochs)
@@ -742,7 +794,11 @@ class OpenKafka(Fileless):
         return _Answer(found, below(kept, {place: marks[place].offset for place in kept}))
 
     def _mark(self, vector: Vector, epochs: Mapping[Partition, int]) -> None:
-        """Remember how far the partitions go. What is lost of a first epoch after another one is found by the durable mark: at once where a leader is new."""
+        """Remember how far the partitions go.
+
+        What is lost of a first epoch after another one is found by the durable mark: at once where
+        a leader is new.
+        """
         with self._lock:
             self._marks = marked(self._marks, vector, epochs)
             new = any(self._saved.get(place, _NONE).epoch != mark.epoch for place, mark in self._marks.items())
@@ -773,13 +829,18 @@ class OpenKafka(Fileless):
         """Return where Spark has noted from which offsets on the query reads."""
         return [self._first] if not self._synced and self._first.exists() else []
 
-    # -- heads ----------------------------------------------------------------------------------------------------------
+    # -- heads -------------------------------------------------------------------------------------
 
     def head(self, settled: Line) -> Ends:
-        """List the ends, between two descriptions. Raises OSError when one is not known, and when the topics are not those that were read before."""
+        """List the ends, between two descriptions.
+
+        Raises OSError when one is not known, and when the topics are not those that were read
+        before.
+        """
         marks = dict(self._marks)
         before, lost = self._look_at()
-        # Rows are acknowledged before the mark that tells of them: what is listed after it was read has them.
+        # Rows are acknowledged before the mark that tells of them: what is listed after it was read
+        # has them.
         told = self._read_marks(before)
         ends = self._source.listed(before, self._source.topics)
         stable = self._cluster.ends([*ends], before.epochs, committed=True) if self._source.committed_only else ends
@@ -821,7 +882,10 @@ class OpenKafka(Fileless):
         return told
 
     def _holders(self, ends: Vector, stable: Vector) -> dict[Partition, str]:
-        """Return whose transactions are open, of some. Most end before the next look: of those nobody is asked, and of each other one once."""
+        """Return whose transactions are open, of some.
+
+        Most end before the next look: of those nobody is asked, and of each other one once.
+        """
         before, self._open = self._open, {}
         for place in sorted(place for place, since in stable.items() if since < ends[place])[:_NAMED]:
             since, (known, who) = stable[place], before.get(place, (-1, None))
@@ -890,9 +954,13 @@ class OpenKafka(Fileless):
 
 
 class OpenInjected(OpenOpaque):
-    """The topics of an injector's query that runs. Nobody asks where they end, but they must stay those that they were: one that is made anew has other rows under its offsets.
+    """The topics of an injector's query that runs.
 
-    Which they are is noted before the query's first batch; of topics that only a pattern names, when a batch is committed that has read of them.
+    Nobody asks where they end, but they must stay those that they were: one that is made anew has
+    other rows under its offsets.
+
+    Which they are is noted before the query's first batch; of topics that only a pattern names,
+    when a batch is committed that has read of them.
     """
 
     def __init__(self, source: KafkaSource, manifest: Manifest, number: int) -> None:
@@ -930,7 +998,10 @@ class OpenInjected(OpenOpaque):
         self._asked = line, self._ask(line)
 
     def confirm(self, line: Line) -> None:
-        """Make sure that the topics are those that were pinned, and pin new ones. Raises CheckpointMismatch, and OSError when Kafka does not answer."""
+        """Make sure that the topics are those that were pinned, and pin new ones.
+
+        Raises CheckpointMismatch, and OSError when Kafka does not answer.
+        """
         asked, self._asked = self._asked, None
         self._compare(asked[1] if asked is not None and asked[0] == line else self._ask(line))
         super().confirm(line)
@@ -968,7 +1039,8 @@ _LIMITS: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDel
 """Options by which a batch leaves rows that are there."""
 
 _KEEP: Final = 5.0
-"""Seconds, at least, between two times at which marks are made durable without a new leader: each costs two fsyncs."""
+"""Seconds, at least, between two times at which marks are made durable without a new leader: each
+costs two fsyncs."""
 
 _OTHER: Final = (
     '{line!r} is no offset of Kafka, like {{"topic":{{"0":5}}}}: the checkpoint was begun with another source. Start the query as it was begun, or another '

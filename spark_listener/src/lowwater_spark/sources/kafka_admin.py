@@ -28,8 +28,9 @@ _PATIENCE: Final[Mapping[str, str]] = {
     "reconnect.backoff.ms": "50",
     "reconnect.backoff.max.ms": "500",
 }
-"""Milliseconds: a look of the query's clock waits for the answer. They take the place of the source's own, which are for its readers: Kafka's client
-refuses a limit of a request that is above the one of a whole call.
+"""Milliseconds: a look of the query's clock waits for the answer. They take the place of the
+source's own, which are for its readers: Kafka's client refuses a limit of a request that is above
+the one of a whole call.
 """
 
 _DIRECT: Final = 5000
@@ -39,7 +40,8 @@ _IDS: Final = 10
 """The first version of the request whose answer has the topics' ids."""
 
 _FENCED: Final = 4
-"""The version of the question what a leader has of an epoch: a leader of another epoch than the one that is named refuses it."""
+"""The version of the question what a leader has of an epoch: a leader of another epoch than the one
+that is named refuses it."""
 
 _READER: Final[Mapping[str, str]] = {
     "allow.auto.create.topics": "false",
@@ -57,7 +59,8 @@ _LIMIT: Final = 30
 """Seconds; the client gives up long before."""
 
 _clients: Final[dict[tuple[int, frozenset[tuple[str, str]]], Any]] = {}
-"""One for each JVM and cluster, for as long as the process lives: each has a thread and connections."""
+"""One for each JVM and cluster, for as long as the process lives: each has a thread and
+connections."""
 
 
 class _Direct:
@@ -69,18 +72,23 @@ class _Direct:
         self._made: Any = None
         self.lock = threading.Lock()
         self.nodes: dict[int, tuple[Address, Any]] = {}
-        """The brokers that are up, by their numbers, as they were listed last; empty: they have to be listed."""
+        """The brokers that are up, by their numbers, as they were listed last; empty: they have to
+        be listed."""
         self.silent: set[int] = set()
         """Those that have not answered when they were asked last."""
 
     def ask(self, number: int, request: Any, kind: str) -> dict[str, Any]:
-        """Return the answer of a broker to a request of this kind. Raises OSError, and what the client does."""
+        """Return the answer of a broker to a request of this kind.
+
+        Raises OSError, and what the client does.
+        """
         if number not in self.nodes:
             msg = f"broker {number} is not there"
             raise OSError(msg)
         kafka, node = self._jvm.org.apache.kafka, self.nodes[number][1]
         clients, clock = kafka.clients.NetworkClientUtils, kafka.common.utils.Time.SYSTEM
-        # What has become of the connection since: one to a broker that was started anew is known to be gone only now.
+        # What has become of the connection since: one to a broker that was started anew is known to
+        # be gone only now.
         self._client.poll(0, clock.milliseconds())
         if self._client.connectionFailed(node):
             clock.sleep(self._client.connectionDelay(node, clock.milliseconds()))
@@ -120,7 +128,10 @@ _directs: Final[dict[tuple[int, frozenset[tuple[str, str]]], _Direct]] = {}
 
 
 class KafkaAdmin:
-    """The cluster of a source, by its options. Nothing is connected before the first call. Each call costs a round trip or two."""
+    """The cluster of a source, by its options.
+
+    Nothing is connected before the first call. Each call costs a round trip or two.
+    """
 
     def __init__(self, jvm: Any, options: Mapping[str, str]) -> None:
         self._jvm = jvm
@@ -135,7 +146,10 @@ class KafkaAdmin:
         return str(self.properties.get("bootstrap.servers"))
 
     def told(self, topics: tuple[str, ...], enough: int) -> list[Told]:
-        """Ask brokers, each itself, until enough have answered. One that has not answered is asked last from then on. Raises OSError."""
+        """Ask brokers, each itself, until enough have answered.
+
+        One that has not answered is asked last from then on. Raises OSError.
+        """
         what = f"by each of its brokers which topics {', '.join(topics)} are"
         with self._direct() as direct:
             if not direct.nodes:
@@ -205,7 +219,10 @@ class KafkaAdmin:
         return self._asked(f"what {place} still has of the epoch {epoch} of its leaders", ask)
 
     def ids(self, topics: tuple[str, ...]) -> tuple[str, Mapping[str, str]]:
-        """Return the id of the cluster, and of each topic, as any broker says. Raises OSError, and Unsupported without Kafka's client."""
+        """Return the id of the cluster, and of each topic, as any broker says.
+
+        Raises OSError, and Unsupported without Kafka's client.
+        """
 
         def ask() -> tuple[str, Mapping[str, str]]:
             client = self._client()
@@ -320,7 +337,10 @@ class KafkaAdmin:
         return [said for key, value in last.items() if (said := parse(key, value)) is not None]
 
     def marks_between(self, since: Vector, ends: Vector) -> list[SlotMark | Begun]:
-        """Return what stands in partitions of topics of marks between offsets. Raises OSError, also for what is gone, and ValueError for a mark of a newer release."""
+        """Return what stands in partitions of topics of marks between offsets.
+
+        Raises OSError, also for what is gone, and ValueError for a mark of a newer release.
+        """
 
         def ask() -> list[SlotMark | Begun]:
             made = self._jvm.org.apache.kafka.common.TopicPartition
@@ -383,7 +403,10 @@ class KafkaAdmin:
 
     @contextlib.contextmanager
     def _direct(self) -> Iterator[_Direct]:
-        """Give what asks the very broker that it is told. The admin client describes topics by whichever it likes."""
+        """Give what asks the very broker that it is told.
+
+        The admin client describes topics by whichever it likes.
+        """
         self._client()
         found = _directs.setdefault(self._key, _Direct(self._jvm, self._properties()))
         with found.lock:

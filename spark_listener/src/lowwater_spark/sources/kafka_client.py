@@ -30,7 +30,9 @@ _OURS: Final = frozenset(
 
 
 def client_settings(options: Mapping[str, object], what: str = "batch.write_kafka") -> dict[str, str]:
-    """Return Kafka's options, as Spark names them, for the client library. Raises ValueError, and Unsupported for what the protocol of ``what`` stands on.
+    """Return Kafka's options, as Spark names them, for the client library.
+
+    Raises ValueError, and Unsupported for what the protocol of ``what`` stands on.
 
     >>> client_settings({"kafka.bootstrap.servers": "broker:9092", "kafka.acks": -1})["bootstrap.servers"]
     'broker:9092'
@@ -56,7 +58,8 @@ def client_settings(options: Mapping[str, object], what: str = "batch.write_kafk
     if not given.get("bootstrap.servers"):
         msg = f'{what} needs to know where the brokers are: options={{"kafka.bootstrap.servers": "broker:9092"}}'
         raise ValueError(msg)
-    # Rows of a key go where Kafka's own client, and so Spark's sink, would put them. What goes wrong is raised, and needs no log of its own.
+    # Rows of a key go where Kafka's own client, and so Spark's sink, would put them. What goes
+    # wrong is raised, and needs no log of its own.
     return {"partitioner": "murmur2_random", "log_level": "0", **given}
 
 
@@ -72,7 +75,8 @@ _PEM: Final[Mapping[str, str]] = {
     "ssl.certificate.pem": "ssl.keystore.certificate.chain",
     "ssl.key.pem": "ssl.keystore.key",
 }
-"""What has a text in the client library, and in Kafka's own client. Of each there is one that names a file, too."""
+"""What has a text in the client library, and in Kafka's own client. Of each there is one that names
+a file, too."""
 
 
 def java_settings(settings: Mapping[str, str]) -> dict[str, str]:

@@ -42,7 +42,8 @@ class Slot:
     checkpoint: str
     """The identity of the writer's checkpoint."""
     stage: str
-    """Which stage of it: the name of the stage's directory, which stays when the stage is called otherwise."""
+    """Which stage of it: the name of the stage's directory, which stays when the stage is called
+    otherwise."""
     topic: str
     number: int
     """From 0 on."""
@@ -62,7 +63,11 @@ class Slot:
         return self.transactional_id.encode()
 
     def partition(self, partitions: int) -> int:
-        """Return where its marks are. No two slots of a writer share a partition, unless there are more slots: what one has open would hide the other's mark."""
+        """Return where its marks are.
+
+        No two slots of a writer share a partition, unless there are more slots: what one has open
+        would hide the other's mark.
+        """
         return (zlib.crc32(self._prefix.encode()) + self.number) % partitions
 
     @property
@@ -110,13 +115,17 @@ class SlotMark:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """That a slot has a producer. It may stand in a transaction that was aborted: what it says was true when it was written."""
+    """That a slot has a producer.
+
+    It may stand in a transaction that was aborted: what it says was true when it was written.
+    """
 
     slot: Slot
     writer: str
     """The full name of the computation."""
     ended: bool = False
-    """Whether another checkpoint of the same computation has ended what it had open, since nobody goes on with it."""
+    """Whether another checkpoint of the same computation has ended what it had open, since nobody
+    goes on with it."""
     life: int = 0
     """The computation's incarnation in which that was; 0: it is not known."""
 
@@ -133,7 +142,9 @@ class Begun:
 
 
 def parse(key: bytes | None, value: bytes | None) -> SlotMark | Begun | None:
-    """Return what a record of a topic of marks says; None for one that is none of ours. Raises ValueError for one of a newer release, or one that is none.
+    """Return what a record of a topic of marks says; None for one that is none of ours.
+
+    Raises ValueError for one of a newer release, or one that is none.
 
     >>> mark = SlotMark(Slot("7f", ".", "t", 0), "default/a", 8, "d", "s", "id", 3, {2: 5})
     >>> parse(*mark.record()) == mark, parse(*Begun(mark.slot, "default/a").record()).ended, parse(b"k", b"1")

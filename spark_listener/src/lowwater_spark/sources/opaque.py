@@ -82,7 +82,8 @@ class OpaqueSource:
 class OpenOpaque(Rowless):
     """Such a source of a query that runs. ``folder`` is where it notes what it likes.
 
-    ``order`` says where a line is below the one before, in words; empty where it is not. By default plain numbers have an order, and nothing else.
+    ``order`` says where a line is below the one before, in words; empty where it is not. By default
+    plain numbers have an order, and nothing else.
     """
 
     def __init__(self, kind: str, folder: Location, order: Callable[[Line, Line], str] | None = None) -> None:
@@ -104,7 +105,10 @@ class OpenOpaque(Rowless):
         return [f"the source {self._kind} (nobody can say where it ends)"]
 
     def read_to(self, line: Line) -> None:
-        """Compare a planned line with the committed one. Raises CheckpointMismatch when it is of another kind, or has gone back."""
+        """Compare a planned line with the committed one.
+
+        Raises CheckpointMismatch when it is of another kind, or has gone back.
+        """
         before, now = _value(self._kind, self._committed), _value(self._kind, line)
         if before is None:
             return
@@ -143,7 +147,10 @@ def _went_back(before: Line, now: Line) -> str:
 
 
 def _value(kind: str, line: Line) -> Any:
-    """Return a line as JSON, None for a source that has given nothing yet. Raises CheckpointMismatch."""
+    """Return a line as JSON, None for a source that has given nothing yet.
+
+    Raises CheckpointMismatch.
+    """
     if line == NONE:
         return None
     try:

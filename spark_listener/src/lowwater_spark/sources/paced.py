@@ -1,13 +1,19 @@
-"""Kafka's partitions at one pace: none is read further ahead in time of the slowest than a limit. Needs no PySpark.
+"""Kafka's partitions at one pace: none is read further ahead in time of the slowest than a limit.
 
-A window over several partitions waits for the slowest, and holds what the others have given meanwhile. So if one is hours behind, hours are held. Here it is the
-topic that holds them: each partition is read up to the first row that is the limit or more ahead of the slowest (MillWheel 8.4). What is left is read when that
-one has come further.
+Needs no PySpark.
 
-How far each partition stands the injector knows, by the same rule by which it tells its frontier, and says it through a file that is replaced whole. Of a partition
-that it knows nothing of yet the next row that is to be read says it, and a row is read of it in any case. One without any row holds nobody back. Times are those of Kafka's records.
+A window over several partitions waits for the slowest, and holds what the others have given
+meanwhile. So if one is hours behind, hours are held. Here it is the topic that holds them: each
+partition is read up to the first row that is the limit or more ahead of the slowest (MillWheel
+8.4). What is left is read when that one has come further.
 
-Where a partition ends is never a matter of exactness, as any end will do: a batch's plan names it, and the frontier is told from what was read.
+How far each partition stands the injector knows, by the same rule by which it tells its frontier,
+and says it through a file that is replaced whole. Of a partition that it knows nothing of yet the
+next row that is to be read says it, and a row is read of it in any case. One without any row holds
+nobody back. Times are those of Kafka's records.
+
+Where a partition ends is never a matter of exactness, as any end will do: a batch's plan names it,
+and the frontier is told from what was read.
 """
 
 from __future__ import annotations
@@ -29,7 +35,8 @@ LIMIT: Final = "lowwater.skew"
 """Its option: how far ahead a partition may be, milliseconds."""
 
 CHUNK: Final = 1000
-"""Rows that the slowest partition is read further when the limit lets it read none: over a gap in its times, and past a row whose time is wrong."""
+"""Rows that the slowest partition is read further when the limit lets it read none: over a gap in
+its times, and past a row whose time is wrong."""
 
 
 def paced(
@@ -45,10 +52,13 @@ def paced(
     Args:
         start: How far each was read.
         latest: Where each ends.
-        standing: The least time that can still come from each, milliseconds; those of which nothing is known are left out.
+        standing: The least time that can still come from each, milliseconds; those of which nothing
+            is known are left out.
         limit: Milliseconds.
-        until: Tells, of all partitions, the offset of the first row at or after a time. Those that have none are left out.
-        fresh: Those of which no row has counted yet. They hold the frontier, so a row of each is read in any case: it may be one whose time is wrong.
+        until: Tells, of all partitions, the offset of the first row at or after a time. Those that
+            have none are left out.
+        fresh: Those of which no row has counted yet. They hold the frontier, so a row of each is
+            read in any case: it may be one whose time is wrong.
 
     >>> fast, slow = Partition("t", 0), Partition("t", 1)
     >>> found = paced({fast: 0, slow: 0}, {fast: 50, slow: 2}, {fast: 9, slow: 4}, 10, lambda time: {fast: time})

@@ -36,7 +36,8 @@ logger = logging.getLogger("lowwater.spark")
 _ISOLATION: Final = "kafka.isolation.level"
 _TOPICS: Final = "subscribe"
 _ANSWER: Final = 10.0
-"""Seconds that Kafka has for one answer while a batch is planned; without one nothing is planned, and it is asked again."""
+"""Seconds that Kafka has for one answer while a batch is planned; without one nothing is planned,
+and it is asked again."""
 _READ: Final = 60.0
 """Seconds without a row after which a task that reads fails, and is tried again."""
 _ROWS: Final = 10_000
@@ -44,7 +45,11 @@ _ROWS: Final = 10_000
 
 
 def read_paced(spark: SparkSession, options: Mapping[str, object], limit: int) -> DataFrame:
-    """Return topics as a streaming frame. ``limit`` is in milliseconds. Raises ValueError and Unsupported for options that it does not take."""
+    """Return topics as a streaming frame.
+
+    ``limit`` is in milliseconds. Raises ValueError and Unsupported for options that it does not
+    take.
+    """
     told = {name.lower(): str(value) for name, value in options.items()}
     if other := sorted(name for name in told if not name.startswith("kafka.") and name not in (_TOPICS, BROKERS)):
         msg = f"read_kafka takes {_TOPICS}, {BROKERS} and options of Kafka's client, as kafka.bootstrap.servers, and not {other[0]}: it reads from the beginning"
@@ -182,7 +187,10 @@ class PacedReader(DataSourceStreamReader):
             consumer.close()
 
     def _next_times(self, offsets: Mapping[Partition, int]) -> dict[Partition, int]:
-        """Return the times of the next rows to be read, milliseconds. Raises OSError when Kafka does not give them."""
+        """Return the times of the next rows to be read, milliseconds.
+
+        Raises OSError when Kafka does not give them.
+        """
         times: dict[Partition, int] = {}
         left = {*offsets}
         if not left:
@@ -265,7 +273,10 @@ def _line(vector: Mapping[Partition, int]) -> dict[str, Any]:
 
 
 def _reaches(message: Any, end: int) -> bool:
-    """Return whether what came says that all rows before ``end`` were given. Raises KafkaException for another error."""
+    """Return whether what came says that all rows before ``end`` were given.
+
+    Raises KafkaException for another error.
+    """
     error = message.error()
     if error is not None and error.code() != confluent().KafkaError._PARTITION_EOF:
         raise confluent().KafkaException(error)

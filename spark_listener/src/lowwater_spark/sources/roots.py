@@ -1,13 +1,15 @@
 """Whether the directories that a query reads are still those that it has read before.
 
-Where a volume is not mounted, there is its mount point: a directory, and often empty. A listing of it says that nothing is left to be read, and every
-low watermark would count. So a checkpoint remembers each directory by its inode and its birth time. Under others a directory is taken for the same
-one only if a witness stands in it: a file that was seen standing in the directory before. That a file was read is not enough: somebody may
-write into the mount point, and Spark reads that. Device numbers say nothing here: each mount of NFS may give another one, and each start of a
-container.
+Where a volume is not mounted, there is its mount point: a directory, and often empty. A listing of
+it says that nothing is left to be read, and every low watermark would count. So a checkpoint
+remembers each directory by its inode and its birth time. Under others a directory is taken for the
+same one only if a witness stands in it: a file that was seen standing in the directory before. That
+a file was read is not enough: somebody may write into the mount point, and Spark reads that. Device
+numbers say nothing here: each mount of NFS may give another one, and each start of a container.
 
-Inode numbers are given out again: the root of each ext4 volume has 2 and that of each tmpfs 1, and a directory that was removed may leave its number
-to the next one. The birth time tells them apart, and no name, move or remount changes it.
+Inode numbers are given out again: the root of each ext4 volume has 2 and that of each tmpfs 1, and
+a directory that was removed may leave its number to the next one. The birth time tells them apart,
+and no name, move or remount changes it.
 """
 
 from __future__ import annotations
@@ -28,11 +30,15 @@ from lowwater_spark.sources.source_log import File, Head
 __all__ = ["Identity", "Replaced", "Roots", "birth_of", "identity_of"]
 
 _WITNESSES: Final = 8
-"""How many files are remembered of a directory: the newest, since old ones are removed first. They also are not in what was copied from before."""
+"""How many files are remembered of a directory: the newest, since old ones are removed first. They
+also are not in what was copied from before."""
 
 
 class Replaced(OSError):
-    """A directory is not the one that was read before. Only who has replaced it, or who mounts the right one, can help."""
+    """A directory is not the one that was read before.
+
+    Only who has replaced it, or who mounts the right one, can help.
+    """
 
 
 class Identity(NamedTuple):
@@ -74,8 +80,9 @@ def _is_same(known: _Root, identity: Identity, head: Head) -> bool:
 class Roots:
     """By what the directories that a query reads are known again: in the checkpoint's manifest.
 
-    A directory of which nothing is known, as in a new checkpoint, is taken as it is found. So is every directory while there is a file
-    ``CHECKPOINT/lowwater/replaced``, which whoever has replaced one on purpose makes; it goes with the first directory that is taken so.
+    A directory of which nothing is known, as in a new checkpoint, is taken as it is found. So is
+    every directory while there is a file ``CHECKPOINT/lowwater/replaced``, which whoever has
+    replaced one on purpose makes; it goes with the first directory that is taken so.
     """
 
     def __init__(self, manifest: Manifest) -> None:
@@ -83,9 +90,12 @@ class Roots:
         self._replaced = manifest.home / "lowwater" / "replaced"
 
     def recognize(self, root: str, identity: Identity, head: Head) -> None:
-        """Remember a directory by what was just listed of it. Raises Replaced when it is not the one that was read before, OSError.
+        """Remember a directory by what was just listed of it.
 
-        ``identity`` is the directory's before the listing and after it. Costs what a version of the manifest does if it has new files.
+        Raises Replaced when it is not the one that was read before, OSError.
+
+        ``identity`` is the directory's before the listing and after it. Costs what a version of the
+        manifest does if it has new files.
         """
         self._manifest.attend()
         before = self._of(root)
@@ -98,7 +108,8 @@ class Roots:
             raise Replaced(msg)
         # Only now: what stands in another directory can be no witness of this one.
         newest = heapq.nlargest(_WITNESSES, _files(head), key=_age)
-        # Batches that are not looked into any more still stand there. Of a directory that this one is a copy of, what is not in the copy counts no more.
+        # Batches that are not looked into any more still stand there. Of a directory that this one
+        # is a copy of, what is not in the copy counts no more.
         older = before.witnesses if before is not None and before.identity == identity else ()
         now = _Root(identity, tuple(dict.fromkeys([*newest, *older]))[:_WITNESSES])
         if now != before:
@@ -162,7 +173,10 @@ def birth_of(path: str) -> int | None:
 
 
 def _answered(result: int, path: str) -> bool:
-    """Return whether a call was answered; not when the system does not have it. Raises what it has failed with."""
+    """Return whether a call was answered; not when the system does not have it.
+
+    Raises what it has failed with.
+    """
     number = ctypes.get_errno()
     if result != 0 and number not in _MISSING:
         raise OSError(number, os.strerror(number), path)

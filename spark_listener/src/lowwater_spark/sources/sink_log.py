@@ -42,22 +42,29 @@ _FIELDS: Final = frozenset({"action", "isDir", "modificationTime", "path", "size
 """What a line says of a file, as far as it is read here."""
 
 _OTHER_SIZE: Final = -1
-"""Stands for the time of a file that has another size than the log says, at the same time: no log has it."""
+"""Stands for the time of a file that has another size than the log says, at the same time: no log
+has it."""
 
 
 def list_sink(root: str) -> set[File]:
-    """Return all files that the log has, with the modification times that a reader logs for them. O(files).
+    """Return all files that the log has, with the modification times that a reader logs for them.
 
-    A file that is not as the log says was written again by somebody else; it has another time here, so no reader has taken it.
+    O(files).
 
-    Raises OSError when the log cannot be read as a whole: an entry is missing, or is of a version that is not known. Then nothing is
-    known of the directory, and Spark cannot read it either.
+    A file that is not as the log says was written again by somebody else; it has another time here,
+    so no reader has taken it.
+
+    Raises OSError when the log cannot be read as a whole: an entry is missing, or is of a version
+    that is not known. Then nothing is known of the directory, and Spark cannot read it either.
     """
     return _settled(lambda: _read(Path(root, SINK_LOG)))
 
 
 def _settled(read: Callable[[], T]) -> T:
-    """Read a log that its writer may compact meanwhile. Raises FileNotFoundError when it lacks an entry each time."""
+    """Read a log that its writer may compact meanwhile.
+
+    Raises FileNotFoundError when it lacks an entry each time.
+    """
     for _ in range(_TRIES - 1):
         try:
             return read()
@@ -100,7 +107,8 @@ def check_sink(root: Path, log: CheckpointLog) -> None:
     Spark's sink goes by the number alone. It would pass over the batches of this checkpoint with those numbers, and Spark would commit
     them: their rows would be in no output. Costs a listing of each log. Raises OSError when one cannot be read.
     """
-    # The sink's log first: a run of this checkpoint that still goes on plans and commits before it writes more there.
+    # The sink's log first: a run of this checkpoint that still goes on plans and commits before it
+    # writes more there.
     newest = _newest(root / SINK_LOG)
     last = log.last_committed()
     known = NOTHING if last is None else last
@@ -154,7 +162,10 @@ def _lines(entries: Iterable[Path]) -> list[dict[str, Any]]:
 
 
 def _entry(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of an entry. Raises _Damaged, and OSError when it cannot be read or is of a version that is not known."""
+    """Return the lines of an entry.
+
+    Raises _Damaged, and OSError when it cannot be read or is of a version that is not known.
+    """
     content = path.read_bytes()
     if not content:
         raise _Damaged(path, "it is empty")
@@ -194,11 +205,13 @@ def checksum_matches(path: Path, content: bytes) -> bool | None:
 class DurableSink:
     """Makes the output of a file sink durable: Spark writes files and log, and syncs neither.
 
-    The files of a batch come first, then the directories that name them, then the batch's entry in the sink's log. How far all is durable
-    stands in the checkpoint's manifest: a new run begins behind that, and finds there what a power cut has taken.
+    The files of a batch come first, then the directories that name them, then the batch's entry in
+    the sink's log. How far all is durable stands in the checkpoint's manifest: a new run begins
+    behind that, and finds there what a power cut has taken.
 
-    ``boot`` tells for a directory since when nothing can have been lost that was written to it, see :func:`~lowwater_spark.checkpoint.durable.boot_of`. It is
-    kept beside: as long as it is the same, there was no power cut, and what is not there was cleaned up by somebody.
+    ``boot`` tells for a directory since when nothing can have been lost that was written to it, see
+    :func:`~lowwater_spark.checkpoint.durable.boot_of`. It is kept beside: as long as it is the
+    same, there was no power cut, and what is not there was cleaned up by somebody.
     """
 
     def __init__(self, root: Path, manifest: Manifest, boot: Callable[[Path], str]) -> None:
@@ -207,15 +220,18 @@ class DurableSink:
         self._manifest = manifest
         self._boot = boot
         self._synced, since = self._load()
-        """The last batch whose output is durable; None: a release that did not look after it has begun the checkpoint."""
+        """The last batch whose output is durable; None: a release that did not look after it has
+        begun the checkpoint."""
         self._found = _newest(self._log)
-        """The last batch that the log had when this run began. A power cut ends a run, so what is written later is not lost. This may be one that
-        is not committed: Spark finds it written, and writes it no second time."""
+        """The last batch that the log had when this run began. A power cut ends a run, so what is
+        written later is not lost. This may be one that is not committed: Spark finds it written,
+        and writes it no second time."""
         now = boot(root)
         self._may_lack = not now or since != now
         """Whether a power cut may have taken what is not durable."""
         if self._synced is not None and self._may_lack and since:
-            # The first boot may come again, where another machine has written in between: what is not durable yet is of several from now on.
+            # The first boot may come again, where another machine has written in between: what is
+            # not durable yet is of several from now on.
             self._write(self._synced, "")
 
     def begin(self) -> None:
@@ -224,10 +240,12 @@ class DurableSink:
             self._save(NOTHING)
 
     def sync(self, last: int) -> None:
-        """Make all output up to a batch durable, which stands in the commit log. Costs an fsync for each new file and directory, and four more.
+        """Make all output up to a batch durable, which stands in the commit log.
 
-        Raises CheckpointMismatch when it is not whole, as after a power cut: the commit is on the disk, and what it stands for is not. OSError when
-        the log cannot be read.
+        Costs an fsync for each new file and directory, and four more.
+
+        Raises CheckpointMismatch when it is not whole, as after a power cut: the commit is on the
+        disk, and what it stands for is not. OSError when the log cannot be read.
         """
         if self._synced is not None and self._synced >= last:
             return

@@ -46,11 +46,15 @@ NOTHING: Final = -1
 """The log offset of a source that has given nothing yet: below every batch id."""
 
 NO_FILE: Final = -1
-"""Stands for the modification time of what is no file of rows, and which Spark therefore never takes."""
+"""Stands for the modification time of what is no file of rows, and which Spark therefore never
+takes."""
 
 
 class File(NamedTuple):
-    """A file as it stands in a listing. Another modification time is another file: it has other rows."""
+    """A file as it stands in a listing.
+
+    Another modification time is another file: it has other rows.
+    """
 
     path: str
     modified: int
@@ -67,7 +71,10 @@ class Taken(NamedTuple):
 
 
 class Head(set[File]):
-    """What of a listing is still to be waited for. Any set of files is the head of a source of which nothing is left out."""
+    """What of a listing is still to be waited for.
+
+    Any set of files is the head of a source of which nothing is left out.
+    """
 
     __slots__ = ("batches", "settled", "unseen")
 
@@ -91,7 +98,8 @@ class Files:
     __slots__ = ("__weakref__", "missing", "needs")
 
     def __init__(self, listed: set[File], planned: int | None) -> None:
-        # Not the listing itself: it also has the paths that are left out, and others may wait for it.
+        # Not the listing itself: it also has the paths that are left out, and others may wait for
+        # it.
         self.missing = set(listed)
         self.needs = NOTHING
         self.need(planned)
@@ -104,13 +112,17 @@ class Files:
 class SourceLog:
     """The files that one file source has taken, with the entry that took each.
 
-    ``root`` is the directory that the source reads: an entry from elsewhere raises CheckpointMismatch, since then the query's sources
-    are not those of the checkpoint, or not in its order; None: it may be from anywhere. ``max_age`` is the source's maxFileAge, milliseconds.
-    ``columns`` are those of its Hive partitions; None: Spark does not go by them. An entry of a file that does not have them raises
-    CheckpointMismatch: Spark logs it, and reads no rows from it, or from those that came with it.
+    ``root`` is the directory that the source reads: an entry from elsewhere raises
+    CheckpointMismatch, since then the query's sources are not those of the checkpoint, or not in
+    its order; None: it may be from anywhere. ``max_age`` is the source's maxFileAge, milliseconds.
+    ``columns`` are those of its Hive partitions; None: Spark does not go by them. An entry of a
+    file that does not have them raises CheckpointMismatch: Spark logs it, and reads no rows from
+    it, or from those that came with it.
 
-    Reads each entry once: :meth:`read_to` costs O(new entries), also at every tenth, where Spark writes a compacted one that repeats all before
-    it. The first call costs O(all files that the compacted entry has). Holds one path per file that it has read, but for those that listings do not find any more.
+    Reads each entry once: :meth:`read_to` costs O(new entries), also at every tenth, where Spark
+    writes a compacted one that repeats all before it. The first call costs O(all files that the
+    compacted entry has). Holds one path per file that it has read, but for those that listings do
+    not find any more.
     """
 
     FEW: ClassVar[int] = 1_000
@@ -158,7 +170,7 @@ class SourceLog:
         taken = self._taken.get(file.path)
         return None if taken is None or taken.modified != file.modified else taken.batch
 
-    # -- what is waited for -------------------------------------------------------------------------------------------
+    # -- what is waited for ------------------------------------------------------------------------
 
     def wait(self, listed: set[File], planned: int | None = None) -> Files:
         """Return what is to be waited for after a listing, see :meth:`~lowwater_spark.sources.base.Awaited.wait`. O(listed)."""
@@ -196,7 +208,8 @@ class SourceLog:
     def missing(self, head: Files, limit: int) -> list[str]:
         """Return some of the paths that no batch has taken yet, the first by name.
 
-        Where waiting does not help, the reason goes with the path: it was written again since a batch has read it, or it is too old.
+        Where waiting does not help, the reason goes with the path: it was written again since a
+        batch has read it, or it is too old.
         """
         return [self._named(file) for file in heapq.nsmallest(limit, head.missing)]
 
@@ -244,19 +257,20 @@ class SourceLog:
             if taken.batch <= before and path not in paths and path.rpartition("/")[0] not in folders
         ]
 
-    # -- what Spark has taken -----------------------------------------------------------------------------------------
+    # -- what Spark has taken ----------------------------------------------------------------------
 
     def read_to(self, offset: int) -> None:
         """Read every entry up to and including ``offset``.
 
-        Raises CheckpointMismatch when one is missing and no compacted one stands in for it: an offset is only ever planned
-        after its entry was written.
+        Raises CheckpointMismatch when one is missing and no compacted one stands in for it: an
+        offset is only ever planned after its entry was written.
         """
         if offset <= self.read:
             return
         at = self._start(offset)
         while at <= offset:
-            # The next compacted entry may lie beyond the offset. What it names beyond is planned later, and says so by its batch id.
+            # The next compacted entry may lie beyond the offset. What it names beyond is planned
+            # later, and says so by its batch id.
             while not self._read_entry(at):
                 at = self._compacted_after(at)
             self.read = at
@@ -290,10 +304,13 @@ class SourceLog:
         return True
 
     def _read_compacted(self, path: Location, number: int) -> bool:
-        """Read the end of a compacted entry, back to what was read before. Return whether there is one.
+        """Read the end of a compacted entry, back to what was read before.
 
-        Spark writes the lines of the compacted entry before, and behind them those of each batch since, in order. A line that were elsewhere would be
-        missed; then its file counts as not taken, and the watermark holds.
+        Return whether there is one.
+
+        Spark writes the lines of the compacted entry before, and behind them those of each batch
+        since, in order. A line that were elsewhere would be missed; then its file counts as not
+        taken, and the watermark holds.
         """
         first = self.read + 1
         try:
@@ -350,14 +367,20 @@ class Compacted(NamedTuple):
 
     @classmethod
     def newest(cls, log: Location, last: int) -> Compacted | None:
-        """Return the newest compacted entry up to a batch of the source's own count. Costs a listing of the log."""
+        """Return the newest compacted entry up to a batch of the source's own count.
+
+        Costs a listing of the log.
+        """
         number = max((n for n in _compacted_numbers(log) if n <= last), default=None)
         return None if number is None else cls(log / f"{number}.compact")
 
     def drop_before(self, batch: int) -> None:
-        """Take out the lines of all batches before one. Durable when it returns; costs two fsyncs if there are any.
+        """Take out the lines of all batches before one.
 
-        Spark may read the entry at the same time, and copies it into the next compacted one: it finds the old lines or the new ones, which are whole both.
+        Durable when it returns; costs two fsyncs if there are any.
+
+        Spark may read the entry at the same time, and copies it into the next compacted one: it
+        finds the old lines or the new ones, which are whole both.
         """
         kept, old = list[bytes](), False
         for line in last_lines(self.path):
@@ -393,7 +416,9 @@ _OTHER_SOURCE: Final = (
 
 
 def log_offset(line: Line | None) -> int:
-    """Return the log offset that a line of the offset log holds. Raises CheckpointMismatch for one of another kind of source.
+    """Return the log offset that a line of the offset log holds.
+
+    Raises CheckpointMismatch for one of another kind of source.
 
     >>> log_offset('{"logOffset":7}'), log_offset("-"), log_offset(None)
     (7, -1, -1)

@@ -1,14 +1,16 @@
 """Empty batches on demand: a source of the query that gives no rows, only reasons to run.
 
-Spark runs no batch while its sources give nothing new, so a window that could close would wait for the next row. The stage therefore
-unites the data with a text source over ``CHECKPOINT/lowwater/ticks``, all of its columns null and no row let through; a file
-renamed into that directory makes Spark plan a batch with nothing else in it. The source must be part of the query from its first
-checkpoint on, because Spark numbers the sources of a checkpoint for good.
+Spark runs no batch while its sources give nothing new, so a window that could close would wait for
+the next row. The stage therefore unites the data with a text source over
+``CHECKPOINT/lowwater/ticks``, all of its columns null and no row let through; a file renamed into
+that directory makes Spark plan a batch with nothing else in it. The source must be part of the
+query from its first checkpoint on, because Spark numbers the sources of a checkpoint for good.
 
-A tick is forgotten when its batch is committed: its file is deleted, the driver drops its name, and Spark drops it from memory after an hour
-(``maxFileAge``). Spark's log of the source never forgets: each compacted entry repeats all before it. So the driver takes old ticks out of the newest compacted
-entry now and then. Otherwise a stage that asks for a tick each second would have a log of 86,400 lines a day, which Spark reads at each start and rewrites at
-each tenth batch.
+A tick is forgotten when its batch is committed: its file is deleted, the driver drops its name, and
+Spark drops it from memory after an hour (``maxFileAge``). Spark's log of the source never forgets:
+each compacted entry repeats all before it. So the driver takes old ticks out of the newest
+compacted entry now and then. Otherwise a stage that asks for a tick each second would have a log of
+86,400 lines a day, which Spark reads at each start and rewrites at each tenth batch.
 """
 
 from __future__ import annotations
@@ -31,11 +33,13 @@ if TYPE_CHECKING:
 __all__ = ["Ticks", "tick_directory", "with_ticks"]
 
 _PATIENCE: Final = 60.0
-"""Seconds after which another tick is written for one that Spark has not taken, at the least. Where the clock of a file system was put back, and the time of a file cannot be
-set, Spark passes over each tick that is older than the newest one by more than an hour, until the clock is there again."""
+"""Seconds after which another tick is written for one that Spark has not taken, at the least. Where
+the clock of a file system was put back, and the time of a file cannot be set, Spark passes over
+each tick that is older than the newest one by more than an hour, until the clock is there again."""
 
 _MANY: Final = 500
-"""Number of committed ticks after which the log is looked at: up to so many may stand in it beside the newest ones."""
+"""Number of committed ticks after which the log is looked at: up to so many may stand in it beside
+the newest ones."""
 
 
 def tick_directory(checkpoint: Location) -> Location:
@@ -49,16 +53,20 @@ def with_ticks(spark: SparkSession, frame: DataFrame, checkpoint: Location) -> D
 
     folder = tick_directory(checkpoint)
     make_directory(folder)
-    # Spark looks at each tick that it remembers whenever it lists them. No tick is ever older than the newest one, see Ticks.force.
+    # Spark looks at each tick that it remembers whenever it lists them. No tick is ever older than
+    # the newest one, see Ticks.force.
     stream = spark.readStream.option("maxFileAge", "1h").text(spark_path(folder).text)
     ticks = stream.select(*nulls_of(frame.schema.fields)).where(sf.lit(col=False))
     return frame.union(ticks)
 
 
 class Ticks(Rowless):
-    """The source of ticks, and who writes them, at most one that is not committed yet. It gives no rows, so it is never waited for.
+    """The source of ticks, and who writes them, at most one that is not committed yet.
 
-    ``number`` is its place among the query's sources, ``ordinal`` the run's: names are never used twice, since Spark takes each path once.
+    It gives no rows, so it is never waited for.
+
+    ``number`` is its place among the query's sources, ``ordinal`` the run's: names are never used
+    twice, since Spark takes each path once.
     """
 
     def __init__(
@@ -68,26 +76,29 @@ class Ticks(Rowless):
         make_directory(self._folder)
         self._ordinal = ordinal
         self._entries = checkpoint / "sources" / str(number)
-        # Of a checkpoint that was moved, the log names ticks by their old place. It is this source's all the same, and no row of it is read.
+        # Of a checkpoint that was moved, the log names ticks by their old place. It is this
+        # source's all the same, and no row of it is read.
         self._log = SourceLog(self._entries, None, columns=None)
         self._count = 0
         self._outstanding = ""
         self._elapsed = elapsed
         self.trigger = 0.0
-        """Seconds from one batch of the query to the next by its trigger; 0.0: none, or not known."""
+        """Seconds from one batch of the query to the next by its trigger; 0.0: none, or not known.
+        """
         self._since = 0.0
         """When the outstanding tick was written, in seconds of a clock that does not go back."""
         self._passed_over: list[Location] = []
         """Ticks that Spark did not take in time, and that others stand in for."""
         self._forgotten = _MANY
-        """Number of ticks that were forgotten since the log was looked at. A new run looks at once."""
+        """Number of ticks that were forgotten since the log was looked at. A new run looks at once.
+        """
 
     @property
     def remembered(self) -> int:
         """Number of ticks whose names are held."""
         return len(self._log.taken)
 
-    # -- a writer -------------------------------------------------------------------------------------------------------
+    # -- a writer ----------------------------------------------------------------------------------
 
     def outstanding(self, line: Line) -> bool:
         """Return whether the newest tick is still to be committed, given the source's offset in the last committed batch."""
@@ -127,8 +138,9 @@ class Ticks(Rowless):
         there = {str(path): path for path in self._folder.iterdir()} if old else {}
         deleted = [there[path] for path in old if path in there]
         if not self._outstanding:
-            # Spark has taken a later one, so those that it has not taken are too old for it for ever. One that it has taken with
-            # the later one is in the newest entry: a restarted query looks at that file, and it is deleted as the others are.
+            # Spark has taken a later one, so those that it has not taken are too old for it for
+            # ever. One that it has taken with the later one is in the newest entry: a restarted
+            # query looks at that file, and it is deleted as the others are.
             deleted += [path for path in self._passed_over if str(path) not in self._log.taken]
             self._passed_over = []
         for path in deleted:
@@ -142,7 +154,7 @@ class Ticks(Rowless):
             compacted.drop_before(committed)
             self._forgotten = 0
 
-    # -- a source -------------------------------------------------------------------------------------------------------
+    # -- a source ----------------------------------------------------------------------------------
 
     def read_to(self, line: Line) -> None:
         """Read which ticks Spark has taken up to a planned batch."""

@@ -39,13 +39,17 @@ SINK_MARK: Final = "sink.json"
 """The mark of a file sink: readers go by its log, so it must be the only one of its kind."""
 
 HANDED_OVER: Final = ".lowwater.json"
-"""The mark in the directory of a batch that lowwater has handed over: it is whole, and made for one plan."""
+"""The mark in the directory of a batch that lowwater has handed over: it is whole, and made for one
+plan."""
 
 _FORMAT: Final = 1
 
 
 def mark_writer(folder: Location, computation: str) -> None:
-    """Leave a writer's full name in the directory that it writes into. Durable when it returns; costs two fsyncs."""
+    """Leave a writer's full name in the directory that it writes into.
+
+    Durable when it returns; costs two fsyncs.
+    """
     marks = folder / MARKS
     make_directory(marks)
     content = json.dumps({"format": _FORMAT, "computation": computation})
@@ -86,7 +90,10 @@ def strangers(folder: str, inputs: Set[str]) -> list[tuple[str, str]]:
 
 
 def check_alone(folder: Path, computation: str) -> None:
-    """Raise Unsupported when others write into a directory that Spark's file sink is to write to. Raises OSError as :func:`strangers` does."""
+    """Raise Unsupported when others write into a directory that Spark's file sink is to write to.
+
+    Raises OSError as :func:`strangers` does.
+    """
     for mark, name in strangers(os.fspath(folder), {computation}):
         raise _not_alone(folder, name, mark)
 

@@ -1,7 +1,10 @@
-"""The driver's calls on the authority: claim, prepare, commit, renew. They degrade: a pipeline goes on without it.
+"""The driver's calls on the authority: claim, prepare, commit, renew.
 
-Two kinds of refusal are kept apart. *Replaced*: this run, or what it has read, is not the stage's any more; it must stop, and the
-error is raised. *Away*: everything else; the stage holds until the authority answers again.
+They degrade: a pipeline goes on without it.
+
+Two kinds of refusal are kept apart. *Replaced*: this run, or what it has read, is not the stage's
+any more; it must stop, and the error is raised. *Away*: everything else; the stage holds until the
+authority answers again.
 """
 
 from __future__ import annotations
@@ -44,7 +47,8 @@ REPLACED: Final = (
     errors.ServerTokenMismatch,
     errors.StaleSequencer,
 )
-"""After these the query stops, with the error: also when the authority was away at the start and refuses it only later."""
+"""After these the query stops, with the error: also when the authority was away at the start and
+refuses it only later."""
 
 DEFERRABLE: Final = AWAY
 """Refusals of a claim after which it is made again later; all others end the query."""
@@ -53,7 +57,8 @@ CALL_TIMEOUT: Final = 3.0
 """Seconds that a task or a batch waits for the authority at most; afterwards it goes on without."""
 
 WIDEN_INTERVAL: Final = 10.0
-"""Seconds between two registrations of a stage whose watermark is refused for being ahead of the clock."""
+"""Seconds between two registrations of a stage whose watermark is refused for being ahead of the
+clock."""
 
 PROBE_INTERVAL: Final = 1.0
 """Seconds between attempts to reach an authority that was away."""
@@ -77,23 +82,28 @@ class Registration:
     """Whether what it publishes is not exact: an approximate drive()."""
     lateness_budgets: Sequence[float] = ()
     max_skew: timedelta | None = None
-    """How far ahead of the clock it may be; None: as far as it was registered with, and as each of its inputs."""
+    """How far ahead of the clock it may be; None: as far as it was registered with, and as each of
+    its inputs."""
     sidecar: bool = False
     """Whether it looks at a query of another process, which its worker's name says."""
 
 
 @dataclass(slots=True)
 class Authority:
-    """One run's claim, and whether the authority can be reached. Used by the batch's thread and the driver's, one at a time.
+    """One run's claim, and whether the authority can be reached.
 
-    But for the claim, which may take long: the driver's thread makes it while a batch runs, and that one has no lease until the claim is made.
+    Used by the batch's thread and the driver's, one at a time.
+
+    But for the claim, which may take long: the driver's thread makes it while a batch runs, and
+    that one has no lease until the claim is made.
     """
 
     client: lowwater.Client
     registration: Registration
     clock: Callable[[], float] = time.monotonic
     as_of_now: Callable[[Registration], Registration] = lambda asked: asked
-    """Brings what a claim says of the checkpoint up to date: of one that others write and report as well."""
+    """Brings what a claim says of the checkpoint up to date: of one that others write and report as
+    well."""
     lease: lowwater.Lease | None = field(default=None, init=False)
     registered: lowwater.Computation | None = field(default=None, init=False)
     problem: str = field(default="", init=False)
@@ -141,7 +151,7 @@ class Authority:
         refused = None if self.lease is None else self.lease.refused
         return self.problem or ("" if refused is None else f"{refused.reason}: {refused.message}")
 
-    # -- claiming ---------------------------------------------------------------------------------------------------
+    # -- claiming ----------------------------------------------------------------------------------
 
     def register(self) -> lowwater.Computation:
         """Register the stage. Raises LowwaterError."""
@@ -209,7 +219,10 @@ class Authority:
             return self.lease is not None
 
     def claim(self, values: Sequence[int]) -> None:
-        """Claim the whole key space, each range starting from at most its value. Raises LowwaterError."""
+        """Claim the whole key space, each range starting from at most its value.
+
+        Raises LowwaterError.
+        """
         self.lease = self._claim(self.cut, values)
 
     def claim_again(self, cut: Cut, values: Sequence[int], batch: int, digest: str) -> None:
@@ -245,11 +258,12 @@ class Authority:
                 generation=asked.generation,
                 timeout=CALL_TIMEOUT if instead_of else None,
             )
-        # Who takes the place of another one does so once: whoever took its own since is not replaced in turn.
+        # Who takes the place of another one does so once: whoever took its own since is not
+        # replaced in turn.
         self.registration = dataclasses.replace(self.registration, adopt=False)
         return lease
 
-    # -- reading ----------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def read(self) -> Reading | None:
         """Return what is known of the inputs now; None for an injector, before the claim, and when they cannot be read. Never waits long."""
@@ -275,7 +289,10 @@ class Authority:
         return not self.problem and self.read() not in (None, last)
 
     def hear(self) -> Iterator[object]:
-        """Yield whenever the inputs show something else. Waits between, and ends when the run is closed."""
+        """Yield whenever the inputs show something else.
+
+        Waits between, and ends when the run is closed.
+        """
         if self._heard is None:
             self._heard = self.client.inputs(*self.registration.inputs)
         return self._heard.watch()
@@ -301,7 +318,7 @@ class Authority:
             incarnations=tuple(self.registered.input_incarnations) if unread else reading.input_incarnations,
         )
 
-    # -- batches ----------------------------------------------------------------------------------------------------
+    # -- batches -----------------------------------------------------------------------------------
 
     def destination(self, batch: int) -> Destination:
         """Return where the tasks of a batch stage their parts."""
@@ -323,7 +340,10 @@ class Authority:
         *,
         covers_all: bool,
     ) -> str:
-        """Name the accepted attempts of a batch. Returns why the stage must hold, or nothing. Raises what replaced the run."""
+        """Name the accepted attempts of a batch.
+
+        Returns why the stage must hold, or nothing. Raises what replaced the run.
+        """
         lease = self.lease
         if lease is None or self.problem:
             return self.problem or "the stage has not been claimed yet"
@@ -371,7 +391,8 @@ class Authority:
             ):
                 if each.reason == errors.StaleSequencer.reason:
                     raise errors.StaleSequencer(each.message, metadata={"computation": self.registration.name})
-                # The rest counts; another batch would be refused as well. The lease says it again, and the status shows it.
+                # The rest counts; another batch would be refused as well. The lease says it again,
+                # and the status shows it.
                 logger.warning("batch %d of %s: %s", batch, self.registration.name, each.message)
             self.wanted = wanted[-1] if wanted else None
             self._told = (lease.sequencer, known[-1]) if known else None
@@ -399,7 +420,10 @@ class Authority:
         return True
 
     def vouch(self, through: int, reading: Reading) -> str:
-        """Let the authority know what an output will say, before it does. Returns why it must not, or nothing. Raises what replaced the run."""
+        """Let the authority know what an output will say, before it does.
+
+        Returns why it must not, or nothing. Raises what replaced the run.
+        """
         lease = self.lease
         if lease is None or self.problem:
             return self.problem or "the stage has not been claimed yet"
@@ -433,10 +457,13 @@ class Authority:
         waiting_for: Sequence[str] = (),
         remarks: lowwater.Remarks = NO_REMARKS,
     ) -> None:
-        """Stage what the ranges are at for the reporter; costs nothing on the network. Raises what replaced the run.
+        """Stage what the ranges are at for the reporter; costs nothing on the network.
 
-        ``pending`` only when it changed; ``arrived`` is how late the rows were that came since it was told last; ``since`` is the wall clock at which the running batch began, seconds. ``waiting_for`` as in
-        Status, for whoever asks the authority why.
+        Raises what replaced the run.
+
+        ``pending`` only when it changed; ``arrived`` is how late the rows were that came since it
+        was told last; ``since`` is the wall clock at which the running batch began, seconds.
+        ``waiting_for`` as in Status, for whoever asks the authority why.
         """
         lease = self.lease
         assert lease is not None
@@ -502,7 +529,8 @@ class Authority:
             lease.advance(
                 None,
                 oldest=list(values),
-                # Beyond all that is held: the finished ranges are finished, the others stand at what they hold.
+                # Beyond all that is held: the finished ranges are finished, the others stand at
+                # what they hold.
                 frontier=reading.low if reading.low != MAX else max(value for value in values if value != MAX),
                 pending=histogram,
                 finished=finished,
@@ -524,11 +552,14 @@ class Authority:
             self.lost(failure)  # it stays staged
         self._finished |= new
 
-    # -- away and back ----------------------------------------------------------------------------------------------
+    # -- away and back -----------------------------------------------------------------------------
 
     @contextmanager
     def _noticing(self) -> Iterator[None]:
-        """Remember, of the stage whose call it is, what is no reason to stop. Raises all the same."""
+        """Remember, of the stage whose call it is, what is no reason to stop.
+
+        Raises all the same.
+        """
         try:
             yield
         except (*REPLACED, errors.Closed):

@@ -61,10 +61,13 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Calls:
-    """The calls of a batch's methods, of all stages of its query. Several threads of the function may make them.
+    """The calls of a batch's methods, of all stages of its query.
 
-    Without a lock, which the closure of an update could not take along: who calls notes it before asking whether the batch has ended, and
-    who ends the batch asks for calls after that. So one of the two sees the other.
+    Several threads of the function may make them.
+
+    Without a lock, which the closure of an update could not take along: who calls notes it before
+    asking whether the batch has ended, and who ends the batch asks for calls after that. So one of
+    the two sees the other.
     """
 
     under_way: list[str] = field(default_factory=list)
@@ -111,13 +114,19 @@ def _ends_the_batch(method: Callable[Concatenate[Batch, P], T]) -> Callable[Conc
 
 
 def _own_staging(place: Place) -> Path:
-    """Return where batches for Kafka are staged by default. Raises Unsupported for a checkpoint that is not local."""
+    """Return where batches for Kafka are staged by default.
+
+    Raises Unsupported for a checkpoint that is not local.
+    """
     fix = "Pass batch.write_kafka() a path= on a file system that the driver and all executors mount; the checkpoint may stay."
     return local(place.home, "What is staged for Kafka in the checkpoint", fix) / "lowwater" / "kafka"
 
 
 def _own_state(place: Place) -> Path:
-    """Return where a stage has its state by default. Raises Unsupported for a checkpoint that is not local: its tasks write files there."""
+    """Return where a stage has its state by default.
+
+    Raises Unsupported for a checkpoint that is not local: its tasks write files there.
+    """
     fix = "Pass batch.stateful() a path= on a file system that the driver and all executors mount; the checkpoint may stay."
     return local(place.home, "State in the checkpoint", fix) / "lowwater" / "state"
 
@@ -132,9 +141,11 @@ class Keyed:
     """As declared."""
     injector: bool
     window: timedelta | None = None
-    """The length of the windows by whose start the stage stamps what it emits; None when it stamps by event time."""
+    """The length of the windows by whose start the stage stamps what it emits; None when it stamps
+    by event time."""
     bounds: Bounds | None = None
-    """What an injector has declared of its source, from which its frontier is told; None: the function tells it."""
+    """What an injector has declared of its source, from which its frontier is told; None: the
+    function tells it."""
     balance: bool = False
     """Whether the driver asks for another layout when the loads of the ranges are uneven."""
     budgeted: bool = False
@@ -189,7 +200,8 @@ class Outcome:
     late_handle: int | None = None
     """Its key range."""
     loads: Sequence[lowwater.RangeLoad] = ()
-    """What each range has cost; of a stage without state, and of a version that was found, nothing is known."""
+    """What each range has cost; of a stage without state, and of a version that was found, nothing
+    is known."""
     tasks: int = 1
     """How many tasks have shared the ranges."""
     workers: int = 1
@@ -201,17 +213,21 @@ class Outcome:
     partitions: int = SLOTS
     """How many tasks it has at most."""
     arrived: lowwater.Arrived | None = None
-    """How late the rows were that it has read, those of an injector with state that it has emitted; None when nobody asks."""
+    """How late the rows were that it has read, those of an injector with state that it has emitted;
+    None when nobody asks."""
     untimed: int = 0
     """Number of the rows that had no event time."""
 
 
 class Batch:
-    """One micro-batch of a tracked stage. Valid while the function runs: threads that use it are joined before it returns.
+    """One micro-batch of a tracked stage.
 
-    A method that is called later raises ValueError, and one that is still running then ends the query.
-    What one of its methods raises ends the query, also when the function catches it: the batch is run again by the next start.
-    In a query of several stages the function gets the batch of the first, and with :meth:`of` the others'.
+    Valid while the function runs: threads that use it are joined before it returns.
+
+    A method that is called later raises ValueError, and one that is still running then ends the
+    query. What one of its methods raises ends the query, also when the function catches it: the
+    batch is run again by the next start. In a query of several stages the function gets the batch
+    of the first, and with :meth:`of` the others'.
     """
 
     def __init__(
@@ -316,7 +332,10 @@ class Batch:
 
     @property
     def heuristic(self) -> Mapping[float, lowwater.Watermark]:
-        """The heuristic watermarks by share, read together with :attr:`low`. A share of records, not a promise."""
+        """The heuristic watermarks by share, read together with :attr:`low`.
+
+        A share of records, not a promise.
+        """
         return {share / 1_000_000: lowwater.Watermark(t) for share, t in self._entry.reading.heuristics.items()}
 
     @property
@@ -358,9 +377,10 @@ class Batch:
     def frontier(self, value: lowwater.EventTime) -> None:
         """Say, for an injector, that nothing older will be injected after this batch.
 
-        Compute it from the batch's rows and :attr:`previous_frontier` alone, never from a clock: a replay must find the same, and
-        CheckpointMismatch is raised when it does not. Call it before :meth:`stateful`. Not called: it stays where it was.
-        Raises ValueError when it goes back, or says finished (that is what :meth:`finish` is for).
+        Compute it from the batch's rows and :attr:`previous_frontier` alone, never from a clock: a
+        replay must find the same, and CheckpointMismatch is raised when it does not. Call it before
+        :meth:`stateful`. Not called: it stays where it was. Raises ValueError when it goes back, or
+        says finished (that is what :meth:`finish` is for).
         """
         micros = lowwater.Watermark.of(value).micros
         if micros == MAX:
@@ -471,7 +491,11 @@ class Batch:
 
     @staticmethod
     def _output(frame: DataFrame, path: str) -> Location:
-        """Return the directory that a path names. Raises ValueError for one that is not absolute, and Unsupported for one where nothing can be renamed at once."""
+        """Return the directory that a path names.
+
+        Raises ValueError for one that is not absolute, and Unsupported for one where nothing can be
+        renamed at once.
+        """
         named = SparkPath.of_text(path)
         if named.local is None:
             fix = "Write it with batch.write_table(), or with Spark's file sink by Stage.start(); or use a directory on one of these."
@@ -580,7 +604,10 @@ class Batch:
             raise CheckpointMismatch(msg)
 
     def _remove(self, folder: Path, keep: timedelta) -> None:
-        """Remove what nobody needs any more. The batch does not fail for what cannot be removed: it stays."""
+        """Remove what nobody needs any more.
+
+        The batch does not fail for what cannot be removed: it stays.
+        """
         removal = self._removals.setdefault(folder, Removal(folder))
         removal.probe = lambda point: self._probe(point, self.id)
         try:
@@ -720,7 +747,10 @@ class Batch:
         return self._previous if self._frontier is None else self._frontier
 
     def _passed_on(self) -> int:
-        """Return what a later stage of the query may count on after this batch. Nothing that would lower it may follow."""
+        """Return what a later stage of the query may count on after this batch.
+
+        Nothing that would lower it may follow.
+        """
         manifest = self._outcome.manifest
         if manifest is None and StateStore.existing(self._place) is not None:
             msg = (
@@ -740,7 +770,10 @@ class Batch:
         return Standing(low, ground.claim, current)
 
     def _vouched(self, low: int) -> bool:
-        """Return whether an output may say ``low``. From then on no input that is below is added to the stage, or to one of the query that it reads.
+        """Return whether an output may say ``low``.
+
+        From then on no input that is below is added to the stage, or to one of the query that it
+        reads.
 
         What a later stage says stands on what the earlier ones have not reported yet either.
         """
@@ -784,7 +817,8 @@ class Batch:
     def _close(self, rows: Rows) -> Outcome:
         """End the batch: fix the frontier, and count the rows of a stage that keeps nothing.
 
-        Raises StateLost, what a method of the batch has raised before, and ValueError when one still runs. From now on all are refused.
+        Raises StateLost, what a method of the batch has raised before, and ValueError when one
+        still runs. From now on all are refused.
         """
         running = self._calls.end()
         self._refuse_failed()

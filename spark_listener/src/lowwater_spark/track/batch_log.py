@@ -1,11 +1,14 @@
 """The W that each batch runs with, durable before the batch writes anything.
 
-Without it a replay would run with a newer W: batch N runs with 14:00, writes the window of 13:00, and crashes before its state is
-saved; the replay reads 15:00 and closes [14:00, 15:00) as well, but finds N's output written and skips it: a window is lost.
-So the first run's W stands, for the batch's whole life, together with the digest of the plan it was chosen for. So does the clock that it began by.
+Without it a replay would run with a newer W: batch N runs with 14:00, writes the window of 13:00,
+and crashes before its state is saved; the replay reads 15:00 and closes [14:00, 15:00) as well, but
+finds N's output written and skips it: a window is lost. So the first run's W stands, for the
+batch's whole life, together with the digest of the plan it was chosen for. So does the clock that
+it began by.
 
-One JSON file per batch under ``CHECKPOINT/lowwater/batches``, written once. An injector's frontier, which is known only when the
-batch has been read, is a second file, equally written once, with what it was told from when the injector has declared that.
+One JSON file per batch under ``CHECKPOINT/lowwater/batches``, written once. An injector's frontier,
+which is known only when the batch has been read, is a second file, equally written once, with what
+it was told from when the injector has declared that.
 """
 
 from __future__ import annotations
@@ -28,10 +31,12 @@ from lowwater_spark.track.inputs import Reading
 __all__ = ["BatchEntry", "BatchLog"]
 
 _FORMAT: Final = 2
-"""Since the manifest (:mod:`lowwater_spark.checkpoint.manifest`). The entries are as before it, but a release that passes over it must not go on."""
+"""Since the manifest (:mod:`lowwater_spark.checkpoint.manifest`). The entries are as before it, but
+a release that passes over it must not go on."""
 
 _LAID_OUT: Final = 3
-"""With a layout of key ranges: a release that passed over it would look for keys in other ranges."""
+"""With a layout of key ranges: a release that passed over it would look for keys in other ranges.
+"""
 
 _OLD: Final = 1
 
@@ -46,12 +51,14 @@ class BatchEntry:
     digest: str
     reading: Reading
     promised: int
-    """The low watermark of the inputs that the committed batches before N had already reached, microseconds: a row of
-    batch N below it is late, a broken promise of an input."""
+    """The low watermark of the inputs that the committed batches before N had already reached,
+    microseconds: a row of batch N below it is late, a broken promise of an input."""
     layouts: Mapping[str, Layout] = field(default_factory=dict)
-    """By stage, how it cuts its key space; a stage that is not there cuts it into equal parts. Stages go by what their states go by (``Place.name``)."""
+    """By stage, how it cuts its key space; a stage that is not there cuts it into equal parts.
+    Stages go by what their states go by (``Place.name``)."""
     now: int = MIN
-    """The driver's clock when the batch first began, or that of a batch before it if the clock went back: microseconds since the epoch. MIN in entries of releases that kept none."""
+    """The driver's clock when the batch first began, or that of a batch before it if the clock went
+    back: microseconds since the epoch. MIN in entries of releases that kept none."""
 
 
 class BatchLog:
@@ -136,7 +143,10 @@ class BatchLog:
         return None if content is None else int(content["frontier"])
 
     def purge(self, before: int) -> None:
-        """Delete the entries of batches before this one. A later stage of a chain may have written none."""
+        """Delete the entries of batches before this one.
+
+        A later stage of a chain may have written none.
+        """
         with suppress(FileNotFoundError):
             for entry in self._folder.iterdir():
                 number = entry.name.removesuffix(".json").removesuffix(_FRONTIER)

@@ -56,17 +56,20 @@ class Window:
 class Truncated:
     """``date_trunc()`` to a unit of a time zone's calendar, such as the day.
 
-    A later moment has a later beginning or the same one, except where the zone's clocks are put back in between: past midnight, the day
-    before begins again. That can undo no more than the clocks are put back by, which is less than two days. So the least beginning from a
-    moment on is its own, or that of a transition in the two days after it.
+    A later moment has a later beginning or the same one, except where the zone's clocks are put
+    back in between: past midnight, the day before begins again. That can undo no more than the
+    clocks are put back by, which is less than two days. So the least beginning from a moment on is
+    its own, or that of a transition in the two days after it.
     """
 
     unit: str
     zone: str
     beginning: Callable[[int], int] = field(compare=False, repr=False)
-    """Returns where the unit that a moment is in begins, by Spark's own function. Microseconds both."""
+    """Returns where the unit that a moment is in begins, by Spark's own function. Microseconds
+    both."""
     transitions: Callable[[int, int], Iterable[int]] = field(compare=False, repr=False)
-    """Returns the transitions of the zone's clocks after one moment and not after another, microseconds."""
+    """Returns the transitions of the zone's clocks after one moment and not after another,
+    microseconds."""
 
     @property
     def longest(self) -> timedelta:
@@ -84,15 +87,18 @@ class Stamp:
     """What the rows that one stateful operator lets go of are stamped with."""
 
     kind: Literal["start", "end", "time"]
-    """``start`` and ``end`` of a window; ``time``: a time by which the operator lets go of what it keeps."""
+    """``start`` and ``end`` of a window; ``time``: a time by which the operator lets go of what it
+    keeps."""
     window: Window | None = None
     """Of ``start`` and ``end``."""
     lag: timedelta = timedelta()
-    """How far the operator's watermark, or the time down to which it keeps rows, is below the query's."""
+    """How far the operator's watermark, or the time down to which it keeps rows, is below the
+    query's."""
     shift: timedelta = timedelta()
     """What is added to it, such as the microsecond that ``window_time()`` takes off the end."""
     truncated: tuple[Truncated, ...] = ()
-    """What is then made of it, one after the other, such as the day of a window's start. Empty: it is the stamp."""
+    """What is then made of it, one after the other, such as the day of a window's start. Empty: it
+    is the stamp."""
 
     def after(self, watermark: int) -> int:
         """Return the lowest stamp that can come out once a batch that ran with a watermark is committed. Microseconds both.

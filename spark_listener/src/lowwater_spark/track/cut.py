@@ -1,7 +1,9 @@
 """How a stage cuts its key space, and what becomes of its ranges when it cuts it otherwise.
 
-At first they are equal parts, as many as were declared. An operator may ask for another layout (:class:`lowwater.Layout`): its version and starts stand in
-the batch log from the batch on that begins with it. A range of the new cut has all keys of some ranges of the old one, and of others those of some places.
+At first they are equal parts, as many as were declared. An operator may ask for another layout
+(:class:`lowwater.Layout`): its version and starts stand in the batch log from the batch on that
+begins with it. A range of the new cut has all keys of some ranges of the old one, and of others
+those of some places.
 """
 
 from __future__ import annotations
@@ -32,12 +34,16 @@ class Share(NamedTuple):
     parent: int
     """Its handle."""
     places: tuple[int, int] | None
-    """The places, as signed hashes, from the first one to before the second; None: all that the parent has."""
+    """The places, as signed hashes, from the first one to before the second; None: all that the
+    parent has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A cut of the key space. ``ranges`` is the declared number, which counts until a layout is followed."""
+    """A cut of the key space.
+
+    ``ranges`` is the declared number, which counts until a layout is followed.
+    """
 
     ranges: int
     layout: Layout = EQUAL
@@ -59,7 +65,11 @@ class Cut:
 
     @property
     def told(self) -> Layout:
-        """The cut as the authority hears of it. Equal parts that are no whole slots begin in the slot that has their start; of those in one slot the last is told."""
+        """The cut as the authority hears of it.
+
+        Equal parts that are no whole slots begin in the slot that has their start; of those in one
+        slot the last is told.
+        """
         if self.layout.version:
             return self.layout
         return Layout(0, tuple(dict.fromkeys(place // _SLOT for place in self.places[:-1])))
@@ -75,7 +85,10 @@ class Cut:
         return min(partitions, max(len(self), *self.layout.tasks) if pins and self.layout.tasks else len(self))
 
     def task(self, handle: Column) -> Column:
-        """Return what tells the task of a handle, counted from 0. Modulo the number of tasks: of pins only one that was logged can be beyond it."""
+        """Return what tells the task of a handle, counted from 0.
+
+        Modulo the number of tasks: of pins only one that was logged can be beyond it.
+        """
         tasks = self.layout.tasks
         if not tasks:
             return handle
@@ -85,7 +98,10 @@ class Cut:
         return _looked_up(handle, pinned) if len(tasks) > 1 else sf.lit(pinned[0])
 
     def shares(self, before: Cut) -> list[list[Share]]:
-        """Return of each range what it has of the ranges before, in the order of the key space. O(ranges of both)."""
+        """Return of each range what it has of the ranges before, in the order of the key space.
+
+        O(ranges of both).
+        """
         old, new = before.places, self.places
         found: list[list[Share]] = []
         parent = 0
@@ -135,7 +151,10 @@ def _slot_column(xxhash64: Column, starts: Sequence[int]) -> Column:
 
 
 def _looked_up(index: Column, table: Sequence[int]) -> Column:
-    """Return the numbers below 65,536 that stand in a table. One literal of two bytes a number, which needs no plan of its own."""
+    """Return the numbers below 65,536 that stand in a table.
+
+    One literal of two bytes a number, which needs no plan of its own.
+    """
     from pyspark.sql import functions as sf
 
     literal = sf.lit(b"".join(each.to_bytes(2, "big") for each in table))

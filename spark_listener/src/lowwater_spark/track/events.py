@@ -32,13 +32,16 @@ class BatchEvent:
 
     batch: int
     oldest: int | None
-    """The least event time among its rows, microseconds; None when there were none, or when nobody looked."""
+    """The least event time among its rows, microseconds; None when there were none, or when nobody
+    looked."""
     dropped: int
     """Rows that Spark dropped for being below its own watermark."""
     ran: bool = True
-    """Whether there was a batch: Spark also says that there was none, with the number of the next one."""
+    """Whether there was a batch: Spark also says that there was none, with the number of the next
+    one."""
     untimed: int = 0
-    """Number of rows without an event time among those that the query reads under drive(), or else writes."""
+    """Number of rows without an event time among those that the query reads under drive(), or else
+    writes."""
 
 
 def observe_oldest(frame: DataFrame, event_time: str | Column) -> DataFrame:
@@ -67,7 +70,10 @@ class Events:
         self._seen: tuple[int, str] | None = None
 
     def poll(self) -> list[BatchEvent]:
-        """Return the events since the last call, oldest first. Two calls into the JVM when there is nothing new."""
+        """Return the events since the last call, oldest first.
+
+        Two calls into the JVM when there is nothing new.
+        """
         last = self._query.lastProgress()
         if last is None or _key(last) == self._seen:
             return []

@@ -31,10 +31,12 @@ if TYPE_CHECKING:
 __all__ = ["AHEAD", "PARTITION", "Bounds", "Example", "Found", "Seen", "look"]
 
 AHEAD: Final = timedelta(days=1)
-"""How far beyond the clock an event time may be by default, as for the reports that an authority takes."""
+"""How far beyond the clock an event time may be by default, as for the reports that an authority
+takes."""
 
 STRANGERS: Final = 1000
-"""How many producers that nobody has declared are kept: a column that names something else has a value for each row."""
+"""How many producers that nobody has declared are kept: a column that names something else has a
+value for each row."""
 
 PARTITION: Final = ("topic", "partition")
 """The columns of Kafka's source that name the part of a row."""
@@ -49,11 +51,14 @@ class Bounds:
     """What an injector declares of its source. Times are microseconds."""
 
     disorder: int
-    """How much older than a row of its part that is read before it a row may be. Of several partitions no order is known in which they are read."""
+    """How much older than a row of its part that is read before it a row may be. Of several
+    partitions no order is known in which they are read."""
     across: int | None = None
-    """How much older than a row of another part a row may be that is appended after it; None: nobody knows."""
+    """How much older than a row of another part a row may be that is appended after it; None:
+    nobody knows."""
     delay: int | None = None
-    """How much older than the driver's clock a row may be when it is appended; None: nobody knows."""
+    """How much older than the driver's clock a row may be when it is appended; None: nobody knows.
+    """
     ahead: int = AHEAD // _MICRO
     """How far beyond the driver's clock an event time may be."""
     skew: int | None = None
@@ -74,7 +79,10 @@ class Bounds:
         producers: Iterable[str] | None,
         skew: timedelta | None = None,
     ) -> Self | None:
-        """Return what was declared, None for nothing. Raises ValueError and TypeError, naming the argument."""
+        """Return what was declared, None for nothing.
+
+        Raises ValueError and TypeError, naming the argument.
+        """
         given: dict[str, Any] = {
             "disorder": disorder,
             "across": across,
@@ -154,10 +162,12 @@ class Bounds:
             before: What was known after the one before it.
             found: What the batch has of each part.
             expected: The parts that are waited for.
-            read: Those of which all was read that was there at ``now``, by a listing after the batch was planned.
+            read: Those of which all was read that was there at ``now``, by a listing after the
+                batch was planned.
             now: The driver's clock before that listing.
 
-        The frontier never goes back, and does not move while there is a part with rows that nobody expects.
+        The frontier never goes back, and does not move while there is a part with rows that nobody
+        expects.
         """
         strangers = {name for name in (*before.strangers, *found) if name not in expected}
         newest = {name: micros for name, micros in before.newest.items() if name in expected or name in strangers}
@@ -231,7 +241,8 @@ class Found(NamedTuple):
     """What a batch has of one part."""
 
     newest: int | None
-    """The greatest event time, but for those too far ahead of the clock; None: there is no other."""
+    """The greatest event time, but for those too far ahead of the clock; None: there is no other.
+    """
     late: int = 0
     """Rows below what the part had promised, or what was published."""
     late_example: Example | None = None
@@ -285,8 +296,9 @@ def look(
 ) -> dict[str, Found]:
     """Return what a batch has of each part. A job over all rows of the batch; costs a row a part.
 
-    ``published`` is the frontier before the batch. A row is late below that, and below what its own part had promised. Raises ValueError for more producers that are
-    not declared than :data:`STRANGERS`.
+    ``published`` is the frontier before the batch. A row is late below that, and below what its own
+    part had promised. Raises ValueError for more producers that are not declared than
+    :data:`STRANGERS`.
     """
     from pyspark.sql import functions as sf
 

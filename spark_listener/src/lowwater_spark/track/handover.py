@@ -1,8 +1,9 @@
 """Hands the rows of a batch over to readers as one directory that appears once, whole.
 
-A batch writes to a hidden directory beside the target and renames it to ``batch=N``. If that name exists, the batch is a replay and
-has been handed over: the write is skipped. Appending instead would give a replay's rows new file names, and a reader would take
-both; overwriting would be seen by no reader, since Spark never re-reads a path. Readers use ``recursiveFileLookup``.
+A batch writes to a hidden directory beside the target and renames it to ``batch=N``. If that name
+exists, the batch is a replay and has been handed over: the write is skipped. Appending instead
+would give a replay's rows new file names, and a reader would take both; overwriting would be seen
+by no reader, since Spark never re-reads a path. Readers use ``recursiveFileLookup``.
 """
 
 from __future__ import annotations
@@ -70,9 +71,12 @@ def hand_over(
 
 
 def publish_directory(parent: L, name: str, digest: str, fill: Callable[[L], None], *, ordinal: int) -> bool:
-    """Fill a hidden directory and rename it to ``parent/name``; False if it was there already. Durable in both cases.
+    """Fill a hidden directory and rename it to ``parent/name``; False if it was there already.
 
-    The hidden name tells the run, by its ordinal, so that :func:`sweep` knows whose it is. Raises CheckpointMismatch when the one that is there was made for another digest.
+    Durable in both cases.
+
+    The hidden name tells the run, by its ordinal, so that :func:`sweep` knows whose it is. Raises
+    CheckpointMismatch when the one that is there was made for another digest.
     """
     target = parent / name
     if target.exists():
@@ -95,7 +99,10 @@ def publish_directory(parent: L, name: str, digest: str, fill: Callable[[L], Non
 
 
 def sweep(parent: Location, ordinal: int) -> None:
-    """Delete what runs before this one left half filled. A run that was replaced must not touch what its successor is filling."""
+    """Delete what runs before this one left half filled.
+
+    A run that was replaced must not touch what its successor is filling.
+    """
     if parent.is_dir():
         for entry in parent.iterdir():
             run, dash, _ = entry.name.removeprefix(_HIDDEN).partition("-")
@@ -127,5 +134,6 @@ def _is_empty(file: Location, file_format: str) -> bool:
 
     if isinstance(file, Path):
         return bool(pyarrow.parquet.read_metadata(file).num_rows == 0)
-    # One without rows is little more than its schema. What is larger is not fetched for a look at it.
+    # One without rows is little more than its schema. What is larger is not fetched for a look at
+    # it.
     return size < _SMALL and bool(pyarrow.parquet.read_metadata(io.BytesIO(file.read_bytes())).num_rows == 0)

@@ -58,10 +58,12 @@ GLANCE: Final = 0.01
 """Seconds between two glances at the commit log while a batch is about to be committed."""
 
 QUIET: Final = 1.0
-"""Seconds between two glances, and two looks, while whatever happens is told: what is told may be lost."""
+"""Seconds between two glances, and two looks, while whatever happens is told: what is told may be
+lost."""
 
 PATIENCE: Final = (0.05, 0.2, 1.0, 2.0, *[5.0] * 11)
-"""Seconds between the attempts to read the checkpoint of a batch that begins, and of the last look of the clock."""
+"""Seconds between the attempts to read the checkpoint of a batch that begins, and of the last look
+of the clock."""
 
 _KEPT_BATCHES: Final = 100
 """Entries of the batch log that stay, as many as Spark keeps of its own logs."""
@@ -76,15 +78,16 @@ class _Running:
     replayed: bool
     since: float
     ended: Sequence[tuple[Committed, Outcome, str]] = ()
-    """Of each stage: how it stands after the batch, and why the authority does not know it whole. Empty until the batch has ended."""
+    """Of each stage: how it stands after the batch, and why the authority does not know it whole.
+    Empty until the batch has ended."""
 
 
 @dataclass(slots=True)
 class Hook:
     """The hook of one run. Two threads call it: Spark's, with batches, and the clock's.
 
-    The run's lock guards everything below; Spark jobs and the user's function run outside of it. ``probe`` is called with the name of each step of a
-    batch; for tests.
+    The run's lock guards everything below; Spark jobs and the user's function run outside of it.
+    ``probe`` is called with the name of each step of a batch; for tests.
     """
 
     write_batch: WriteBatch
@@ -104,14 +107,15 @@ class Hook:
     _actions: Actions = field(default_factory=Actions, init=False)
     _running: _Running | None = field(default=None, init=False)
     _now: tuple[int, float] = field(default=(MIN, 0.0), init=False)
-    """The clock of the newest batch, microseconds, and when that was by a clock that is never set, seconds."""
+    """The clock of the newest batch, microseconds, and when that was by a clock that is never set,
+    seconds."""
     _newest: BatchEntry | None = field(default=None, init=False)
     """Entry of the newest batch that this run knows to have begun; None before the first."""
     _swept: set[Location] = field(default_factory=set, init=False)
     _removals: dict[Path, Removal] = field(default_factory=dict, init=False)
     _topics: dict[Path, KafkaOut] = field(default_factory=dict, init=False)
 
-    # -- what the run asks it ---------------------------------------------------------------------------------------
+    # -- what the run asks it ----------------------------------------------------------------------
 
     def open(self, run: Run) -> Sequence[OpenSource]:
         """Begin with the run, and return the source that the query has beside those of its plan."""
@@ -151,7 +155,10 @@ class Hook:
         return running is not None and bool(running.ended) and self.run.log.committed(running.plan.batch)
 
     def pace(self) -> float:
-        """Return how many seconds may pass until it is asked again. A batch that ends wakes the clock: its commit is a file away."""
+        """Return how many seconds may pass until it is asked again.
+
+        A batch that ends wakes the clock: its commit is a file away.
+        """
         running = self._running
         return GLANCE if running is not None and running.ended else QUIET
 
@@ -226,7 +233,7 @@ class Hook:
         source, lines = len(self.run.checked.sources), self.run.lines
         return lines[source] if len(lines) > source else NONE
 
-    # -- what Spark asks it -----------------------------------------------------------------------------------------
+    # -- what Spark asks it ------------------------------------------------------------------------
 
     def run_batch(self, frame: DataFrame, number: int) -> None:
         """Spark's foreachBatch: everything that happens in batch ``number``."""
@@ -321,7 +328,10 @@ class Hook:
         return planned
 
     def _ends(self) -> dict[Partition, int] | None:
-        """Return where the partitions end now; None when Kafka does not tell. Waits for it as long as a look of the clock does."""
+        """Return where the partitions end now; None when Kafka does not tell.
+
+        Waits for it as long as a look of the clock does.
+        """
         found: dict[Partition, int] = {}
         lines = itertools.chain(self.run.lines, itertools.repeat(NONE))
         try:
@@ -471,11 +481,13 @@ class Hook:
             bound = self.run.checked.spark_bound(plan)
             if self.run.reader is not None:
                 progress, held = self.run.reader.progress, self.run.reader.progress.committed.spark_bound
-                # Where a plan does not say which rows will be read, the batches before it do, which are confirmed by now.
+                # Where a plan does not say which rows will be read, the batches before it do, which
+                # are confirmed by now.
                 chosen = progress.choose(self.run.heads.counted(plan.lines, self.run.lines))
                 if self._newest is not None:
-                    # A larger retention than before moves Spark's bounds back. What Spark held under the smaller one still comes out within
-                    # that one. So the bounds of the last batch hold, and windows that it has closed stay closed.
+                    # A larger retention than before moves Spark's bounds back. What Spark held
+                    # under the smaller one still comes out within that one. So the bounds of the
+                    # last batch hold, and windows that it has closed stay closed.
                     bound = max(bound, self._newest.reading.low)
                     held = max(held, self._newest.promised)
                 promised = min(progress.reading.low, held)
@@ -510,7 +522,11 @@ class Hook:
             return plan
 
     def _patiently(self, number: int, step: Callable[[], T]) -> T:
-        """Take a step of a batch that begins. A file system that is away for a moment must not end the query: it is taken again, for a minute at most."""
+        """Take a step of a batch that begins.
+
+        A file system that is away for a moment must not end the query: it is taken again, for a
+        minute at most.
+        """
         pauses = itertools.chain(PATIENCE, [None])
         while True:
             try:
@@ -524,7 +540,11 @@ class Hook:
                 time.sleep(pause)
 
     def _settle(self, evidence: int | None = None) -> None:
-        """Commit what was prepared. ``evidence`` is the number of a batch that begins: the one before it is committed. Hold the lock."""
+        """Commit what was prepared.
+
+        ``evidence`` is the number of a batch that begins: the one before it is committed. Hold the
+        lock.
+        """
         running = self._running
         if running is None or not running.ended:
             return
@@ -534,7 +554,8 @@ class Hook:
         # Before anything is told: what cannot be read now is read, and told, at the next look.
         self.run.heads.settle(running.plan.lines)
         self.probe("committed", number)
-        # What a stage reads is committed before it: a crash in between leaves the later ones behind, never ahead.
+        # What a stage reads is committed before it: a crash in between leaves the later ones
+        # behind, never ahead.
         told = [
             (state, outcome, holding or part.commit(number, outcome))
             for part, (state, outcome, holding) in zip(self.run.parts, running.ended, strict=True)
@@ -547,7 +568,10 @@ class Hook:
         self._clean(number)
 
     def _clean(self, committed: int) -> None:
-        """Delete what no replay can need after a committed batch. A place that fails is logged, and no other waits for it."""
+        """Delete what no replay can need after a committed batch.
+
+        A place that fails is logged, and no other waits for it.
+        """
         steps = [functools.partial(part.clean, committed, committed - _KEPT_BATCHES) for part in self.run.parts]
         steps.append(functools.partial(self.ticks.clean, self._tick_line()))
         for step in steps:

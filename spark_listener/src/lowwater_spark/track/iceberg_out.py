@@ -1,11 +1,15 @@
 """Hands the rows of a batch over to readers as one snapshot of an Iceberg table.
 
-Iceberg appends without looking for conflicts, so nothing of its own keeps a batch from being there twice. The table counts for us: one of its properties has, for each
-who writes batches, the last batch, the digest of the plan that it was made from, and its snapshot. The property changes in the same commit as the rows. And a commit
-goes through only if the property is, in the very metadata that the commit replaces, what it was when the run looked: each attempt asks that anew
-(``validateWith``), and replacing metadata is one atomic step of the catalog. So of two runs that write at a time one is refused.
+Iceberg appends without looking for conflicts, so nothing of its own keeps a batch from being there
+twice. The table counts for us: one of its properties has, for each who writes batches, the last
+batch, the digest of the plan that it was made from, and its snapshot. The property changes in the
+same commit as the rows. And a commit goes through only if the property is, in the very metadata
+that the commit replaces, what it was when the run looked: each attempt asks that anew
+(``validateWith``), and replacing metadata is one atomic step of the catalog. So of two runs that
+write at a time one is refused.
 
-A property stays when snapshots expire, and it stays when the table is rolled back, too. So a batch counts as written only if its snapshot is in the table's lineage.
+A property stays when snapshots expire, and it stays when the table is rolled back, too. So a batch
+counts as written only if its snapshot is in the table's lineage.
 
 And each snapshot says how far the table is complete (:mod:`lowwater_spark.complete.snapshots`).
 
@@ -152,7 +156,10 @@ def _write(frame: DataFrame, log: IcebergLog) -> list[Any]:
 
 
 class Unchanged:
-    """Lets a commit go through while the property is what it was. Iceberg asks it at each attempt, on a thread of the JVM."""
+    """Lets a commit go through while the property is what it was.
+
+    Iceberg asks it at each attempt, on a thread of the JVM.
+    """
 
     def __init__(self, transaction: Any, app: str, said: str | None) -> None:
         self._transaction = transaction

@@ -40,9 +40,12 @@ class Origin:
         return cls(registered.input_version, tuple(registered.input_incarnations))
 
     def since(self, earlier: Origin) -> Change:
-        """Return what has become of the inputs since an earlier moment. This is the one rule for it.
+        """Return what has become of the inputs since an earlier moment.
 
-        An input that was not registered then may have been since: it begins an incarnation, and not another one.
+        This is the one rule for it.
+
+        An input that was not registered then may have been since: it begins an incarnation, and not
+        another one.
 
         >>> now = Origin(2, (1, 3))
         >>> now.since(Origin(2, (1, 0))), now.since(Origin(2, (1, 2))), now.since(Origin(1, (1, 3)))
@@ -60,7 +63,9 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What was read of the inputs at one moment, before anything was looked for in the source. Micros throughout.
+    """What was read of the inputs at one moment, before anything was looked for in the source.
+
+    Micros throughout.
 
     An injector reads no inputs: its reading holds the frontier.
     """
@@ -107,8 +112,9 @@ UNREAD = Reading(MIN)
 def still_counts(reading: Reading, batch: int, registered: lowwater.Computation) -> Reading:
     """Return what a reading that a checkpoint kept says of the inputs that are registered now.
 
-    UNREAD when the stage has other inputs than then: nothing was read of all of them together. Raises IncarnationChanged when one of them
-    was reset since: what the checkpoint has read, up to ``batch``, belongs to an earlier incarnation of it.
+    UNREAD when the stage has other inputs than then: nothing was read of all of them together.
+    Raises IncarnationChanged when one of them was reset since: what the checkpoint has read, up to
+    ``batch``, belongs to an earlier incarnation of it.
     """
     if reading.low == MIN:
         return reading
@@ -125,7 +131,9 @@ def still_counts(reading: Reading, batch: int, registered: lowwater.Computation)
 
 
 def fold(readings: Sequence[Reading]) -> Reading:
-    """Return the least of some readings, with the shares that all of them have. Of no inputs: it names no versions of any.
+    """Return the least of some readings, with the shares that all of them have.
+
+    Of no inputs: it names no versions of any.
 
     >>> fold([Reading(5, {990_000: 7, 950_000: 9}), Reading(6, {990_000: 6})])
     Reading(low=5, heuristics={990000: 6}, input_version=0, input_incarnations=(), budgets={})
@@ -138,9 +146,10 @@ def fold(readings: Sequence[Reading]) -> Reading:
 def floor_stamp(micros: int, window: timedelta | None, start: timedelta = timedelta()) -> int:
     """Return the lowest stamp that a record at or after ``micros`` can get.
 
-    Records stamped by their own event time (``window`` None) keep it. Windows are stamped by their start, so a record at 14:25
-    opens the hour and is written with 14:00. Windows start at whole multiples of their length since the epoch, as Spark's do.
-    ``start`` is Spark's startTime: the time by which all windows are shifted.
+    Records stamped by their own event time (``window`` None) keep it. Windows are stamped by their
+    start, so a record at 14:25 opens the hour and is written with 14:00. Windows start at whole
+    multiples of their length since the epoch, as Spark's do. ``start`` is Spark's startTime: the
+    time by which all windows are shifted.
 
     >>> floor_stamp(14_250_000, timedelta(seconds=1))
     14000000

@@ -1,9 +1,11 @@
 """One stage's rows into one topic of Kafka, each once: staged, then published.
 
-A batch that runs again may make other rows, so what was published of it must never be completed from a second run. The frame runs once, into files in a hidden directory, that is
-renamed to ``batch=N``. From there on the batch is what stands in these files: they are published by a fixed number of slots, in a job of its own, each slot in
-a transaction with its mark (:mod:`lowwater_spark.track.kafka_slot`). A batch that is run again finds the files, publishes what is missing, and makes nothing anew.
-The driver goes on when it has read the marks of all slots.
+A batch that runs again may make other rows, so what was published of it must never be completed
+from a second run. The frame runs once, into files in a hidden directory, that is renamed to
+``batch=N``. From there on the batch is what stands in these files: they are published by a fixed
+number of slots, in a job of its own, each slot in a transaction with its mark
+(:mod:`lowwater_spark.track.kafka_slot`). A batch that is run again finds the files, publishes what
+is missing, and makes nothing anew. The driver goes on when it has read the marks of all slots.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ _STAGED: Final = "staged.json"
 _FILE: Final = "partition int, name string, rows long"
 
 _KEPT: Final = 3
-"""Staged batches that stay: the one that runs, the one before it, which says what the marks must say, and one more."""
+"""Staged batches that stay: the one that runs, the one before it, which says what the marks must
+say, and one more."""
 
 _SLOTS: Final = 8
 """At most, unless the user says another number."""
@@ -86,7 +89,8 @@ _SILENT: Final = frozenset({"_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN", "RE
 """The names of what a client says when no broker answers it."""
 
 _keeping: Final = threading.Lock()
-"""Threads of one function may begin with several topics at once, and each adds its own to what is kept."""
+"""Threads of one function may begin with several topics at once, and each adds its own to what is
+kept."""
 
 
 class _Topic(NamedTuple):
@@ -124,7 +128,10 @@ def spread(files: Iterable[tuple[str, int]], slots: int) -> list[list[str]]:
 
 @dataclass(slots=True)
 class KafkaOut:
-    """The output of one stage into one topic, for one run. The function's threads call it, one at a time."""
+    """The output of one stage into one topic, for one run.
+
+    The function's threads call it, one at a time.
+    """
 
     place: Place
     """Of the stage."""
@@ -145,7 +152,8 @@ class KafkaOut:
     first: int = field(init=False, default=0)
     """The first batch that was staged."""
     life: int = field(init=False, default=0)
-    """The newest of the computation in which the checkpoint has written; 0: it was never claimed."""
+    """The newest of the computation in which the checkpoint has written; 0: it was never claimed.
+    """
     _pinned: str = field(init=False, default="")
     """The id of the topic."""
     _partitions: int = field(init=False, default=0)
@@ -220,9 +228,13 @@ class KafkaOut:
         probe: Callable[[str, int], None],
         life: int = 0,
     ) -> bool:
-        """Stage a batch, unless it is, and publish what is missing of it; False if nothing was. Durable when it returns, and visible.
+        """Stage a batch, unless it is, and publish what is missing of it; False if nothing was.
 
-        ``digest`` is the plan's, ``life`` the computation's, 0 while the run has not claimed it. Raises CheckpointMismatch when Kafka has another batch of this checkpoint than it should, and OSError when it does not answer.
+        Durable when it returns, and visible.
+
+        ``digest`` is the plan's, ``life`` the computation's, 0 while the run has not claimed it.
+        Raises CheckpointMismatch when Kafka has another batch of this checkpoint than it should,
+        and OSError when it does not answer.
         """
         name, rows = f"batch={batch}", frame.select(*kafka_columns(frame, self._partitions))
         if life > self.life:
@@ -248,7 +260,7 @@ class KafkaOut:
         self._clean(batch)
         return any(each.wrote for each in done)
 
-    # -- what stays -----------------------------------------------------------------------------------------------------
+    # -- what stays --------------------------------------------------------------------------------
 
     def _sections(self) -> Mapping[str, Any]:
         return self.place.manifest[SECTION] or {}
@@ -260,7 +272,10 @@ class KafkaOut:
             self.place.manifest.keep(SECTION, {**everything, self.place.name: mine})
 
     def _take(self, kept: Mapping[str, Any], cluster: str, found: _Topic, slots: int | None) -> None:
-        """Take what the checkpoint says. Raises CheckpointMismatch when it is another topic, or the user says another thing."""
+        """Take what the checkpoint says.
+
+        Raises CheckpointMismatch when it is another topic, or the user says another thing.
+        """
         if (kept["cluster"], same_id(kept["topic_id"])) != (cluster, found.id):
             raise CheckpointMismatch(_REPLACED.format(topic=self.topic, before=kept["topic_id"], now=found.id))
         if slots not in (None, kept["slots"]):
@@ -286,10 +301,13 @@ class KafkaOut:
     def _slot(self, number: int = 0) -> Slot:
         return Slot(self.checkpoint, self.place.name.rpartition("/")[2], self.topic, number)
 
-    # -- staged ---------------------------------------------------------------------------------------------------------
+    # -- staged ------------------------------------------------------------------------------------
 
     def _stage(self, rows: DataFrame, batch: int, folder: Path) -> None:
-        """Run a frame once, into files of a directory. Each partition of it has one, which one slot publishes in its order."""
+        """Run a frame once, into files of a directory.
+
+        Each partition of it has one, which one slot publishes in its order.
+        """
         staged = rows.mapInArrow(partial(_stage_rows, os.fspath(folder)), _FILE).collect()
         files = sorted((row.partition, row.name, row.rows) for row in staged)
         # What failed attempts of a task have left.
@@ -327,7 +345,7 @@ class KafkaOut:
         for old in [number for number in self._batches() if number <= batch][:-_KEPT]:
             shutil.rmtree(self.folder / f"batch={old}", ignore_errors=True)
 
-    # -- published ------------------------------------------------------------------------------------------------------
+    # -- published ---------------------------------------------------------------------------------
 
     def _publish(self, session: SparkSession, batch: int, digest: str, staged: _Staged) -> list[Published]:
         folder = self.folder / f"batch={batch}"
@@ -352,13 +370,17 @@ class KafkaOut:
         return done
 
     def _verify(self, done: Sequence[Published], batch: int, staged: _Staged) -> None:
-        """Read the marks that the tasks speak of, as any reader does. Raises OSError when one cannot be read, CheckpointMismatch when it says another thing."""
+        """Read the marks that the tasks speak of, as any reader does.
+
+        Raises OSError when one cannot be read, CheckpointMismatch when it says another thing.
+        """
         missing = {self._slot(number) for number in range(self.slots)}
         first: dict[int, int] = {}
         for each in done:
             place = self._slot(each.slot).partition(self.marks)
             first[place] = min(each.at, first.get(place, each.at))
-        # A writer beside it that was killed at its mark may hide them, until Kafka ends what it has open.
+        # A writer beside it that was killed at its mark may hide them, until Kafka ends what it has
+        # open.
         deadline = time.monotonic() + 2 * PATIENCE
         for said in self._from(first, deadline):
             if isinstance(said, SlotMark) and (said.next, said.staged) == (batch + 1, staged.id):
@@ -385,7 +407,7 @@ class KafkaOut:
             elif error.name() != "_PARTITION_EOF":
                 raise OSError(str(error))
 
-    # -- the cluster ----------------------------------------------------------------------------------------------------
+    # -- the cluster -------------------------------------------------------------------------------
 
     def _check_client(self) -> None:
         """Find the option that the client library does not take. Raises Unsupported, naming it."""
@@ -416,7 +438,10 @@ class KafkaOut:
         return _Topic(same_id(str(found.topic_id)), len(found.partitions), len(found.partitions[0].replicas))
 
     def _asked(self, ask: Callable[[Any, float], Any], *, but: str = "") -> Any:
-        """Return what Kafka answers; None for the error of this name. Raises OSError for any other, and when it is silent."""
+        """Return what Kafka answers; None for the error of this name.
+
+        Raises OSError for any other, and when it is silent.
+        """
         try:
             return self._answer(ask)
         except confluent().KafkaException as error:
@@ -453,7 +478,10 @@ class KafkaOut:
             clients, within = [clients[0], library.admin.AdminClient(self.settings)], 2 * within
 
     def _confirm(self) -> None:
-        """Make sure that the topic is still the one that was written. Raises CheckpointMismatch, OSError."""
+        """Make sure that the topic is still the one that was written.
+
+        Raises CheckpointMismatch, OSError.
+        """
         found = self._describe(self.topic)
         if found is None or found.id != self._pinned:
             now = "no topic" if found is None else found.id
@@ -461,7 +489,10 @@ class KafkaOut:
         self._partitions = found.partitions
 
     def _marks_topic(self, beside: _Topic) -> _Topic:
-        """Return the topic of marks; make it if there is none, with the replicas of the other. Raises Unsupported, OSError."""
+        """Return the topic of marks; make it if there is none, with the replicas of the other.
+
+        Raises Unsupported, OSError.
+        """
         name = marks_topic(self.topic)
         settings = self._topic_settings(self.topic)
         found = self._describe(name)
@@ -519,7 +550,7 @@ class KafkaOut:
         found = self._asked(lambda admin, within: admin.describe_configs([place], request_timeout=within)[place])
         return {name: str(entry.value) for name, entry in found.items()}
 
-    # -- those that are gone --------------------------------------------------------------------------------------------
+    # -- those that are gone -----------------------------------------------------------------------
 
     def _end_others(self, life: int) -> None:
         """End what writers of the same computation, with other checkpoints, have left open: readers of the topic would wait for it, up to a minute.
@@ -567,8 +598,9 @@ class KafkaOut:
 def kafka_columns(frame: DataFrame, partitions: int) -> list[Column]:
     """Return the columns that Kafka takes, by their names. Raises ValueError.
 
-    A row that no producer takes fails the job that stages the rows. Once staged, the rows of a batch are never made anew: such a row would end every start, also after
-    the function was mended. ``partitions`` is how many the topic has.
+    A row that no producer takes fails the job that stages the rows. Once staged, the rows of a
+    batch are never made anew: such a row would end every start, also after the function was mended.
+    ``partitions`` is how many the topic has.
     """
     from pyspark.sql import functions as sf
 
@@ -605,7 +637,10 @@ def kafka_columns(frame: DataFrame, partitions: int) -> list[Column]:
 
 
 def _stage_rows(folder: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write the rows of one partition into a file, and tell its name; without rows nothing. The task's body, in a Python worker."""
+    """Write the rows of one partition into a file, and tell its name; without rows nothing.
+
+    The task's body, in a Python worker.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
     from pyspark import TaskContext

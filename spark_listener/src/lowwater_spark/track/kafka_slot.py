@@ -46,7 +46,8 @@ PUBLISHED: Final = "slot int, at long, wrote boolean, refused string"
 """Schema of the rows that the job of a batch returns."""
 
 PATIENCE: Final = 60.0
-"""Seconds for one answer. Kafka's own limit of a transaction that nobody goes on with is as long."""
+"""Seconds for one answer. Kafka's own limit of a transaction that nobody goes on with is as long.
+"""
 
 _TRIES: Final = 5
 
@@ -173,7 +174,11 @@ def _writer(job: Publishing, number: int) -> SlotWriter:
 
 
 class SlotWriter:
-    """A slot, as one process has it. Any number of processes may: the one that began last goes on, and the others begin anew or are refused."""
+    """A slot, as one process has it.
+
+    Any number of processes may: the one that began last goes on, and the others begin anew or are
+    refused.
+    """
 
     def __init__(self, settings: Mapping[str, str], slot: Slot, marks: int) -> None:
         self._settings = settings
@@ -187,13 +192,15 @@ class SlotWriter:
         self._at = -1
         """Its offset."""
         self._ended = 0
-        """In which life of the computation another checkpoint has ended the slot since; 0: none has."""
+        """In which life of the computation another checkpoint has ended the slot since; 0: none
+        has."""
 
     def publish(self, job: Publishing) -> Published:
         """Publish the slot's part of a batch, or find that it was. Durable when it returns.
 
-        Whatever fails, the next try begins with a new producer and reads the mark anew. Raises what Kafka answers, after some tries or when none can help, and
-        OSError when the mark cannot be read.
+        Whatever fails, the next try begins with a new producer and reads the mark anew. Raises what
+        Kafka answers, after some tries or when none can help, and OSError when the mark cannot be
+        read.
         """
         from confluent_kafka import KafkaException
 
@@ -202,7 +209,8 @@ class SlotWriter:
                 return self._publish(job)
             except (KafkaException, SystemError) as failure:
                 self.discard()
-                # A fatal error is raised in whatever is called next. Where that is a callback for a row, Python makes a SystemError of it.
+                # A fatal error is raised in whatever is called next. Where that is a callback for a
+                # row, Python makes a SystemError of it.
                 known = isinstance(failure, KafkaException)
                 if not left or (known and failure.args[0].name() in _HOPELESS):
                     raise
@@ -212,7 +220,11 @@ class SlotWriter:
         raise AssertionError
 
     def discard(self) -> None:
-        """Let the producer go. What it has open is aborted, if it still can; else by the next one of the slot, or by Kafka after a minute."""
+        """Let the producer go.
+
+        What it has open is aborted, if it still can; else by the next one of the slot, or by Kafka
+        after a minute.
+        """
         producer, self._producer = self._producer, None
         if producer is not None and self._open:
             with contextlib.suppress(Exception):
@@ -395,7 +407,10 @@ def until(consumer: Consumer, end: int, deadline: float) -> Iterator[Message]:
 
 
 def bounds(consumer: Consumer, place: TopicPartition, deadline: float) -> tuple[int, int]:
-    """Return the first offset of a partition, and its end as the consumer sees it. Waits for a leader. Raises what Kafka answers."""
+    """Return the first offset of a partition, and its end as the consumer sees it.
+
+    Waits for a leader. Raises what Kafka answers.
+    """
     from confluent_kafka import KafkaException
 
     while True:

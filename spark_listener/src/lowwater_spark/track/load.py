@@ -1,7 +1,8 @@
 """What the key ranges of a batch have cost, and which layout spreads that better. Pure.
 
-A task measures each of its ranges: rows, the time of the update, rows by sixteen parts, and those of the heaviest key. The driver has all of them from the
-receipts, and tells the authority of the hottest.
+A task measures each of its ranges: rows, the time of the update, rows by sixteen parts, and those
+of the heaviest key. The driver has all of them from the receipts, and tells the authority of the
+hottest.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ BATCHES: Final = 3
 """So many batches in a row a range must be too hot, or a neighbour cold, before that counts."""
 
 UNEVEN: Final = 1.25
-"""So much more than its fair share the slowest task must have before ranges are moved, and a range before it is cut."""
+"""So much more than its fair share the slowest task must have before ranges are moved, and a range
+before it is cut."""
 
 GAIN: Final = 0.8
 """So much of its load the slowest task may keep, or it is not worth while."""

@@ -47,12 +47,14 @@ KINDS: Final = {
     "TransformWithState": "stateful function",
     "TransformWithStateInPySpark": "stateful function",
 }
-"""Logical operators that keep streaming rows in state, and what they are called here. A Join only of two streams."""
+"""Logical operators that keep streaming rows in state, and what they are called here. A Join only
+of two streams."""
 
 _ON_ARRIVAL: Final = frozenset({"deduplication", "deduplication within the watermark"})
 
 _NAMED: Final = frozenset({"Alias", "AttributeReference"})
-"""Expressions of an analysed plan that have a name of their own, and with it the metadata in which a watermark stands."""
+"""Expressions of an analysed plan that have a name of their own, and with it the metadata in which
+a watermark stands."""
 
 _DELAY: Final = "spark.watermarkDelayMs"
 
@@ -74,8 +76,9 @@ class Operator:
     kind: str
     """One of the values of :data:`KINDS`."""
     columns: tuple[str, ...]
-    """The event time columns under a watermark that its letting go depends on; of a windowed aggregation the column in the window, of
-    a join those of both sides, left before right. Empty: Spark never lets go."""
+    """The event time columns under a watermark that its letting go depends on; of a windowed
+    aggregation the column in the window, of a join those of both sides, left before right. Empty:
+    Spark never lets go."""
     window: Window | None
     """Of an aggregation over ``window()``; None for other keys and for session windows."""
     driven: bool
@@ -201,7 +204,8 @@ def _conjuncts(expression: Any) -> Iterator[Any]:
 
 
 def _is_watermarked(expression: Any) -> bool:
-    # Of what an expression has no name there is no metadata; asking py4j for the attribute tells nothing, since of a Java object it has every one.
+    # Of what an expression has no name there is no metadata; asking py4j for the attribute tells
+    # nothing, since of a Java object it has every one.
     named = expression.getClass().getSimpleName() in _NAMED
     return named and _DELAY in json.loads(expression.metadata().json())
 
@@ -249,7 +253,10 @@ def windows_of(frame: DataFrame) -> Iterator[Window]:
 
 
 def _windows(node: Any, wanted: set[tuple[int, _Path]]) -> Iterator[Window]:
-    """Yield the windows that the wanted attributes of a node's output are made of. An attribute comes with the path to the field that is taken of it."""
+    """Yield the windows that the wanted attributes of a node's output are made of.
+
+    An attribute comes with the path to the field that is taken of it.
+    """
     name, children = node.getClass().getSimpleName(), items(node.children())
     if not wanted or not children:
         return
@@ -287,7 +294,10 @@ def _made_by(node: Any, name: str) -> list[tuple[int, Any]]:
 
 
 def _windows_in(expression: Any, path: _Path, below: set[tuple[int, _Path]]) -> Iterator[Window]:
-    """Yield the windows that an expression is made of. Adds to ``below`` the attributes that the expression reads of the node below."""
+    """Yield the windows that an expression is made of.
+
+    Adds to ``below`` the attributes that the expression reads of the node below.
+    """
     name = expression.getClass().getSimpleName()
     if name == "AttributeReference":
         below.add((expression.exprId().id(), path))
@@ -460,10 +470,11 @@ def _stamps(node: Any, followed: _Followed | None) -> list[Stamp] | None:
 def is_lowered(frame: DataFrame, column: str | Column) -> bool:
     """Return whether the plan cuts a time off to make a column of a frame.
 
-    It does so by ``date_trunc()``, ``time_bucket()``, the start of a ``window()``, a date, number or text made of a moment, or an interval
-    that is not a constant of zero or more.
+    It does so by ``date_trunc()``, ``time_bucket()``, the start of a ``window()``, a date, number
+    or text made of a moment, or an interval that is not a constant of zero or more.
 
-    The expressions that define the column are searched, down to the sources and to the aggregations. Such a column can be below the event time of its row.
+    The expressions that define the column are searched, down to the sources and to the
+    aggregations. Such a column can be below the event time of its row.
     """
     plan: Any = frame.select(column_of(frame, column))._jdf.queryExecution().analyzed()
     return _is_lowered(inlined(plan), items(plan.output())[0].exprId().id(), (), set())
@@ -474,7 +485,10 @@ _Path = tuple[int, ...]
 
 
 def _is_lowered(node: Any, attribute: int, path: _Path, searched: set[tuple[int, _Path]]) -> bool:
-    """The same of an attribute of a node's output. ``searched``: what other expressions have led to."""
+    """The same of an attribute of a node's output.
+
+    ``searched``: what other expressions have led to.
+    """
     made = _made_of(node, attribute)
     return any(below is not None and _lowers(column, below, path, searched) for column, below in made)
 
@@ -514,7 +528,10 @@ def _made_of(node: Any, attribute: int) -> Iterator[tuple[Any, Any | None]]:
 
 
 def _lowers(expression: Any, below: Any, path: _Path, searched: set[tuple[int, _Path]]) -> bool:
-    """The same of an expression over the output of the node below. An attribute that stands in it many times is followed once."""
+    """The same of an expression over the output of the node below.
+
+    An attribute that stands in it many times is followed once.
+    """
     name, children = expression.getClass().getSimpleName(), items(expression.children())
     if name == "AttributeReference":
         key = (expression.exprId().id(), path)
@@ -605,7 +622,10 @@ _ZONES: Final = {"FromUTCTimestamp": 1, "ToUTCTimestamp": -1}
 
 
 def _turns_back(zone: Any, sign: int) -> bool:
-    """Return whether an offset of a zone makes an earlier moment of another one. Of a zone that is no constant, or that there is not, it may."""
+    """Return whether an offset of a zone makes an earlier moment of another one.
+
+    Of a zone that is no constant, or that there is not, it may.
+    """
     from pyspark.errors import DateTimeException
 
     if not zone.foldable():
@@ -619,7 +639,10 @@ def _turns_back(zone: Any, sign: int) -> bool:
 
 
 def _offsets(clocks: Any) -> set[int]:
-    """Return the offsets from UTC that a zone has had since 1970 and will have, seconds. Before there were time zones, each city had its own."""
+    """Return the offsets from UTC that a zone has had since 1970 and will have, seconds.
+
+    Before there were time zones, each city had its own.
+    """
     rules, epoch = clocks.getRules(), _jvm_of(clocks).java.time.Instant.EPOCH
     since = [each for each in rules.getTransitions() if not each.getInstant().isBefore(epoch)]
     offsets = [rules.getOffset(epoch)]
@@ -660,7 +683,8 @@ def _has_moment(kind: Any) -> bool:
 def _loses(before: Any, after: Any, cast: Any = None) -> bool:
     """Return whether a value of a type loses a part of a moment as one of another type.
 
-    The clocks' time has no offset: where clocks are put back, two moments have the same one, of which Spark takes the earlier.
+    The clocks' time has no offset: where clocks are put back, two moments have the same one, of
+    which Spark takes the earlier.
     """
     if isinstance(before, dict) and isinstance(after, dict) and before["type"] == after["type"]:
         return any(_loses(*pair, cast) for pair in zip(_inner(before), _inner(after), strict=False))
@@ -670,7 +694,9 @@ def _loses(before: Any, after: Any, cast: Any = None) -> bool:
 
 
 def _is_forward(interval: Any) -> bool:
-    """Return whether an interval, or a number of units, is constant and not negative. A null makes no moment at all.
+    """Return whether an interval, or a number of units, is constant and not negative.
+
+    A null makes no moment at all.
 
     What is calculated from today's date is no constant: it changes from batch to batch.
     """
@@ -684,9 +710,12 @@ def _is_forward(interval: Any) -> bool:
 
 
 def _has_varying_gap(fields: Sequence[Any]) -> bool:
-    """Return whether a struct is a ``session_window()`` whose gap is no constant. Spark drops the rows whose end is not after the start.
+    """Return whether a struct is a ``session_window()`` whose gap is no constant.
 
-    Of a constant gap Spark tests the sum of months, days and microseconds instead, which one of a negative day may pass.
+    Spark drops the rows whose end is not after the start.
+
+    Of a constant gap Spark tests the sum of months, days and microseconds instead, which one of a
+    negative day may pass.
     """
     start = fields[1]
     if any(e.getClass().getSimpleName() != "PreciseTimestampConversion" for e in (start, *items(start.children()))):
@@ -799,7 +828,8 @@ def _stamps_of_join(join: Any, followed: _Followed) -> list[Stamp] | None:
         return None  # of a semi-join the column is the left side's, of others one of either
     below, lag = _lag_of_all(sides), _lags(join)[side]
     if followed.id in _time_keys(join) and _holds(sides[side]):
-        # The join holds what its side has given out for as long as its own watermark, the lesser of both sides, says.
+        # The join holds what its side has given out for as long as its own watermark, the lesser of
+        # both sides, says.
         found = _stamps(sides[side], followed)
         if found is None or below is None:
             return None
@@ -818,7 +848,8 @@ def _lag_of_all(plans: Sequence[Any]) -> timedelta | None:
 def _lag(plan: Any) -> timedelta | None:
     """Return how far the watermark above a plan is below the query's; None: nobody knows.
 
-    Aggregations and deduplications pass their watermark on. A join of two streams gives the least time that it can still hold.
+    Aggregations and deduplications pass their watermark on. A join of two streams gives the least
+    time that it can still hold.
     """
     kind = KINDS.get(plan.getClass().getSimpleName())
     if kind == KINDS["TransformWithState"]:

@@ -23,7 +23,10 @@ def remembered(manifest: Manifest, writer: str, output: str) -> int | None:
 
 
 def remember(manifest: Manifest, writer: str, output: str, batch: int) -> None:
-    """Note a batch of an output, durable when it returns. Costs and raises as a change of the manifest, and nothing when it is noted already."""
+    """Note a batch of an output, durable when it returns.
+
+    Costs and raises as a change of the manifest, and nothing when it is noted already.
+    """
     with _keeping:
         everything = manifest[_SECTION] or {}
         mine = everything.get(writer, {})

@@ -59,7 +59,8 @@ class LateRow:
     batch: int
     micros: int
     handle: int | None
-    """Its key range; None where nobody knows it: of a plain query, of an injector, and of a replay of a batch that did not keep it."""
+    """Its key range; None where nobody knows it: of a plain query, of an injector, and of a replay
+    of a batch that did not keep it."""
     where: str = ""
     """In words, of an injector: its part of the source."""
     cut: Cut | None = None
@@ -73,7 +74,8 @@ class Part:
     authority: Authority
     keyed: Keyed
     home: Location
-    """Where its directory ``lowwater`` is: the checkpoint for the first stage, a directory in it for the others."""
+    """Where its directory ``lowwater`` is: the checkpoint for the first stage, a directory in it
+    for the others."""
     earlier: Sequence[Part] = ()
     """The stages of the query that it reads; empty for a reader and for an injector."""
     place: Place = field(init=False)
@@ -92,9 +94,11 @@ class Part:
     untimed_rows: int = field(default=0, init=False)
     """Number of rows of this run that had no event time."""
     driven_holdback: int = field(default=0, init=False)
-    """Event time by which Spark's own operators stay below the inputs by design, of a driven query, microseconds."""
+    """Event time by which Spark's own operators stay below the inputs by design, of a driven query,
+    microseconds."""
     unsent: Sequence[Unsent] = field(default=(), init=False)
-    """What its last batch keeps until another store has taken it. Not known before the first batch of the run, which is asked for at once when there is some."""
+    """What its last batch keeps until another store has taken it. Not known before the first batch
+    of the run, which is asked for at once when there is some."""
     _unreported: tuple[tuple[Sequence[int], Sequence[int]], int] | None = field(default=None, init=False)
     _arrived: lowwater.Arrived | None = field(default=None, init=False)
     """How late the rows were of the batches that no report has told of."""
@@ -124,7 +128,7 @@ class Part:
         """Whether it folds the inputs of the query."""
         return not self.keyed.injector and not self.earlier
 
-    # -- what it may count on -----------------------------------------------------------------------------------------
+    # -- what it may count on ----------------------------------------------------------------------
 
     def at_frontier(self, micros: int) -> Reading:
         """Return an injector's reading: its frontier stands for every share."""
@@ -148,7 +152,8 @@ class Part:
             return reading
         if theirs is None or mine is None or tuple(theirs.inputs) != tuple(mine.inputs):
             return UNREAD
-        # Each stage has its own number for the list; the inputs, and so their incarnations, are the same.
+        # Each stage has its own number for the list; the inputs, and so their incarnations, are the
+        # same.
         if reading.origin.since(dataclasses.replace(Origin.of(mine), version=theirs.input_version)) is not Change.NONE:
             return UNREAD
         return dataclasses.replace(reading, input_version=mine.input_version)
@@ -164,12 +169,15 @@ class Part:
             for part in self.earlier
         )
 
-    # -- the durable state --------------------------------------------------------------------------------------------
+    # -- the durable state -------------------------------------------------------------------------
 
     def durable(self, plan: Plan, entry: BatchEntry, spark_bound: int, earlier: Sequence[Committed]) -> Committed:
-        """Return what the stage's files say of a committed batch. Raises CheckpointMismatch when they say two things of its key ranges.
+        """Return what the stage's files say of a committed batch.
 
-        ``earlier`` is the same of the stages it reads. Versions of inputs in the reading are those of the query's reader.
+        Raises CheckpointMismatch when they say two things of its key ranges.
+
+        ``earlier`` is the same of the stages it reads. Versions of inputs in the reading are those
+        of the query's reader.
         """
         last = plan.batch
         reading = entry.reading
@@ -200,7 +208,7 @@ class Part:
         self.progress.restart(state)
         self.progress.relay(len(self.keyed.cut), state.held)
 
-    # -- the claim ----------------------------------------------------------------------------------------------------
+    # -- the claim ---------------------------------------------------------------------------------
 
     def claim(self, reader: Part | None, lock: threading.RLock) -> bool:
         """Register and claim, from where the committed state stands; False when the authority is away. Raises what it refuses.
@@ -237,7 +245,7 @@ class Part:
             again = still_counts(reading, state.batch, registered)
         self.progress.restart(dataclasses.replace(state, reading=again))
 
-    # -- the layout of its ranges --------------------------------------------------------------------------------------
+    # -- the layout of its ranges ------------------------------------------------------------------
 
     def follow_wanted(self, batch: int, digest: str) -> None:
         """Follow the layout that is wanted, before a batch begins, if there is one and it can be followed: claim its ranges. Raises what replaced the run.
@@ -338,10 +346,13 @@ class Part:
             self._refused = ""
         return holding
 
-    # -- batches and the clock ----------------------------------------------------------------------------------------
+    # -- batches and the clock ---------------------------------------------------------------------
 
     def settle(self, state: Committed, outcome: Outcome, holding: str) -> None:
-        """Take notice of a committed batch. ``holding``: why the authority does not know it whole."""
+        """Take notice of a committed batch.
+
+        ``holding``: why the authority does not know it whole.
+        """
         self.progress.settle(state, holding)
         self._fixed, self.unsent, self._partitions = outcome.fixed, outcome.unsent, outcome.partitions
         self._balance(outcome)
@@ -374,7 +385,11 @@ class Part:
         return self.own(fold([passed_on(*each) for each in standing]))
 
     def renew(self, since: float | None, waiting_for: Sequence[str]) -> None:
-        """Report where the ranges stand. ``since``: the wall clock at which the running batch began, seconds; ``waiting_for`` as in Status."""
+        """Report where the ranges stand.
+
+        ``since``: the wall clock at which the running batch began, seconds; ``waiting_for`` as in
+        Status.
+        """
         if self.progress.holding or self.authority.lease is None:
             return
         reading = self.progress.stamped(self.progress.reading)

@@ -49,7 +49,8 @@ __all__ = ["LastReading", "Plain", "Witness"]
 logger = logging.getLogger("lowwater.spark")
 
 _UNTIL_A_PLAN: Final = 0.1
-"""Seconds between two glances for the plan of a batch. From there to its commit it is a job and two files, which takes about as long or longer."""
+"""Seconds between two glances for the plan of a batch. From there to its commit it is a job and two
+files, which takes about as long or longer."""
 
 _KEPT_PROMISES: Final = 200
 """Steps of the commit log that are remembered until Spark's events of their batches have come."""
@@ -69,13 +70,18 @@ class Witness(Protocol):
 
 @dataclass(slots=True)
 class Plain:
-    """What a run has instead of a hook. The clock's thread calls it; the run's lock guards what others see."""
+    """What a run has instead of a hook.
+
+    The clock's thread calls it; the run's lock guards what others see.
+    """
 
     output: Path | None = None
-    """The directory that the sink writes files to; None when it is of another kind, or not local."""
+    """The directory that the sink writes files to; None when it is of another kind, or not local.
+    """
     boot: Callable[[Path], str] = boot_of
     witness: Witness | None = None
-    """Of a query that runs in another process; None: it runs in this one, and nobody else writes its checkpoint."""
+    """Of a query that runs in another process; None: it runs in this one, and nobody else writes
+    its checkpoint."""
     run: Run = field(init=False, repr=False, compare=False)
     _last: LastReading = field(init=False)
     _synced: int = field(default=NOTHING, init=False)
@@ -109,7 +115,7 @@ class Plain:
         """Its one stage."""
         return self.run.parts[0]
 
-    # -- start ------------------------------------------------------------------------------------------------------
+    # -- start -------------------------------------------------------------------------------------
 
     def open(self, run: Run) -> Sequence[OpenSource]:
         """Begin with the run. The query has no sources beside those of its plan."""
@@ -173,10 +179,13 @@ class Plain:
             sync_directory(folder)
         self._synced = max(self._synced, last)
 
-    # -- the clock --------------------------------------------------------------------------------------------------
+    # -- the clock ---------------------------------------------------------------------------------
 
     def ready(self) -> bool:
-        """Return whether another batch is committed. One stat, but when a plan is found: a batch that is not planned is not committed."""
+        """Return whether another batch is committed.
+
+        One stat, but when a plan is found: a batch that is not planned is not committed.
+        """
         following = self._part.progress.committed.batch + 1
         if self._begun != following:
             if not self.run.log.planned(following):
@@ -283,8 +292,9 @@ class LastReading:
     def load(self, committed: int) -> Reading:
         """Return the reading, UNREAD when there is none. Raises CheckpointMismatch.
 
-        ``committed`` is the last batch of the commit log: a reading for a later one was kept while the log was taken from a copy. One batch
-        later says nothing, since a power cut can take a log's last entry as well; whether the run is behind is decided by its claim.
+        ``committed`` is the last batch of the commit log: a reading for a later one was kept while
+        the log was taken from a copy. One batch later says nothing, since a power cut can take a
+        log's last entry as well; whether the run is behind is decided by its claim.
         """
         content = self._manifest["reading"]
         if content is None or content["batch"] == committed + 1:

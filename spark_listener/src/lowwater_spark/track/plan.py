@@ -94,7 +94,8 @@ _STATELESS: Final = frozenset(
         "View",
     }
 )
-"""Streaming operators that keep nothing: they emit a row's results when the row arrives, or never."""
+"""Streaming operators that keep nothing: they emit a row's results when the row arrives, or never.
+"""
 
 _OPTIONS: Final[Mapping[str, str]] = {
     "cleansource": "files vanish by rules of their own; clean up outside of Spark, by age",
@@ -169,9 +170,11 @@ class Checked:
     """What keeps rows in Spark's own state; outer ones before those that they read from."""
     watermarks: Sequence[Watermark] = ()
     retention: timedelta | None = None
-    """How far below Spark's own watermark what Spark holds can still come out; None: it holds nothing. A checkpoint keeps it."""
+    """How far below Spark's own watermark what Spark holds can still come out; None: it holds
+    nothing. A checkpoint keeps it."""
     stamps: Sequence[Stamp] = ()
-    """What the output is stamped with, as the plan says it. Empty: the plan does not say it, and only ``retention`` counts."""
+    """What the output is stamped with, as the plan says it. Empty: the plan does not say it, and
+    only ``retention`` counts."""
     declared: bool = True
     """Whether ``retention`` is the stage's own word. Otherwise ``stamps`` alone count."""
 
@@ -188,7 +191,10 @@ class Checked:
         return dataclasses.replace(self, sources=sources)
 
     def telling_ends(self) -> Checked:
-        """Return it for an injector that goes by the ends of its sources. Raises Unsupported for a source whose end nobody knows."""
+        """Return it for an injector that goes by the ends of its sources.
+
+        Raises Unsupported for a source whose end nobody knows.
+        """
         return dataclasses.replace(self, sources=[self._kafka(source).telling_ends() for source in self.sources])
 
     def check_parts(self, df: DataFrame, columns: Sequence[str], *, paced: bool) -> None:
@@ -242,7 +248,10 @@ class Checked:
         return self.bound_at(plan.watermark * 1000)
 
     def bound_at(self, watermark: int) -> int:
-        """Return the same, when Spark's watermark stands at a time; microseconds both. Of a plan that holds something."""
+        """Return the same, when Spark's watermark stands at a time; microseconds both.
+
+        Of a plan that holds something.
+        """
         bound = MAX
         if self.stamps:
             bound = lowest_stamp(self.stamps, watermark)
@@ -272,9 +281,11 @@ def check_plan(
 ) -> Checked:
     """Return what a streaming DataFrame reads and holds.
 
-    ``retention`` is what the stage has declared, and ``event_time`` by what its output is stamped. Where the plan says what that is (the start or end of a window, the
-    end of a session, a time by which Spark lets go), nothing has to be declared. ``also`` are the stamps of the query's other stages, which all of this goes for, too: the stages
-    have one bound. Raises Unsupported, naming the first thing that cannot be tracked exactly.
+    ``retention`` is what the stage has declared, and ``event_time`` by what its output is stamped.
+    Where the plan says what that is (the start or end of a window, the end of a session, a time by
+    which Spark lets go), nothing has to be declared. ``also`` are the stamps of the query's other
+    stages, which all of this goes for, too: the stages have one bound. Raises Unsupported, naming
+    the first thing that cannot be tracked exactly.
     """
     if not frame.isStreaming:
         raise Unsupported("A DataFrame that is not streaming", "it has no batches", "Read it with spark.readStream.")
@@ -404,7 +415,8 @@ def _check_state(operators: Sequence[Operator], watermarks: Sequence[Watermark],
     """Refuse what Spark holds back without a bound, or without the declaration of one."""
     own = [watermark for watermark in watermarks if not watermark.driven]
     holding = [operator for operator in operators if operator.holds]
-    # Duplicates need a watermark and hold nothing back. One that no operator needs has no use, and is a mistake.
+    # Duplicates need a watermark and hold nothing back. One that no operator needs has no use, and
+    # is a mistake.
     if not declared and own and (holding or not operators):
         raise Unsupported(
             "withWatermark",
@@ -618,10 +630,13 @@ def _check_sink_log(spark: SparkSession, path: str, root: str) -> None:
 
 
 def _partition_columns(relation: Any, root: str) -> tuple[str, ...]:
-    """Return the columns of a directory's Hive partitions, none if it has no sub-directories. Raises Unsupported for what Spark would pass over.
+    """Return the columns of a directory's Hive partitions, none if it has no sub-directories.
 
-    Spark finds the columns when the frame is made, and puts them last; in a batch it matches columns by their places. A file that does not have
-    all of them is logged as taken, and no rows of it are read.
+    Raises Unsupported for what Spark would pass over.
+
+    Spark finds the columns when the frame is made, and puts them last; in a batch it matches
+    columns by their places. A file that does not have all of them is logged as taken, and no rows
+    of it are read.
     """
     columns = tuple(str(name) for name in items(relation.dataSource().sourceInfo().partitionColumns()))
     for folder, found in _partitions(root, ()):
@@ -683,7 +698,10 @@ def is_file_format(spark: SparkSession, kind: str) -> bool:
 
 
 def local_directory(spark: SparkSession, path: str, what: str) -> str:
-    """Return the absolute local path that Spark makes of a path. Raises Unsupported when it is on another file system."""
+    """Return the absolute local path that Spark makes of a path.
+
+    Raises Unsupported when it is on another file system.
+    """
     jvm: Any = spark._jvm
     hadoop: Any = spark._jsparkSession.sessionState().newHadoopConf()
     raw = jvm.org.apache.hadoop.fs.Path(path)

@@ -2,13 +2,15 @@
 
 Two questions are kept apart:
 
-* Which W may batch N *use*, for example to close windows? The newest one whose head lies within what is planned up to N; of sources whose plans do
-  not say which rows will be read, within what is committed up to N - 1, and confirmed.
+* Which W may batch N *use*, for example to close windows? The newest one whose head lies within
+  what is planned up to N; of sources whose plans do not say which rows will be read, within what is
+  committed up to N - 1, and confirmed.
 * Which W may the stage *report*? The newest one whose head lies within what is committed.
 
-A report made from an older committed batch stays true for ever: with head(W) in committed batches, everything that comes later is at
-or after W, so min(what was held then, the lowest stamp at or after W) bounds all that the stage will emit. That is why reports may be
-renewed while the next batch runs, and why a late or repeated one harms nothing.
+A report made from an older committed batch stays true for ever: with head(W) in committed batches,
+everything that comes later is at or after W, so min(what was held then, the lowest stamp at or
+after W) bounds all that the stage will emit. That is why reports may be renewed while the next
+batch runs, and why a late or repeated one harms nothing.
 """
 
 from __future__ import annotations
@@ -45,8 +47,9 @@ class Committed:
     pending: tuple[Sequence[int], Sequence[int]] = field(default=((), ()))
     """Histogram of the records held."""
     spark_bound: int = MAX
-    """The lowest stamp of what may still come out of Spark's own state, of any range, microseconds: the watermark that the batch
-    ran with, less the declared retention. MAX: the plan keeps nothing in Spark's state."""
+    """The lowest stamp of what may still come out of Spark's own state, of any range, microseconds:
+    the watermark that the batch ran with, less the declared retention. MAX: the plan keeps nothing
+    in Spark's state."""
     due: Due | None = None
     """When it has something to do without any row; None when its update does not tell."""
 
@@ -54,8 +57,10 @@ class Committed:
 class Progress:
     """The stage's side of the protocol, fed with what was read from files and from the authority.
 
-    ``ranges`` is the number of key ranges; ``window`` the length of the windows by whose start the stage stamps what it emits, None when
-    it stamps by event time; ``start`` the time by which those windows are shifted. Costs: O(ranges), beside what :class:`~lowwater_spark.sources.head.Candidates` says.
+    ``ranges`` is the number of key ranges; ``window`` the length of the windows by whose start the
+    stage stamps what it emits, None when it stamps by event time; ``start`` the time by which those
+    windows are shifted. Costs: O(ranges), beside what
+    :class:`~lowwater_spark.sources.head.Candidates` says.
     """
 
     def __init__(
@@ -68,7 +73,8 @@ class Progress:
     ) -> None:
         self.committed = committed
         self.holding = ""
-        """Why the stage renews nothing: the last committed batch did not reach the authority whole. Empty: it does."""
+        """Why the stage renews nothing: the last committed batch did not reach the authority whole.
+        Empty: it does."""
         self._ranges = ranges
         self._window = window
         self._start = start
@@ -112,7 +118,8 @@ class Progress:
     def observe(self, reading: Reading, heads: Sequence[Any], now: float, planned: Sequence[Any]) -> None:
         """Take a reading of the inputs, and the heads of all sources, listed after it.
 
-        ``planned`` is how far the newest planned batch goes, looked up after the listing; the source logs must have been read so far.
+        ``planned`` is how far the newest planned batch goes, looked up after the listing; the
+        source logs must have been read so far.
         """
         if reading == self._observed:
             self._candidates.relist(heads, planned)
@@ -122,20 +129,30 @@ class Progress:
         self._listed = now
 
     def choose(self, lines: Sequence[Any]) -> Reading:
-        """Return the reading that a batch may use which is known to read up to these lines. Never below one that was used before."""
+        """Return the reading that a batch may use which is known to read up to these lines.
+
+        Never below one that was used before.
+        """
         return _later(self._reading, self._candidates.newest_reached(lines, forget=False))
 
     def settle(self, committed: Committed, holding: str) -> None:
-        """A batch is committed. ``holding`` says why the authority does not know it whole; empty: it does."""
+        """A batch is committed.
+
+        ``holding`` says why the authority does not know it whole; empty: it does.
+        """
         if self.is_outdated(committed.reading):
-            # A replay runs with the W of its first run, also after the inputs were changed; nothing was read of the new ones then.
+            # A replay runs with the W of its first run, also after the inputs were changed; nothing
+            # was read of the new ones then.
             committed = dataclasses.replace(committed, reading=UNREAD)
         self.committed = committed
         self.holding = holding
         self._reading = _later(self._reading, committed.reading)
 
     def is_outdated(self, reading: Reading) -> bool:
-        """Return whether a reading is of other inputs than the registered ones. A later version than theirs is news, and counts."""
+        """Return whether a reading is of other inputs than the registered ones.
+
+        A later version than theirs is news, and counts.
+        """
         if self.inputs is None or reading.low == MIN:
             return False
         return reading.input_version < self.inputs.version or reading.origin.since(self.inputs) is Change.RESET
@@ -216,7 +233,8 @@ def bound_of(state: Committed, reading: Reading, window: timedelta | None, start
 def stamped(state: Committed, reading: Reading, window: timedelta | None, start: timedelta = timedelta()) -> Reading:
     """Return a reading with its heuristic watermarks as those of what a stage emits that stands so.
 
-    Of the rows in Spark's state nobody knows the distribution, so no share of them is beyond the lowest stamp that they can have.
+    Of the rows in Spark's state nobody knows the distribution, so no share of them is beyond the
+    lowest stamp that they can have.
     """
     shares = {
         share: floor_stamp(min(micros, state.spark_bound), window, start)

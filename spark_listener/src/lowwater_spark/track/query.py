@@ -32,21 +32,22 @@ __all__ = ["INTERVAL", "Tracked", "TrackedQuery"]
 logger = logging.getLogger("lowwater.spark")
 
 INTERVAL: Final = 0.2
-"""Seconds between two looks of the clock at most: at the inputs, the sources and the commit log. News brings a look at once. While nothing is waited
-for, a look a second is enough."""
+"""Seconds between two looks of the clock at most: at the inputs, the sources and the commit log.
+News brings a look at once. While nothing is waited for, a look a second is enough."""
 
 _REST: Final = 4.0
-"""How many times as long as a look has taken the clock rests after it, at most the interval: however much news there is, looks
-take a fifth of the time."""
+"""How many times as long as a look has taken the clock rests after it, at most the interval:
+however much news there is, looks take a fifth of the time."""
 
 
 class Tracked:
     """A query that is tracked, wherever it runs, and the clock that follows it.
 
-    A thread looks at the clock every :data:`INTERVAL` seconds, and sooner when an input has moved or a batch is committed, so the stage
-    follows its inputs also when no rows come. It is woken when an input moves and when a function of the user's has ended. Whether a batch is committed nobody
-    tells: it looks for that, often while one runs. When the run is replaced (a newer run of the same checkpoint, a reset), it ends, and
-    :meth:`await_termination` raises the reason.
+    A thread looks at the clock every :data:`INTERVAL` seconds, and sooner when an input has moved
+    or a batch is committed, so the stage follows its inputs also when no rows come. It is woken
+    when an input moves and when a function of the user's has ended. Whether a batch is committed
+    nobody tells: it looks for that, often while one runs. When the run is replaced (a newer run of
+    the same checkpoint, a reset), it ends, and :meth:`await_termination` raises the reason.
     """
 
     def __init__(
@@ -58,7 +59,8 @@ class Tracked:
         self._owned = owned
         self._driving = driving
         self.looks = 0
-        """Number of looks that have ended, with or without success: it stands still when one hangs."""
+        """Number of looks that have ended, with or without success: it stands still when one hangs.
+        """
         self._unread = False
         """Whether the last look has failed for want of a file."""
         self._stopping = threading.Event()
@@ -77,7 +79,10 @@ class Tracked:
         return self._run.authority.client
 
     def await_termination(self, timeout: float | None = None) -> bool:
-        """Wait until it has ended, at most ``timeout`` seconds; return whether it has. Raises what ended it."""
+        """Wait until it has ended, at most ``timeout`` seconds; return whether it has.
+
+        Raises what ended it.
+        """
         self._thread.join(timeout)
         if self._thread.is_alive():
             return False
@@ -87,7 +92,10 @@ class Tracked:
         return True
 
     def stop(self) -> None:
-        """End the reports; the ranges hold where they stand. What is committed by then is reported."""
+        """End the reports; the ranges hold where they stand.
+
+        What is committed by then is reported.
+        """
         if not self._stopping.is_set():
             self._note_failure()
             self._run.stopping = True
@@ -128,7 +136,10 @@ class Tracked:
         return stopping
 
     def _news(self, *, asks: bool) -> bool:
-        """Return whether a look is worth while. Inputs are asked when somebody has told of news, and now and then: what is told may be lost."""
+        """Return whether a look is worth while.
+
+        Inputs are asked when somebody has told of news, and now and then: what is told may be lost.
+        """
         now = time.monotonic()
         if not asks and now - self._asked < QUIET:
             return self._run.committed()
@@ -136,7 +147,10 @@ class Tracked:
         return self._run.news() or (self._driving is not None and self._driving.news())
 
     def _follow_inputs(self) -> None:
-        """Be woken whenever an input moves, by a thread that waits for that. It ends with the run."""
+        """Be woken whenever an input moves, by a thread that waits for that.
+
+        It ends with the run.
+        """
         try:
             heard = self._run.hear()
         except errors.Closed:
@@ -207,8 +221,8 @@ class Tracked:
                 self._run.fail(failure)
                 ended = True
             except errors.LowwaterError as failure:
-                # The stage whose call it was has taken note, and holds; the others go on. Before OSError: Timeout is one, and
-                # says nothing of files.
+                # The stage whose call it was has taken note, and holds; the others go on. Before
+                # OSError: Timeout is one, and says nothing of files.
                 logger.debug("%s looks again later: %s", self._run.authority.registration.name, failure)
             except OSError as failure:
                 ended = not self._looks_again(failure, pauses, last=ended)
@@ -217,13 +231,15 @@ class Tracked:
                 # Whatever it is, the query must not go on unwatched.
                 self._run.fail(failure)
                 ended = True
-        # The stack closes in the reverse order, each of them also when what comes before it has failed.
+        # The stack closes in the reverse order, each of them also when what comes before it has
+        # failed.
         with contextlib.ExitStack() as closing:
             if self._owned is not None:
                 closing.callback(self._owned.close)
             closing.callback(self._run.close)
             if self._driving is not None:
-                # Only after the end: a frame that is free again may be told of values that are another query's.
+                # Only after the end: a frame that is free again may be told of values that are
+                # another query's.
                 closing.callback(self._driving.close)
                 self._driving.silence()
             if self._run.failure is not None and self._active():
@@ -251,8 +267,9 @@ class SparkStatus(dict[str, Any]):
 class TrackedQuery(Tracked):
     """A running query of a tracked stage, in this process.
 
-    It has what Spark's own handle has, by Spark's names, so that code which is given one goes on; :meth:`stop` reports what is committed first. How a stage
-    stands :meth:`stage_status` says. When the run is replaced, the query is stopped.
+    It has what Spark's own handle has, by Spark's names, so that code which is given one goes on;
+    :meth:`stop` reports what is committed first. How a stage stands :meth:`stage_status` says. When
+    the run is replaced, the query is stopped.
     """
 
     def __init__(
@@ -274,17 +291,22 @@ class TrackedQuery(Tracked):
         """Spark's error of a query that had failed before :meth:`stop`; None: there was none."""
         self._dropped = 0
         self._shown = run.progress.committed.batch if run.listens else NOTHING
-        """The newest committed batch that Spark has said something of; what it may still say of those before the run is of another one."""
+        """The newest committed batch that Spark has said something of; what it may still say of
+        those before the run is of another one."""
         self._thread.start()
 
     def stage_status(self, stage: str | None = None) -> Status:
-        """Return how the query stands, and what holds it: its first stage, or the one of this name. Raises ValueError for none."""
+        """Return how the query stands, and what holds it: its first stage, or the one of this name.
+
+        Raises ValueError for none.
+        """
         return dataclasses.replace(self._run.status(stage), dropped_rows=self._dropped)
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Wait until the query has ended, at most ``timeout`` seconds; return whether it has.
 
-        Raises what ended it: the error of the user's function or of Spark, or the authority's refusal of this run.
+        Raises what ended it: the error of the user's function or of Spark, or the authority's
+        refusal of this run.
         """
         from pyspark.errors import StreamingQueryException
 
@@ -328,7 +350,10 @@ class TrackedQuery(Tracked):
             return failure
 
     def _look_back(self) -> None:
-        """Take what Spark says of its batches afterwards. Nothing depends on it but what is shown."""
+        """Take what Spark says of its batches afterwards.
+
+        Nothing depends on it but what is shown.
+        """
         if self._events is None:
             return
         committed = self._run.progress.committed.batch
@@ -344,7 +369,7 @@ class TrackedQuery(Tracked):
             self._dropped += sum(event.dropped for event in events)
             self._run.take(events)
 
-    # -- by Spark's names ------------------------------------------------------------------------------------------------
+    # -- by Spark's names --------------------------------------------------------------------------
 
     @property
     def id(self) -> str:
@@ -378,11 +403,17 @@ class TrackedQuery(Tracked):
 
     @property
     def status(self) -> SparkStatus:
-        """Spark's status: ``message``, ``isDataAvailable`` and ``isTriggerActive``. Called, as in the releases before, it is :meth:`stage_status`."""
+        """Spark's status: ``message``, ``isDataAvailable`` and ``isTriggerActive``.
+
+        Called, as in the releases before, it is :meth:`stage_status`.
+        """
         return SparkStatus(self.query.status, self.stage_status)
 
     def exception(self) -> StreamingQueryException | None:
-        """Return the error of Spark's that ended it; None if there is none. What ended the tracking is raised by :meth:`await_termination`."""
+        """Return the error of Spark's that ended it; None if there is none.
+
+        What ended the tracking is raised by :meth:`await_termination`.
+        """
         return self.query.exception()
 
     def explain(self, extended: bool = False) -> None:
@@ -390,7 +421,10 @@ class TrackedQuery(Tracked):
         self.query.explain(extended)
 
     def processAllAvailable(self) -> None:  # noqa: N802 - Spark's own name
-        """Wait until a batch has read all that is there now. What it has written is reported soon after, as always."""
+        """Wait until a batch has read all that is there now.
+
+        What it has written is reported soon after, as always.
+        """
         self.query.processAllAvailable()
 
     def awaitTermination(self, timeout: float | None = None) -> bool:  # noqa: N802 - Spark's own name

@@ -1,8 +1,9 @@
 """Key ranges of a hashed computation: equal parts of Spark's xxhash64.
 
-A key's place is ``xxhash64(key)`` (seed 42) with the sign bit flipped, as 8 bytes, big-endian: the order of the bytes is then the
-order of the signed hash. Part i of n starts at ``ceil(i * 2**64 / n)``, so the part of a place u is ``floor(u * n / 2**64)``, in
-whole numbers and for any n. The column and the bounds compute the same thing; a test compares them on hashes at the borders.
+A key's place is ``xxhash64(key)`` (seed 42) with the sign bit flipped, as 8 bytes, big-endian: the
+order of the bytes is then the order of the signed hash. Part i of n starts at ``ceil(i * 2**64 /
+n)``, so the part of a place u is ``floor(u * n / 2**64)``, in whole numbers and for any n. The
+column and the bounds compute the same thing; a test compares them on hashes at the borders.
 """
 
 from __future__ import annotations
@@ -134,8 +135,9 @@ def _unqualified(sql: str, column: str, name: str) -> str:
 def hash_range_column(xxhash64: Column, count: int) -> Column:
     """Return the handle of hash values.
 
-    64 bits hold no product of 64 bits, so the place is taken apart: for u = high * 2**32 + low the handle is
-    ``(high * count + (low * count >> 32)) >> 32``, exact since floors of floors by whole divisors nest.
+    64 bits hold no product of 64 bits, so the place is taken apart: for u = high * 2**32 + low the
+    handle is ``(high * count + (low * count >> 32)) >> 32``, exact since floors of floors by whole
+    divisors nest.
     """
     from pyspark.sql import functions as sf
 

@@ -61,9 +61,12 @@ class Receipt:
 
 
 def stage_part(destination: Destination, part: Part, detail: dict[str, Any]) -> pa.RecordBatch:
-    """Send a part, once, and return the receipt. Call it last: nothing of the task may fail after it. Never raises.
+    """Send a part, once, and return the receipt.
 
-    Runs in a Python worker of Spark, which leaves by ``os._exit``: nothing may be left to exit handlers.
+    Call it last: nothing of the task may fail after it. Never raises.
+
+    Runs in a Python worker of Spark, which leaves by ``os._exit``: nothing may be left to exit
+    handlers.
     """
     import pyarrow as pa
     from pyspark import TaskContext
@@ -101,7 +104,10 @@ _clients: dict[Settings, lowwater.Client] = {}
 
 
 def _client(settings: Settings) -> lowwater.Client:
-    """Return this process's client, made at its first use; it minds forks by itself. Raises InvalidArgument for an unusable file."""
+    """Return this process's client, made at its first use; it minds forks by itself.
+
+    Raises InvalidArgument for an unusable file.
+    """
     client = _clients.get(settings)
     if client is None:
         here = settings.read() if isinstance(settings, SparkSettings) else settings

@@ -1,7 +1,8 @@
 """Removes the rows of handed-over batches that every reader has read.
 
-Only a batch's files go. Its directory stays, with the file that says that lowwater has made it: Spark lists a source directory by directory, and its
-listing ends the query of a neighbour when a directory is gone that it has just seen. Files may go meanwhile. A replay finds the batch, too.
+Only a batch's files go. Its directory stays, with the file that says that lowwater has made it:
+Spark lists a source directory by directory, and its listing ends the query of a neighbour when a
+directory is gone that it has just seen. Files may go meanwhile. A replay finds the batch, too.
 """
 
 from __future__ import annotations
@@ -36,11 +37,13 @@ class Removal:
     size: int = 0
     """Bytes of their files."""
     _held: float | None = None
-    """Since when the oldest batch that is kept for a reader alone could have gone; None: there is none."""
+    """Since when the oldest batch that is kept for a reader alone could have gone; None: there is
+    none."""
     _told: set[str] = field(default_factory=set)
 
     AT_ONCE: ClassVar[int] = 1_000
-    """Batches that one call looks at: an output from which nothing was ever removed holds no batch of the query up for long."""
+    """Batches that one call looks at: an output from which nothing was ever removed holds no batch
+    of the query up for long."""
 
     def remove(self, keep: timedelta, committed: int, now: float) -> list[int]:
         """Remove the files of batches that are older than ``keep`` and that every reader has read, and return their numbers.
@@ -99,8 +102,8 @@ class Removal:
     def is_overtaken(self, note: Removed) -> bool:
         """Return whether another run has changed the note since this one read or wrote it.
 
-        If a frozen run wrote its older note over it, a reader would begin that needs what the other run has removed. Where the output was
-        begun anew meanwhile, it would empty the new batches.
+        If a frozen run wrote its older note over it, a reader would begin that needs what the other
+        run has removed. Where the output was begun anew meanwhile, it would empty the new batches.
         """
         overtaken = removed(os.fspath(self.folder)) != note
         if overtaken:

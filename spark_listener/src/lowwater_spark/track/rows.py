@@ -1,21 +1,28 @@
 """Counts the rows of a batch that keeps nothing, and finds those of them that are late.
 
-The low watermark needs none of it: every range of such a stage stands at W when the batch is committed. The heuristic watermarks need
-the number of rows, as a weight, and a broken promise must be seen. Both are read off the user's own jobs: a metric on the frame counts the
-rows that come by and keeps the least of their event times, which costs a fraction of a job of its own (benchmark ``spark_overhead``). Whether any
-is late the driver decides: Spark writes the numbers of a metric into the code that it generates for it, and with the promise in it, it would
-compile that anew whenever the promise has moved.
+The low watermark needs none of it: every range of such a stage stands at W when the batch is
+committed. The heuristic watermarks need the number of rows, as a weight, and a broken promise must
+be seen. Both are read off the user's own jobs: a metric on the frame counts the rows that come by
+and keeps the least of their event times, which costs a fraction of a job of its own (benchmark
+``spark_overhead``). Whether any is late the driver decides: Spark writes the numbers of a metric
+into the code that it generates for it, and with the promise in it, it would compile that anew
+whenever the promise has moved.
 
-Of several actions each counts the same rows, so the greatest count stands. It is a lower bound. An action that does not read to the end, such as
-``take``, ``limit`` or a Python iterator, counts what it has read: the rows that no action has read are not counted, and a late one among them is not
-seen. When no action has told of a row, one job counts them all, in the JVM, and reads the source again for it. A job that looks for the oldest late
-row and its key range runs only when an action has read a late row; it looks at all rows of the batch.
+Of several actions each counts the same rows, so the greatest count stands. It is a lower bound. An
+action that does not read to the end, such as ``take``, ``limit`` or a Python iterator, counts what
+it has read: the rows that no action has read are not counted, and a late one among them is not
+seen. When no action has told of a row, one job counts them all, in the JVM, and reads the source
+again for it. A job that looks for the oldest late row and its key range runs only when an action
+has read a late row; it looks at all rows of the batch.
 
-A retried or doubled task counts once: the accepted attempt's. Before PySpark 4.3 two things may count rows again: a sort (``orderBy``), which takes a
-sample of its rows by a job of its own first, and a stage that is run again because an executor was lost with its shuffle files. Both shift the
-weight of the batch in the heuristic watermarks, and count its rows again in a lateness budget; they shift nothing else.
+A retried or doubled task counts once: the accepted attempt's. Before PySpark 4.3 two things may
+count rows again: a sort (``orderBy``), which takes a sample of its rows by a job of its own first,
+and a stage that is run again because an executor was lost with its shuffle files. Both shift the
+weight of the batch in the heuristic watermarks, and count its rows again in a lateness budget; they
+shift nothing else.
 
-Of a stage with a lateness budget the metric also has how many rows lie in each bucket of lateness, of the action that has read most rows.
+Of a stage with a lateness budget the metric also has how many rows lie in each bucket of lateness,
+of the action that has read most rows.
 """
 
 from __future__ import annotations
@@ -50,7 +57,8 @@ _PATIENCE_MS: Final = 1000
 """How long a batch waits for Spark to hand out its events, at most; then it counts by a job."""
 
 _SOON: Final = 0.005
-"""Seconds within which an action that has just ended is told of, as a rule. Spark's own wait looks every ten milliseconds, so it is asked when it need not wait."""
+"""Seconds within which an action that has just ended is told of, as a rule. Spark's own wait looks
+every ten milliseconds, so it is asked when it need not wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +82,11 @@ _GROWTH: Final = math.log(1.05)
 _EDGES: Final = f"array({', '.join(f'{edge}L' for edge in EDGES[:-1])})"
 """As SQL: hundreds of literals would be as many calls of the JVM in each batch."""
 _BINS: Final = 1024
-"""More than there are buckets, so that the aggregate merges equal ones only. (What it makes of two equal ones may be off by a rounding.)"""
+"""More than there are buckets, so that the aggregate merges equal ones only. (What it makes of two
+equal ones may be off by a rounding.)"""
 _FAR: Final = 2**62
-"""Microseconds. What is later is as late as this: a difference of two times may not fit into 64 bits."""
+"""Microseconds. What is later is as late as this: a difference of two times may not fit into 64
+bits."""
 
 
 def lateness_of(micros: Column, reference: int) -> Column:
@@ -91,7 +101,8 @@ def bucket(lateness: Column) -> Column:
     from pyspark.sql import functions as sf
 
     edges = sf.expr(_EDGES)
-    # The edges are rounded down, by less than a bucket in all, so that the logarithm is right or one too low.
+    # The edges are rounded down, by less than a bucket in all, so that the logarithm is right or
+    # one too low.
     near = sf.ceil(sf.log(lateness / sf.lit(1000.0)) / sf.lit(_GROWTH) - sf.lit(1e-9)).cast("int") + 1
     exact = near + sf.when(sf.element_at(edges, sf.least(near, sf.lit(len(EDGES) - 2)) + 1) < lateness, 1).otherwise(0)
     # ``least`` would pass a null over.
@@ -100,7 +111,10 @@ def bucket(lateness: Column) -> Column:
 
 
 def event_micros(frame: DataFrame, event_time: str | Column) -> Column:
-    """Return a column of event times in microseconds. Raises TypeError when it is no timestamp with time zone."""
+    """Return a column of event times in microseconds.
+
+    Raises TypeError when it is no timestamp with time zone.
+    """
     from pyspark.sql import functions as sf
 
     _check_time(frame, event_time)
@@ -132,7 +146,8 @@ def _check_time(frame: DataFrame, event_time: str | Column) -> None:
 class Rows:
     """The rows of one batch, and how many of them there are.
 
-    ``promised``: rows below it are late, microseconds; with MIN none is. ``reference``: what their lateness counts from; MIN: nobody asks.
+    ``promised``: rows below it are late, microseconds; with MIN none is. ``reference``: what their
+    lateness counts from; MIN: nobody asks.
     """
 
     def __init__(self, frame: DataFrame, keyed: Keyed, promised: int, actions: Actions, reference: int = MIN) -> None:
@@ -153,7 +168,10 @@ class Rows:
         return self._frame if self._observed is None else self._observed
 
     def counted(self) -> Counted:
-        """Return the count, from the actions that have run on the frame by now, or from a job. Cheap after the first call."""
+        """Return the count, from the actions that have run on the frame by now, or from a job.
+
+        Cheap after the first call.
+        """
         if self._counted is None:
             self._counted = self._count()
         return self._counted
@@ -231,8 +249,9 @@ def _measured(values: Mapping[str, Any]) -> _Measured:
 class Actions:
     """Hears of the actions on the batches' frames, through Spark's listener of query executions.
 
-    Spark hands these events out on a thread of its own; nothing here raises, since a batch can always count by a job. Batches
-    of one run come one after the other, so one metric is expected at a time.
+    Spark hands these events out on a thread of its own; nothing here raises, since a batch can
+    always count by a job. Batches of one run come one after the other, so one metric is expected at
+    a time.
     """
 
     class Java:
@@ -248,7 +267,8 @@ class Actions:
         self._heard = threading.Event()
         """Set when an action has told of the metric."""
         self._unread: dict[str, bool] = {}
-        """By the metric on the rows that a stage has emitted in this batch: whether no action on them has been heard of."""
+        """By the metric on the rows that a stage has emitted in this batch: whether no action on
+        them has been heard of."""
         self._told: set[str] = set()
         self._manager: Any = None
         self._listener: Any = None
@@ -302,7 +322,8 @@ class Actions:
     def tell_unread(self, emitted: DataFrame, metric: str, stage: str, batch: int) -> None:
         """Warn, once for each stage of a run, when no action has read what a batch emitted.
 
-        A warning and no error: Spark tells of no action on ``rdd``, so that nothing was heard proves nothing.
+        A warning and no error: Spark tells of no action on ``rdd``, so that nothing was heard
+        proves nothing.
         """
         unread = self._drained(emitted) and self._unread.get(metric, False)
         self._unread.pop(metric, None)
@@ -313,11 +334,13 @@ class Actions:
     def _listen(self, frame: DataFrame) -> bool:
         """Register with the session that runs the batch; False when nobody would hear of it."""
         try:
-            # Spark runs the batches of a query in one session, a copy of the user's; nothing promises that it stays the same.
+            # Spark runs the batches of a query in one session, a copy of the user's; nothing
+            # promises that it stays the same.
             manager: Any = frame.sparkSession._jsparkSession.listenerManager()
             if self._manager is None or not manager.equals(self._manager):
                 self.close()
-                # Each time that py4j passes a Python object on it is another object in the JVM, and only the same one can be unregistered.
+                # Each time that py4j passes a Python object on it is another object in the JVM, and
+                # only the same one can be unregistered.
                 jvm: Any = frame.sparkSession._jvm
                 listener = jvm.java.util.Collections.singletonList(self).get(0)
                 manager.register(listener)
@@ -362,7 +385,10 @@ class Actions:
             logger.debug("the listener stays: %s", failure)
 
     def onSuccess(self, function: str, execution: Any, _duration: int) -> None:  # noqa: N802 - Spark's name
-        """See QueryExecutionListener. Costs four calls of the JVM when the metric is in the plan, else two, and one for each frame of emitted rows.
+        """See QueryExecutionListener.
+
+        Costs four calls of the JVM when the metric is in the plan, else two, and one for each frame
+        of emitted rows.
 
         The batch waits for it: all measures come in one call.
         """
@@ -376,8 +402,9 @@ class Actions:
             if not metric or not metrics.contains(metric):
                 return
             found = _measured(json.loads(metrics.apply(metric).json()))
-            # It has read one row at most. Who asks this first, and then reads by ``rdd`` or ``foreachPartition``, of which Spark tells
-            # nothing, would have one row counted and no late one seen: a job has to count.
+            # It has read one row at most. Who asks this first, and then reads by ``rdd`` or
+            # ``foreachPartition``, of which Spark tells nothing, would have one row counted and no
+            # late one seen: a job has to count.
             if function == "isEmpty":
                 found = _Measured(0, found.oldest, None)
             self._found.append(found)

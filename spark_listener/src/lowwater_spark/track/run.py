@@ -39,7 +39,10 @@ class Controls(Protocol):
     """What moves Spark's own watermark in a query (:mod:`lowwater_spark.drive`), as the run and its clock know it."""
 
     def news(self) -> bool:
-        """Return whether a look is worth while: the inputs have moved. O(inputs), without the network."""
+        """Return whether a look is worth while: the inputs have moved.
+
+        O(inputs), without the network.
+        """
         ...
 
     @property
@@ -66,7 +69,9 @@ class Controls(Protocol):
 
 @dataclass(slots=True)
 class Run:
-    """The driver's side of one run. The clock's thread calls it, and anybody its :meth:`status`; a hook is called by Spark's.
+    """The driver's side of one run.
+
+    The clock's thread calls it, and anybody its :meth:`status`; a hook is called by Spark's.
 
     ``lock`` guards everything that two threads see, and what waits for the sources.
     """
@@ -79,27 +84,31 @@ class Run:
     """How it learns of its batches."""
     clock: Callable[[], float] = time.monotonic
     elsewhere: Manifest | None = None
-    """The manifest of a checkpoint that is only looked at, which stands elsewhere; None: it has its own."""
+    """The manifest of a checkpoint that is only looked at, which stands elsewhere; None: it has its
+    own."""
     skip_removed: bool = False
     """Whether a new checkpoint begins at what is left of outputs whose old batches were removed."""
     log: CheckpointLog = field(init=False)
     failure: BaseException | None = field(default=None, init=False)
     unread: str = field(default="", init=False)
-    """What could not be read of the checkpoint when the clock looked last, or by the batch that begins; empty: nothing."""
+    """What could not be read of the checkpoint when the clock looked last, or by the batch that
+    begins; empty: nothing."""
     stopping: bool = field(default=False, init=False)
     """Whether the user has asked for the end: a batch that is interrupted then has not failed."""
     manifest: Manifest = field(init=False)
     heads: Heads = field(init=False)
     lock: threading.RLock = field(init=False)
     reader: Part | None = field(init=False)
-    """The stage whose reading of the inputs is the query's W; None when all are injectors, or read nothing else."""
+    """The stage whose reading of the inputs is the query's W; None when all are injectors, or read
+    nothing else."""
     drive: Controls | None = field(default=None, init=False)
     """What moves the controls of the query, from when on it may: in the same looks."""
     wake: threading.Event = field(default_factory=threading.Event, init=False)
     """Set when there may be news: the clock need not wait any longer."""
     _bookmarks: Bookmarks = field(init=False)
     _looked: int = field(default=NOTHING, init=False)
-    """The newest committed batch that a look of the clock has found, whether or not anybody could be told."""
+    """The newest committed batch that a look of the clock has found, whether or not anybody could
+    be told."""
 
     _ask: float = field(default=0.0, init=False)
     """When the commit log may be asked again whether there is news."""
@@ -139,12 +148,16 @@ class Run:
         """How far the committed batches reach."""
         return self.progress.committed.lines
 
-    # -- start ------------------------------------------------------------------------------------------------------
+    # -- start -------------------------------------------------------------------------------------
 
     def claim(self) -> None:
-        """Register and claim, from where the durable state stands. Raises what the authority refuses; degrades when it is away."""
+        """Register and claim, from where the durable state stands.
+
+        Raises what the authority refuses; degrades when it is away.
+        """
         for part in self.parts:
-            # What a stage reads is registered before it. The calls are made without the lock: a batch does not wait for them.
+            # What a stage reads is registered before it. The calls are made without the lock: a
+            # batch does not wait for them.
             if part.authority.lease is None and (part.authority.problem or not part.claim(self.reader, self.lock)):
                 break
         self.batches.claimed()
@@ -167,14 +180,17 @@ class Run:
         # The first batch may use what is known now, if it reads all that is there now.
         self.tick()
 
-    # -- the clock --------------------------------------------------------------------------------------------------
+    # -- the clock ---------------------------------------------------------------------------------
 
     def news(self) -> bool:
         """Return whether a look is worth while: a batch has been committed, or the inputs have moved. O(inputs), without the network."""
         return self.committed() or (self.reader is not None and self.reader.authority.news())
 
     def committed(self) -> bool:
-        """Return whether a batch has been committed since the last look. At most one or two calls on the file system."""
+        """Return whether a batch has been committed since the last look.
+
+        At most one or two calls on the file system.
+        """
         if self.progress.committed.batch != self._looked:
             return True
         now = self.clock()
@@ -187,7 +203,10 @@ class Run:
             return True  # a look finds out what is wrong, and says so
 
     def pace(self) -> float:
-        """Return how many seconds may pass until the next glance for news. Of inputs that move, and of what a hook knows, the clock is told."""
+        """Return how many seconds may pass until the next glance for news.
+
+        Of inputs that move, and of what a hook knows, the clock is told.
+        """
         return self.batches.pace()
 
     @property
@@ -232,9 +251,13 @@ class Run:
         self.heads.let_go()
 
     def _read(self) -> tuple[bool, Reading | None]:
-        """Take notice of what is committed, and read the inputs. Return whether the authority answers, and the reading if there is one."""
+        """Take notice of what is committed, and read the inputs.
+
+        Return whether the authority answers, and the reading if there is one.
+        """
         self.batches.settle()
-        # Whatever comes of this look: what it cannot tell waits for the next one, and is no news until then.
+        # Whatever comes of this look: what it cannot tell waits for the next one, and is no news
+        # until then.
         self._looked = self.progress.committed.batch
         answering = [part for part in self.parts if part.authority.probe()]
         if not answering:
@@ -279,7 +302,8 @@ class Run:
             last = f"the last batch of which is {batch}" if batch != NOTHING else "which has committed no batch"
             waiting = [f"the job that this sidecar follows, {last}, to read {name}" for name in waiting]
         held = [name for part in self.parts for name in part.held_by()]
-        # What is waited for, and then the error: an error by itself is nothing that anybody waits for.
+        # What is waited for, and then the error: an error by itself is nothing that anybody waits
+        # for.
         unread = self.unread and f"a checkpoint that answers: {self.unread}"
         lost = self.heads.lost and f"sources that can be listed: {self.heads.lost}"
         return (*filter(None, [unread, lost, self._held_by_spark()]), *held, *waiting)
@@ -314,7 +338,10 @@ class Run:
                     part.authority.tell(self.waiting_for())
 
     def triggered_every(self, seconds: float) -> None:
-        """Learn how long Spark waits from one batch to the next by the query's trigger. Without the lock, which a batch may hold for long."""
+        """Learn how long Spark waits from one batch to the next by the query's trigger.
+
+        Without the lock, which a batch may hold for long.
+        """
         self.batches.triggered_every(seconds)
 
     @property
@@ -323,7 +350,10 @@ class Run:
         return self.batches.observed or bool(self.checked.watermarks)
 
     def take(self, events: Iterable[BatchEvent]) -> None:
-        """Take notice of what Spark says of its batches afterwards. Nothing depends on it but what is shown."""
+        """Take notice of what Spark says of its batches afterwards.
+
+        Nothing depends on it but what is shown.
+        """
         told = list(events)
         with self.lock:
             for event in told:
@@ -349,7 +379,10 @@ class Run:
         return tuple(part.name for part in self.parts)
 
     def status(self, name: str | None = None) -> Status:
-        """Return how a stage of the run stands: the first, or the one of this name. Raises ValueError for a name that is none."""
+        """Return how a stage of the run stands: the first, or the one of this name.
+
+        Raises ValueError for a name that is none.
+        """
         with self.lock:
             part = next((part for part in self.parts if name in (None, part.name)), None)
             if part is None:

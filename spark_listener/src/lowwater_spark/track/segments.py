@@ -41,7 +41,8 @@ __all__ = [
 
 PLACE: Final = "lowwater_place"
 MICROS: Final = "lowwater_micros"
-"""What rows of a :class:`RelaidUpdate` have beside their own columns: the place of the key, and the event time in microseconds."""
+"""What rows of a :class:`RelaidUpdate` have beside their own columns: the place of the key, and the
+event time in microseconds."""
 
 _SUFFIX: Final = ".segments"
 _FILTER: Final = b"filter"
@@ -85,7 +86,8 @@ class Segments:
     facts: Sequence[int] = ()
     """What the update has noted of the range."""
     whole: str = ""
-    """The path of the state in one file, as updates that know no segments keep it; empty when there is none."""
+    """The path of the state in one file, as updates that know no segments keep it; empty when there
+    is none."""
     _files: dict[str, pa.RecordBatchFileReader] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Those that were looked into."""
 
@@ -135,7 +137,10 @@ class SegmentUpdate(Protocol):
     def update_segments(
         self, before: Segments, rows: pa.Table, low: lowwater.Watermark
     ) -> tuple[NextSegments, pa.Table | None, lowwater.EventTime | None, Iterable[Any]]:
-        """Return what the function of ``stateful`` returns, with the segments as the state. The same from the same, whatever attempt or run calls it."""
+        """Return what the function of ``stateful`` returns, with the segments as the state.
+
+        The same from the same, whatever attempt or run calls it.
+        """
         ...
 
 
@@ -145,7 +150,8 @@ class Parent:
 
     segments: Segments
     places: tuple[int, int] | None = None
-    """The keys that the new range has of it: those whose place, the signed xxhash64 of the stage's key, is from the first to before the second. None: all."""
+    """The keys that the new range has of it: those whose place, the signed xxhash64 of the stage's
+    key, is from the first to before the second. None: all."""
 
 
 @runtime_checkable
@@ -172,7 +178,8 @@ class Unsent(NamedTuple):
     oldest: int
     """The least of their stamps, microseconds: the low watermark does not pass it."""
     since: int
-    """The clock of the batch that has kept the first of them, microseconds; MIN when nobody has noted it."""
+    """The clock of the batch that has kept the first of them, microseconds; MIN when nobody has
+    noted it."""
     to: str
     """The store, in words."""
 
@@ -188,7 +195,10 @@ class SendingUpdate(SegmentUpdate, Protocol):
     """An update that sends rows by itself, and keeps those that were not taken."""
 
     def unsent(self, segments: Iterable[Segment]) -> Sequence[Unsent]:
-        """Return what is kept of them, in all segments of a version. It runs in the driver, and reads no segment."""
+        """Return what is kept of them, in all segments of a version.
+
+        It runs in the driver, and reads no segment.
+        """
         ...
 
 

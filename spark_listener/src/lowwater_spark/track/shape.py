@@ -1,8 +1,9 @@
 """The shape of a query: what of it decides which state its checkpoint holds.
 
-A plain query reports by its plan: what that says nothing of is not held. State that another plan has left in the checkpoint, in Spark's
-own files or in the stage's, would be led by the first claim, before Spark looks at its own part of it. So the kind of the query is written once,
-before the first claim, and compared before every later one.
+A plain query reports by its plan: what that says nothing of is not held. State that another plan
+has left in the checkpoint, in Spark's own files or in the stage's, would be led by the first claim,
+before Spark looks at its own part of it. So the kind of the query is written once, before the first
+claim, and compared before every later one.
 """
 
 from __future__ import annotations
@@ -37,14 +38,18 @@ class _Shape:
     operators: list[str]
     """The kinds of the operators that hold rows in Spark's state, sorted."""
     retention: int | None
-    """How far below Spark's watermark they can come out, microseconds; None: nothing is held there."""
+    """How far below Spark's watermark they can come out, microseconds; None: nothing is held there.
+    """
     kinds: list[str] | None = None
-    """Of each source; None: kept by a release that knew none but files and controls, and tells them apart by their offsets."""
+    """Of each source; None: kept by a release that knew none but files and controls, and tells them
+    apart by their offsets."""
     declared: bool | None = None
-    """Whether the retention is the stage's own word, to which Spark may add; None: kept by a release that did not say so."""
+    """Whether the retention is the stage's own word, to which Spark may add; None: kept by a
+    release that did not say so."""
     stamps: list[list[Any]] | None = None
-    """Each stamp that the plan says: its kind; length, slide and start of its windows, microseconds, or None; unit and zone of each date_trunc().
-    None: kept by a release that did not say so."""
+    """Each stamp that the plan says: its kind; length, slide and start of its windows,
+    microseconds, or None; unit and zone of each date_trunc(). None: kept by a release that did not
+    say so."""
 
     @classmethod
     def of(cls, kind: Literal["plain", "function"], checked: Checked) -> Self:
@@ -75,7 +80,10 @@ class _Shape:
 
     @property
     def reach(self) -> timedelta:
-        """How far below Spark's watermark rows can come out, with what Spark adds to a declaration. Of a shape that holds something."""
+        """How far below Spark's watermark rows can come out, with what Spark adds to a declaration.
+
+        Of a shape that holds something.
+        """
         assert self.retention is not None
         own = timedelta(microseconds=self.retention)
         return own if self.declared is False else own + added(self.operators)
@@ -158,7 +166,11 @@ def check_shape(checkpoint: Location, kind: Literal["plain", "function"], checke
 
 
 def _check_change(checkpoint: Location, begun: _Shape, shape: _Shape, comparable: _Shape) -> None:
-    """Log a change that a checkpoint can bear. Raises CheckpointMismatch for any other. ``comparable`` has of the shape what the begun one has kept."""
+    """Log a change that a checkpoint can bear.
+
+    Raises CheckpointMismatch for any other. ``comparable`` has of the shape what the begun one has
+    kept.
+    """
     changed = replace(comparable, retention=begun.retention, declared=begun.declared, stamps=begun.stamps)
     if begun != changed or begun.retention is None or shape.retention is None:
         raise CheckpointMismatch(_OTHER.format(checkpoint=checkpoint, begun=begun, shape=shape))

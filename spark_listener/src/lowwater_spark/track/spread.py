@@ -1,6 +1,8 @@
 """The rows of a task, one key range after the other. Pure, but for a file without a name.
 
-They are sorted here and not by Spark: a stable sort by a small number is a few milliseconds in the worker, and Spark's of whole rows a sixth of the batch. What Spark would spill to disk goes to disk here as well.
+They are sorted here and not by Spark: a stable sort by a small number is a few milliseconds in the
+worker, and Spark's of whole rows a sixth of the batch. What Spark would spill to disk goes to disk
+here as well.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["by_handle"]
 
 MOST: Final = 128 << 20
-"""Bytes of rows that are in memory before they are written to a file. Sorting takes as much again, twice."""
+"""Bytes of rows that are in memory before they are written to a file. Sorting takes as much again,
+twice."""
 
 Handles = NDArray[np.uint16]
 
@@ -42,7 +45,8 @@ def by_handle(
 ) -> Iterator[tuple[int, list[pa.RecordBatch]]]:
     """Yield each handle that has rows with them, in its order and theirs. O(rows).
 
-    ``batches``: the rows, and for each row its handle. More than ``most`` bytes of them are kept in a file, and read again one handle at a time.
+    ``batches``: the rows, and for each row its handle. More than ``most`` bytes of them are kept in
+    a file, and read again one handle at a time.
     """
     with ExitStack() as stack:
         runs: list[_Run] = []

@@ -35,11 +35,13 @@ __all__ = ["Place", "RangeEntry", "StateStore", "Version"]
 _WHOLE: Final = 1
 _SEGMENTED: Final = 2
 _LAID_OUT: Final = 3
-"""Formats of a manifest. One without segments is written as releases read it that know none, and so is one of equal ranges."""
+"""Formats of a manifest. One without segments is written as releases read it that know none, and so
+is one of equal ranges."""
 _MANIFEST: Final = "manifest.json"
 
 KEPT_VERSIONS: Final = 3
-"""Versions that stay: the last committed one, the one before, and the one that a batch is building."""
+"""Versions that stay: the last committed one, the one before, and the one that a batch is building.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,8 @@ class RangeEntry:
     state: str = ""
     """Name of the file with its state; empty when it has none."""
     emitted: str = ""
-    """Name of the file with the rows that the ranges of its task emitted, of the first of them that did; of the others, and of one that emitted nothing, empty."""
+    """Name of the file with the rows that the ranges of its task emitted, of the first of them that
+    did; of the others, and of one that emitted nothing, empty."""
     oldest: int | None = None
     """The oldest stamp that it still holds, microseconds."""
     records: int = 0
@@ -128,7 +131,10 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the manifest of a checkpoint says of one stage where its state is. ``home`` is where the stage has its directory ``lowwater``."""
+    """Where the manifest of a checkpoint says of one stage where its state is.
+
+    ``home`` is where the stage has its directory ``lowwater``.
+    """
 
     manifest: Manifest
     home: Location
@@ -154,7 +160,10 @@ class Place:
         return (states or {}).get(self.name)
 
     def keep(self, entry: Mapping[str, Any]) -> None:
-        """Keep it, durable when it returns. Costs and raises as :meth:`~lowwater_spark.checkpoint.manifest.Manifest.keep`."""
+        """Keep it, durable when it returns.
+
+        Costs and raises as :meth:`~lowwater_spark.checkpoint.manifest.Manifest.keep`.
+        """
         self.manifest.keep_entry("state", self.name, entry)
 
 
@@ -162,8 +171,9 @@ class Place:
 class StateStore:
     """The versions of one stage's state.
 
-    The checkpoint's manifest remembers where the state is, for how many ranges, since which batch, and by what it is made: a version
-    that should be there and is not raises StateLost instead of being taken for a stage that starts.
+    The checkpoint's manifest remembers where the state is, for how many ranges, since which batch,
+    and by what it is made: a version that should be there and is not raises StateLost instead of
+    being taken for a stage that starts.
     """
 
     place: Place
@@ -171,7 +181,8 @@ class StateStore:
     ranges: int
     first: int = field(init=False, default=-1)
     made: Mapping[str, Any] | None = field(init=False, default=None)
-    """By what the state was made, see :meth:`match`; None in checkpoints of releases that kept nothing of it."""
+    """By what the state was made, see :meth:`match`; None in checkpoints of releases that kept
+    nothing of it."""
     ordinal: int = field(init=False, default=0)
     """The run that builds in it; 0 for reading."""
 

@@ -94,45 +94,56 @@ class Status:
     batch: int | None
     """The last committed batch; None before the first."""
     low: lowwater.Watermark
-    """The input low watermark (of an injector: the frontier) that the committed batches have reached."""
+    """The input low watermark (of an injector: the frontier) that the committed batches have
+    reached."""
     reported: lowwater.Watermark
     """The least of what the key ranges report."""
     holding: str
     """Why the stage reports nothing new at the moment; empty when it does."""
     waiting_for: tuple[str, ...]
-    """Files that stood in a source when a newer watermark was read and that no committed batch has taken yet; a few of them. Where waiting does not
-    help, with the reason: written again after it was read, too old for maxFileAge, or the mark of a writer that the inputs do not name. And what holds
-    the stage by itself: rows that no broker has acknowledged, parts of an injector's source."""
+    """Files that stood in a source when a newer watermark was read and that no committed batch has
+    taken yet; a few of them. Where waiting does not help, with the reason: written again after it
+    was read, too old for maxFileAge, or the mark of a writer that the inputs do not name. And what
+    holds the stage by itself: rows that no broker has acknowledged, parts of an injector's source.
+    """
     late_rows: int
-    """Rows of this run that were below what the inputs had promised before, or below what an injector has declared of its source: broken promises."""
+    """Rows of this run that were below what the inputs had promised before, or below what an
+    injector has declared of its source: broken promises."""
     late_example: str
     """The oldest of them: its batch and event time."""
     ticks: int
     """Empty batches that this run has asked for."""
     untimed_rows: int = 0
-    """Rows of this run that had no event time: they hold no watermark, and are in no window. Of a driven query that is told by
-    batches, those are counted that Spark has read: each once for each action of the function on its batch."""
+    """Rows of this run that had no event time: they hold no watermark, and are in no window. Of a
+    driven query that is told by batches, those are counted that Spark has read: each once for each
+    action of the function on its batch."""
     late_range: KeyRange | None = None
     """The key range of the oldest late row; None without one, and where it is not known."""
     dropped_rows: int = 0
-    """Rows that Spark's own operators have dropped in this run, for being below Spark's own watermark. Of a query with withWatermark."""
+    """Rows that Spark's own operators have dropped in this run, for being below Spark's own
+    watermark. Of a query with withWatermark."""
     removed_batches: int = 0
-    """Batches that this run has removed the files of (``keep`` of ``batch.write``), of all stages of the query."""
+    """Batches that this run has removed the files of (``keep`` of ``batch.write``), of all stages
+    of the query."""
     removed_bytes: int = 0
     """Bytes of those files."""
     removal_held_back: float = 0.0
-    """Seconds for which a batch has been kept beyond ``keep`` because a reader has not read it: the oldest such batch of all outputs. 0.0: there was
-    none at the last write."""
+    """Seconds for which a batch has been kept beyond ``keep`` because a reader has not read it: the
+    oldest such batch of all outputs. 0.0: there was none at the last write."""
     remembered_files: int = 0
-    """Files that the sources of the query have read and whose names are kept: those that are there, as many again, and 1,000 a source."""
+    """Files that the sources of the query have read and whose names are kept: those that are there,
+    as many again, and 1,000 a source."""
     ahead_rows: int = 0
-    """Rows of this run that were too far ahead of the driver's clock, and do not move the frontier: of an injector with ``disorder``."""
+    """Rows of this run that were too far ahead of the driver's clock, and do not move the frontier:
+    of an injector with ``disorder``."""
     ahead_example: str = ""
     """The newest of them: its event time, partition or producer, offset and batch."""
     unsent_rows: int = 0
-    """Rows that tasks have sent and that no broker has acknowledged yet: they are in the state, are sent again, and the low watermark does not pass them.
-    Of a computation with weak productions; ``waiting_for`` names the topic."""
+    """Rows that tasks have sent and that no broker has acknowledged yet: they are in the state, are
+    sent again, and the low watermark does not pass them. Of a computation with weak productions;
+    ``waiting_for`` names the topic."""
     unsent_since: float | None = None
-    """The clock of the batch that has produced the first of them, seconds since the epoch; None without any, and where it is not known."""
+    """The clock of the batch that has produced the first of them, seconds since the epoch; None
+    without any, and where it is not known."""
     unsent_oldest: lowwater.Watermark | None = None
     """The oldest of their timestamps, which holds the low watermark; None without any."""

@@ -1,9 +1,11 @@
 """Hands the rows of a batch over to readers as one version of a Delta table.
 
-A version has a name for who counts its batches in the table, and the number of the batch (Delta's ``txnAppId`` and ``txnVersion``). Delta itself writes a batch
-of a name once: a replay is skipped, and of two runs that write at a time one fails. It goes by the number alone, so after a checkpoint was restored from
-an older copy it would skip, without a word, other rows that have the number of a batch which is there. So each version also has the digest of the plan that
-it was made from, and a batch whose number is there counts as written only if its version says that it is the same.
+A version has a name for who counts its batches in the table, and the number of the batch (Delta's
+``txnAppId`` and ``txnVersion``). Delta itself writes a batch of a name once: a replay is skipped,
+and of two runs that write at a time one fails. It goes by the number alone, so after a checkpoint
+was restored from an older copy it would skip, without a word, other rows that have the number of a
+batch which is there. So each version also has the digest of the plan that it was made from, and a
+batch whose number is there counts as written only if its version says that it is the same.
 
 And it says how far the table is complete (:mod:`lowwater_spark.complete.mark`).
 """
@@ -145,7 +147,10 @@ def _must_match(found: Commit | None, log: DeltaLog, batch: int, mark: Mapping[s
 
 
 def sync_versions(log: DeltaLog, table: Table, first: int, last: int) -> None:
-    """Make versions of a table durable, with the files that the last of them adds. Only in local directories: elsewhere the store keeps what it acknowledged."""
+    """Make versions of a table durable, with the files that the last of them adds.
+
+    Only in local directories: elsewhere the store keeps what it acknowledged.
+    """
     place = SparkPath.of_text(table.location)
     root = place.local
     if root is None:

@@ -21,7 +21,10 @@ TABLE: Final = 0x7461626C_01
 
 
 def read_table(before: Segments) -> pa.Table | None:
-    """Return the table that a range holds, None for nothing. In segments it is mapped into memory: a column that the function does not look at is not read."""
+    """Return the table that a range holds, None for nothing.
+
+    In segments it is mapped into memory: a column that the function does not look at is not read.
+    """
     import pyarrow as pa
 
     if not before.segments:

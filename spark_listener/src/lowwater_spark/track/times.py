@@ -1,7 +1,8 @@
 """How the times of rows are written as text: with all of their microseconds.
 
-By default Spark writes the times of JSON, CSV and XML with milliseconds. A row at 09:00:00.000700 would come back as one at 09:00:00, which is older: a stage has
-promised that nothing older than 09:00:00.000700 comes, so its reader would count the row as late.
+By default Spark writes the times of JSON, CSV and XML with milliseconds. A row at 09:00:00.000700
+would come back as one at 09:00:00, which is older: a stage has promised that nothing older than
+09:00:00.000700 comes, so its reader would count the row as late.
 """
 
 from __future__ import annotations

@@ -127,7 +127,8 @@ class _Job:
     event_time: str
     """Name of the stage's event time, as declared; empty when it is an expression."""
     emitted_time: str
-    """Name of the timestamp among the emitted columns that is the event time; empty when no emitted column is."""
+    """Name of the timestamp among the emitted columns that is the event time; empty when no emitted
+    column is."""
     times: str
     """Name of the column that has it."""
 
@@ -210,7 +211,10 @@ def build_version(
 
 
 def _before(store: StateStore, before: Version | None, cut: Cut, update: Update | SegmentUpdate) -> list[Before]:
-    """Return what each range builds on. Raises CheckpointMismatch for an update whose ranges cannot be cut otherwise, and have been."""
+    """Return what each range builds on.
+
+    Raises CheckpointMismatch for an update whose ranges cannot be cut otherwise, and have been.
+    """
     if before is None:
         return [Before()] * len(cut)
     if before.layout == cut.layout:
@@ -290,7 +294,11 @@ class _OwnColumns(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _own_columns(_jvm: Any, cut: Cut, schema: str) -> _OwnColumns:
-    """Return the columns for rows of a schema, as JSON, of which the last is the place. To make them takes some 400 calls of the JVM, as long as many a batch, so they are kept while the JVM is the same."""
+    """Return the columns for rows of a schema, as JSON, of which the last is the place.
+
+    To make them takes some 400 calls of the JVM, as long as many a batch, so they are kept while
+    the JVM is the same.
+    """
     from pyspark.sql import functions as sf
     from pyspark.sql.types import StructType
 
@@ -333,7 +341,8 @@ def _by_range(rows: DataFrame, cut: Cut, handle: Column, task: Column) -> DataFr
     tasks = cut.spread(partitions_of(rows.sparkSession), pins=can_pin())
     if can_pin():
         return rows.repartitionById(tasks, task)
-    # Before PySpark 4.1. The hash keeps a range in one place as well, but some tasks have several ranges and others none, and none can be chosen.
+    # Before PySpark 4.1. The hash keeps a range in one place as well, but some tasks have several
+    # ranges and others none, and none can be chosen.
     return rows.repartition(tasks, handle)
 
 
@@ -395,7 +404,10 @@ def _manifest_of(receipts: Sequence[Receipt], job: _Job, digest: str, cut: Cut) 
 
 
 def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Update the ranges of one task, then stage them together. The task's body, in a Python worker."""
+    """Update the ranges of one task, then stage them together.
+
+    The task's body, in a Python worker.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
     from pyspark import TaskContext
@@ -443,8 +455,8 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
     out.close()
     starts, counts = pending.columns()
     held_before = sum(job.before[handle].records for handle in made)
-    # A stage has finished what it no longer holds, an injector what it has emitted: a record comes twice to it, announced
-    # and then itself.
+    # A stage has finished what it no longer holds, an injector what it has emitted: a record comes
+    # twice to it, announced and then itself.
     finished = emitted_rows if job.injector else max(0, held_before + rows_in - pending.total)
     part = Part(
         handles=list(made),
@@ -504,7 +516,10 @@ class _Emitted:
         self._size = 0
 
     def add(self, emitted: pa.Table | None) -> str:
-        """Take the rows of a range. Return the file's name for the first one that has any, for the others nothing."""
+        """Take the rows of a range.
+
+        Return the file's name for the first one that has any, for the others nothing.
+        """
         if emitted is None or not emitted.num_rows:
             return ""
         first = self._writer is None and not self._waiting
@@ -532,10 +547,12 @@ class _Emitted:
 
 
 def lowest_stamp(held: int | None, oldest_row: int | None, promised: int, window: timedelta | None) -> int:
-    """Return the lowest stamp that a range can hold after a batch, if the stage stamps as declared. Micros.
+    """Return the lowest stamp that a range can hold after a batch, if the stage stamps as declared.
 
-    Before the batch the range stood at the lesser of what it held and the lowest stamp of a row that keeps the promise; only a late
-    row can bring something lower.
+    Micros.
+
+    Before the batch the range stood at the lesser of what it held and the lowest stamp of a row
+    that keeps the promise; only a late row can bring something lower.
 
     >>> lowest_stamp(None, 14_250_000, 14_100_000, timedelta(seconds=1))
     14000000
@@ -545,10 +562,13 @@ def lowest_stamp(held: int | None, oldest_row: int | None, promised: int, window
 
 
 def least_record(pending: Sequence[int], state: pa.Table | None, event_time: str) -> int:
-    """Return the least event time of the records that a range holds, MAX when it holds none. Micros. O(pending + state).
+    """Return the least event time of the records that a range holds, MAX when it holds none.
 
-    Held are those that it says are pending, and the rows of its state that have the stage's event time in a timestamp of that name.
-    The name is looked up in the state, because a function may emit no event time at all.
+    Micros. O(pending + state).
+
+    Held are those that it says are pending, and the rows of its state that have the stage's event
+    time in a timestamp of that name. The name is looked up in the state, because a function may
+    emit no event time at all.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -664,7 +684,10 @@ def _stage_again(destination: Destination, part: Part, batches: Iterable[pa.Reco
 
 
 def rows_of(session: Any, store: StateStore, manifest: Version, schema: StructType) -> DataFrame:
-    """Return the rows that a version's batch emitted, as a static DataFrame. They stay readable while the version is kept."""
+    """Return the rows that a version's batch emitted, as a static DataFrame.
+
+    They stay readable while the version is kept.
+    """
     files = [store.file(manifest.batch, entry.emitted) for entry in manifest.ranges if entry.emitted]
     if not files:
         return _no_rows(session, schema)
@@ -673,7 +696,10 @@ def rows_of(session: Any, store: StateStore, manifest: Version, schema: StructTy
 
 
 def _no_rows(session: Any, schema: StructType) -> DataFrame:
-    """Return a frame without rows. It is the JVM's own: one of Python's rows a job has to convert."""
+    """Return a frame without rows.
+
+    It is the JVM's own: one of Python's rows a job has to convert.
+    """
     from pyspark.sql import DataFrame
 
     jvm = session._jsparkSession

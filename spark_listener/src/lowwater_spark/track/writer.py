@@ -1,7 +1,8 @@
 """What a query is started with: said as arguments, or told to a ``DataStreamWriter`` of Spark's.
 
-Spark's writer answers no questions: it keeps what it is told in private fields of its side in the JVM, and has nothing to read them by. They are read here one by
-one. A field that is set and that nobody here knows is refused by its name: what is not kept would be lost without a word.
+Spark's writer answers no questions: it keeps what it is told in private fields of its side in the
+JVM, and has nothing to read them by. They are read here one by one. A field that is set and that
+nobody here knows is refused by its name: what is not kept would be lost without a word.
 """
 
 from __future__ import annotations
@@ -129,8 +130,8 @@ def writer_of(
 ) -> Writer:
     """Return what a query is started with, by a frame and arguments, or by a writer without any.
 
-    Raises ValueError for a writer with arguments, and for no checkpoint; Unsupported for what a writer was told and cannot be kept, and for triggers and
-    options that cannot be tracked.
+    Raises ValueError for a writer with arguments, and for no checkpoint; Unsupported for what a
+    writer was told and cannot be kept, and for triggers and options that cannot be tracked.
     """
     said = {"checkpoint": checkpoint, "trigger": trigger, "name": name, "output_mode": output_mode, **sink}
     given = {argument: value for argument, value in said.items() if value is not None and value != {}}
@@ -187,7 +188,10 @@ def _told(writer: DataStreamWriter) -> dict[str, Any]:
 
 
 def _fields(jwrite: Any) -> dict[str, Any]:
-    """Return the fields of a writer in the JVM by their names. An option that is empty is None, one that is not its content."""
+    """Return the fields of a writer in the JVM by their names.
+
+    An option that is empty is None, one that is not its content.
+    """
     found: dict[str, Any] = {}
     for each in jwrite.getClass().getDeclaredFields():
         each.setAccessible(True)

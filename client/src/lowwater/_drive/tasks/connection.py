@@ -40,9 +40,12 @@ def real_channel(settings: Settings, address: str) -> grpc.aio.Channel:
 
 
 class Connection(fork.Forked):
-    """The channels of a client, one for each shard that is used. They belong to the process and event loop that made them.
+    """The channels of a client, one for each shard that is used.
 
-    A channel is made at the first use of its address, and closed when none of its computations are there any more.
+    They belong to the process and event loop that made them.
+
+    A channel is made at the first use of its address, and closed when none of its computations are
+    there any more.
     """
 
     def __init__(
@@ -82,7 +85,10 @@ class Connection(fork.Forked):
 
     @contextlib.contextmanager
     def use(self, address: str) -> Generator[Stubs]:
-        """Surround a call or stream; gives the stubs over the channel to an address. Raises Closed after :meth:`shut`."""
+        """Surround a call or stream; gives the stubs over the channel to an address.
+
+        Raises Closed after :meth:`shut`.
+        """
         self.check_open()
         used = self._channels.use(address, self.settings.edition, self._make_channel)
         try:
@@ -108,12 +114,13 @@ class Connection(fork.Forked):
                 delay = exchange.failed(failure)
                 await self.sweep()
             except grpc.aio.UsageError:
-                # gRPC's word for a channel that was closed in the meantime, for good. Else it is a mistake in the program, which a
-                # repeat would not mend.
+                # gRPC's word for a channel that was closed in the meantime, for good. Else it is a
+                # mistake in the program, which a repeat would not mend.
                 self.check_open()
                 raise
             except (asyncio.CancelledError, grpc.aio.BaseError):
-                # gRPC's words for a call whose channel was closed, and for one that it could not make.
+                # gRPC's words for a call whose channel was closed, and for one that it could not
+                # make.
                 if being_cancelled():
                     raise
                 self.check_open()

@@ -23,7 +23,10 @@ Runtime = TypeVar("Runtime", bound=Held)
 
 
 class Runtimes(Generic[Runtime]):
-    """The runtime of a client. It belongs to the process and the event loop that asked for it first."""
+    """The runtime of a client.
+
+    It belongs to the process and the event loop that asked for it first.
+    """
 
     def __init__(self, make: Callable[[], Runtime]) -> None:
         self.closed: bool = False
@@ -36,7 +39,10 @@ class Runtimes(Generic[Runtime]):
             raise closed_client()
 
     def get(self) -> Runtime:
-        """Return the runtime. Raises Closed in another process or event loop, and after :meth:`close`."""
+        """Return the runtime.
+
+        Raises Closed in another process or event loop, and after :meth:`close`.
+        """
         self.check_open()
         if self._runtime is None:
             self._runtime = self._make()

@@ -28,7 +28,8 @@ MakeChannel = Callable[[str], grpc.Channel]
 """How a channel to an address is made."""
 
 _QUIET_TIMEOUT: Final = 5.0
-"""Seconds that a fork waits at most for threads to leave the closed channels, or to have closed them."""
+"""Seconds that a fork waits at most for threads to leave the closed channels, or to have closed
+them."""
 
 
 def real_channel(settings: Settings, address: str) -> grpc.Channel:
@@ -54,7 +55,8 @@ class Connection:
         self.ended: threading.Event = threading.Event()
         """Set at the end of the client."""
         self.pauses: int = 0
-        """How often the channels were closed for a fork: whoever finds it changed was interrupted by one."""
+        """How often the channels were closed for a fork: whoever finds it changed was interrupted
+        by one."""
         self._make_channel: MakeChannel = make_channel or partial(real_channel, settings)
         self._changed = Signal()
         self._forks = 0
@@ -77,7 +79,9 @@ class Connection:
 
     @contextlib.contextmanager
     def use(self, address: str, *, repeatable: bool = True) -> Generator[Stubs]:
-        """Surround a call or stream; gives the stubs over the channel to an address. Waits while the process forks.
+        """Surround a call or stream; gives the stubs over the channel to an address.
+
+        Waits while the process forks.
 
         Raises Closed after :meth:`shut`.
         """
@@ -141,8 +145,8 @@ class Connection:
                     delay = exchange.failed(failure)
                     self.sweep()
             except ValueError:
-                # gRPC's word for a channel that was closed in the meantime: for a fork, or for good. Else it is a mistake in the
-                # program, which a repeat would not mend.
+                # gRPC's word for a channel that was closed in the meantime: for a fork, or for
+                # good. Else it is a mistake in the program, which a repeat would not mend.
                 if not self.closed and self.pauses == pauses:
                     raise
             else:

@@ -1,4 +1,7 @@
-"""Where a client's runtime may be used: in every process there is one. Children of a fork make their own."""
+"""Where a client's runtime may be used: in every process there is one.
+
+Children of a fork make their own.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,10 @@ Runtime = TypeVar("Runtime", bound=Held)
 class Runtimes(fork.Forked, Generic[Runtime]):
     """The runtime of a client in whichever process asks for it.
 
-    gRPC's threads do not live on in a forked child. What they were doing at that moment does, and makes its calls crash or hang: one
-    child in a hundred of an idle parent, most of one that waits for an answer. So the parent closes its channels for the moment of
-    the fork and then opens them anew; calls are repeated, and the streams go on from their state. The child makes its own.
+    gRPC's threads do not live on in a forked child. What they were doing at that moment does, and
+    makes its calls crash or hang: one child in a hundred of an idle parent, most of one that waits
+    for an answer. So the parent closes its channels for the moment of the fork and then opens them
+    anew; calls are repeated, and the streams go on from their state. The child makes its own.
     """
 
     def __init__(self, make: Callable[[], Runtime]) -> None:
@@ -99,7 +103,10 @@ class Runtimes(fork.Forked, Generic[Runtime]):
                 runtime.connection.resume()
 
     def after_fork_in_child(self) -> None:
-        """Forget what belongs to the parent. Its threads may have held the lock when they ceased to exist."""
+        """Forget what belongs to the parent.
+
+        Its threads may have held the lock when they ceased to exist.
+        """
         self._lock = threading.RLock()
         self._forks = 0
         fork.keep(self._runtime)

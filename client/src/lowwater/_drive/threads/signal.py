@@ -25,7 +25,8 @@ class Signal(threading.Condition):
     ) -> None:
         """Let go of it.
 
-        Whoever is interrupted within ``wait``, as by Ctrl-C, may not hold it at that moment: then nothing is left to do.
+        Whoever is interrupted within ``wait``, as by Ctrl-C, may not hold it at that moment: then
+        nothing is left to do.
         """
         try:
             super().__exit__(kind, error, traceback)

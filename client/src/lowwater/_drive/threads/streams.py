@@ -32,7 +32,8 @@ class Streams:
 
     def __init__(self, connection: Connection, machines: Many, name: str) -> None:
         self.changed: Signal = Signal()
-        """Notified after every message that tells anything new, and at the end of every stream. Guards the state machines."""
+        """Notified after every message that tells anything new, and at the end of every stream.
+        Guards the state machines."""
         self._connection = connection
         self._machines = machines
         self._name = name
@@ -63,9 +64,12 @@ class Streams:
             self.changed.notify_about(names)
 
     def tend(self) -> None:
-        """Start threads that are needed by now, and end streams that are to be renewed. Hold ``changed``.
+        """Start threads that are needed by now, and end streams that are to be renewed.
 
-        One that cannot be started is tried again next time. Raises RuntimeError when none runs, for then there may be no next time.
+        Hold ``changed``.
+
+        One that cannot be started is tried again next time. Raises RuntimeError when none runs, for
+        then there may be no next time.
         """
         refused, self._refused, error = self._refused, {}, None
         for machine in dict.fromkeys((*refused, *self._machines.tend())):
@@ -128,8 +132,9 @@ class Streams:
             except Exception as error:  # noqa: BLE001 - whatever it is, the state machine decides
                 failure = error
                 if isinstance(error, grpc.RpcError):
-                    # gRPC raises the call itself, which its traceback would keep until a collection, perhaps that at the end of the
-                    # program. The call then waits for a lock that a thread may hold which is gone.
+                    # gRPC raises the call itself, which its traceback would keep until a
+                    # collection, perhaps that at the end of the program. The call then waits for a
+                    # lock that a thread may hold which is gone.
                     error.__traceback__ = None
             if ended.is_set():
                 break
