@@ -2,11 +2,12 @@
 
 A tool for developers, not for CI::
 
-    nice -n 15 python -m scripts.mutation_sample --minutes 60
+    nice -n 15 uv run --with coverage python -m scripts.mutation_sample --minutes 60
 
 One process imports the product and the tests. For each change it forks a child, which puts the changed code into the function that is there and runs
 the simulated worlds and the property tests that reach the line, the cheapest first, until one fails. Results are kept in ``build/mutation`` as long as
-core and engine stay the same: the next run with the same seed goes on behind them.
+core and engine stay the same: the next run with the same seed goes on behind them. Several processes share
+one sample with ``--part 1/2`` and ``--part 2/2``.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from hashlib import blake2b
-from itertools import count
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import coverage
 import pytest
 from hypothesis import Phase, settings
 
@@ -48,16 +49,8 @@ MODULES: Final = {
 DIGEST: Final = blake2b(b"".join(Path(path).read_bytes() for path in MODULES), digest_size=4).hexdigest()
 ROOM: Final = ROOT / "build" / "mutation" / DIGEST
 
-WORLDS: Final = tuple((seed, 24) for seed in (2013, 2015, 2017, 2020))
+WORLDS: Final = tuple((seed, 24) for seed in (2013, 2014, 2015, 2016, 2017, 2020))
 """Seeds and moves of the simulated worlds."""
-
-OFTEN: Final = 100
-"""Number of calls of a function from which on a test counts as reaching all lines of it: to trace
-more costs too much."""
-
-MANY: Final = 50_000
-"""Number of all calls from which on it counts as reaching all lines of the modules that it has
-called."""
 
 PROPERTIES: Final = [
     str(path) for path in sorted(ROOT.glob("tests/property/test_[cst][lo]*.py")) if "client" not in path.name
@@ -196,10 +189,11 @@ def changes(path: str) -> Iterator[Change]:
 class Sampler:
     """A plugin of pytest that runs changes in place of the collected tests."""
 
-    def __init__(self, minutes: float, seed: int, seconds: int) -> None:
+    def __init__(self, minutes: float, seed: int, seconds: int, part: tuple[int, int]) -> None:
         self._until = time.monotonic() + 60 * minutes
         self._seed = seed
         self._seconds = seconds
+        self._part = part
         self._failed = False
 
     def pytest_sessionstart(self) -> None:
@@ -229,7 +223,9 @@ class Sampler:
         sample = [change for path in MODULES for change in changes(path)]
         print(f"there are {len(sample)} changes", flush=True)
         random.Random(self._seed).shuffle(sample)
-        results = ROOM / f"results-{self._seed}.jsonl"
+        number, parts = self._part
+        sample = sample[number - 1 :: parts]
+        results = ROOM / f"results-{self._seed}-{number}-of-{parts}.jsonl"
         done = len(results.read_text().splitlines()) if results.exists() else 0
         with results.open("a") as file:
             for change in sample[done:]:
@@ -253,41 +249,23 @@ class Sampler:
 
     def _reach(self, name: str, test: Callable[[], bool]) -> tuple[float, str, set[tuple[str, int]]]:
         """Run a test in a child; returns its seconds and the lines that it reaches."""
-        lines: set[tuple[str, int]] = set()
-        calls, total = Counter[types.CodeType](), count(1)
-
-        def line(frame: types.FrameType, what: str, _: Any) -> Any:
-            if what == "line":
-                lines.add((MODULES[frame.f_code.co_filename], frame.f_lineno))
-            return line
-
-        def call(frame: types.FrameType, *_: Any) -> Any:
-            code = frame.f_code
-            if code.co_filename not in MODULES:
-                return None
-            calls[code] += 1
-            if calls[code] == OFTEN:
-                lines.update((MODULES[code.co_filename], number) for _, _, number in code.co_lines() if number)
-            if next(total) == MANY:
-                called = {MODULES[each.co_filename] for each in calls}
-                lines.update((module, number) for module in called for number in range(10_000))
-                sys.settrace(None)
-            return line if calls[code] < OFTEN else None
-
         print(f"{name} ...", flush=True)
-        kept = ROOM / "lines.pickle"
+        kept = ROOM / f"lines-{os.getpid()}.pickle"
         if not (child := fork()):
-            sys.settrace(call)
+            tracer = coverage.Coverage(data_file=None, include=list(MODULES), messages=False)
+            tracer.start()
             passed = test()
-            sys.settrace(None)
-            kept.write_bytes(pickle.dumps((time.process_time(), name, lines)))
+            tracer.stop()
+            data = tracer.get_data()
+            lines = {(MODULES[path], line) for path in data.measured_files() for line in data.lines(path) or ()}
+            kept.write_bytes(pickle.dumps(lines))
             os._exit(int(not passed))
         started = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
         if os.waitpid(child, 0)[1]:
             print(f"{name} is left out: it fails without any change", flush=True)
             return 0.0, name, set()
         seconds = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - started
-        return seconds, name, pickle.loads(kept.read_bytes())[2]
+        return seconds, name, pickle.loads(kept.read_bytes())
 
     def _run(self, change: Change, tests: dict[str, Callable[[], bool]]) -> str:
         """Run tests over a change, in a child; returns the name of the one that failed, or what else came of it."""
@@ -333,13 +311,17 @@ def main() -> int:
     parse.add_argument("--minutes", type=float, default=60, help="how long to go on (default: %(default)s)")
     parse.add_argument("--seed", type=int, default=1, help="seed of the sample (default: %(default)s)")
     parse.add_argument(
-        "--seconds", type=int, default=30, help="seconds of processor that one change may take (default: %(default)s)"
+        "--seconds", type=int, default=60, help="seconds of processor that one change may take (default: %(default)s)"
+    )
+    parse.add_argument(
+        "--part", default="1/1", help="number of this process and of all that share a sample (default: %(default)s)"
     )
     asked = parse.parse_args()
+    number, parts = map(int, asked.part.split("/"))
     ROOM.mkdir(parents=True, exist_ok=True)
     chosen = "not notice and not switched and not broken and not _off"
     options = ["-q", "-n0", "-s", "-W", "ignore:Module already imported", "-k", chosen, *PROPERTIES]
-    return int(pytest.main(options, plugins=[Sampler(asked.minutes, asked.seed, asked.seconds)]))
+    return int(pytest.main(options, plugins=[Sampler(asked.minutes, asked.seed, asked.seconds, (number, parts))]))
 
 
 if __name__ == "__main__":
