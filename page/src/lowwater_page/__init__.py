@@ -1,1 +1,1 @@
-"""The status page of lowwater: a client of the authority that it shows, which serves what it hears to browsers."""
+"""The status page of lowwater: a client of the authority, and an HTTP server for browsers."""

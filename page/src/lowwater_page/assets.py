@@ -1,4 +1,4 @@
-"""The files of the status page, held in memory: what is not among them cannot be asked for."""
+"""The files of the status page, read once into memory: a request can name no other file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TYPES: Final = {
     ".json": "application/json",
     ".webmanifest": "application/manifest+json",
 }
-"""Content types by suffix; anything else is shown as plain text, so that no browser runs it."""
+"""Content types by suffix. Any other file is served as plain text, so no browser runs it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What is known of the whole deployment: the newest watermarks, how far they lag along the graph, and a week of samples."""
+"""The newest watermarks of a deployment, their lags along the graph, and a week of samples."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SHARE_PPM: Final = 990_000
 
 
 class Board:
-    """The newest view of each computation, as one follower hears it. Safe for threads.
+    """The newest view of each computation. Safe for threads.
 
-    ``admit`` is for the one thread that follows, ``post`` and ``sample`` for the one that looks now
-    and then, ``changes`` for the one that tells others; all may read. A read costs O(inputs); the
-    first look at a global lag after a change O(edges of the graph), once for all computations.
+    One thread calls ``admit``, one calls ``post`` and ``sample``, one calls ``changes``; all may
+    read. A read costs O(inputs). The first global lag after a change costs O(edges of the graph),
+    once for all computations.
     """
 
     def __init__(self) -> None:
@@ -35,25 +35,29 @@ class Board:
         self._shards: tuple[ShardView, ...] = ()
         self._order: tuple[str, ...] | None = ()
         self._roots: Mapping[str, int] | None = {}
-        self._told: Mapping[str, int] = {}
+        self._roots_before: Mapping[str, int] = {}
+        """Least watermark of the injectors upstream of each computation, at the last call."""
         self._samples = Samples()
 
     # -- writing -----------------------------------------------------------------------------------
 
     def admit(self, view: WatermarkView) -> None:
-        """Take over what is newer than what is known; a value never goes back within an incarnation (rule 3). What was dropped is forgotten."""
+        """Keep a view unless a newer one is kept; forget a dropped computation.
+
+        Within an incarnation no value goes back (rule 3).
+        """
         name = view.computation
         with self._lock:
-            known = self._views.get(name)
+            before = self._views.get(name)
             if not view.registered:
-                if known is not None and view.incarnation >= known.incarnation:
+                if before is not None and view.incarnation >= before.incarnation:
                     self._forget(name)
                 return
-            if known is not None and (view.incarnation, view.low) < (known.incarnation, known.low):
+            if before is not None and (view.incarnation, view.low) < (before.incarnation, before.low):
                 return
-            if known is None or known.inputs != view.inputs:
+            if before is None or before.inputs != view.inputs:
                 self._order = None
-            if known is not None and known.incarnation != view.incarnation:
+            if before is not None and before.incarnation != view.incarnation:
                 self._samples.begin(name)
             self._views[name] = view
             self._roots = None
@@ -66,9 +70,10 @@ class Board:
         self._samples.remove(name)
 
     def recall(self, name: str, incarnation: int, completions: Sequence[tuple[int, int]]) -> bool:
-        """Take over when a computation had passed which event times, before anybody looked; nothing when it is in another incarnation.
+        """Fill in samples from before this process: ``completions`` as for Samples.recall.
 
-        Returns False when it is too early: there is no sample of it yet.
+        Nothing happens when the computation is in another incarnation. False: the computation has
+        no sample yet, so the caller tries again later.
         """
         with self._lock:
             view = self._views.get(name)
@@ -79,8 +84,8 @@ class Board:
         self._shards = tuple(shards)
 
     def sample(self, time_micros: int) -> None:
-        """Keep where everything stands at a processing time. O(computations)."""
-        with self._lock:  # to the end: a new incarnation that began in between would get a value of the old one
+        """Sample all watermarks at a processing time, in microseconds. O(computations)."""
+        with self._lock:  # a new incarnation that began in between would get a value of the old one
             values = [(view.low.micros, view.at_share(SHARE_PPM).micros) for view in self._views.values()]
             self._samples.add(time_micros, list(self._views), values)
 
@@ -88,22 +93,23 @@ class Board:
 
     @property
     def shards(self) -> tuple[ShardView, ...]:
-        """The shards of the deployment when they were asked last, by address."""
+        """The shards of the deployment, by address, as of the last answer."""
         return self._shards
 
     def names(self) -> list[str]:
-        """Return the computations that were heard of, sorted."""
+        """Return the names of all computations on the board, sorted."""
         with self._lock:
             return sorted(self._views)
 
     def view(self, name: str) -> WatermarkView | None:
-        """Return the newest view of a computation; None when it was never heard of."""
+        """Return the newest view of a computation; None for an unknown one."""
         return self._views.get(name)
 
     def local_lag(self, name: str) -> float | None:
-        """Return how many seconds a computation is behind the least of its inputs: what it could do and has not done.
+        """Return how many seconds a computation is behind the least of its inputs.
 
-        Never below 0. None for one without inputs, and while it or that input is unknown or finished.
+        Never below 0. None without inputs, and while the computation or that input is unknown or
+        finished.
         """
         view = self._views.get(name)
         if view is None or not view.inputs:
@@ -111,9 +117,10 @@ class Board:
         return lag_seconds(min(map(self._low, view.inputs)), view.low.micros)
 
     def global_lag(self, name: str) -> float | None:
-        """Return how many seconds a computation is behind the least of the injectors upstream of it.
+        """Return how many seconds a computation is behind the least of the injectors upstream.
 
-        Never below 0. None for an injector, and while it or that injector is unknown or finished.
+        Never below 0. None for an injector, and while the computation or that injector is unknown
+        or finished.
         """
         view = self._views.get(name)
         if view is None or not view.inputs:
@@ -125,31 +132,31 @@ class Board:
         return self._samples.of(name, span)
 
     def heat(self, span: Span, most: int) -> Heat:
-        """Return how far everything was behind over a time: of so many computations at most, those that were the most times as far behind as is late.
+        """Return the lags of at most ``most`` computations over a time, as Samples.heat does.
 
         O(samples).
         """
         with self._lock:
             promises = [(name, view.promise) for name, view in self._views.items() if view.promise is not None]
-        late = {name: each.late.total_seconds() for name, each in promises if each.late}
+        late = {name: promise.late.total_seconds() for name, promise in promises if promise.late}
         return self._samples.heat(span, most, late)
 
     def changes(self) -> list[str]:
-        """Return what stands or lags otherwise than when this was asked last, each once, and what was forgotten since.
+        """Return names whose values or lags changed, or that were forgotten, since the last call.
 
-        O(edges of the graph) if there is anything.
+        O(edges of the graph) when there are any.
         """
         with self._lock:
             if not self._changed:
                 return []
             changed, self._changed = self._changed, {}
             views = list(self._views.values())
-        roots, before = self._root_lows(), self._told
-        self._told = roots
+        roots, before = self._root_lows(), self._roots_before
+        self._roots_before = roots
         for view in views:
             name = view.computation
             if name not in changed and (
-                roots.get(name) != before.get(name) or any(each in changed for each in view.inputs)
+                roots.get(name) != before.get(name) or any(source in changed for source in view.inputs)
             ):
                 changed[name] = None
         return list(changed)

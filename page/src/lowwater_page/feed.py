@@ -1,4 +1,4 @@
-"""What every viewer of the page is told, as server-sent events: encoded once for all, conflated, newest first."""
+"""The stream of server-sent events for the viewers of the page, encoded once for all of them."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from lowwater_page.follower import Follower
 
 PERIOD: Final = 0.25
-"""Seconds between two messages at least."""
+"""Least time between two messages, in seconds."""
 
 BEAT: Final = 5.0
-"""Seconds after which a message says that nothing has changed."""
+"""Time in seconds after which a message goes out although nothing has changed."""
 
 SHARE: Final = 0.05
-"""Most of a processor that encoding may take: when much changes, messages come less often than
-every ``PERIOD``."""
+"""Greatest share of a processor for encoding. When much changes, messages come less often."""
 
 TOGETHER: Final = 16
-"""Computations encoded in one go; in between, whoever serves watermarks gets the interpreter."""
+"""Computations encoded without a pause; other tasks run in the pauses."""
 
 RETRY_MILLIS: Final = 2000
-"""How long a browser waits before it connects again."""
+"""Time in milliseconds that a browser waits before it connects again."""
 
 log = logging.getLogger(__name__)
 
 
 class Feed:
-    """The newest state of a board as JSON, and a numbered message of what changed since the one before.
+    """The newest state of a board as JSON, and numbered messages with the changes of it.
 
-    A viewer that has seen the message before gets the newest one, any other the whole state, so that nobody needs a backlog: what is
-    kept is one encoded record for each computation, however many watch. For the one event loop it is used in.
+    A viewer that has got the last message but one gets the last one. Any other viewer gets the
+    whole state. So memory holds one encoded record for each computation, and no backlog, however
+    many watch. A feed belongs to one event loop.
     """
 
     def __init__(
@@ -53,56 +53,57 @@ class Feed:
         self._beat = beat
         self._encoding = asyncio.Lock()
         self._encoded: dict[str, bytes] = {}
-        self._untold: dict[str, None] = {}
+        self._unsent: dict[str, None] = {}
+        """Computations that changed since the newest message; a set that keeps order."""
         self._removed: dict[str, None] = {}
-        """What was dropped since the newest message."""
+        """Computations that were dropped since the newest message; a set that keeps order."""
         self._message = b""
         self._number = 0
         self._whole = (-1, 0.0, b"")
-        """The newest whole state: after which message, when, and what."""
-        self._told = asyncio.Event()
-        self._told_at = time.monotonic()
+        """The newest whole state: number of the message before it, monotonic time, content."""
+        self._sent = asyncio.Event()
+        self._sent_at = time.monotonic()
         self._closed = False
-        self._came = asyncio.Event()
+        self._has_viewers = asyncio.Event()
         self.viewers = 0
-        """Who watches now."""
+        """Number of viewers."""
 
     async def run(self) -> None:
-        """Tell the viewers of changes, until cancelled."""
+        """Send changes to the viewers until cancelled."""
         while True:
             if not self.viewers:
-                self._came.clear()
-                await self._came.wait()
+                self._has_viewers.clear()
+                await self._has_viewers.wait()
             began = time.thread_time()
             try:
                 self._follower.look()
-                await self._tell()
+                await self._send()
             except Exception:
-                log.exception("the page's viewers cannot be told of changes; trying again", extra=event("page_failed"))
+                log.exception("the page cannot send changes to its viewers; trying again", extra=event("page_failed"))
             await asyncio.sleep(max(PERIOD, (time.thread_time() - began) / SHARE))
 
     def join(self) -> None:
-        """Another one watches."""
+        """Count one more viewer."""
         self.viewers += 1
-        self._came.set()
+        self._has_viewers.set()
 
     def leave(self) -> None:
-        """One watches no more."""
+        """Count one viewer less."""
         self.viewers -= 1
 
     def close(self) -> None:
-        """End what every viewer follows."""
+        """End the streams of all viewers."""
         self._closed = True
         self._wake()
 
     async def snapshot(self) -> bytes:
-        """Return the whole state as JSON, not older than ``PERIOD``, nor than the newest message."""
+        """Return the whole state as JSON, younger than ``PERIOD`` and than the newest message."""
         self._follower.look()
         number, made_at, whole = self._whole
         if number == self._number and time.monotonic() - made_at < PERIOD:
             return whole
         await self._encode()
-        shards = json.dumps([records.shard(each) for each in self._board.shards]).encode()
+        shards = json.dumps([records.shard(shard) for shard in self._board.shards]).encode()
         computations = b",".join(self._encoded.values())
         version = json.dumps(self._version).encode()
         whole = b'%s,"version":%s,"shards":%s,"computations":[%s]}' % (self._head(), version, shards, computations)
@@ -112,20 +113,20 @@ class Feed:
     async def follow(self) -> AsyncGenerator[bytes, None]:
         """Yield events for one viewer, the whole state first.
 
-        Whoever takes them slowly misses some, and gets the whole state instead.
+        A slow viewer misses some messages, and gets the whole state instead.
         """
         yield b"retry: %d\n\n" % RETRY_MILLIS
-        seen = -1
+        last_number = -1
         while not self._closed:
-            told = self._told
-            if seen == self._number:
-                await told.wait()
-            elif 0 <= seen == self._number - 1:
-                seen = self._number
+            sent = self._sent
+            if last_number == self._number:
+                await sent.wait()
+            elif 0 <= last_number == self._number - 1:
+                last_number = self._number
                 yield self._message
             else:
                 whole = await self.snapshot()
-                seen = self._number
+                last_number = self._number
                 yield _event("snapshot", whole)
 
     async def _encode(self) -> None:
@@ -134,21 +135,21 @@ class Feed:
             for i, name in enumerate(self._board.changes(), start=1):
                 view = self._board.view(name)
                 if view is None:
-                    self._untold.pop(name, None)
+                    self._unsent.pop(name, None)
                     if self._encoded.pop(name, None) is not None:
                         self._removed[name] = None
                 else:
                     self._removed.pop(name, None)
                     record = records.computation(view, self._board)
                     self._encoded[name] = json.dumps(record, separators=(",", ":")).encode()
-                    self._untold[name] = None
+                    self._unsent[name] = None
                 if not i % TOGETHER:
                     await asyncio.sleep(0)
 
     def _changes(self) -> bytes:
-        changed = b",".join(self._encoded[name] for name in self._untold)
+        changed = b",".join(self._encoded[name] for name in self._unsent)
         removed = json.dumps(list(self._removed)).encode()
-        self._untold.clear()
+        self._unsent.clear()
         self._removed.clear()
         return b'%s,"computations":[%s],"removed":%s}' % (self._head(), changed, removed)
 
@@ -161,21 +162,21 @@ class Feed:
             json.dumps(records.away(self._follower.away)).encode(),
         )
 
-    async def _tell(self) -> None:
+    async def _send(self) -> None:
         await self._encode()
-        if self._untold or self._removed:
+        if self._unsent or self._removed:
             self._message = _event("changes", self._changes())
-        elif time.monotonic() - self._told_at >= self._beat:
+        elif time.monotonic() - self._sent_at >= self._beat:
             self._message = _event("beat", self._head() + b"}")
         else:
             return
-        self._told_at = time.monotonic()
+        self._sent_at = time.monotonic()
         self._number += 1
         self._wake()
 
     def _wake(self) -> None:
-        told, self._told = self._told, asyncio.Event()
-        told.set()
+        sent, self._sent = self._sent, asyncio.Event()
+        sent.set()
 
 
 def _event(name: str, data: bytes) -> bytes:

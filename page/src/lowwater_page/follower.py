@@ -1,4 +1,4 @@
-"""The thread that follows the whole deployment, as an ordinary client of it, and fills the board."""
+"""The threads that follow the whole deployment, as an ordinary client, and fill the board."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
     from lowwater_page.board import Board
 
 PERIOD: Final = 0.2
-"""Seconds within which changes of one computation are conflated: nobody is told more often than
-every quarter of a second."""
+"""Time in seconds within which changes of one computation are conflated, on a small deployment."""
 
 MOST_PERIOD: Final = 1.0
-"""The same of many computations."""
+"""Longest such time, for very many computations."""
 
-TOLD: Final = 1000
-"""Computations in a second, at most and on average, that each shard tells a follower of: it encodes
-them on the loop that commits."""
+RATE: Final = 1000
+"""Most changes that each shard sends to a follower in a second, on average.
+
+A shard encodes them on the loop that runs its rounds."""
 
 POLLED: Final = 200
-"""Computations asked for in a second, on average, while nobody looks."""
+"""Computations asked for in a second, on average, while the page has no viewer."""
 
 AWAY_SECONDS: Final = 3.0
-"""How old what is shown may be before it is asked why."""
+"""Age of the board in seconds from which the follower asks whether an authority answers."""
 
 LOOKED_SECONDS: Final = 30.0
-"""How long after somebody looked every change is followed."""
+"""Time in seconds after a look at the board for which the follower watches every change."""
 
 AGAIN_SECONDS: Final = (0.5, 30.0)
-"""First and longest wait before a follower that failed begins anew."""
+"""First and longest pause in seconds before a failed thread begins anew."""
 
 JOIN_SECONDS: Final = 5.0
-"""How long the threads may take to end."""
+"""Longest time in seconds that ``close`` waits for each thread."""
 
 log = logging.getLogger(__name__)
 
@@ -51,14 +51,16 @@ log = logging.getLogger(__name__)
 class Follower:
     """Fills the board through clients of its own, asks for the shards, and takes samples.
 
-    While somebody looks it watches everything; else it asks every ``STEP_SECONDS``, less often of
-    very many, since to be told of every change costs those who report. When one shard does not
-    answer, no such question is, so it watches for a while: that goes on for the others. The clients
-    go to this process's own address, find the other shards by themselves, and go on when they come
-    back. Whatever else ends one is logged, and another begins after ``AGAIN_SECONDS``, twice as
-    long after each that fails; the board keeps what it has. ``connect`` makes one, which is told of
-    changes in so many seconds at the earliest. ``sharded``: whether there may be other shards; an
-    authority that is alone says so when it is asked, and stays so.
+    While the page has viewers, the follower watches everything. Otherwise it polls, every
+    ``STEP_SECONDS`` or less often, because a watch costs the shards that commit reports. If one
+    shard does not answer, a poll fails as a whole. Then the follower watches for a while, because a
+    watch goes on for the other shards. A client finds shards that come back by itself. If anything
+    else ends a thread, the failure is logged, and the thread begins anew after ``AGAIN_SECONDS``,
+    twice as long after each failure; the board keeps its views.
+
+    ``connect`` returns a client; its argument is the least time in seconds between two messages of
+    a watch. ``sharded``: whether there may be other shards; an authority without others says so
+    when it is asked.
     """
 
     def __init__(
@@ -69,14 +71,13 @@ class Follower:
         self._clock = clock
         self._alone = not sharded
         self.looked_seconds = LOOKED_SECONDS
-        """How long after somebody looked every change is followed."""
+        """See ``LOOKED_SECONDS``."""
         self.away: tuple[int, str] | None = None
-        """Since when, by the clock, no authority answers, and what was said of that last; None: one
-        does."""
+        """Time in microseconds since when no authority answers, and the last error, or None."""
         self._asking: Client | None = None
         self._watching: Client | None = None
         self._unheard = False
-        """True while a watch has begun and has brought nothing."""
+        """True from the beginning of a watch until its first view."""
         self._confirmed = -math.inf
         self._looked = -math.inf
         self._wake = threading.Event()
@@ -88,12 +89,12 @@ class Follower:
         ]
 
     def start(self) -> None:
-        """Begin to follow."""
+        """Start the threads."""
         for thread in self._threads:
             thread.start()
 
     def close(self) -> None:
-        """End the threads and the clients; calls that others make through them raise Closed."""
+        """End the threads and close the clients, whose calls raise Closed from then on."""
         self._stopping.set()
         self._wake.set()
         with self._lock:
@@ -105,12 +106,12 @@ class Follower:
             thread.join(JOIN_SECONDS)
 
     def look(self) -> None:
-        """Somebody looks at the board: follow every change for a while."""
+        """Watch every change for a while, because a viewer looks at the board."""
         self._looked = time.monotonic()
         self._wake.set()
 
     def client(self) -> Client:
-        """Return the client to ask more through. Raises Closed."""
+        """Return the client for further questions. Raises Closed."""
         with self._lock:
             if self._stopping.is_set():
                 msg = "this process is stopping; ask again, at the next one"
@@ -121,7 +122,10 @@ class Follower:
 
     @property
     def stale_for(self) -> float | None:
-        """Seconds since all that the board shows was confirmed as the newest; None when it never was. O(computations)."""
+        """Seconds since the whole board was confirmed as the newest. O(computations).
+
+        None: it was never confirmed.
+        """
         now, watching = time.monotonic(), self._watching
         if watching is not None:
             with suppress(errors.Closed):  # this process is stopping
@@ -171,7 +175,7 @@ class Follower:
         views = client.get()
         for view in views.values():
             self._board.admit(view)
-        # What is not among them was dropped, as a rule, which is told of what is asked for by name.
+        # A missing computation was dropped, as a rule. The answer to a question by name says so.
         missing = [name for name in self._board.names() if name not in views]
         for view in client.get(*missing).values() if missing else ():
             self._board.admit(view)
@@ -190,37 +194,37 @@ class Follower:
             client.close()
 
     def _fill(self, client: Client) -> None:
-        seen: set[str] = set()
+        changed: set[str] = set()
         due = time.monotonic() + PERIOD
         self._unheard = True
         for view in client.watch():
             if self._unheard:
-                # A client that is new is not told of what was dropped before it came.
+                # A new watch does not mention computations that were dropped before it.
                 with suppress(errors.Unavailable, errors.Timeout):
                     self._ask(client)
                 self._unheard = False
-            if view.computation in seen or time.monotonic() > due:
-                # Those that changed take turns, so all have had theirs: what changes again until
-                # the next round is conflated.
+            if view.computation in changed or time.monotonic() > due:
+                # The changed computations come in turns, so each has come by now. Changes until the
+                # next turn are conflated.
                 self._stopping.wait(max(0.0, due - time.monotonic()))
-                seen.clear()
+                changed.clear()
                 due = time.monotonic() + PERIOD
                 if not self._is_looked_at():
                     return
-            seen.add(view.computation)
+            changed.add(view.computation)
             self._board.admit(view)
 
     def _look(self) -> None:
         while not self._stopping.is_set():
             self._ask_shards()
-            if self._unheard and self._board.names():  # where all was dropped before a watch began, it brings nothing
+            if self._unheard and self._board.names():  # a watch brings nothing if all was dropped before it
                 with suppress(errors.Unavailable, errors.Timeout):
                     self._ask(self.client())
             self._board.sample(self._clock())
             self._stopping.wait(STEP_SECONDS - time.time() % STEP_SECONDS)
 
     def _ask_shards(self) -> None:
-        """Ask for the shards, which also tells whether anybody answers."""
+        """Ask for the shards; also note whether an authority answers."""
         stale_for = self.stale_for
         if self._alone and stale_for is not None and stale_for < AWAY_SECONDS:
             self.away = None
@@ -230,7 +234,7 @@ class Follower:
                 self.client().identify()
             else:
                 self._board.post(self.client().shards())
-        except errors.InvalidArgument:  # it is the only one
+        except errors.InvalidArgument:  # the authority has no other shards
             self._alone = True
         except errors.Closed:
             return
@@ -241,9 +245,9 @@ class Follower:
 
 
 def period(computations: int) -> float:
-    """Return how many seconds shards leave between two messages to a follower of so many computations.
+    """Return the least time in seconds between two messages of a watch of so many computations.
 
     >>> period(12), period(500), period(20_000)
     (0.2, 0.5, 1.0)
     """
-    return min(max(PERIOD, computations / TOLD), MOST_PERIOD)
+    return min(max(PERIOD, computations / RATE), MOST_PERIOD)

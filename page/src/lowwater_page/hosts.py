@@ -1,4 +1,4 @@
-"""By which names browsers may reach the page.
+"""The names by which browsers may reach the page.
 
 Any site can let its own name lead to the address of this page, once its script runs in a browser
 that reaches the page ("DNS rebinding"). To that browser both are one site. So the script reads the
@@ -49,9 +49,9 @@ class Hosts:
         return thread
 
     def take(self, headers: Sequence[str]) -> bool:
-        """Whether a request with these Host headers may be answered.
+        """Return whether a request with these Host headers may be answered.
 
-        What has none is no browser.
+        A request without the header comes from no browser.
         """
         return all(map(self._takes, headers)) and len(headers) <= 1
 

@@ -31,28 +31,28 @@ if TYPE_CHECKING:
     from lowwater_page.samples import Span
 
 MOST_VIEWERS: Final = 100
-"""Pages that may be open at once; more are told to come again. Each costs a connection and at most
-some 300 KB of buffers."""
+"""Most open pages at once; more are told to come again.
+
+Each costs a connection and up to some 300 KB of buffers."""
 
 MOST_RANGES: Final = 1000
-"""Key ranges in one answer."""
+"""Most key ranges in one answer."""
 
 MOST_HEAT: Final = 1000
-"""Computations in one heat map."""
+"""Most computations in one heat map."""
 
 STALLED_SECONDS: Final = 30.0
-"""How long a viewer may take nothing of what it is told before it is cut off."""
+"""Time in seconds after which a viewer that reads nothing is cut off."""
 
 SLICE: Final = 1 << 16
-"""Bytes handed to a connection at once: what a viewer that does not read costs."""
+"""Bytes handed to a connection at once, so also the cost of a viewer that does not read."""
 
 
 class Page:
-    """What browsers are served of a board.
+    """The page and its API over one board; a Part of an HTTP server.
 
-    See Part; ``clock`` gives microseconds since the Unix epoch.
-
-    Viewers hear something every ``beat`` seconds, at the least.
+    ``clock`` gives microseconds since the Unix epoch. A viewer gets a message at least every
+    ``beat`` seconds.
     """
 
     def __init__(
@@ -133,16 +133,16 @@ class Page:
             _shrink(request)
             await response.prepare(request)
             async with aclosing(self._feed.follow()) as events:
-                async for each in events:
-                    # Who was let in an hour ago may have been removed since, or the sign-in be
-                    # over.
-                    if not await self._visitors.still(request) or not await _send(request, response, each):
+                async for message in events:
+                    # The viewer may have been removed from the access file since, or the session
+                    # may have ended.
+                    if not await self._visitors.still(request) or not await _send(request, response, message):
                         break
         return response
 
     async def _ranges(self, request: web.Request) -> web.Response:
-        given = parameters(request, "computation", "limit")
-        name, limit = _computation(request, given), _limit(given)
+        query = parameters(request, "computation", "limit")
+        name, limit = _computation(request, query), _limit(query)
 
         def ask(client: Client) -> records.Record:
             return records.ranges(client.ranges(name, limit=limit))
@@ -150,10 +150,10 @@ class Page:
         return answer(await self._questions.ask(("ranges", name, str(limit)), ask))
 
     async def _recent(self, request: web.Request) -> web.Response:
-        given = parameters(request, "computation", "span")
-        name, span = _computation(request, given), _span(given)
+        query = parameters(request, "computation", "span")
+        name, span = _computation(request, query), _span(query)
         if self._board.view(name) is None:
-            raise errors.UnknownComputation(f"nothing was heard of a computation {name!r}; /api/snapshot lists them")
+            raise errors.UnknownComputation(f"the page knows no computation {name!r}; /api/snapshot lists them")
         return answer(json.dumps(records.recent(span.step, self._board.recent(name, span))).encode())
 
     async def _heat(self, request: web.Request) -> web.Response:
@@ -193,29 +193,29 @@ class Page:
             self._feed.leave()
 
 
-def _computation(request: web.Request, given: Mapping[str, str]) -> str:
-    name = given.get("computation", "")
+def _computation(request: web.Request, query: Mapping[str, str]) -> str:
+    name = query.get("computation", "")
     if not name:
         raise BadParameter(f"computation is missing: name one, for example {request.path}?computation=flights")
     return name
 
 
-def _span(given: Mapping[str, str]) -> Span:
-    text = given.get("span", next(iter(SPANS)))
+def _span(query: Mapping[str, str]) -> Span:
+    text = query.get("span", next(iter(SPANS)))
     if text not in SPANS:
         raise BadParameter(f"span is {text!r}: give one of {', '.join(SPANS)}")
     return SPANS[text]
 
 
-def _limit(given: Mapping[str, str]) -> int:
-    text = given.get("limit", str(MOST_RANGES))
+def _limit(query: Mapping[str, str]) -> int:
+    text = query.get("limit", str(MOST_RANGES))
     if not (text.isascii() and text.isdecimal() and len(text) < len("10000") and 1 <= int(text) <= MOST_RANGES):
         raise BadParameter(f"limit is {text!r}: give a whole number from 1 to {MOST_RANGES}")
     return int(text)
 
 
 def _shrink(request: web.Request) -> None:
-    """Let the system buffer little, so that who reads slowly reads what is new."""
+    """Make the send buffer of the system small, so that a slow viewer gets new messages."""
     transport = request.transport
     connection = transport.get_extra_info("socket") if transport is not None else None
     if connection is not None:
@@ -223,7 +223,7 @@ def _shrink(request: web.Request) -> None:
 
 
 async def _send(request: web.Request, response: web.StreamResponse, message: bytes) -> bool:
-    """Send an event; False when its viewer does not read it, and was cut off."""
+    """Send an event. False: its viewer does not read, and was cut off."""
     try:
         for i in range(0, len(message), SLICE):
             async with asyncio.timeout(STALLED_SECONDS):

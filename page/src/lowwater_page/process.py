@@ -1,8 +1,8 @@
 """The status page as a process of its own: a client like any other of the authority that it shows.
 
 ``lowwater-page --address lowwater:7420`` serves the page and its API, and nothing of an authority.
-What it presents to the authority has to be allowed to read everything; who looks needs ``page =
-true`` in the access file, of which the authority tells.
+The token of this process must be allowed to read everything. A viewer needs ``page = true`` in the
+access file, which the page asks the authority about.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     import grpc
 
 NICE: Final = 5
-"""By how much a page beside an authority gives way to it, where processors are scarce."""
+"""Niceness of a page beside an authority, which goes first where processors are scarce."""
 
 ASK_SECONDS: Final = 5.0
-"""How long a question of a viewer may take."""
+"""Longest time in seconds for a question of a viewer."""
 
 STOPS: Final = frozenset({signal.SIGTERM, signal.SIGINT})
-"""Signals that ask it to stop."""
+"""Signals that stop this process."""
 
 FAILED: Final = 2
 """Exit code of a process that could not serve."""
@@ -55,11 +55,12 @@ FAILED: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class PageSettings(FileSettings):
-    """How the page reaches shards, and the authority beside it, if there is one."""
+    """Settings of the page's clients, including the socket of an authority beside the page."""
 
     own: str = ""
-    """The socket of the authority beside this process, which never leaves the machine and needs no
-    TLS; see PeerSettings."""
+    """Address of the Unix socket of the authority beside this process; empty: there is none.
+
+    The socket stays on this machine and needs no TLS; see PeerSettings."""
 
     def credentials_for(self, address: str) -> grpc.ChannelCredentials | None:
         """See Settings."""
@@ -67,9 +68,9 @@ class PageSettings(FileSettings):
 
 
 class PageProcess:
-    """The page of the authority that some settings lead to, until :meth:`close`.
+    """The page of the authority at the address of ``settings``, until :meth:`close`.
 
-    It begins whether or not the authority is there.
+    The page starts whether or not the authority answers.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class PageProcess:
     ) -> None:
         self.url: str = url_of(listening, encrypted=certificates is not None)
         self.failed = False
-        """Whether it serves no more without having been asked to stop."""
+        """Whether the HTTP server ended although nobody stopped it."""
         board = Board()
         self._follower = Follower(
             lambda interval: lowwater.Client(replace(settings, watch_interval=interval)),
@@ -108,18 +109,18 @@ class PageProcess:
         )
 
     def start(self) -> None:
-        """Begin to follow and to serve."""
+        """Start to follow the deployment and to serve."""
         self._follower.start()
         self._http.start()
 
     def close(self) -> None:
-        """End what is open. Waits for the threads, at most some seconds."""
+        """Close everything. Waits for the threads, at most some seconds."""
         self._rights.close()
         self._follower.close()
         self._http.close()
 
     def _fail(self) -> None:
-        """End the process, so that another begins: one that serves nothing would keep the place for ever."""
+        """End the process, which serves nothing any more, so that its supervisor starts another."""
         self.failed = True
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -159,8 +160,8 @@ def parser() -> CommandParser:
     ):
         name = f"LOWWATER_{flag.upper()}"
         parse.add_argument(f"--{flag}", metavar="PEM", default="", help=f"{what} (default: {name})")
-    # Of a page that an authority has started: the socket to serve on, how to reach that authority,
-    # whether there can be other shards. It ends with its standard input.
+    # For a page that an authority starts: the socket to serve on, the address of that authority,
+    # and whether there can be no other shards. Such a page ends with its standard input.
     parse.add_argument("--beside", type=int, help=argparse.SUPPRESS)
     parse.add_argument("--own", default="", help=argparse.SUPPRESS)
     parse.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
@@ -170,8 +171,8 @@ def parser() -> CommandParser:
 
 def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
     """Serve the page until told to stop; returns the exit code."""
-    # Every thread inherits it, so that only this one takes them, and by asking: a handler runs when
-    # this thread next runs Python, and one that waits may not.
+    # Every thread inherits the mask, so only this thread receives the signals, by sigwait. A
+    # handler would run only when this thread next runs Python code, which may be never.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     open_streams()
     args = parser().parse_args(argv)
@@ -204,7 +205,7 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.
     page.start()
     print(f"lowwater: page {page.url}", flush=True)  # noqa: T201 - what callers wait for
     signal.sigwait(STOPS)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)  # another one need not wait for what follows
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)  # a second signal ends the process at once
     page.close()
     return FAILED if page.failed else 0
 
@@ -219,10 +220,10 @@ def _listen(place: str) -> socket.socket:
 
 
 def _end_with_input() -> None:
-    """End this process when whoever holds the other end of standard input has gone.
+    """End this process when the authority at the other end of standard input has ended.
 
-    At once, with nothing tidied up: there is nothing to keep here, and the next authority may want
-    the same port within the second.
+    The process ends at once: it has nothing to save, and the next authority may want the same port
+    within the second.
     """
     while os.read(0, 1024):
         pass

@@ -1,4 +1,4 @@
-"""What viewers ask of the deployment: few questions at once, in threads, and each answer good for a second."""
+"""Questions of viewers to the authority: few at once, and each answer serves for a second."""
 
 from __future__ import annotations
 
@@ -15,48 +15,48 @@ if TYPE_CHECKING:
     from lowwater import Client
 
 THREADS: Final = 2
-"""Questions asked of the authority at once."""
+"""Number of threads, each with one question to the authority at a time."""
 
 MOST_ASKED: Final = 16
-"""Questions that are asked or wait for a thread; more are refused."""
+"""Most questions that run or wait for a thread; more are refused."""
 
 GOOD_SECONDS: Final = 1.0
-"""How long an answer, or a failure, serves all who ask the same."""
+"""Time in seconds for which an answer, or a failure, serves all who ask the same."""
 
 MOST_KEPT: Final = 32
-"""Answers kept; at some hundred kilobytes each at most."""
+"""Most kept answers, of up to some hundred kilobytes each."""
 
 
 class Questions:
-    """For the one event loop it is used in."""
+    """Questions through ``client``. It belongs to one event loop."""
 
     def __init__(self, client: Callable[[], Client], good_seconds: float = GOOD_SECONDS) -> None:
         self._client = client
         self._good_seconds = good_seconds
         self._threads = ThreadPoolExecutor(THREADS, "lowwater-ask")
-        self._asked = 0
+        self._running = 0
         self._answers: dict[tuple[str, ...], asyncio.Future[bytes]] = {}
 
     async def ask(self, key: tuple[str, ...], question: Callable[[Client], Any]) -> bytes:
-        """Return the answer to a question as JSON; ``key`` tells it from others.
+        """Return the answer to a question as JSON. ``key`` is equal for equal questions.
 
         Raises LowwaterError: what the client raises, and Overloaded.
         """
         answer = self._answers.get(key)
         if answer is None:
-            if self._asked >= MOST_ASKED:
+            if self._running >= MOST_ASKED:
                 msg = f"{MOST_ASKED} questions of this page are being answered already; ask again in a second"
                 raise errors.Overloaded(msg)
-            self._asked += 1
+            self._running += 1
             answer = asyncio.ensure_future(self._answer(key, question))
-            # Whoever asked may be gone by then; a failure is nobody's to hear in that case.
+            # If the viewer has gone by then, asyncio would log the failure as never retrieved.
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._answers[key] = answer
             self._drop_oldest()
         return await asyncio.shield(answer)
 
     def close(self) -> None:
-        """Begin nothing more; what is asked ends with the client."""
+        """Begin no more questions. Those that run end when the client is closed."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _answer(self, key: tuple[str, ...], question: Callable[[Client], Any]) -> bytes:
@@ -64,7 +64,7 @@ class Questions:
         try:
             return await loop.run_in_executor(self._threads, self._ask, question)
         finally:
-            self._asked -= 1
+            self._running -= 1
             loop.call_later(self._good_seconds, self._drop, key, self._answers.get(key))
 
     def _ask(self, question: Callable[[Client], Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""What the authority knows of the time before this process: when steps of event time became complete."""
+"""The history from before this process: when each step of event time became complete."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ if TYPE_CHECKING:
     from lowwater_page.board import Board
 
 COMPLETIONS: Final = 240
-"""Of each computation: ten days of hours, of which a week is shown."""
+"""Completions asked for of each computation: ten days of hours; the page shows a week."""
 
-ASKED: Final = 50.0
-"""Computations asked for in a second at most: they are nobody's hurry, and the authority has other
-work."""
+RATE: Final = 50.0
+"""Most computations asked for in a second; a low rate, because the authority has other work."""
 
 AGAIN_SECONDS: Final = 5.0
-"""Until those are asked for again of which nobody answered."""
+"""Time in seconds until unanswered computations are asked for again."""
 
 log = logging.getLogger(__name__)
 
 
 class Recall:
-    """Fills the samples of a board once somebody wants them: with how late each step of event time was complete, once for each computation.
+    """Fills the samples of a board from the authority's history, once a computation.
 
-    For one event loop; its thread asks through ``client``, and ends when there is nobody left to ask for.
+    It begins when a viewer wants the heat map, and belongs to one event loop. Its thread asks
+    through ``client``, and ends when no computation is left.
     """
 
     def __init__(self, client: Callable[[], Client], board: Board, again_seconds: float = AGAIN_SECONDS) -> None:
         self._client = client
         self._again_seconds = again_seconds
         self._board = board
-        self._asked: set[str] = set()
+        self._done: set[str] = set()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
     def want(self) -> None:
-        """Somebody looks at the time before: begin to ask, unless that was done or goes on."""
+        """Start the thread, unless it runs or all computations were asked for."""
         if self._stopping.is_set() or (self._thread is not None and self._thread.is_alive()):
             return
-        if self._left():
+        if self._remaining():
             self._thread = threading.Thread(target=self._run, name="lowwater-recall", daemon=True)
             self._thread.start()
 
@@ -55,45 +55,45 @@ class Recall:
         """Ask no more."""
         self._stopping.set()
 
-    def _left(self) -> list[str]:
-        # A thousand slices would be a thousand questions. They are looked at for what is now; the
-        # whole is, for what was.
-        return [name for name in self._board.names() if name not in self._asked and not slice_of(name)]
+    def _remaining(self) -> list[str]:
+        # A thousand slices would be a thousand questions, and the page shows the history of whole
+        # computations only.
+        return [name for name in self._board.names() if name not in self._done and not slice_of(name)]
 
     def _run(self) -> None:
         try:
-            left = self._left()
-            while left:
-                unanswered = []  # by a shard that is away, say: the others have not to wait for it
-                for name in left:
+            names = self._remaining()
+            while names:
+                unanswered = []  # e.g. by a shard that is away; the others need not wait for it
+                for name in names:
                     if not self._ask(name):
                         unanswered.append(name)
-                    if self._stopping.wait(1 / ASKED):
+                    if self._stopping.wait(1 / RATE):
                         return
-                left = unanswered
-                if left and self._stopping.wait(self._again_seconds):
+                names = unanswered
+                if names and self._stopping.wait(self._again_seconds):
                     return
         except errors.Closed:
             return
         except Exception:
-            log.exception("the page cannot recall what was before it", extra=event("page_recall_failed"))
+            log.exception("the page cannot read the history from before its start", extra=event("page_recall_failed"))
 
     def _ask(self, name: str) -> bool:
-        """Ask for one computation; returns whether that is done."""
+        """Ask for one computation; False: ask again later."""
         try:
-            found = self._client().history(name, limit=COMPLETIONS)
+            history = self._client().history(name, limit=COMPLETIONS)
         except (errors.Unavailable, errors.Timeout, errors.Overloaded, errors.ShuttingDown):
             return False
         except errors.Closed:
             raise
-        except errors.LowwaterError:  # it was dropped meanwhile, or nothing is kept of it
-            self._asked.add(name)
+        except errors.LowwaterError:  # it was dropped, or has no history
+            self._done.add(name)
             return True
-        passed: dict[int, list[tuple[int, int]]] = {}
-        for each in found:
-            if not each.through.unknown and not each.through.finished:
-                passed.setdefault(each.incarnation, []).append((each.through.micros, each.time_micros))
-        if not all(self._board.recall(name, *each) for each in passed.items()):
+        completions: dict[int, list[tuple[int, int]]] = {}
+        for step in history:
+            if not step.through.unknown and not step.through.finished:
+                completions.setdefault(step.incarnation, []).append((step.through.micros, step.time_micros))
+        if not all(self._board.recall(name, *of_incarnation) for of_incarnation in completions.items()):
             return False
-        self._asked.add(name)
+        self._done.add(name)
         return True

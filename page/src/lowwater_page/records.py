@@ -1,4 +1,4 @@
-"""What the status page is told, as JSON-ready values.
+"""The records of the page's API, as JSON-ready values.
 
 Times are integer microseconds; see docs/status-page.md.
 """
@@ -37,7 +37,10 @@ def watermark(value: Watermark) -> Record:
 
 
 def key_range(view: RangeView) -> Record:
-    """Return a key range; its keys are in hexadecimal, its sequencer is text, since JavaScript counts to 2^53 only."""
+    """Return a key range, keys in hexadecimal.
+
+    The sequencer is text, because JavaScript counts to 2^53 only.
+    """
     return {
         "start": view.start.hex(),
         "end": view.end.hex(),
@@ -55,7 +58,7 @@ def key_range(view: RangeView) -> Record:
 
 
 def computation(view: WatermarkView, board: Board) -> Record:
-    """Return where a computation stands, and how far it lags on a board."""
+    """Return a computation, with its lags on a board."""
     name = view.computation
     return {
         "name": name,
@@ -76,12 +79,12 @@ def computation(view: WatermarkView, board: Board) -> Record:
         "global_lag_seconds": board.global_lag(name),
         "holder": None if view.holder is None else key_range(view.holder),
         "promise": None if view.promise is None else promise(view.promise),
-        "budgets": [budget(each) for each in view.budgets],
+        "budgets": [budget(view_budget) for view_budget in view.budgets],
     }
 
 
 def promise(value: Promise) -> Record:
-    """Return what was promised of a computation, as ``lowwater status --json`` does."""
+    """Return a computation's promise, as ``lowwater status --json`` does."""
     return {
         "late_seconds": None if value.late is None else value.late.total_seconds(),
         "owner": value.owner,
@@ -92,7 +95,7 @@ def promise(value: Promise) -> Record:
 
 
 def budget(value: LatenessBudget) -> Record:
-    """Return where a lateness budget stands, and what has come behind it."""
+    """Return a lateness budget: its watermark, and the records that came behind it."""
     return {
         "share": value.share,
         "watermark": watermark(value.watermark),
@@ -108,56 +111,59 @@ def shard(view: ShardView) -> Record:
     return {"address": view.address, "draining": view.draining, "silent_seconds": view.silent_for}
 
 
-def away(told: tuple[int, str] | None) -> Record | None:
-    """Return since when no authority answers, and why; None: one does."""
-    return None if told is None else {"since_micros": told[0], "sentence": told[1]}
+def away(outage: tuple[int, str] | None) -> Record | None:
+    """Return since when no authority answers, and the last error; None: one does."""
+    return None if outage is None else {"since_micros": outage[0], "sentence": outage[1]}
 
 
-def ranges(found: Ranges) -> Record:
-    """Return the key ranges furthest behind, first."""
-    return {"total": found.total, "ranges": [key_range(each) for each in found]}
+def ranges(page: Ranges) -> Record:
+    """Return key ranges, the one furthest behind first."""
+    return {"total": page.total, "ranges": [key_range(view) for view in page]}
 
 
 def recent(step_seconds: int, samples: Iterable[Sample]) -> Record:
-    """Return what was sampled."""
+    """Return samples, oldest first."""
     return {"step_seconds": step_seconds, "samples": [list(sample) for sample in samples]}
 
 
-def heat(found: Heat) -> Record:
-    """Return how far computations were behind over a time, in seconds, the worst first."""
+def heat(lags: Heat) -> Record:
+    """Return the lags of computations over a time, in seconds, the worst first."""
     return {
-        "from_micros": found.from_micros,
-        "column_seconds": found.column,
-        "since_micros": found.since_micros,
-        "total": found.total,
-        "lags": found.lags,
+        "from_micros": lags.from_micros,
+        "column_seconds": lags.column,
+        "since_micros": lags.since_micros,
+        "total": lags.total,
+        "lags": lags.lags,
     }
 
 
-def history(found: History) -> Record:
+def history(steps: History) -> Record:
     """Return when steps of event time became complete, oldest first."""
     return {
-        "step_seconds": found.step.total_seconds(),
+        "step_seconds": steps.step.total_seconds(),
         "completions": [
             {
-                "incarnation": each.incarnation,
-                "through": watermark(each.through),
-                "time_micros": each.time_micros,
-                "behind_seconds": None if each.behind is None else each.behind.total_seconds(),
+                "incarnation": step.incarnation,
+                "through": watermark(step.through),
+                "time_micros": step.time_micros,
+                "behind_seconds": None if step.behind is None else step.behind.total_seconds(),
             }
-            for each in found
+            for step in steps
         ],
     }
 
 
-def why(found: Why) -> Record:
-    """Return the root cause and the walk to it, as ``lowwater why --json`` does; watermarks and key ranges are those of the page."""
-    root = found.guilty
+def why(answer: Why) -> Record:
+    """Return the root cause and the walk to it, as ``lowwater why --json`` does.
+
+    Watermarks and key ranges have the form of the page's API.
+    """
+    root = answer.guilty
     return {
-        "computation": found.hops[0].computation,
-        "sentence": found.sentence,
+        "computation": answer.hops[0].computation,
+        "sentence": answer.sentence,
         "root": {"computation": root.computation, **_cause(root)},
-        "others": list(found.others),
+        "others": list(answer.others),
         "hops": [
             {
                 "computation": hop.computation,
@@ -171,7 +177,7 @@ def why(found: Why) -> Record:
                 **_cause(hop),
                 "sentence": hop.sentence,
             }
-            for hop in found
+            for hop in answer
         ],
     }
 
@@ -180,5 +186,5 @@ def _cause(hop: Hop) -> Record:
     return {
         "cause": None if hop.cause is None else hop.cause.value,
         "holding": hop.holding,
-        "holders": [key_range(each) for each in hop.holders],
+        "holders": [key_range(holder) for holder in hop.holders],
     }

@@ -1,4 +1,4 @@
-"""Whose a token is, and what they may see: by what an authority answers."""
+"""The rights of viewers, as the authority tells them: whose a token is, and what it may see."""
 
 from __future__ import annotations
 
@@ -16,36 +16,39 @@ if TYPE_CHECKING:
     from lowwater import Client
 
 GOOD_SECONDS: Final = 4.0
-"""How long an answer counts, which may be a second old when it comes: whoever is removed from the
-access file is cut off within five."""
+"""Time in seconds for which an answer counts.
+
+An answer may be a second old when it comes, so a viewer who is removed from the access file is cut
+off within five."""
 
 MOST_WAIT_SECONDS: Final = 1.0
-"""How long who was let in before waits for an authority that does not answer."""
+"""Longest time in seconds that an admitted viewer waits for an authority that does not answer."""
 
 MOST_KEPT: Final = 1000
-"""Tokens whose answers are kept; the oldest of more are asked for anew."""
+"""Most tokens with a kept answer; beyond it the oldest answer is dropped."""
 
 _OWN: Final = ""
-"""In place of a digest: what this process presents itself."""
+"""In place of a digest: the token of this process itself."""
 
 
 class AskedRights:
-    """What an authority answers, for ``GOOD_SECONDS``.
+    """Rights as the authority tells them; each answer counts for ``GOOD_SECONDS``.
 
-    ``client`` returns who asks, ``monotonic`` gives seconds.
+    ``client`` returns the client that asks, ``monotonic`` gives seconds.
 
-    While no authority answers, nobody new is let in. Who was let in before stays so: all they see
-    is what they have seen already, and there is nobody who could have removed them. Somebody who
-    was let in waits ``MOST_WAIT_SECONDS`` for an answer at most.
+    While no authority answers, no new viewer is admitted. An admitted viewer stays, because the
+    page shows nothing new and no operator can have removed the viewer. An admitted viewer waits for
+    an answer at most ``MOST_WAIT_SECONDS``.
     """
 
     def __init__(self, client: Callable[[], Client], *, monotonic: Callable[[], float]) -> None:
-        # Not those of viewers: who asks for other answers keeps nobody out.
+        # A queue of its own: a viewer who asks much else must not keep other viewers out.
         self._questions = Questions(client)
         self._monotonic = monotonic
-        self._known: dict[str, tuple[float, Identity]] = {}
-        """By digest: when it was asked for, and what was answered. Of nobody's tokens nothing is
-        kept: there are as many as one likes."""
+        self._answers: dict[str, tuple[float, Identity]] = {}
+        """Answers by digest of the token, each with the monotonic time of the question.
+
+        Of unknown tokens nothing is kept, because anybody can make up any number of them."""
 
     async def controlled(self) -> bool:
         """See Rights."""
@@ -60,31 +63,31 @@ class AskedRights:
         self._questions.close()
 
     async def _ask(self, digest: str) -> Identity:
-        known = self._known.get(digest)
+        kept = self._answers.get(digest)
         began = self._monotonic()
-        if known is None:
+        if kept is None:
             return self._keep(digest, began, await self._answer(digest))
-        asked, before = known
-        if began - asked < GOOD_SECONDS:
+        asked_at, before = kept
+        if began - asked_at < GOOD_SECONDS:
             return before
         try:
             async with asyncio.timeout(MOST_WAIT_SECONDS):
                 return self._keep(digest, began, await self._answer(digest))
-        except (TimeoutError, *_NOBODY_TELLS):
+        except (TimeoutError, *_NO_ANSWER):
             return before
 
     async def _answer(self, digest: str) -> Identity:
-        found = await self._questions.ask((digest,), lambda client: asdict(client.identify(digest)))
-        return Identity(**json.loads(found))
+        answer = await self._questions.ask((digest,), lambda client: asdict(client.identify(digest)))
+        return Identity(**json.loads(answer))
 
-    def _keep(self, digest: str, asked: float, found: Identity) -> Identity:
-        self._known.pop(digest, None)
-        if found.name or not found.controlled:
-            if len(self._known) >= MOST_KEPT:
-                del self._known[next(iter(self._known))]
-            self._known[digest] = asked, found
-        return found
+    def _keep(self, digest: str, asked_at: float, identity: Identity) -> Identity:
+        self._answers.pop(digest, None)
+        if identity.name or not identity.controlled:
+            if len(self._answers) >= MOST_KEPT:
+                del self._answers[next(iter(self._answers))]
+            self._answers[digest] = asked_at, identity
+        return identity
 
 
-_NOBODY_TELLS: Final = (errors.Unavailable, errors.Timeout, errors.Overloaded, errors.ShuttingDown)
-"""What says nothing of whose a token is."""
+_NO_ANSWER: Final = (errors.Unavailable, errors.Timeout, errors.Overloaded, errors.ShuttingDown)
+"""Errors that say nothing about the token."""

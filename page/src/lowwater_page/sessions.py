@@ -1,10 +1,10 @@
-"""Who looks at the page and its API, once ``--access`` says who may.
+"""The visitors of the page and its API, if ``--access`` has rules for them.
 
-Programs present their token with each request. A browser cannot, above all not for a stream of
-events, so a person signs in once: the token is exchanged for a cookie that this process alone has
-signed and alone takes, for ``SESSION_SECONDS`` at most. It holds the digest of the token, from
-which nobody can make the token. Whose that is is looked up anew with every request, so it ends when
-the token leaves the access file.
+A program presents its token with each request. A browser cannot do so for a stream of events, so a
+person signs in once, and the page exchanges the token for a cookie. Only this process signs and
+accepts the cookie, for ``SESSION_SECONDS`` at most. The cookie holds the digest of the token, from
+which the token cannot be computed. The rights of the digest are looked up with every request, so a
+session ends when the token leaves the access file.
 """
 
 from __future__ import annotations
@@ -33,43 +33,45 @@ if TYPE_CHECKING:
     from lowwater._server.visitors import Rights
 
 SESSION_SECONDS: Final = 12 * 3600
-"""A working day: how long a sign-in counts."""
+"""Longest session in seconds: a working day."""
 
 NONCE_DIGITS: Final = 16
-"""Hexadecimal digits at the beginning of a seal, at random: they tell two sessions of one token
-apart."""
+"""Random hexadecimal digits at the beginning of a seal, different for two sessions of a token."""
 
 SESSION: Final = "/session"
-"""Where one signs in (POST), out (DELETE), and asks whether one has (GET)."""
+"""Path to sign in (POST), to sign out (DELETE), and to ask for the state of the session (GET)."""
 
 MOST_TOKEN_BYTES: Final = 4096
-"""Of the request that signs in."""
+"""Most bytes of a request that signs in."""
 
 TOKEN_SECONDS: Final = 10.0
-"""How long it may take to arrive: a connection that is being answered is cut off by nobody else."""
+"""Longest time in seconds for such a request to arrive.
+
+The HTTP server does not cut off a connection whose request is being handled."""
 
 log = logging.getLogger(__name__)
 
 
 class _Session(NamedTuple):
-    """What a cookie holds."""
+    """The content of a cookie."""
 
     until: int
-    """The second at which it ends by itself, since the Unix epoch."""
+    """End of the session, in seconds since the Unix epoch."""
     seal: str
     token_digest: str
 
 
 class SignedIn(KnownVisitors):
-    """Visitors who may sign in, besides presenting a token.
+    """Visitors who present a token or sign in.
 
-    ``secure``: whether the page is served over TLS. ``port`` tells the cookies of two processes on
-    one host apart, which browsers do not. ``clock`` gives seconds since the Unix epoch,
-    ``monotonic`` seconds of any clock. ``hosts``: the names by which browsers may reach the page.
+    ``secure``: whether the page is served over TLS. ``port`` stands in the name of the cookie,
+    because browsers share cookies between the ports of a host. ``clock`` gives seconds since the
+    Unix epoch, ``monotonic`` seconds of any clock. ``hosts``: the names by which browsers may reach
+    the page.
     """
 
     open = frozenset({"/", "/static/{path}", HEALTH, SESSION})
-    """The files of the page are the same for all, and show nothing."""
+    """Paths without access control. The files of the page are the same for all and show no data."""
 
     how = "sign in at the page, or send 'Authorization: Bearer TOKEN'"
 
@@ -90,19 +92,15 @@ class SignedIn(KnownVisitors):
         self._cookie = f"lowwater_{port}"
         self._clock = clock
         self._key = secrets.token_bytes(32)
-        """Ends with the process, and all sign-ins with it."""
+        """Key of the seals. It ends with the process, and so do all sessions."""
         self._ended: dict[str, int] = {}
-        """Seals of sessions that were signed out, each with the second at which it would have ended
-        by itself."""
+        """Seals of signed-out sessions, each with the end of the session as in _Session.until."""
 
     async def check(self, request: web.Request) -> None:
-        """See Visitors.
-
-        Names count without access rules above all: then the page is for whoever reaches it.
-        """
-        given = request.headers.getall(hdrs.HOST, ())
-        if request.path != HEALTH and not self._hosts.take(given):
-            self._log_refused_host(shortened(", ".join(given)))
+        """See Visitors. The name in the Host header is checked even without access rules."""
+        host_headers = request.headers.getall(hdrs.HOST, ())
+        if request.path != HEALTH and not self._hosts.take(host_headers):
+            self._log_refused_host(shortened(", ".join(host_headers)))
             raise Denied(
                 421, "the page is not served under this name; if it is one of its own, start it with --page-host NAME"
             )
@@ -122,10 +120,13 @@ class SignedIn(KnownVisitors):
         return [web.get(SESSION, self.session), web.post(SESSION, self.sign_in), web.delete(SESSION, self.sign_out)]
 
     async def session(self, request: web.Request) -> web.Response:
-        """Tell a page whether one has to sign in, and who has."""
-        known = await self.signed_in(request)
-        found = {"required": await self._rights.controlled(), "name": None if known is None else known[0].name}
-        return web.json_response(found, headers={hdrs.CACHE_CONTROL: "no-store"})
+        """Answer whether visitors must sign in, and who has signed in."""
+        visitor = await self.signed_in(request)
+        state = {
+            "required": await self._rights.controlled(),
+            "name": None if visitor is None else visitor[0].name,
+        }
+        return web.json_response(state, headers={hdrs.CACHE_CONTROL: "no-store"})
 
     async def sign_in(self, request: web.Request) -> web.Response:
         """Exchange a token for a cookie. Raises Denied."""
@@ -152,13 +153,13 @@ class SignedIn(KnownVisitors):
         return response
 
     async def sign_out(self, request: web.Request) -> web.Response:
-        """Have the browser forget its cookie. Raises Denied."""
+        """End the session and delete its cookie. Raises Denied."""
         _check_site(request)
-        known = None
-        with suppress(errors.LowwaterError):  # who wants to go may go, whether or not somebody can tell who that was
-            known = await self.signed_in(request)
-        if known is not None:
-            self._audit.done("sign_out", actor(*known, request))
+        visitor = None
+        with suppress(errors.LowwaterError):  # signing out needs no answer of the authority
+            visitor = await self.signed_in(request)
+        if visitor is not None:
+            self._audit.done("sign_out", actor(*visitor, request))
         self._end(request)
         response = _no_content()
         response.del_cookie(self._cookie, path="/", httponly=True, samesite="Strict", secure=self._secure)
@@ -170,11 +171,11 @@ class SignedIn(KnownVisitors):
         if session is None or session.seal in self._ended:
             return None
         principal = await self._rights.whose(session.token_digest)
-        # It may have been signed out meanwhile.
+        # The session may have been signed out meanwhile.
         return (principal, session.token_digest) if principal.name and session.seal not in self._ended else None
 
     def _session(self, request: web.Request) -> _Session | None:
-        """Return the session of a request's cookie, if this process has sealed it and it has not ended by itself."""
+        """Return the session of a validly sealed cookie that has not ended by itself, or None."""
         until, _, rest = request.cookies.get(self._cookie, "").partition(".")
         seal, _, token_digest = rest.partition(".")
         if not (until.isascii() and until.isdecimal() and rest.isascii()) or len(until) > len(str(2**63)):
@@ -187,9 +188,9 @@ class SignedIn(KnownVisitors):
         return _Session(int(until), seal, token_digest)
 
     def _end(self, request: web.Request) -> None:
-        """Take the session of a request no more, also from whoever has copied its cookie.
+        """End the session of a request, also for copies of its cookie.
 
-        O(sessions that were signed out lately).
+        O(sessions that were signed out and have not ended by themselves).
         """
         now = self._clock()
         self._ended = {seal: until for seal, until in self._ended.items() if until > now}
@@ -202,9 +203,9 @@ class SignedIn(KnownVisitors):
 
 
 def _check_site(request: web.Request) -> None:
-    """Refuse what another site has a browser do.
+    """Refuse a request that another site makes a browser send. Raises Denied.
 
-    The first header no page can forge; browsers leave it out over plain HTTP.
+    No page can forge the header Sec-Fetch-Site. Browsers leave it out over plain HTTP.
     """
     site = request.headers.get("Sec-Fetch-Site")
     origin = request.headers.get(hdrs.ORIGIN)
@@ -217,7 +218,7 @@ def _check_site(request: web.Request) -> None:
 
 
 def _host(origin: str) -> str | None:
-    """Return whose page an origin is; None when it is none at all."""
+    """Return the host and port of an origin; None when it is malformed."""
     try:
         return urlsplit(origin).netloc
     except ValueError:
@@ -225,21 +226,21 @@ def _host(origin: str) -> str | None:
 
 
 async def _token(request: web.Request) -> str:
-    """Return the token that is to be exchanged. Raises Denied."""
+    """Return the token of a request that signs in. Raises Denied."""
     refused = Denied(400, 'send {"token": "..."} as application/json')
-    # Other content types a page of another site could send without having asked first.
+    # A page of another site could send other content types without a preflight request.
     if request.content_type != "application/json":
         raise refused
     if (request.content_length or 0) > MOST_TOKEN_BYTES:
         raise Denied(413, f"a token has at most {MOST_TOKEN_BYTES} bytes")
     try:
         async with asyncio.timeout(TOKEN_SECONDS):
-            found = json.loads(await request.content.readexactly(request.content_length or 0))
+            message = json.loads(await request.content.readexactly(request.content_length or 0))
     except TimeoutError:
         raise Denied(408, f"the token did not arrive within {TOKEN_SECONDS:g} s") from None
     except (ValueError, EOFError, RecursionError):  # the last of [[[[...
         raise refused from None
-    token = found.get("token") if isinstance(found, dict) else None
+    token = message.get("token") if isinstance(message, dict) else None
     if not isinstance(token, str) or not is_token(token.strip()):
         raise refused
     return token.strip()
