@@ -101,7 +101,8 @@ def made_of(source: Path) -> str:
     """Return the module for threads that belongs to one for asyncio."""
     text = source.read_text("utf-8")
     for here, there in SAID.get(source.stem, {}).items():
-        text, count = re.subn(r"\s+".join(map(re.escape, re.split(r"\s+", here))), lambda _, there=there: there, text)
+        pattern = r"\s+".join(map(re.escape, re.split(r"\s+", here)))
+        text, count = re.subn(pattern, there.replace("\\", r"\\"), text)
         if count != 1:
             msg = f"{source.relative_to(ROOT)} says {count} times, and not once, {here!r}: correct SAID in {__file__}"
             raise ValueError(msg)

@@ -2,7 +2,7 @@
 
 A tool for developers, not for CI::
 
-    nice -n 15 uv run --with coverage python -m scripts.mutation_sample --minutes 60
+    nice -n 15 python -m scripts.mutation_sample --minutes 60
 
 One process imports the product and the tests. For each change it forks a child, which puts the changed code into the function that is there and runs
 the simulated worlds and the property tests that reach the line, the cheapest first, until one fails. Results are kept in ``build/mutation`` as long as
