@@ -7,7 +7,8 @@ A tool for developers, not for CI::
 One process imports the product and the tests. For each change it forks a child, which puts the changed code into the function that is there and runs
 the simulated worlds and the property tests that reach the line, the cheapest first, until one fails. Results are kept in ``build/mutation`` as long as
 core and engine stay the same: the next run with the same seed goes on behind them. Several processes share
-one sample with ``--part 1/2`` and ``--part 2/2``.
+one sample with ``--part 1/2`` and ``--part 2/2``. ``--again 30`` gives each change that was not
+noticed 30 further worlds, as long as those of ``make simulate``.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ import coverage
 import pytest
 from hypothesis import Phase, settings
 
-from tests.simulation.runs import live
+from tests.simulation.runs import MOVES, live
 
 ROOT: Final = Path(__file__).parents[1]
 SOURCE: Final = ROOT / "authority" / "src" / "lowwater_authority"
@@ -73,6 +74,9 @@ OTHERS: Final[dict[type[ast.AST], Callable[[], ast.AST]]] = {
     ast.FloorDiv: ast.Mult,
     ast.Mod: ast.FloorDiv,
 }
+UNNOTICED: Final = ("survived", "not reached", "no result")
+"""Results of a change that no test has noticed; no result: the time limit came first."""
+
 NAMES: Final = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 
@@ -189,11 +193,12 @@ def changes(path: str) -> Iterator[Change]:
 class Sampler:
     """A plugin of pytest that runs changes in place of the collected tests."""
 
-    def __init__(self, minutes: float, seed: int, seconds: int, part: tuple[int, int]) -> None:
+    def __init__(self, minutes: float, seed: int, seconds: int, part: tuple[int, int], again: int) -> None:
         self._until = time.monotonic() + 60 * minutes
         self._seed = seed
         self._seconds = seconds
         self._part = part
+        self._again = again
         self._failed = False
 
     def pytest_sessionstart(self) -> None:
@@ -226,13 +231,21 @@ class Sampler:
         number, parts = self._part
         sample = sample[number - 1 :: parts]
         results = ROOM / f"results-{self._seed}-{number}-of-{parts}.jsonl"
+        worlds: dict[str, Callable[[], bool]] = {}
+        if self._again:
+            rows = map(json.loads, results.read_text().splitlines())
+            unnoticed = {diff for _, result, diff in rows if result in UNNOTICED}
+            sample = [change for change in sample if change.diff() in unnoticed]
+            seeds = range(1_000_000, 1_000_000 + self._again)
+            worlds = {f"world {seed}": partial(self._world, seed, MOVES) for seed in seeds}
+            results = results.with_name(f"again-{results.name}")
         done = len(results.read_text().splitlines()) if results.exists() else 0
         with results.open("a") as file:
             for change in sample[done:]:
                 if time.monotonic() > self._until:
                     break
                 lines = change.lines()
-                chosen = {name: tests[name] for _, name, of in reached if lines & of}
+                chosen = worlds or {name: tests[name] for _, name, of in reached if lines & of}
                 result = self._run(change, chosen) if chosen else "not reached"
                 file.write(json.dumps([MODULES[change.path], result, change.diff()]) + "\n")
                 file.flush()
@@ -292,7 +305,7 @@ class Sampler:
 def report(results: Path) -> None:
     """Print what came of the changes, by module, and those that survived."""
     rows = [json.loads(line) for line in results.read_text().splitlines()]
-    others = ("survived", "not reached", "no result", "no function")
+    others = (*UNNOTICED, "no function")
     counts = Counter((module, result if result in others else "killed") for module, result, _ in rows)
     for _, result, diff in rows:
         if result in {"survived", "not reached"}:
@@ -316,12 +329,18 @@ def main() -> int:
     parse.add_argument(
         "--part", default="1/1", help="number of this process and of all that share a sample (default: %(default)s)"
     )
-    asked = parse.parse_args()
-    number, parts = map(int, asked.part.split("/"))
+    parse.add_argument("--again", type=int, default=0, help="give changes that survived so many further worlds")
+    arguments = parse.parse_args()
+    number, parts = map(int, arguments.part.split("/"))
     ROOM.mkdir(parents=True, exist_ok=True)
     chosen = "not notice and not switched and not broken and not _off"
     options = ["-q", "-n0", "-s", "-W", "ignore:Module already imported", "-k", chosen, *PROPERTIES]
-    return int(pytest.main(options, plugins=[Sampler(asked.minutes, asked.seed, asked.seconds, (number, parts))]))
+    return int(
+        pytest.main(
+            options,
+            plugins=[Sampler(arguments.minutes, arguments.seed, arguments.seconds, (number, parts), arguments.again)],
+        )
+    )
 
 
 if __name__ == "__main__":
