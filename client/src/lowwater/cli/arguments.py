@@ -402,7 +402,7 @@ def _command(
 
     ``of``: the command that it is a part of.
     """
-    made = add_command(commands, name, what, EXAMPLES[f"{of} {name}".strip()])
+    made = add_command(commands, name, what, EXAMPLES.get(f"{of} {name}".strip(), ""))
     made.add_argument(
         "--json", action="store_true", help="answer in JSON, for programs; see docs/cli.md for the fields"
     )
