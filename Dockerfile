@@ -12,6 +12,7 @@ RUN ["python3.11", "-m", "pip", "install", "--no-cache-dir", "--only-binary", ":
 # What we need, as locked: only a new lock repeats these steps. A package whose hash is another ends the build.
 COPY pyproject.toml uv.lock ./
 COPY client/pyproject.toml client/
+COPY server/pyproject.toml server/
 COPY authority/pyproject.toml authority/
 COPY page/pyproject.toml page/
 COPY spark_listener/pyproject.toml spark_listener/
@@ -22,12 +23,14 @@ RUN ["uv", "pip", "install", "--python", "/opt/lowwater", "--require-hashes", "-
 
 # What we are. Nothing is looked for elsewhere: the wheels were just made, and what they need is there.
 COPY client client
+COPY server server
 COPY authority authority
 COPY page page
 RUN ["uv", "build", "--quiet", "--wheel", "--package", "lowwater", "--out-dir", "wheels", "--require-hashes", "--build-constraints", "container/build.txt"]
+RUN ["uv", "build", "--quiet", "--wheel", "--package", "lowwater-server", "--out-dir", "wheels", "--require-hashes", "--build-constraints", "container/build.txt"]
 RUN ["uv", "build", "--quiet", "--wheel", "--package", "lowwater-authority", "--out-dir", "wheels", "--require-hashes", "--build-constraints", "container/build.txt"]
 RUN ["uv", "build", "--quiet", "--wheel", "--package", "lowwater-page", "--out-dir", "wheels", "--require-hashes", "--build-constraints", "container/build.txt"]
-RUN ["uv", "pip", "install", "--python", "/opt/lowwater", "--no-index", "--find-links", "wheels", "--no-deps", "lowwater", "lowwater-authority", "lowwater-page"]
+RUN ["uv", "pip", "install", "--python", "/opt/lowwater", "--no-index", "--find-links", "wheels", "--no-deps", "lowwater", "lowwater-server", "lowwater-authority", "lowwater-page"]
 RUN ["uv", "pip", "check", "--python", "/opt/lowwater"]
 
 

@@ -31,6 +31,7 @@ import yaml
 ROOT: Final = Path(__file__).parents[1]
 DISTRIBUTIONS: Final = {
     "lowwater": "client",
+    "lowwater-server": "server",
     "lowwater-authority": "authority",
     "lowwater-page": "page",
     "lowwater-spark": "spark_listener",

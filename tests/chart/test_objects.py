@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from lowwater._server.http import JOIN_SECONDS
 from lowwater.cli.arguments import parser as client_parser
 from lowwater_authority import serve as server
 from lowwater_authority.cluster.cluster import HAND_OVER_SECONDS
@@ -24,6 +23,7 @@ from lowwater_authority.commands import serve_arguments
 from lowwater_authority.files.table import BadFile
 from lowwater_authority.promises import Promises
 from lowwater_page.process import parser as page_arguments
+from lowwater_server.http import JOIN_SECONDS
 from lowwater_spark.sidecar.command import declared
 from lowwater_spark.sidecar.command import parser as sidecar_arguments
 from monitoring.files import GENERATED

@@ -11,6 +11,8 @@ from tests.compatibility.environments import Environment, build, environment, re
 from tests.compatibility.running import Installed
 from tests.process.serving import Serving
 
+AUTHORITY = ("lowwater", "lowwater-server", "lowwater-authority")
+
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
@@ -28,7 +30,7 @@ def old() -> Environment:
 @pytest.fixture(scope="session")
 def installed(wheels: dict[str, Path]) -> Environment:
     """Client and authority as built, under the locked versions: the newest that the lock found."""
-    return environment("built", [wheels["lowwater"], wheels["lowwater-authority"]])
+    return environment("built", [wheels[name] for name in AUTHORITY])
 
 
 @pytest.fixture(scope="session")
@@ -46,13 +48,15 @@ def lowest_client(wheels: dict[str, Path]) -> Environment:
 @pytest.fixture(scope="session")
 def lowest(wheels: dict[str, Path]) -> Environment:
     """Client and authority, under the lowest versions that they allow."""
-    return environment("lowest", [wheels["lowwater"], wheels["lowwater-authority"]], lowest=True)
+    return environment("lowest", [wheels[name] for name in AUTHORITY], lowest=True)
 
 
 @pytest.fixture(scope="session")
 def lowest_page(wheels: dict[str, Path]) -> Environment:
     """Client and page without an authority, under the lowest versions that they allow."""
-    return environment("page_lowest", [wheels["lowwater"], wheels["lowwater-page"]], lowest=True)
+    return environment(
+        "page_lowest", [wheels[name] for name in ("lowwater", "lowwater-server", "lowwater-page")], lowest=True
+    )
 
 
 @pytest.fixture(scope="session")

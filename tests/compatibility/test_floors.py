@@ -57,7 +57,8 @@ def test_the_client_works_under_its_floors(lowest_client: Environment, current: 
 
 
 def test_the_authority_serves_under_its_floors(lowest: Environment, tmp_path: Path) -> None:
-    check_floors(lowest, "authority")
+    for member in ("server", "authority"):
+        check_floors(lowest, member)
     with Installed(lowest, tmp_path / "data") as server:
         for kind in CLIENTS:
             run(sys.executable, kind, server.address, kind)

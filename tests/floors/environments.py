@@ -13,7 +13,7 @@ from tests.compatibility.environments import ROOT, UV, clean_environ
 KEPT = ROOT / ".tools/floors"
 CLIENTS = ("./client", "./spark_listener[pyspark]")
 """What a cluster has: the driver's side without an authority, which asks for a newer numpy than old versions of pandas can use."""
-NOTEBOOK = ("./client", "./authority", "./spark_listener[embedded,pyspark]")
+NOTEBOOK = ("./client", "./server", "./authority", "./spark_listener[embedded,pyspark]")
 """All of it, with the authority that attach starts beside the driver."""
 # What uv says when a package is neither in its cache nor to be had: the network is away, or it was told not to use it.
 AWAY = (

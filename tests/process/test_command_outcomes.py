@@ -259,7 +259,7 @@ def sharded(outcomes: Outcomes, folder: Path) -> None:
         outcomes.expect(2, "pin", "flihgts", one, of=lw, said="did you mean flights?")
         outcomes.expect(2, "drain", "nowhere", of=lw, said="nowhere:7420")
         outcomes.expect(0, "drain", one, of=lw)
-        outcomes.expect(1, "drain", two, of=lw, said="no other shard takes anything")
+        outcomes.expect(1, "drain", two, of=lw, said="no other shard can take over")
 
 
 def test_a_command_that_does_not_exist_is_told_with_what_is_near(outcomes: Outcomes) -> None:

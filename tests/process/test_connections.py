@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 import lowwater
-from lowwater._server.connections import IDLE_SECONDS, OF_FILES
-from lowwater._server.http import HttpServer, listen
 from lowwater_authority.engine.writes import StoreState
 from lowwater_authority.ops.endpoint import Exposition
 from lowwater_page.board import Board
 from lowwater_page.follower import Follower
 from lowwater_page.page import Page
+from lowwater_server.connections import IDLE_SECONDS, OF_FILES
+from lowwater_server.http import HttpServer, listen
 from tests.kit.eventually import eventually
 from tests.process.browsing import Viewer, ask
 from tests.process.scrape import Scrape
@@ -36,7 +36,7 @@ CUT_OFF = 5.0
 
 LIMITED = """
 import sys
-from lowwater._server import connections
+from lowwater_server import connections
 connections.IDLE_SECONDS = float(sys.argv.pop(1))
 from lowwater_authority.serve import main
 sys.exit(main(sys.argv[1:]))

@@ -16,9 +16,6 @@ import pytest
 
 import lowwater
 from lowwater import errors
-from lowwater._server.http import HttpServer, listen
-from lowwater._server.tls import Certificates, Files
-from lowwater._server.visitors import TRIES, WrongTokens
 from lowwater_authority.access.policy import Access
 from lowwater_authority.engine.writes import StoreState
 from lowwater_authority.ops.endpoint import Exposition, RulesHere
@@ -28,6 +25,9 @@ from lowwater_page.follower import Follower
 from lowwater_page.hosts import Hosts
 from lowwater_page.page import Page
 from lowwater_page.sessions import SESSION_SECONDS, SignedIn
+from lowwater_server.http import HttpServer, listen
+from lowwater_server.tls import Certificates, Files
+from lowwater_server.visitors import TRIES, WrongTokens
 from tests.process.browsing import Answer, ask
 from tests.process.test_tls import OURS, put, trusting
 

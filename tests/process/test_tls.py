@@ -22,12 +22,12 @@ import trustme
 
 import lowwater
 from lowwater import errors
-from lowwater._server.tls import BadCertificate, Certificates, Files
 from lowwater.cli import main as command
 from lowwater.cli.arguments import parser as arguments
 from lowwater.cli.commands import open_client
 from lowwater_authority.commands.serve_arguments import parser
 from lowwater_authority.serve import CannotServe, serve
+from lowwater_server.tls import BadCertificate, Certificates, Files
 from tests.kit.eventually import eventually
 from tests.process.browsing import Answer, ask
 from tests.process.serving import Serving, serving

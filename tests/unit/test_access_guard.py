@@ -19,7 +19,6 @@ import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from lowwater import errors
-from lowwater._server.audit import Actor, Audit
 from lowwater.core.attempts import error_of_call
 from lowwater.core.events import ATTRIBUTE
 from lowwater.v1 import topology_pb2, watermarks_pb2
@@ -35,6 +34,7 @@ from lowwater_authority.engine.observer import Observer
 from lowwater_authority.files.followed import LOOK_SECONDS, MOST_SECONDS, SETTLED_SECONDS
 from lowwater_authority.files.table import BadFile
 from lowwater_authority.rpc.refusals import refuse
+from lowwater_server.audit import Actor, Audit
 from tests.kit.served import healthy, served
 from tests.process.stalling import opening, without_room
 from tests.unit.test_access_policy import digest

@@ -12,8 +12,6 @@ import grpc
 import pytest
 
 from lowwater import Identity, errors
-from lowwater._server.audit import Audit
-from lowwater._server.tokens import digest
 from lowwater.aio import Client
 from lowwater.core.attempts import error_of_call
 from lowwater.core.settings import Settings
@@ -22,6 +20,8 @@ from lowwater_authority.access.guard import Guard, insider
 from lowwater_authority.access.policy import Access, Principal
 from lowwater_authority.authority import Authority
 from lowwater_authority.engine.observer import Observer
+from lowwater_server.audit import Audit
+from lowwater_server.tokens import digest
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 
 OWN, VIEWER, SCRAPER, STRANGER = (name * 20 for name in ("own", "viewer", "scraper", "stranger"))

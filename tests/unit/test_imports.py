@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -49,7 +50,6 @@ ALLOWED: Mapping[str, Mapping[str, set[str]]] = {
     "client/src/lowwater": {
         "core": {"v1", "errors", "histogram", "layout", "views", "watermark"},
         "_drive": {"core", "errors"},
-        "_server": {"core", "errors", "views"},
         "histogram": {"watermark"},
         "layout": {"errors"},
         "views": {"watermark"},
@@ -64,22 +64,24 @@ def parts(package: Path) -> set[str]:
     return {entry.stem for entry in package.iterdir() if entry.suffix == ".py" or (entry / "__init__.py").exists()}
 
 
+def names(file: Path) -> Iterator[str]:
+    """Yield the full name of everything that a module imports, also where only a type checker does."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file} imports by a relative name"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
 def imported(package: Path, part: str) -> Iterator[tuple[str, str]]:
     """Yield where a part imports what of its package, also where only a type checker does."""
     prefix = ".".join((*package.parts[package.parts.index("src") + 1 :], ""))
     files = [package / f"{part}.py"] if (package / f"{part}.py").exists() else (package / part).rglob("*.py")
     for file in sorted(files):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            names = []
-            if isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{file} imports by a relative name"
-                names = [f"{node.module}.{alias.name}" for alias in node.names]
-            elif isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            for name in names:
-                if f"{name}.".startswith(prefix):
-                    place = f"{file.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
-                    yield place, f"{name}.".removeprefix(prefix).split(".")[0]
+        for name in names(file):
+            if f"{name}.".startswith(prefix):
+                yield f"{file.relative_to(ROOT)}: {name}", f"{name}.".removeprefix(prefix).split(".")[0]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +98,20 @@ def test_every_part_of_the_spark_package_has_its_place() -> None:
 
 def test_every_part_of_the_pipeline_package_has_its_place() -> None:
     assert parts(ROOT / "pipeline/src/lowwater_pipeline") == PIPELINE.keys() | {"__init__", "__main__"}
+
+
+def test_no_distribution_imports_a_private_name_of_another() -> None:
+    """An underscored module may change without its users in other distributions, so it must not have any."""
+    packages = [package for folder in ("*/src/*", "integrations/*/src/*") for package in ROOT.glob(folder)]
+    assert {"lowwater", "lowwater_server", "lowwater_airflow"} <= {package.name for package in packages}
+    wrong = [
+        f"{file.relative_to(ROOT)}: {name}"
+        for package in packages
+        for file in sorted(package.rglob("*.py"))
+        for name in names(file)
+        if name.startswith("lowwater") and name.split(".")[0] != package.name and re.search(r"\._(?!_)", name)
+    ]
+    assert wrong == []
 
 
 def test_nothing_stands_on_itself() -> None:

@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from lowwater._server.logging import set_up
 from lowwater.core.events import Limited, event
 from lowwater.core.text import without_passwords, without_secrets
 from lowwater_authority.core.computation import Computation
@@ -31,6 +30,7 @@ from lowwater_authority.ops import range_survey
 from lowwater_authority.ops.log_events import ALERTED, MOST_SERIES, OTHER
 from lowwater_authority.ops.metrics import FIGURES, LoopLag, Metrics
 from lowwater_authority.ops.range_survey import counted
+from lowwater_server.logging import set_up
 from tests.kit.times import HOUR, SECOND
 from tests.unit.metered import Metered, metered
 from tests.unit.test_shard import Gate

@@ -17,6 +17,7 @@ from tests.compatibility.environments import ROOT, UV
 
 MEMBERS = {
     "client": "lowwater",
+    "server": "lowwater_server",
     "authority": "lowwater_authority",
     "page": "lowwater_page",
     "spark_listener": "lowwater_spark",
@@ -88,7 +89,7 @@ def test_a_wheel_holds_what_its_source_folder_holds(built: Path, member: str) ->
     with wheel(built, MEMBERS[member]) as archive:
         assert {name for name in archive.namelist() if ".dist-info/" not in name} == sources
     assert {Path(name).suffix for name in sources} - DATA.get(member, set()) == {".py", ".pyi", ".typed"} - (
-        {".pyi"} if member in {"page", "pipeline", "spark_listener"} else set()
+        {".pyi"} if member in {"page", "pipeline", "server", "spark_listener"} else set()
     )
 
 
@@ -102,16 +103,9 @@ def test_the_pipeline_needs_the_client_and_no_authority_or_spark(built: Path) ->
     }
 
 
-def test_nothing_of_the_client_imports_what_servers_share() -> None:
-    """Which needs more than the transport."""
-    shared = ROOT / "client/src/lowwater/_server"
-    others = [path for path in (ROOT / "client/src").rglob("*.py") if shared not in path.parents]
-    assert [path for path in others if "lowwater._server" in path.read_text()] == []
-
-
 def test_versions_move_in_lock_step(built: Path) -> None:
     (version,) = {metadata(built, package)["Version"] for package in MEMBERS.values()}
-    for package in ("lowwater_authority", "lowwater_page", "lowwater_pipeline", "lowwater_spark"):
+    for package in set(MEMBERS.values()) - {"lowwater"}:
         assert f"lowwater=={version}" in (metadata(built, package).get_all("Requires-Dist") or [])
 
 

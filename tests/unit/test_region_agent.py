@@ -20,9 +20,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from lowwater import Watermark, WatermarkView, errors
-from lowwater._server.audit import Audit
-from lowwater._server.http import HttpServer, listen, listen_at
-from lowwater._server.tokens import digest
 from lowwater.core.attempts import error_of_call
 from lowwater.core.events import ATTRIBUTE
 from lowwater.regions import Token
@@ -48,6 +45,9 @@ from lowwater_authority.regions.references import (
 )
 from lowwater_authority.regions.registry import Registry
 from lowwater_authority.rpc.regions import RegionServicer
+from lowwater_server.audit import Audit
+from lowwater_server.http import HttpServer, listen, listen_at
+from lowwater_server.tokens import digest
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.served import served
 from tests.kit.times import SECOND

@@ -15,8 +15,6 @@ import numpy as np
 import pytest
 
 from lowwater import errors
-from lowwater._server.audit import Audit
-from lowwater._server.tokens import digest
 from lowwater.core.attempts import error_of_call
 from lowwater.v1 import topology_pb2, watermarks_pb2, workers_pb2
 from lowwater.v1 import workers_pb2 as pb
@@ -32,6 +30,8 @@ from lowwater_authority.rpc.interceptors import Decoding, Reading
 from lowwater_authority.rpc.refusals import refuse
 from lowwater_authority.rpc.request_bounds import SMALL
 from lowwater_authority.rpc.workers import WorkerServicer, in_turns
+from lowwater_server.audit import Audit
+from lowwater_server.tokens import digest
 
 LONGEST = "n" * 128 + "/" + "a" * 128
 WATERMARKS = "/lowwater.v1.WatermarkService/GetWatermarks"

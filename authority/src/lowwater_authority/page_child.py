@@ -9,8 +9,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from lowwater._server.http import url_of
 from lowwater.core.events import event
+from lowwater_server.http import url_of
 
 if TYPE_CHECKING:
     import argparse

@@ -18,9 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 
-from lowwater._server.http import listen
-from lowwater._server.logging import set_up
-from lowwater._server.tls import BadCertificate, Certificates, Files
 from lowwater.aio import Client
 from lowwater.core.events import event
 from lowwater.core.private import make_private_folder
@@ -49,6 +46,9 @@ from lowwater_authority.page_child import PageChild, arguments_of, environment_o
 from lowwater_authority.promises import PromiseFile
 from lowwater_authority.rpc.health import HealthServicer
 from lowwater_authority.rpc.interceptors import Decoding, Timing
+from lowwater_server.http import listen
+from lowwater_server.logging import set_up
+from lowwater_server.tls import BadCertificate, Certificates, Files
 
 if TYPE_CHECKING:
     import argparse

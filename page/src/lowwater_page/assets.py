@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lowwater._server.http import LEAST_GZIPPED
+from lowwater_server.http import LEAST_GZIPPED
 
 FOLDER: Final = Path(__file__).parent / "static"
 

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import hdrs, web
 
 from lowwater import errors
-from lowwater._server.http import BadParameter, answer, parameters
 from lowwater_page import assets, records
 from lowwater_page.feed import BEAT, Feed
 from lowwater_page.questions import Questions
 from lowwater_page.recall import COMPLETIONS, Recall
 from lowwater_page.samples import SPANS
+from lowwater_server.http import BadParameter, answer, parameters
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
     from lowwater import Client
-    from lowwater._server.visitors import Visitors
     from lowwater_page.board import Board
     from lowwater_page.follower import Follower
     from lowwater_page.samples import Span
+    from lowwater_server.visitors import Visitors
 
 MOST_VIEWERS: Final = 100
 """Most open pages at once; more are told to come again.

@@ -21,9 +21,6 @@ from typing import TYPE_CHECKING, Final
 
 import lowwater
 from lowwater import errors
-from lowwater._server.http import HttpServer, listen, url_of
-from lowwater._server.logging import FORMATS, set_up
-from lowwater._server.tls import BadCertificate, Certificates, Files
 from lowwater.cli.arguments import CommandParser
 from lowwater.cli.streams import open_streams
 from lowwater.core.file_settings import FileSettings
@@ -34,6 +31,9 @@ from lowwater_page.hosts import Hosts
 from lowwater_page.page import Page
 from lowwater_page.rights import AskedRights
 from lowwater_page.sessions import SignedIn
+from lowwater_server.http import HttpServer, listen, url_of
+from lowwater_server.logging import FORMATS, set_up
+from lowwater_server.tls import BadCertificate, Certificates, Files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -21,16 +21,16 @@ from urllib.parse import urlsplit
 from aiohttp import hdrs, web
 
 from lowwater import errors
-from lowwater._server.tokens import is_token
-from lowwater._server.visitors import HEALTH, Denied, KnownVisitors, actor, lacks
 from lowwater.core.events import Limited, event, shortened
 from lowwater_page.hosts import Hosts
+from lowwater_server.tokens import is_token
+from lowwater_server.visitors import HEALTH, Denied, KnownVisitors, actor, lacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lowwater import Identity
-    from lowwater._server.visitors import Rights
+    from lowwater_server.visitors import Rights
 
 SESSION_SECONDS: Final = 12 * 3600
 """Longest session in seconds: a working day."""

@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from lowwater import errors
-from lowwater._server.audit import Actor
 from lowwater.core.events import shortened
 from lowwater_authority.access.limits import limit_reached, overloaded
 from lowwater_authority.access.policy import BUILT_IN, Action
 from lowwater_authority.core.topology import NAME, name_parts, namespace_of, whole
+from lowwater_server.audit import Actor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from lowwater._server.audit import Audit
     from lowwater_authority.access.policy import Limits, Principal
     from lowwater_authority.core.topology import Spec
+    from lowwater_server.audit import Audit
 
 __all__ = [
     "CALLER",

@@ -7,8 +7,6 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Final
 
-from lowwater._server.audit import Audit
-from lowwater._server.tokens import LEAST_TOKEN
 from lowwater.core.events import event
 from lowwater.core.settings import is_loopback
 from lowwater_authority.access.file import AccessFile
@@ -16,6 +14,8 @@ from lowwater_authority.access.guard import Guard, insider
 from lowwater_authority.access.policy import PEER, SELF
 from lowwater_authority.files.secret import secret
 from lowwater_authority.files.table import BadFile
+from lowwater_server.audit import Audit
+from lowwater_server.tokens import LEAST_TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

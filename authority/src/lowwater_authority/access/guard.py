@@ -22,8 +22,6 @@ import grpc
 import grpc.aio
 
 from lowwater import errors
-from lowwater._server.audit import ANONYMOUS, Actor
-from lowwater._server.tokens import digest
 from lowwater_authority.access.caller import CALLER, Caller
 from lowwater_authority.access.identity import Credentials, host_of, presented
 from lowwater_authority.access.limits import Usage
@@ -39,12 +37,14 @@ from lowwater_authority.access.policy import (
 )
 from lowwater_authority.rpc.interceptors import reading
 from lowwater_authority.rpc.refusals import refuse
+from lowwater_server.audit import ANONYMOUS, Actor
+from lowwater_server.tokens import digest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 
-    from lowwater._server.audit import Audit
     from lowwater_authority.engine.observer import Observer
+    from lowwater_server.audit import Audit
 
     Call = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]]
     Context = grpc.aio.ServicerContext[Any, Any]

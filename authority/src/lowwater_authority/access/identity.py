@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater import errors
-from lowwater._server.tokens import bearer, digest, fingerprint
+from lowwater_server.tokens import bearer, digest, fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

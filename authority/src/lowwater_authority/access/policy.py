@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from lowwater._server.audit import ANONYMOUS
-from lowwater._server.tokens import digest
 from lowwater_authority.files.table import BadFile, Table, bytes_of, parsed
+from lowwater_server.audit import ANONYMOUS
+from lowwater_server.tokens import digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

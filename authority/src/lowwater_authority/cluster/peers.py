@@ -20,11 +20,11 @@ from lowwater.watermark import MAX, MIN, Watermark
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from lowwater._server.tls import Certificates
     from lowwater.aio import Client, Lease, Worker
     from lowwater_authority.core.groups import Mass
     from lowwater_authority.engine.placement import Lows
     from lowwater_authority.engine.roots import Asked, Told
+    from lowwater_server.tls import Certificates
 
 SAY_SECONDS: Final = 5.0
 """How long a report of a slice is waited for at most. It stays staged, and goes out all the same;

@@ -13,7 +13,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from lowwater._server.tokens import LEAST_TOKEN, digest, fingerprint, is_token
 from lowwater.cli.arguments import CommandParser, add_command
 from lowwater.cli.render import table
 from lowwater.core.checks import is_name
@@ -21,6 +20,7 @@ from lowwater.core.text import counted
 from lowwater_authority.access.policy import DEFAULT_LIMITS, Access, Action, Principal
 from lowwater_authority.core.topology import name_parts
 from lowwater_authority.files.table import BadFile, date_text
+from lowwater_server.tokens import LEAST_TOKEN, digest, fingerprint, is_token
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

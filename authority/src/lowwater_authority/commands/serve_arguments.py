@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
-from lowwater._server.logging import FORMATS
 from lowwater.cli.arguments import CommandParser
 from lowwater_authority.access.policy import DEFAULT_LIMITS, LIMITS, Limits, limits_of
 from lowwater_authority.cluster.cluster import DEAD_AFTER
 from lowwater_authority.files.table import BadFile, Table
+from lowwater_server.logging import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

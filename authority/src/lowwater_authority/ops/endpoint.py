@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import hdrs, web
 
 from lowwater import Identity, errors
-from lowwater._server.http import HttpServer, url_of
-from lowwater._server.visitors import EVERYBODY, METRICS, KnownVisitors
+from lowwater_server.http import HttpServer, url_of
+from lowwater_server.visitors import EVERYBODY, METRICS, KnownVisitors
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Mapping
 
-    from lowwater._server.tls import Certificates
-    from lowwater._server.visitors import Visitors
     from lowwater_authority.access.policy import Access
     from lowwater_authority.engine.writes import StoreState
+    from lowwater_server.tls import Certificates
+    from lowwater_server.visitors import Visitors
 
 MOST_SCRAPES: Final = 8
 """Scrapes of /metrics that are answered, one after the other, or wait; more are refused."""

@@ -34,11 +34,11 @@ from lowwater_authority.ops.upstream import Upstream
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from lowwater._server.tls import Certificates
     from lowwater_authority.access.file import AccessFile
     from lowwater_authority.engine.shard import Shard
     from lowwater_authority.promises import PromiseFile
     from lowwater_authority.rpc.streams import Streams
+    from lowwater_server.tls import Certificates
 
 
 SECONDS: Final = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)

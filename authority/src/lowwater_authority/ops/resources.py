@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lowwater._server.connections import file_limit
 from lowwater.core.events import event
+from lowwater_server.connections import file_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable

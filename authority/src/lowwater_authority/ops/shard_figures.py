@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
-    from lowwater._server.tls import Certificates
     from lowwater_authority.access.file import AccessFile
     from lowwater_authority.core.computation import Computation
     from lowwater_authority.engine.shard import Shard
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from lowwater_authority.ops.upstream import Upstream
     from lowwater_authority.promises import PromiseFile
     from lowwater_authority.rpc.streams import Streams
+    from lowwater_server.tls import Certificates
 
 
 def _gauge(name: str, says: str, *labels: str) -> Figure:

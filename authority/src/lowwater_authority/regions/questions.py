@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import hdrs, web
 
 from lowwater import Identity, errors
-from lowwater._server.http import answer
-from lowwater._server.tokens import digest
-from lowwater._server.visitors import Denied, KnownVisitors
 from lowwater.core.settings import is_loopback
 from lowwater.v1 import regions_pb2 as pb
 from lowwater_authority.regions.agent import PipelineReport
 from lowwater_authority.regions.references import MOST_POSITIONS, MOST_TEXT
+from lowwater_server.http import answer
+from lowwater_server.tokens import digest
+from lowwater_server.visitors import Denied, KnownVisitors
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping
 
-    from lowwater._server.visitors import Visitors
     from lowwater_authority.regions.agent import RegionAgent
+    from lowwater_server.visitors import Visitors
 
 ACT: Final = "region"
 """What the audit calls a question."""

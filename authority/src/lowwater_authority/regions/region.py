@@ -15,13 +15,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from lowwater import errors
-from lowwater._drive.tasks.connection import real_channel
-from lowwater._server.http import HttpServer, listen, listen_at
-from lowwater._server.logging import FORMATS, set_up
-from lowwater._server.tls import BadCertificate, Certificates, Files
-from lowwater._server.tokens import LEAST_TOKEN
 from lowwater.aio import Client
 from lowwater.cli.arguments import CommandParser
+from lowwater.core.channels import open_aio_channel
 from lowwater.core.events import event
 from lowwater.core.file_settings import FileSettings
 from lowwater.core.settings import is_loopback
@@ -31,6 +27,10 @@ from lowwater_authority.files.table import BadFile
 from lowwater_authority.regions.agent import FATAL, RegionAgent
 from lowwater_authority.regions.config import BadConfig, StateFolder, positive_duration, read_config
 from lowwater_authority.regions.questions import Pipelines, Questions
+from lowwater_server.http import HttpServer, listen, listen_at
+from lowwater_server.logging import FORMATS, set_up
+from lowwater_server.tls import BadCertificate, Certificates, Files
+from lowwater_server.tokens import LEAST_TOKEN
 
 EXAMPLES: Final = """\
 examples:
@@ -196,7 +196,7 @@ async def _run(args: argparse.Namespace, kept: list[Any], folder: StateFolder, d
     tls = {"ca": args.ca, "certificate": args.cert, "key": args.key}
     own = FileSettings(args.authority, timeout=5.0, **tls, **token_settings(OWN_TOKEN, os.environ)).read()
     other = FileSettings(args.global_address, **tls, **token_settings(GLOBAL_TOKEN, os.environ)).read()
-    async with Client(own) as local, real_channel(other, other.addresses[0]) as channel:
+    async with Client(own) as local, open_aio_channel(other, other.addresses[0]) as channel:
         agent = RegionAgent(
             args.name,
             kept,

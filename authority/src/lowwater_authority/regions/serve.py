@@ -19,7 +19,6 @@ from typing import Any, Final
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 
-from lowwater._server.logging import FORMATS, set_up
 from lowwater.cli.arguments import CommandParser, parse_duration
 from lowwater.core.events import event
 from lowwater.v1 import regions_pb2_grpc
@@ -36,6 +35,7 @@ from lowwater_authority.regions.registry import Registry
 from lowwater_authority.rpc.health import HealthServicer
 from lowwater_authority.rpc.interceptors import Decoding, Timing
 from lowwater_authority.rpc.regions import RegionServicer
+from lowwater_server.logging import FORMATS, set_up
 
 SERVICE: Final = "lowwater.v1.RegionService"
 

@@ -1,4 +1,4 @@
-"""The arguments of the command, and what their texts mean."""
+"""The arguments of the command, and how they are parsed."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ __all__ = [
 ]
 
 SHELLS: Final = ("bash", "zsh", "fish")
-"""For which there is a script beside this module, made by scripts/generate_cli.py."""
+"""Shells with a completion script beside this module, made by scripts/generate_cli.py."""
 
 _UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parses a command, and with its subcommands in the same way: options in full only, examples shown as they were written.
+    """Parser of a command and its subcommands: options in full only, examples as they were written.
 
-    What is short for one option today may be short for two in the next release.
+    An abbreviation of one option could fit two options in the next release.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -44,12 +44,12 @@ class CommandParser(argparse.ArgumentParser):
         self._as_json = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]  # overloads
-        """As argparse does it; what is wrong with the arguments is said as they want it."""
+        """Parse as argparse does, and note whether an error is to be JSON."""
         self._as_json = "--json" in (sys.argv[1:] if args is None else args)
         return super().parse_known_args(args, namespace)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """As argparse does it; of a command that does not exist, those that are near are told, and not all."""
+        """Check as argparse does; the error for an unknown command offers similar commands only."""
         commands: Any = action.choices
         if action.dest == "command" and value not in commands:
             offered = near(value, tuple(commands))
@@ -58,7 +58,7 @@ class CommandParser(argparse.ArgumentParser):
         super()._check_value(action, value)
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong with the arguments, and end."""
+        """End with an error about the arguments."""
         if self._as_json:
             fix = f"see {self.prog} --help"
             self.exit(fail("", errors.InvalidArgument(message, metadata={"fix": fix}), as_json=True))
@@ -75,7 +75,7 @@ def parse_time(text: str) -> Watermark:
 
 
 def parse_start(text: str) -> datetime | Watermark:
-    """Return the same, with the zone of the text: intervals of a day are checked by it."""
+    """Return the same with the zone of the text, by which intervals of a day are checked."""
     if text == "finished":
         return Watermark.FINISHED
     try:
@@ -96,11 +96,11 @@ def parse_duration(text: str) -> float:
     >>> parse_duration("1.5h")
     5400.0
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip())
-    if found is None or found[2] not in _UNITS:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip())
+    if match is None or match[2] not in _UNITS:
         msg = f"{text!r} is no duration; write it like 90s, 5m or 1h"
         raise argparse.ArgumentTypeError(msg)
-    return float(found[1]) * _UNITS[found[2]]
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def parse_key(text: str) -> bytes:
@@ -131,7 +131,7 @@ def parse_slot(text: str) -> int:
 
 
 def parse_parts(text: str) -> int:
-    """Return into how many parts: at least two.
+    """Return a number of parts, at least two.
 
     >>> parse_parts("4")
     4
@@ -194,12 +194,12 @@ def parser() -> CommandParser:
         "references", help="which region makes what, and decide about it (needs lowwater-authority)", add_help=False
     )
 
-    status = _command(commands, "status", "where computations stand, as a table")
+    status = _command(commands, "status", "the watermarks of computations, as a table")
     _names(status)
     status.add_argument("--team", metavar="TEAM", help="only those with a promise of this team")
     status.add_argument("--owner", metavar="OWNER", help="only those with a promise of this owner")
     status.add_argument(
-        "--names", dest="names_only", action="store_true", help="only the names of what is registered, a line each"
+        "--names", dest="names_only", action="store_true", help="only the names of registered computations, a line each"
     )
     _slices(status)
 
@@ -211,18 +211,23 @@ def parser() -> CommandParser:
     why = _command(commands, "why", "who holds a computation: the root cause in a sentence, then one per hop upstream")
     _name(why)
 
-    wait = _command(commands, "wait", "wait until everything before a time is here (exit 0; 1 when it is not in time)")
+    wait = _command(
+        commands, "wait", "wait until everything before a time is here (exits 0; 1 at the end of --timeout)"
+    )
     _name(wait)
     _until(wait)
     _unregistered(wait)
     wait.add_argument(
-        "--timeout", type=parse_duration, metavar="T", help="how long at most, like 90s or 1h (default: for ever)"
+        "--timeout",
+        type=parse_duration,
+        metavar="T",
+        help="how long to wait at most, like 90s or 1h (default: for ever)",
     )
 
     complete = _command(
         commands,
         "complete",
-        "is everything before a time, or of an interval, here? exits 0 yes, 1 not yet, 2 error, 3 nobody can tell",
+        "is everything before a time, or of an interval, here? exits 0 yes, 1 not yet, 2 error, 3 no answer",
     )
     _name(complete)
     ends = complete.add_mutually_exclusive_group(required=True)
@@ -235,11 +240,11 @@ def parser() -> CommandParser:
         dest="start",
         type=parse_time,
         metavar="TIME",
-        help="the start of the interval: says what is missing of it, in which computations and key ranges",
+        help="the start of the interval; the answer lists what is missing, by computation and key range",
     )
 
     publish = _command(
-        commands, "publish", "tell others of each interval that is complete: a marker file or a webhook, in order"
+        commands, "publish", "tell others of each complete interval, in order, by a marker file or a webhook"
     )
     _name(publish)
     publish.add_argument(
@@ -253,31 +258,31 @@ def parser() -> CommandParser:
         type=parse_time,
         default=Watermark.FINISHED,
         metavar="TIME",
-        help="the end of the last interval, and then exit (default: go on for ever)",
+        help="the end of the last interval, after which the command exits (default: go on for ever)",
     )
     publish.add_argument(
         "--to",
         metavar="TARGET",
-        help="file:/PATH, with the start of the interval for %%Y, %%m, %%d, %%H, %%M; or https://..., with a bearer token from LOWWATER_PUBLISH_TOKEN, and signed by the key in LOWWATER_PUBLISH_KEY (default: LOWWATER_PUBLISH_TO)",
+        help="file:/PATH, in which %%Y, %%m, %%d, %%H and %%M are the start of the interval; or https://..., with a bearer token from LOWWATER_PUBLISH_TOKEN, and signed by the key in LOWWATER_PUBLISH_KEY (default: LOWWATER_PUBLISH_TO)",
     )
     publish.add_argument(
         "--cursor",
         type=Path,
         required=True,
         metavar="FILE",
-        help="where it keeps how far it has come; each target needs one of its own",
+        help="the file that remembers which intervals were told; each target needs one of its own",
     )
     publish.add_argument(
         "--once",
         action="store_true",
-        help="tell what is complete now, and exit: for cron; exits 1 when the target does not take it",
+        help="tell the intervals that are complete now, and exit, for cron; exits 1 if the target does not take one",
     )
 
     ranges = _command(commands, "ranges", "key ranges of a computation, furthest behind first")
     _name(ranges)
-    ranges.add_argument("--below", type=parse_time, metavar="TIME", help="only those below an event time")
+    ranges.add_argument("--below", type=parse_time, metavar="TIME", help="only key ranges below an event time")
     ranges.add_argument(
-        "--limit", type=parse_count, default=20, metavar="N", help="at most so many (default: %(default)s)"
+        "--limit", type=parse_count, default=20, metavar="N", help="greatest number of lines (default: %(default)s)"
     )
 
     history = _command(
@@ -293,85 +298,92 @@ def parser() -> CommandParser:
         help="only steps that end after an event time, like 2013-01-09T14:00Z",
     )
     history.add_argument(
-        "--last", type=parse_count, default=20, metavar="N", help="the newest so many lines (default: %(default)s)"
+        "--last", type=parse_count, default=20, metavar="N", help="number of lines, the newest (default: %(default)s)"
     )
 
-    reset = _command(commands, "reset", "start a new incarnation of a computation and of all that reads it")
+    reset = _command(commands, "reset", "start a new incarnation of a computation and of all that read it")
     _name(reset)
     reset.add_argument("--yes", action="store_true", help="do not ask")
 
-    retire = _command(commands, "retire", "take a key range out of a computation: nobody waits for it any more")
+    retire = _command(
+        commands, "retire", "take a key range out of a computation, so that no reader waits for it any more"
+    )
     _name(retire)
     retire.add_argument(
         "--start",
         type=parse_key,
         required=True,
         metavar="KEY",
-        help="first key, as text or 0x..; '' for the first of all",
+        help="first key, as text or 0x..; '' for no lower bound",
     )
     retire.add_argument(
         "--end", type=parse_key, required=True, metavar="KEY", help="first key after; '' for no upper bound"
     )
     retire.add_argument("--force", action="store_true", help="even ranges that a worker owns")
 
-    hot = _command(commands, "hot", "how a computation is cut into key ranges, and which of them cost most")
+    hot = _command(commands, "hot", "the key ranges of a computation, and which of them cost most")
     _name(hot)
 
     split = _command(commands, "split", "ask the owner of a computation to cut a key range in parts")
     _name(split)
-    _range(split, "range", "the range: its start, as `lowwater hot` has it")
+    _range(split, "range", "start of the range, as `lowwater hot` shows it")
     where = split.add_mutually_exclusive_group()
-    where.add_argument("--into", type=parse_parts, metavar="N", help="in so many parts of one size")
+    where.add_argument("--into", type=parse_parts, metavar="N", help="number of parts, all of one size")
     where.add_argument("--at", type=parse_slot, metavar="SLOT", help="where the second part starts, like 0x4400")
 
     merge = _command(commands, "merge", "ask the owner of a computation to make one key range of several")
     _name(merge)
-    _range(merge, "first", "the first of the ranges: its start")
-    _range(merge, "last", "the last of them")
+    _range(merge, "first", "start of the first range")
+    _range(merge, "last", "start of the last range")
 
     move = _command(commands, "move", "ask the owner of a computation to run a key range in a task")
     _name(move)
-    _range(move, "range", "the range: its start")
+    _range(move, "range", "start of the range")
     move.add_argument("task", type=parse_task, metavar="TASK", help="the task, counted from 1; or any")
 
-    inputs = _command(commands, "set-inputs", "change what a computation reads; its workers have to claim again")
+    inputs = _command(commands, "set-inputs", "change the inputs of a computation; its workers must claim again")
     _name(inputs)
-    inputs.add_argument("inputs", nargs="+", metavar="INPUT", help="all that it reads from now on")
+    inputs.add_argument("inputs", nargs="+", metavar="INPUT", help="all inputs from now on")
 
-    drop = _command(commands, "drop", "take a computation that is gone for good out of the pipeline: its alerts end")
+    drop = _command(commands, "drop", "remove a computation that is gone for good; its alerts end")
     _name(drop)
-    drop.add_argument("--force", action="store_true", help="even if a worker owns key ranges of it; it is refused then")
+    drop.add_argument(
+        "--force", action="store_true", help="even if a worker owns key ranges; the worker is refused then"
+    )
 
-    _command(commands, "shards", "the shards of the deployment, and what each serves")
+    _command(commands, "shards", "the shards of the deployment, and which computations each serves")
 
     drain = _command(
         commands,
         "drain",
-        "have a shard hand over what it serves; exits 0 when it serves nothing any more, 1 when not in time",
+        "make a shard hand over what it serves; exits 0 when it serves nothing any more, 1 at the end of --timeout",
         names=False,
     )
     _shard(drain)
-    drain.add_argument("--cancel", action="store_true", help="take it back: the shard serves again")
+    drain.add_argument("--cancel", action="store_true", help="take the drain back; the shard serves again")
     drain.add_argument(
         "--wait",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="until it serves nothing any more (default); else say what it serves now",
+        help="wait until the shard serves nothing any more (default); else only show what it serves",
     )
     drain.add_argument(
-        "--timeout", type=parse_duration, metavar="T", help="wait no longer, like 90s or 1h (default: for ever)"
+        "--timeout",
+        type=parse_duration,
+        metavar="T",
+        help="how long to wait at most, like 90s or 1h (default: for ever)",
     )
 
-    pin = _command(commands, "pin", "have a shard serve a computation whenever it lives")
+    pin = _command(commands, "pin", "make a shard serve a computation whenever the shard is there")
     _name(pin)
     where = pin.add_mutually_exclusive_group(required=True)
     _shard(where, nargs="?")
-    where.add_argument("--off", action="store_true", help="take the pin back: any shard may serve it")
+    where.add_argument("--off", action="store_true", help="take the pin back; any shard may serve the computation")
 
     what = "the slices that a computation is cut into"
     _of_slices(add_command(commands, "slices", what, EXAMPLES["slices"]))
 
-    what = "work that is done once by whoever takes it, such as a close each day"
+    what = "work that one worker does once, such as a close each day"
     _tasks(add_command(commands, "tasks", what, EXAMPLES["tasks"]))
 
     what = "print a script that completes commands, options and names in a shell"
@@ -386,7 +398,7 @@ def add_command(
     what: str,
     epilog: str,
 ) -> CommandParser:
-    """Add a command; ``what`` says what it does, without a capital and a full stop."""
+    """Add a command; ``what`` is its description, without a capital and a full stop."""
     return commands.add_parser(name, help=what, description=what[0].upper() + what[1:] + ".", epilog=epilog)
 
 
@@ -396,31 +408,32 @@ def _command(
     what: str,
     *,
     names: bool = True,
-    of: str = "",
+    parent: str = "",
 ) -> CommandParser:
-    """Add a command that asks an authority; ``names``: of computations, and not of the whole.
+    """Add a command that asks an authority.
 
-    ``of``: the command that it is a part of.
+    ``names`` says that it is about named computations, so that it takes a namespace. ``parent`` is
+    the command whose action this one is.
     """
-    made = add_command(commands, name, what, EXAMPLES[f"{of} {name}".strip()])
-    made.add_argument(
-        "--json", action="store_true", help="answer in JSON, for programs; see docs/cli.md for the fields"
+    command = add_command(commands, name, what, EXAMPLES.get(f"{parent} {name}".strip(), ""))
+    command.add_argument(
+        "--json", action="store_true", help="answer in JSON, for programs; docs/cli.md lists the fields"
     )
-    server = made.add_argument_group("the authority")
+    server = command.add_argument_group("the authority")
     server.add_argument(
         "--address",
         metavar="HOST:PORT,...",
-        help="where it listens, at port 7420 if none is named; of many shards one or more (default: LOWWATER_ADDRESS or localhost:7420)",
+        help="address of the authority, or of one or more of its shards; the port is 7420 if none is named (default: LOWWATER_ADDRESS or localhost:7420)",
     )
     if names:
         server.add_argument(
             "--namespace",
             default="",
             metavar="NAME",
-            help="put before names that have none; where all would be shown, only what is in it",
+            help="namespace of names that have none; without names, only computations of this namespace are shown",
         )
     else:
-        made.set_defaults(namespace="")
+        command.set_defaults(namespace="")
     server.add_argument(
         "--answer-within",
         type=parse_duration,
@@ -428,21 +441,23 @@ def _command(
         metavar="T",
         help="how long an answer may take (default: 5s)",
     )
-    server.add_argument("--server-token", default="", metavar="TOKEN", help="the deployment that must answer")
+    server.add_argument("--server-token", default="", metavar="TOKEN", help="token of the deployment that must answer")
     server.add_argument(
         "--ca", type=Path, metavar="PEM", help="certificates to trust; turns TLS on (default: LOWWATER_CA)"
     )
     server.add_argument("--cert", type=Path, metavar="PEM", help="this client's certificates (default: LOWWATER_CERT)")
     server.add_argument("--key", type=Path, metavar="PEM", help="this client's key (default: LOWWATER_KEY)")
-    return made
+    return command
 
 
 def _of_slices(command: CommandParser) -> None:
-    """Add what can be done to slices."""
+    """Add the actions of `lowwater slices`."""
     actions = command.add_subparsers(dest="action", metavar="ACTION", required=True)
-    listed = _command(actions, "list", "the slices of a computation, in the order of their keys", of="slices")
+    listed = _command(actions, "list", "the slices of a computation, in the order of their keys", parent="slices")
     _name(listed)
-    split = _command(actions, "split", "cut a slice in two, each of which may have a shard of its own", of="slices")
+    split = _command(
+        actions, "split", "cut a slice in two, so that each part may have a shard of its own", parent="slices"
+    )
     split.add_argument("slice", metavar="SLICE", help="the slice, like hourly~3")
     split.add_argument(
         "--at",
@@ -454,26 +469,30 @@ def _of_slices(command: CommandParser) -> None:
 
 
 def _tasks(command: CommandParser) -> None:
-    """Add what can be done to tasks."""
+    """Add the actions of `lowwater tasks`."""
     actions = command.add_subparsers(dest="action", metavar="ACTION", required=True)
 
     def of_group(name: str, what: str) -> CommandParser:
-        made = _command(actions, name, what, of="tasks")
-        _name(made)
-        made.add_argument("group", metavar="GROUP", help="the group of tasks")
-        return made
+        command = _command(actions, name, what, parent="tasks")
+        _name(command)
+        command.add_argument("group", metavar="GROUP", help="the group of tasks")
+        return command
 
     def of_lease(name: str, what: str) -> CommandParser:
-        made = _command(actions, name, what, names=False, of="tasks")
-        made.add_argument("lease", metavar="FILE", help="what `lowwater tasks take` has printed; - for standard input")
-        return made
+        command = _command(actions, name, what, names=False, parent="tasks")
+        command.add_argument(
+            "lease", metavar="FILE", help="file with the output of `lowwater tasks take`; - for standard input"
+        )
+        return command
 
-    listed = _command(actions, "list", "the groups of a computation, or the tasks of one, the oldest first", of="tasks")
+    listed = _command(
+        actions, "list", "the groups of a computation, or the tasks of one, the oldest first", parent="tasks"
+    )
     _name(listed)
-    listed.add_argument("--group", metavar="GROUP", help="the tasks of this group (default: the groups)")
-    listed.add_argument("--state", choices=("ready", "leased", "done"), help="only tasks that stand so")
+    listed.add_argument("--group", metavar="GROUP", help="show the tasks of this group (default: the groups)")
+    listed.add_argument("--state", choices=("ready", "leased", "done"), help="only tasks in this state")
     listed.add_argument(
-        "--limit", type=parse_count, default=20, metavar="N", help="at most so many (default: %(default)s)"
+        "--limit", type=parse_count, default=20, metavar="N", help="greatest number of lines (default: %(default)s)"
     )
 
     group = of_group("create-group", "create a group of tasks; repeating it is harmless")
@@ -488,41 +507,47 @@ def _tasks(command: CommandParser) -> None:
         type=parse_duration,
         default=60.0,
         metavar="T",
-        help="for how long a task that was taken is offered to nobody else (default: 1m)",
+        help="time for which a task that was taken is offered to no other worker (default: 1m)",
     )
     _configuration(group, default="")
 
-    configure = of_group("configure", "change what all workers of a group are to know; their leases end")
+    configure = of_group("configure", "change the configuration for all workers of a group; their leases end")
     _configuration(configure)
-    configure.add_argument(
-        "--version", type=parse_count, required=True, metavar="N", help="the version that it takes the place of"
-    )
+    configure.add_argument("--version", type=parse_count, required=True, metavar="N", help="the version to replace")
 
-    create = of_group("create", "create a task in a group without intervals; one that is there stays as it is")
-    create.add_argument("task", metavar="TASK", help="its name")
+    create = of_group("create", "create a task in a group without intervals; an existing task stays as it is")
+    create.add_argument("task", metavar="TASK", help="name of the task")
     create.add_argument(
-        "--at", type=parse_time, required=True, metavar="TIME", help="the event time of the oldest work that it is for"
+        "--at", type=parse_time, required=True, metavar="TIME", help="event time of the oldest work of the task"
     )
-    create.add_argument("--payload", default="", metavar="TEXT", help="what its worker is to know")
+    create.add_argument("--payload", default="", metavar="TEXT", help="text for the worker of the task")
 
-    take = of_group("take", "take the oldest task and print the lease; exits 1 when there is none in time")
-    take.add_argument("--worker", default="", metavar="WORKER", help="who takes it, for people (default: the host)")
+    take = of_group("take", "take the oldest task and print the lease; exits 1 if there is none at the end of --wait")
     take.add_argument(
-        "--wait", type=parse_duration, default=0.0, metavar="T", help="wait for one, like 90s or 1h (default: 0s)"
+        "--worker", default="", metavar="WORKER", help="name of the worker, for people (default: the host)"
+    )
+    take.add_argument(
+        "--wait",
+        type=parse_duration,
+        default=0.0,
+        metavar="T",
+        help="how long to wait for a task, like 90s or 1h (default: 0s)",
     )
 
     output = of_lease("output", "print a name for an output that no other lease has")
-    output.add_argument("part", nargs="?", default="", metavar="PART", help="what it ends with")
+    output.add_argument("part", nargs="?", default="", metavar="PART", help="end of the name")
 
-    of_lease("renew", "have the task offered to nobody else for another while")
+    of_lease("renew", "extend the lease, so that no other worker is offered the task")
 
-    done = of_lease("done", "say that the task is done; refused once another worker has it")
+    done = of_lease("done", "commit the task as done; refused if another worker has it by now")
     done.add_argument(
-        "--output", action="append", default=[], metavar="PATH", help="what was made, named by `output`; repeatable"
+        "--output", action="append", default=[], metavar="PATH", help="path of an output, named by `output`; repeatable"
     )
-    done.add_argument("--digest", type=parse_key, default=b"", metavar="KEY", help="of what was made, as text or 0x..")
+    done.add_argument(
+        "--digest", type=parse_key, default=b"", metavar="KEY", help="digest of the output, as text or 0x.."
+    )
 
-    of_lease("release", "give the task back, for others to take at once")
+    of_lease("release", "give the task back, so that other workers can take it at once")
 
 
 def _configuration(command: argparse.ArgumentParser, default: str | None = None) -> None:
@@ -531,12 +556,12 @@ def _configuration(command: argparse.ArgumentParser, default: str | None = None)
         default=default,
         required=default is None,
         metavar="TEXT",
-        help="what all workers are to know, such as the version of a program",
+        help="text for all workers, such as the version of a program",
     )
 
 
 def _names(command: argparse.ArgumentParser) -> None:
-    command.add_argument("names", nargs="*", metavar="NAME", help="which computations (default: all)")
+    command.add_argument("names", nargs="*", metavar="NAME", help="computations to show (default: all)")
 
 
 def _name(command: argparse.ArgumentParser) -> None:
@@ -548,19 +573,21 @@ def _range(command: argparse.ArgumentParser, name: str, what: str) -> None:
 
 
 def _slices(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--slices", action="store_true", help="also the slices of computations that are cut")
+    command.add_argument("--slices", action="store_true", help="show slices too, of computations that are cut")
 
 
 def _unregistered(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--even-unregistered",
         action="store_true",
-        help="wait also for a name that nobody has registered yet, which is an error otherwise",
+        help="wait for the registration of names that are not registered, which are errors otherwise",
     )
 
 
 def _shard(command: argparse._ActionsContainer, nargs: str | None = None) -> None:  # pyright: ignore[reportPrivateUsage]  # as above
-    command.add_argument("shard", nargs=nargs, metavar="SHARD", help="its HOST:PORT, as `lowwater shards` has it")
+    command.add_argument(
+        "shard", nargs=nargs, metavar="SHARD", help="HOST:PORT of the shard, as `lowwater shards` shows it"
+    )
 
 
 def _until(command: argparse._ActionsContainer, *, required: bool = True) -> None:  # pyright: ignore[reportPrivateUsage]  # as above

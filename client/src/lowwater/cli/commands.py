@@ -1,4 +1,4 @@
-"""What each command does; each returns its exit code."""
+"""The commands that ask an authority; each function returns its exit code."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ from lowwater.watermark import Watermark
 __all__ = ["COMMANDS", "open_client", "run"]
 
 _SILENT_SECONDS: Final = 5.0
-"""A healthy authority is heard every second or so."""
+"""Silence, in seconds, after which the authority counts as away. It sends every second."""
 
 _REDRAW_SECONDS: Final = 1.0
+"""Pause between two questions of a view that is drawn again and again."""
 
 _ASK_SECONDS: Final = 0.2
-"""Between two looks at a shard that is drained."""
+"""Pause between two questions about a shard that is being drained."""
 
 _CLEAR: Final = "\x1b[H\x1b[2J"
 
@@ -50,7 +51,7 @@ _CLEAR: Final = "\x1b[H\x1b[2J"
 def run(args: argparse.Namespace) -> int:
     """Run the command that the arguments name; returns its exit code.
 
-    A name that does not exist is told with those that are near.
+    The error for a name that is not registered offers similar names.
     """
     with open_client(args) as lw:
         try:
@@ -83,8 +84,8 @@ def open_client(args: argparse.Namespace) -> Client:
         raise errors.InvalidArgument(msg, metadata={"file": str(error.filename), "fix": fix}) from None
 
 
-def _file(given: Path | None, variable: str) -> str:
-    return str(given or os.environ.get(variable, ""))
+def _file(path: Path | None, variable: str) -> str:
+    return str(path or os.environ.get(variable, ""))
 
 
 def _now_micros() -> int:
@@ -92,75 +93,82 @@ def _now_micros() -> int:
 
 
 def status(lw: Client, args: argparse.Namespace) -> int:
-    """Where computations stand."""
-    found = _found(lw, args)
-    for view in found.values() if args.names else ():
+    """Show the watermarks of computations."""
+    requested = _requested(lw, args)
+    for view in requested.values() if args.names else ():
         _require_registered(view)
-    every, now = {**lw.get(), **found} if args.names else found, _now_micros()
-    slices = find_slices(every)
-    promised = _wanted(found, every, args, slices=args.slices)
-    views = [each for each in promised if _is_answered_for(every.get(each.slice_of, each), args)]
+    all_views, now = {**lw.get(), **requested} if args.names else requested, _now_micros()
+    slices = find_slices(all_views)
+    promised = _to_show(requested, all_views, args, slices=args.slices)
+    views = [view for view in promised if _is_answered_for(all_views.get(view.slice_of, view), args)]
     if args.names_only:
-        # For a shell's completion: nothing that is no name may get there, whatever answers at the
-        # address.
+        # A shell's completion expands what this prints, so a server at a wrong address must not be
+        # able to put anything but names there.
         print("\n".join(view.computation for view in views if is_name(view.slice_of or view.computation)))
         return 0
     views = _sorted(views, now)
-    guilty = find_culprits([each.computation for each in views], every, now)
+    guilty = find_culprits([view.computation for view in views], all_views, now)
     if args.json:
-        records = [render.view_record(each, now, guilty.get(each.computation), slices) for each in views]
+        records = [render.view_record(view, now, guilty.get(view.computation), slices) for view in views]
         print(to_json({"server_token": lw.server_token, "computations": records}))
     elif views:
         print(render.status_table(views, now, guilty, slices=slices, coloured=_coloured()))
     elif promised:
         print(_nobody(args, promised))
     else:
-        print(_nothing(args, found, _reader(lw)))
+        print(_nothing(args, requested, _reader(lw)))
     return 0
 
 
 def _is_answered_for(view: WatermarkView, args: argparse.Namespace) -> bool:
-    """Whether the promise of a computation names the team and the owner that were asked for, if any were."""
+    """Tell whether a computation's promise names the team and owner of the arguments, if any."""
     promise = view.promise or Promise()
     return args.team in {None, promise.team} and args.owner in {None, promise.owner}
 
 
 def _nobody(args: argparse.Namespace, views: Iterable[WatermarkView]) -> str:
-    """Say that nothing is promised by a team or an owner, and who has promised something."""
-    asked = {"team": args.team, "owner": args.owner}
-    wanted = " and ".join(f"the {what} {on_one_line(name)}" for what, name in asked.items() if name is not None)
-    known = {
+    """Say that this team or owner has no promise, and list the teams and owners that have one."""
+    filters = {"team": args.team, "owner": args.owner}
+    conditions = " and ".join(f"the {what} {on_one_line(name)}" for what, name in filters.items() if name is not None)
+    names = {
         what: sorted({getattr(view.promise, what) for view in views if view.promise is not None} - {""})
-        for what in asked
+        for what in filters
     }
-    others = [f"{what}s that have some: {on_one_line(', '.join(known[what]))}" for what in asked if known[what]]
-    return "; ".join([f"no computation has a promise of {wanted}", *others])
+    others = [f"{what}s that have some: {on_one_line(', '.join(names[what]))}" for what in filters if names[what]]
+    return "; ".join([f"no computation has a promise of {conditions}", *others])
 
 
-def _found(lw: Client, args: argparse.Namespace) -> dict[str, WatermarkView]:
-    """Return what was asked for by its full name, which inputs have, and not by the name that was given within a namespace."""
+def _requested(lw: Client, args: argparse.Namespace) -> dict[str, WatermarkView]:
+    """Return the named computations, by full name as inputs have it."""
     return {view.computation: view for view in lw.get(*args.names).values()}
 
 
-def _wanted(
-    found: Mapping[str, WatermarkView], every: Mapping[str, WatermarkView], args: argparse.Namespace, *, slices: bool
+def _to_show(
+    requested: Mapping[str, WatermarkView],
+    all_views: Mapping[str, WatermarkView],
+    args: argparse.Namespace,
+    *,
+    slices: bool,
 ) -> list[WatermarkView]:
-    """Return what is to be shown of what was found: slices only where they are asked for, with what they are slices of, or by their names."""
-    views = [each for each in found.values() if _is_wanted(each.computation, args)]
-    shown = {each.computation: each for each in views if args.names or not each.slice_of}
-    below = {name: view for name, view in every.items() if slices and view.slice_of in shown}
+    """Return the views to show. A slice is shown if it was named.
+
+    With ``slices`` the slices of every computation shown are added.
+    """
+    views = [view for view in requested.values() if _is_wanted(view.computation, args)]
+    shown = {view.computation: view for view in views if args.names or not view.slice_of}
+    below = {name: view for name, view in all_views.items() if slices and view.slice_of in shown}
     return list({**shown, **below}.values())
 
 
 def _sorted(views: Iterable[WatermarkView], now: int) -> list[WatermarkView]:
-    """Return computations, the worst first; each slice right behind its computation, if that is there."""
+    """Return computations, the worst first; a slice follows its computation if that is shown."""
     views = sorted(views, key=lambda view: render.severity(view, now))
     places = {view.computation: place for place, view in enumerate(views)}
     return sorted(views, key=lambda view: (places.get(view.slice_of, places[view.computation]), bool(view.slice_of)))
 
 
 def _is_wanted(name: str, args: argparse.Namespace) -> bool:
-    """Whether a computation is to be shown: one that was named, or one of the namespace, of all when none is given."""
+    """Tell whether a computation was named, or, without names, is in the namespace asked for."""
     return bool(args.names) or _is_inside(name, args)
 
 
@@ -174,15 +182,18 @@ def _require_registered(view: WatermarkView) -> None:
 
 
 def _reader(lw: Client) -> str:
-    """Return who asks, where not everybody may read everything; else an empty text."""
+    """Return the name of the caller under access rules; empty if everybody may read everything."""
     try:
         return lw.identify().name
     except errors.LowwaterError:  # an authority that is older than the question
         return ""
 
 
-def _nothing(args: argparse.Namespace, found: Iterable[str], reader: str = "") -> str:
-    """Say that there is nothing to show, and in which namespaces there is something; where there is a ``reader``, of what that one may read."""
+def _nothing(args: argparse.Namespace, names: Iterable[str], reader: str = "") -> str:
+    """Say that there is nothing to show, and list the namespaces that have computations.
+
+    ``reader``: the caller, who may see only a part; empty if everybody may see everything.
+    """
     if not args.namespace and not reader:
         return "no computation is registered yet; its first worker or Spark stage does that"
     place = f" in the namespace {args.namespace}" if args.namespace else ""
@@ -193,12 +204,12 @@ def _nothing(args: argparse.Namespace, found: Iterable[str], reader: str = "") -
     )
     if not args.namespace:
         return f"{head}: `read` in the access file says which those are"
-    others = sorted({name.partition("/")[0] for name in found if "/" in name})
+    others = sorted({name.partition("/")[0] for name in names if "/" in name})
     return f"{head}; namespaces that have some: {', '.join(others)}" if others else head
 
 
 def _coloured() -> bool:
-    """Whether whoever reads the answer sees colours and wants them."""
+    """Tell whether the answer goes to a terminal with colours that are not turned off."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 
@@ -206,21 +217,21 @@ def watch(lw: Client, args: argparse.Namespace) -> int:
     """Follow watermarks, until interrupted."""
     if sys.stdout.isatty() and not args.json:
         return _live(lw, args)
-    left = _tell_when_the_reader_leaves(lw)
+    reader_left = _tell_when_the_reader_leaves(lw)
     _tell_of_silence_of(lw, "watch")
-    known: set[str] = set()
+    printed: set[str] = set()
     blame = _Blame(lw)
     for view in lw.watch(*_with_slices(lw, args)):
         if not _is_wanted(view.computation, args) or (view.slice_of and not (args.names or args.slices)):
             continue
-        if args.names and view.computation not in known and not args.even_unregistered:
+        if args.names and view.computation not in printed and not args.even_unregistered:
             _require_registered(view)
-        known.add(view.computation)
-        now, guilty = _now_micros(), blame.of(view)
+        printed.add(view.computation)
+        now, guilty = _now_micros(), blame.culprit(view)
         print(
             to_json(render.view_record(view, now, guilty)) if args.json else render.line(view, now, guilty), flush=True
         )
-    if left.is_set():
+    if reader_left.is_set():
         raise BrokenPipeError
     return 0
 
@@ -229,29 +240,29 @@ def _with_slices(lw: Client, args: argparse.Namespace) -> list[str]:
     """Return the names that were given; with the slices of these, if they are asked for."""
     if not (args.names and args.slices):
         return list(args.names)
-    found = [each.computation for each in lw.get(*args.names).values()]
     slices = slices_of(lw.get())
-    return [name for each in found for name in (each, *slices.get(each, ()))]
+    return [name for view in _requested(lw, args) for name in (view, *slices.get(view, ()))]
 
 
 class _Blame:
-    """Who holds what has changed.
+    """Finds the computation that holds one which has changed.
 
-    It may be one that is not watched, so all are asked for, once a second at most.
+    The culprit may be one that is not watched. So all computations are asked for, at most once a
+    second.
     """
 
     def __init__(self, lw: Client) -> None:
         self._lw = lw
         self._views: dict[str, WatermarkView] = {}
-        self._asked = float("-inf")
+        self._asked_at = float("-inf")
 
-    def of(self, view: WatermarkView) -> WatermarkView | None:
-        """Return the computation that holds it; None when nobody can tell just now."""
-        if time.monotonic() - self._asked >= _REDRAW_SECONDS:
+    def culprit(self, view: WatermarkView) -> WatermarkView | None:
+        """Return the computation that holds this one; None while the authority is silent."""
+        if time.monotonic() - self._asked_at >= _REDRAW_SECONDS:
             self._views = {}
             with suppress(errors.LowwaterError):
                 self._views = self._lw.get()
-                self._asked = time.monotonic()
+                self._asked_at = time.monotonic()
         if not self._views:
             return None
         self._views[view.computation] = view
@@ -259,23 +270,23 @@ class _Blame:
 
 
 def _tell_when_the_reader_leaves(lw: Client) -> threading.Event:
-    """End what follows watermarks when nobody reads it any more.
+    """Close the client when the reader of the output is gone; returns the event that says so.
 
-    A write would tell, but the next one may be hours away.
+    A write would fail then, but the next write may be hours away.
     """
-    left = threading.Event()
+    reader_left = threading.Event()
 
     def look(output: int) -> None:
         if hasattr(select, "poll"):
             poll = select.poll()
-            poll.register(output, 0)  # errors alone, and there is one when the other end of a pipe is closed
+            poll.register(output, 0)  # only errors: one comes when the other end of a pipe is closed
             poll.poll()
-            left.set()
+            reader_left.set()
             lw.close()
 
     with suppress(OSError, ValueError):  # standard output that is no file
         threading.Thread(target=look, args=(sys.stdout.fileno(),), name="lowwater-reader", daemon=True).start()
-    return left
+    return reader_left
 
 
 def _tell_of_silence_of(lw: Client, command: str) -> None:
@@ -283,31 +294,36 @@ def _tell_of_silence_of(lw: Client, command: str) -> None:
 
 
 def _tell_of_silence(lw: Client, command: str) -> None:
-    """Say once when nothing is heard any more, and once when it is again: no change comes meanwhile, as when all is in order."""
+    """Say once when the authority falls silent, and once when it answers again.
+
+    Without this a silent authority would look like one whose watermarks do not change.
+    """
     clock, began, silent = threading.Event(), time.monotonic(), False
     with suppress(errors.Closed):
         while not clock.wait(_REDRAW_SECONDS):
-            heard = lw.statistics().watcher
-            seconds = min(heard.stale_for, time.monotonic() - began)
+            watcher = lw.statistics().watcher
+            seconds = min(watcher.stale_for, time.monotonic() - began)
             if (seconds > _SILENT_SECONDS) == silent:
                 continue
             silent = not silent
-            of = f" of {', '.join(heard.unserved)}" if heard.unserved else ""
-            said = f"no answer{of} for {duration(seconds)} from {lw.settings.address}; what was shown last stands"
-            say(command, said if silent else "the authority answers again")
+            shards = f" of {', '.join(watcher.unserved)}" if watcher.unserved else ""
+            message = (
+                f"no answer{shards} for {duration(seconds)} from {lw.settings.address}; what was shown last stands"
+            )
+            say(command, message if silent else "the authority answers again")
 
 
 def _get(lw: Client, args: argparse.Namespace) -> tuple[list[WatermarkView], render.Guilty]:
-    """Return what is to be shown and the slices of it, and who holds each."""
-    found = _found(lw, args)
-    every = {**lw.get(), **found} if args.names else found
-    views = _wanted(found, every, args, slices=True)
-    return views, find_culprits([each.computation for each in views], every, _now_micros())
+    """Return the views to show with all their slices, and the culprit of each."""
+    requested = _requested(lw, args)
+    all_views = {**lw.get(), **requested} if args.names else requested
+    views = _to_show(requested, all_views, args, slices=True)
+    return views, find_culprits([view.computation for view in views], all_views, _now_micros())
 
 
 def _live(lw: Client, args: argparse.Namespace) -> int:
-    """The live view; where curses is missing, or the terminal too simple for it, a table that is drawn again and again."""
-    with suppress(*AWAY):  # the view says so itself
+    """Run the live view; without curses, or on a simple terminal, draw a table again and again."""
+    with suppress(*AWAY):  # the view itself shows that the authority is away
         for view in lw.get(*args.names).values() if args.names and not args.even_unregistered else ():
             _require_registered(view)
     if not sys.stdin.isatty() or os.environ.get("TERM", "dumb") == "dumb":
@@ -322,33 +338,33 @@ def _live(lw: Client, args: argparse.Namespace) -> int:
 
 
 def _live_table(lw: Client, args: argparse.Namespace) -> int:
-    body, heard = "no answer yet", time.monotonic()
+    body, answered = "no answer yet", time.monotonic()
     while True:
         try:
-            (found, guilty), now = _get(lw, args), _now_micros()
-            slices = find_slices({view.computation: view for view in found})
-            views = _sorted([view for view in found if args.slices or view.slice_of not in slices], now)
+            (shown, guilty), now = _get(lw, args), _now_micros()
+            slices = find_slices({view.computation: view for view in shown})
+            views = _sorted([view for view in shown if args.slices or view.slice_of not in slices], now)
             body = (
                 render.status_table(views, now, guilty, slices=slices, coloured=_coloured())
                 if views
                 else _nothing(args, ())
             )
-            heard, note = time.monotonic(), "Ctrl-C ends this."
+            answered, note = time.monotonic(), "Ctrl-C ends this."
         except AWAY as error:
-            note = f"No answer for {duration(time.monotonic() - heard)}: {on_one_line(str(error))}"
+            note = f"No answer for {duration(time.monotonic() - answered)}: {on_one_line(str(error))}"
         print(f"{_CLEAR}{body}\n\n{note}", flush=True)
         time.sleep(_REDRAW_SECONDS)
 
 
 def why(lw: Client, args: argparse.Namespace) -> int:
-    """Who holds a computation; 3 when the authority cannot tell which key ranges do."""
-    found = lw.why(args.name)
-    print(to_json(render.why_record(found)) if args.json else found)
+    """Say who holds a computation; returns 3 when the authority cannot tell which key ranges do."""
+    answer = lw.why(args.name)
+    print(to_json(render.why_record(answer)) if args.json else answer)
     if not args.json:
-        with suppress(errors.LowwaterError):  # nobody waits for it: it may help
-            for line in heat(lw.layout(found.guilty.computation)):
+        with suppress(errors.LowwaterError):  # the answer is complete without this hint
+            for line in heat(lw.layout(answer.guilty.computation)):
                 print(line)
-    return 3 if found.guilty.cause is Cause.CANNOT_TELL else 0
+    return 3 if answer.guilty.cause is Cause.CANNOT_TELL else 0
 
 
 def wait(lw: Client, args: argparse.Namespace) -> int:
@@ -365,29 +381,28 @@ def wait(lw: Client, args: argparse.Namespace) -> int:
 
 
 def complete(lw: Client, args: argparse.Namespace) -> int:
-    """Tell by the exit code whether a computation is complete to a time, or an interval of it is."""
+    """Tell by the exit code whether a computation is complete to a time or for an interval."""
     if args.to is not None or args.start is not None:
         return interval(lw, args)
-    found = lw.complete(args.name, args.until)
-    name, low, now = found.watermark.computation, found.watermark.low, _now_micros()
+    completeness = lw.complete(args.name, args.until)
+    name, low, now = completeness.watermark.computation, completeness.watermark.low, _now_micros()
     why = None
-    with suppress(errors.LowwaterError):  # the answer is there all the same
-        why = None if found.complete else lw.why(args.name)
+    with suppress(errors.LowwaterError):  # the answer is complete without the reason
+        why = None if completeness.complete else lw.why(args.name)
     if args.json:
-        print(to_json(render.completeness_record(found, args.until, now, why)))
-    elif found.complete:
+        print(to_json(render.completeness_record(completeness, args.until, now, why)))
+    elif completeness.complete:
         print(f"complete: {name} {_stands(low)}, and nothing before {args.until} will come")
     else:
-        ranges = f"{counted(found.holding, 'key range')} {'is' if found.holding == 1 else 'are'}"
+        ranges = f"{counted(completeness.holding, 'key range')} {'is' if completeness.holding == 1 else 'are'}"
         print(f"not yet: {name} {_stands(low)}, and {ranges} before {args.until}")
         if why is not None and why.guilty.computation != name:
-            # Its own key ranges stand there for what another one holds: their workers are not to
-            # blame.
+            # Another computation holds this one: its own key ranges are not to blame.
             print(f"  {on_one_line(why.sentence)}")
             return 1
-        for holder in found.holders:
+        for holder in completeness.holders:
             print(f"  {render.holder(holder)}, at {holder.watermark}")
-    return 0 if found.complete else 1
+    return 0 if completeness.complete else 1
 
 
 def _stands(low: Watermark) -> str:
@@ -395,9 +410,9 @@ def _stands(low: Watermark) -> str:
 
 
 def _publish(lw: Client, args: argparse.Namespace) -> int:
-    """Tell others of intervals that close.
+    """Tell a target of intervals that close.
 
-    What that needs of HTTP and TLS is not loaded for every other command.
+    The late import spares all other commands the time to load HTTP and TLS.
     """
     from lowwater.cli.publish import publish
 
@@ -408,29 +423,33 @@ def _publish(lw: Client, args: argparse.Namespace) -> int:
 
 def ranges(lw: Client, args: argparse.Namespace) -> int:
     """List key ranges."""
-    found = lw.ranges(args.name, args.below, args.limit)
+    page = lw.ranges(args.name, args.below, args.limit)
     if args.json:
-        print(to_json({"total": found.total, "ranges": [render.range_record(each) for each in found]}))
+        print(to_json({"total": page.total, "ranges": [render.range_record(key_range) for key_range in page]}))
     else:
-        print(render.ranges_table(found, _now_micros()))
+        print(render.ranges_table(page, _now_micros()))
     return 0
 
 
 def history(lw: Client, args: argparse.Namespace) -> int:
-    """Tell when steps became complete."""
-    found = lw.history(args.name, args.since, args.last)
+    """Show when steps of event time became complete."""
+    completions = lw.history(args.name, args.since, args.last)
     (view,) = lw.get(args.name).values()
     if args.json:
-        print(to_json(history_record(found, view.incarnation)))
+        print(to_json(history_record(completions, view.incarnation)))
     else:
-        print(history_table(found, view.incarnation) if len(found) else why_empty(found, view, args.since))
+        print(
+            history_table(completions, view.incarnation)
+            if len(completions)
+            else why_empty(completions, view, args.since)
+        )
     return 0
 
 
 def reset(lw: Client, args: argparse.Namespace) -> int:
     """Start a new incarnation."""
     if not args.yes:
-        question = f"{args.name} and all that reads it start anew, and their workers must claim again."
+        question = f"{args.name} and all that read it begin a new incarnation, and their workers must claim again."
         if args.json or not sys.stdin.isatty():
             refused = errors.InvalidArgument(f"{question} Pass --yes to do it.", metadata={"fix": "pass --yes"})
             return fail("reset", refused, as_json=args.json)
@@ -442,14 +461,23 @@ def reset(lw: Client, args: argparse.Namespace) -> int:
             return 1
     begun = lw.reset(args.name)
     if args.json:
-        print(to_json({"reset": [{"computation": each.name, "incarnation": each.incarnation} for each in begun]}))
+        print(
+            to_json(
+                {
+                    "reset": [
+                        {"computation": computation.name, "incarnation": computation.incarnation}
+                        for computation in begun
+                    ]
+                }
+            )
+        )
     else:
-        print("\n".join(f"{each.name} is in incarnation {each.incarnation}" for each in begun))
+        print("\n".join(f"{computation.name} is in incarnation {computation.incarnation}" for computation in begun))
     return 0
 
 
 def retire(lw: Client, args: argparse.Namespace) -> int:
-    """Take a key range out."""
+    """Retire a key range."""
     count = lw.retire(args.name, args.start, args.end, args.force)
     record = {"computation": args.name, "start": args.start.hex(), "end": args.end.hex(), "retired": count}
     print(to_json(record) if args.json else f"retired {counted(count, 'key range')} of {args.name}")
@@ -457,11 +485,15 @@ def retire(lw: Client, args: argparse.Namespace) -> int:
 
 
 def set_inputs(lw: Client, args: argparse.Namespace) -> int:
-    """Change what a computation reads."""
-    found = lw.set_inputs(args.name, args.inputs)
-    record = {"computation": found.name, "inputs": list(found.inputs), "input_version": found.input_version}
-    said = f"{found.name} reads {', '.join(found.inputs)}; its workers have to claim again"
-    print(to_json(record) if args.json else said)
+    """Change the inputs of a computation."""
+    computation = lw.set_inputs(args.name, args.inputs)
+    record = {
+        "computation": computation.name,
+        "inputs": list(computation.inputs),
+        "input_version": computation.input_version,
+    }
+    sentence = f"{computation.name} reads {', '.join(computation.inputs)}; its workers must claim again"
+    print(to_json(record) if args.json else sentence)
     return 0
 
 
@@ -476,30 +508,28 @@ def drop(lw: Client, args: argparse.Namespace) -> int:
 def slices(lw: Client, args: argparse.Namespace) -> int:
     """List the slices of a computation, or cut one in two."""
     if args.action == "split":
-        made = lw.split_slice(args.slice, args.at)
-        cut = {"slice": args.slice, "new": made.name, "start": made.start.hex(), "end": made.end.hex()}
-        said = (
-            f"{made.name} has the keys of {args.slice} from 0x{made.start.hex()} on; their workers have to claim again"
-        )
-        print(to_json(cut) if args.json else said)
+        new_slice = lw.split_slice(args.slice, args.at)
+        cut = {"slice": args.slice, "new": new_slice.name, "start": new_slice.start.hex(), "end": new_slice.end.hex()}
+        sentence = f"{new_slice.name} has the keys of {args.slice} from 0x{new_slice.start.hex()} on; their workers must claim again"
+        print(to_json(cut) if args.json else sentence)
         return 0
-    graph, found = lw.topology().computations, lw.slices(args.name)
-    sources = {each.name: graph[each.name].slice_source if each.name in graph else "" for each in found}
+    graph, parts = lw.topology().computations, lw.slices(args.name)
+    sources = {part.name: graph[part.name].slice_source if part.name in graph else "" for part in parts}
     if args.json:
         record = [
-            {"slice": each.name, "start": each.start.hex(), "end": each.end.hex(), "source": sources[each.name] or None}
-            for each in found
+            {"slice": part.name, "start": part.start.hex(), "end": part.end.hex(), "source": sources[part.name] or None}
+            for part in parts
         ]
         print(to_json({"computation": args.name, "slices": record}))
         return 0
     rows = [
         (
-            each.name,
-            _edge(each.start),
-            _edge(each.end),
-            f"taken over from {source}" if (source := sources[each.name]) else "",
+            part.name,
+            _edge(part.start),
+            _edge(part.end),
+            f"taken over from {source}" if (source := sources[part.name]) else "",
         )
-        for each in found
+        for part in parts
     ]
     print(render.table([("SLICE", "FIRST KEY", "FIRST KEY AFTER", ""), *rows]))
     return 0
@@ -511,45 +541,47 @@ def _edge(key: bytes) -> str:
 
 def shards(lw: Client, args: argparse.Namespace) -> int:
     """List the shards."""
-    found = _inside(lw.shards(), args)
-    print(to_json(shards_record(found)) if args.json else shards_table(found))
+    shards_shown = _inside(lw.shards(), args)
+    print(to_json(shards_record(shards_shown)) if args.json else shards_table(shards_shown))
     return 0
 
 
-def _inside(found: Shards, args: argparse.Namespace) -> Shards:
-    """Return the shards with what they serve of the namespace."""
+def _inside(shards: Shards, args: argparse.Namespace) -> Shards:
+    """Return the shards with only those of their computations that are in the namespace."""
 
-    def of(names: Iterable[str]) -> tuple[str, ...]:
+    def in_namespace(names: Iterable[str]) -> tuple[str, ...]:
         return tuple(name for name in names if _is_inside(name, args))
 
-    pins = {name: address for name, address in found.pins.items() if _is_inside(name, args)}
-    each = tuple(replace(shard, computations=of(shard.computations)) for shard in found)
-    return replace(found, shards=each, pins=pins, unserved=of(found.unserved))
+    pins = {name: address for name, address in shards.pins.items() if _is_inside(name, args)}
+    inside = tuple(replace(shard, computations=in_namespace(shard.computations)) for shard in shards)
+    return replace(shards, shards=inside, pins=pins, unserved=in_namespace(shards.unserved))
 
 
 def drain(lw: Client, args: argparse.Namespace) -> int:
-    """Have a shard hand over what it serves, or take that back."""
+    """Make a shard hand over what it serves, or cancel that."""
     shard = _shard(args.shard)
     lw.drain(shard, cancel=args.cancel)
     if args.cancel:
         record = drain_record(shard, (), draining=False)
-        print(to_json(record) if args.json else f"{shard} serves again, and gets back what is its")
+        print(to_json(record) if args.json else f"{shard} serves again, and takes back its computations")
         return 0
-    told = ""
+    printed = ""
     deadline = time.monotonic() + (float("inf") if args.timeout is None else args.timeout)
     while True:
-        found = lw.shards()
-        remaining = next((each.computations for each in found if each.address == shard), ())
+        shards = lw.shards()
+        remaining = next((other.computations for other in shards if other.address == shard), ())
         record = drain_record(shard, remaining, draining=True)
-        if (state := to_json(record) if args.json else handing_over(shard, remaining)) != told:
+        if (state := to_json(record) if args.json else handing_over(shard, remaining)) != printed:
             print(state, flush=True)
-            told = state
+            printed = state
         if not remaining:
             return 0
-        if not taken_by_others(found):
-            fix = "start one, or take a drain back with --cancel"
+        if not taken_by_others(shards):
+            fix = "start another shard, or take a drain back with --cancel"
             nobody = errors.LowwaterError(
-                f"no other shard takes anything: {fix}", reason="NO_OTHER_SHARD", metadata={"fix": fix}
+                f"no other shard can take over what {shard} serves: {fix}",
+                reason="NO_OTHER_SHARD",
+                metadata={"fix": fix},
             )
             return fail("drain", nobody, as_json=args.json, code=1)
         if not args.wait:
@@ -561,19 +593,19 @@ def drain(lw: Client, args: argparse.Namespace) -> int:
 
 
 def _shard(named: str) -> str:
-    """Return the address of a shard as shards have theirs: with a port."""
+    """Return the address of a shard with its port, as `lowwater shards` shows it."""
     try:
         return with_port(named)
     except ValueError:
-        return named  # the authority says which there are
+        return named  # the authority refuses it, and lists the shards
 
 
 def pin(lw: Client, args: argparse.Namespace) -> int:
-    """Have a shard serve a computation, or take that back."""
+    """Pin a computation to a shard, or take the pin back."""
     shard = None if args.off else _shard(args.shard)
     lw.pin(args.name, shard)
-    said = f"{args.name} is not pinned" if args.off else f"{args.name} is pinned to {shard}"
-    print(to_json({"computation": args.name, "shard": shard}) if args.json else said)
+    sentence = f"{args.name} is not pinned" if args.off else f"{args.name} is pinned to {shard}"
+    print(to_json({"computation": args.name, "shard": shard}) if args.json else sentence)
     return 0
 
 

@@ -11,31 +11,31 @@
 _shtab_lowwater_commands() {
   local _commands=(
     access:'Make tokens, and explain what a file of access rules allows.'
-    complete:'Is everything before a time, or of an interval, here? exits 0 yes, 1 not yet, 2 error, 3 nobody can tell.'
+    complete:'Is everything before a time, or of an interval, here? exits 0 yes, 1 not yet, 2 error, 3 no answer.'
     completion:'Print a script that completes commands, options and names in a shell.'
-    drain:'Have a shard hand over what it serves; exits 0 when it serves nothing any more, 1 when not in time.'
-    drop:'Take a computation that is gone for good out of the pipeline: its alerts end.'
+    drain:'Make a shard hand over what it serves; exits 0 when it serves nothing any more, 1 at the end of --timeout.'
+    drop:'Remove a computation that is gone for good; its alerts end.'
     global:'Serve as the global authority of several regions: who owns what, and what is complete for all.'
     history:'When each hour, or other step of event time, became complete.'
-    hot:'How a computation is cut into key ranges, and which of them cost most.'
+    hot:'The key ranges of a computation, and which of them cost most.'
     journal:'Copy a journal to another store, or list what is in one.'
     merge:'Ask the owner of a computation to make one key range of several.'
     move:'Ask the owner of a computation to run a key range in a task.'
-    pin:'Have a shard serve a computation whenever it lives.'
-    publish:'Tell others of each interval that is complete: a marker file or a webhook, in order.'
+    pin:'Make a shard serve a computation whenever the shard is there.'
+    publish:'Tell others of each complete interval, in order, by a marker file or a webhook.'
     ranges:'Key ranges of a computation, furthest behind first.'
     references:'Which region makes what: ask the global authority, and decide.'
     region:'Speak for a region: report its progress, hand out adoption numbers, and relay global watermarks.'
-    reset:'Start a new incarnation of a computation and of all that reads it.'
-    retire:'Take a key range out of a computation: nobody waits for it any more.'
+    reset:'Start a new incarnation of a computation and of all that read it.'
+    retire:'Take a key range out of a computation, so that no reader waits for it any more.'
     serve:'Serve low watermarks: take reports over gRPC, journal them, broadcast what is complete.'
-    set-inputs:'Change what a computation reads; its workers have to claim again.'
-    shards:'The shards of the deployment, and what each serves.'
+    set-inputs:'Change the inputs of a computation; its workers must claim again.'
+    shards:'The shards of the deployment, and which computations each serves.'
     slices:'The slices that a computation is cut into.'
     split:'Ask the owner of a computation to cut a key range in parts.'
-    status:'Where computations stand, as a table.'
-    tasks:'Work that is done once by whoever takes it, such as a close each day.'
-    wait:'Wait until everything before a time is here (exit 0; 1 when it is not in time).'
+    status:'The watermarks of computations, as a table.'
+    tasks:'Work that one worker does once, such as a close each day.'
+    wait:'Wait until everything before a time is here (exits 0; 1 at the end of --timeout).'
     watch:'Follow watermarks: a live table on a terminal, else a line per change.'
     why:'Who holds a computation: the root cause in a sentence, then one per hop upstream.'
   )
@@ -80,22 +80,22 @@ _shtab_lowwater_references_commands() {
 _shtab_lowwater_slices_commands() {
   local _commands=(
     list:'The slices of a computation, in the order of their keys.'
-    split:'Cut a slice in two, each of which may have a shard of its own.'
+    split:'Cut a slice in two, so that each part may have a shard of its own.'
   )
   _describe 'lowwater slices commands' _commands
 }
 
 _shtab_lowwater_tasks_commands() {
   local _commands=(
-    configure:'Change what all workers of a group are to know; their leases end.'
-    create:'Create a task in a group without intervals; one that is there stays as it is.'
+    configure:'Change the configuration for all workers of a group; their leases end.'
+    create:'Create a task in a group without intervals; an existing task stays as it is.'
     create-group:'Create a group of tasks; repeating it is harmless.'
-    done:'Say that the task is done; refused once another worker has it.'
+    done:'Commit the task as done; refused if another worker has it by now.'
     list:'The groups of a computation, or the tasks of one, the oldest first.'
     output:'Print a name for an output that no other lease has.'
-    release:'Give the task back, for others to take at once.'
-    renew:'Have the task offered to nobody else for another while.'
-    take:'Take the oldest task and print the lease; exits 1 when there is none in time.'
+    release:'Give the task back, so that other workers can take it at once.'
+    renew:'Extend the lease, so that no other worker is offered the task.'
+    take:'Take the oldest task and print the lease; exits 1 if there is none at the end of --wait.'
   )
   _describe 'lowwater tasks commands' _commands
 }
@@ -141,17 +141,17 @@ _shtab_lowwater_access_token_defaults_added=0
 
 _shtab_lowwater_complete_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
-  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
-  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
-  "--server-token[the deployment that must answer]:TOKEN:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
   "--until[an event time, exclusive, like 2013-01-09T14\:00Z\; or finished]:TIME:"
   "--to[the end of an interval, exclusive\; with --from, its start]:TIME:"
-  "--from[the start of the interval\: says what is missing of it, in which computations and key ranges]:TIME:"
+  "--from[the start of the interval\; the answer lists what is missing, by computation and key range]:TIME:"
   ":the computation:_lowwater_names"
 )
 
@@ -168,17 +168,17 @@ _shtab_lowwater_completion_defaults_added=0
 
 _shtab_lowwater_drain_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
-  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
-  "--server-token[the deployment that must answer]:TOKEN:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
-  "--cancel[take it back\: the shard serves again]"
-  {--wait,--no-wait}"[until it serves nothing any more (default)\; else say what it serves now]"
-  "--timeout[wait no longer, like 90s or 1h (default\: for ever)]:T:"
-  ":its HOST\:PORT, as \`lowwater shards\` has it:"
+  "--cancel[take the drain back\; the shard serves again]"
+  {--wait,--no-wait}"[wait until the shard serves nothing any more (default)\; else only show what it serves]"
+  "--timeout[how long to wait at most, like 90s or 1h (default\: for ever)]:T:"
+  ":HOST\:PORT of the shard, as \`lowwater shards\` shows it:"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -186,15 +186,15 @@ _shtab_lowwater_drain_defaults_added=0
 
 _shtab_lowwater_drop_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
-  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
-  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
-  "--server-token[the deployment that must answer]:TOKEN:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
-  "--force[even if a worker owns key ranges of it\; it is refused then]"
+  "--force[even if a worker owns key ranges\; the worker is refused then]"
   ":the computation:_lowwater_names"
 )
 
@@ -225,16 +225,16 @@ _shtab_lowwater_global_defaults_added=0
 
 _shtab_lowwater_history_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
-  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
-  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
-  "--server-token[the deployment that must answer]:TOKEN:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
   "--since[only steps that end after an event time, like 2013-01-09T14\:00Z]:TIME:"
-  "--last[the newest so many lines (default\: 20)]:N:"
+  "--last[number of lines, the newest (default\: 20)]:N:"
   ":the computation:_lowwater_names"
 )
 
@@ -243,11 +243,11 @@ _shtab_lowwater_history_defaults_added=0
 
 _shtab_lowwater_hot_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
-  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
-  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
-  "--server-token[the deployment that must answer]:TOKEN:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
@@ -286,17 +286,17 @@ _shtab_lowwater_journal_show_defaults_added=0
 
 _shtab_lowwater_merge_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
-  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
-  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
-  "--server-token[the deployment that must answer]:TOKEN:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
   ":the computation:_lowwater_names"
-  ":the first of the ranges\: its start:"
-  ":the last of them:"
+  ":start of the first range:"
+  ":start of the last range:"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -304,16 +304,16 @@ _shtab_lowwater_merge_defaults_added=0
 
 _shtab_lowwater_move_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
-  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
-  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
-  "--server-token[the deployment that must answer]:TOKEN:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
   ":the computation:_lowwater_names"
-  ":the range\: its start:"
+  ":start of the range:"
   ":the task, counted from 1\; or any:"
 )
 
@@ -322,17 +322,17 @@ _shtab_lowwater_move_defaults_added=0
 
 _shtab_lowwater_pin_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
-  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
-  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
-  "--server-token[the deployment that must answer]:TOKEN:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
-  "--off[take the pin back\: any shard may serve it]"
+  "--off[take the pin back\; any shard may serve the computation]"
   ":the computation:_lowwater_names"
-  ":its HOST\:PORT, as \`lowwater shards\` has it:"
+  ":HOST\:PORT of the shard, as \`lowwater shards\` shows it:"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -340,20 +340,20 @@ _shtab_lowwater_pin_defaults_added=0
 
 _shtab_lowwater_publish_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
-  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
-  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
-  "--server-token[the deployment that must answer]:TOKEN:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
   "--every[the length of the intervals, like 1h or 1d]:T:"
   "--from[where the first interval begins]:TIME:"
-  "--until[the end of the last interval, and then exit (default\: go on for ever)]:TIME:"
-  "--to[file\:\/PATH, with the start of the interval for \%Y, \%m, \%d, \%H, \%M\; or https\:\/\/..., with a bearer token from LOWWATER_PUBLISH_TOKEN, and signed by the key in LOWWATER_PUBLISH_KEY (default\: LOWWATER_PUBLISH_TO)]:TARGET:"
-  "--cursor[where it keeps how far it has come\; each target needs one of its own]:FILE:_files"
-  "--once[tell what is complete now, and exit\: for cron\; exits 1 when the target does not take it]"
+  "--until[the end of the last interval, after which the command exits (default\: go on for ever)]:TIME:"
+  "--to[file\:\/PATH, in which \%Y, \%m, \%d, \%H and \%M are the start of the interval\; or https\:\/\/..., with a bearer token from LOWWATER_PUBLISH_TOKEN, and signed by the key in LOWWATER_PUBLISH_KEY (default\: LOWWATER_PUBLISH_TO)]:TARGET:"
+  "--cursor[the file that remembers which intervals were told\; each target needs one of its own]:FILE:_files"
+  "--once[tell the intervals that are complete now, and exit, for cron\; exits 1 if the target does not take one]"
   ":the computation:_lowwater_names"
 )
 
@@ -362,16 +362,16 @@ _shtab_lowwater_publish_defaults_added=0
 
 _shtab_lowwater_ranges_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
-  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
-  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
-  "--server-token[the deployment that must answer]:TOKEN:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
-  "--below[only those below an event time]:TIME:"
-  "--limit[at most so many (default\: 20)]:N:"
+  "--below[only key ranges below an event time]:TIME:"
+  "--limit[greatest number of lines (default\: 20)]:N:"
   ":the computation:_lowwater_names"
 )
 
@@ -589,11 +589,11 @@ _shtab_lowwater_region_defaults_added=0
 
 _shtab_lowwater_reset_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
-  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
-  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
-  "--server-token[the deployment that must answer]:TOKEN:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
@@ -606,15 +606,15 @@ _shtab_lowwater_reset_defaults_added=0
 
 _shtab_lowwater_retire_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
-  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
-  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
-  "--server-token[the deployment that must answer]:TOKEN:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
-  "--start[first key, as text or 0x..\; \'\' for the first of all]:KEY:"
+  "--start[first key, as text or 0x..\; \'\' for no lower bound]:KEY:"
   "--end[first key after\; \'\' for no upper bound]:KEY:"
   "--force[even ranges that a worker owns]"
   ":the computation:_lowwater_names"
@@ -652,16 +652,16 @@ _shtab_lowwater_serve_defaults_added=0
 
 _shtab_lowwater_set_inputs_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
-  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
-  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
-  "--server-token[the deployment that must answer]:TOKEN:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
   ":the computation:_lowwater_names"
-  "(*):all that it reads from now on:_lowwater_names"
+  "(*):all inputs from now on:_lowwater_names"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -669,11 +669,11 @@ _shtab_lowwater_set_inputs_defaults_added=0
 
 _shtab_lowwater_shards_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
-  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
-  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
-  "--server-token[the deployment that must answer]:TOKEN:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
@@ -691,11 +691,11 @@ _shtab_lowwater_slices_defaults_added=0
 
 _shtab_lowwater_slices_list_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
-  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
-  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
-  "--server-token[the deployment that must answer]:TOKEN:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
@@ -707,11 +707,11 @@ _shtab_lowwater_slices_list_defaults_added=0
 
 _shtab_lowwater_slices_split_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
-  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
-  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
-  "--server-token[the deployment that must answer]:TOKEN:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
@@ -724,18 +724,18 @@ _shtab_lowwater_slices_split_defaults_added=0
 
 _shtab_lowwater_split_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
-  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
-  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
-  "--server-token[the deployment that must answer]:TOKEN:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
-  "--into[in so many parts of one size]:N:"
+  "--into[number of parts, all of one size]:N:"
   "--at[where the second part starts, like 0x4400]:SLOT:"
   ":the computation:_lowwater_names"
-  ":the range\: its start, as \`lowwater hot\` has it:"
+  ":start of the range, as \`lowwater hot\` shows it:"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -743,19 +743,19 @@ _shtab_lowwater_split_defaults_added=0
 
 _shtab_lowwater_status_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
-  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
-  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
-  "--server-token[the deployment that must answer]:TOKEN:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
   "--team[only those with a promise of this team]:TEAM:"
   "--owner[only those with a promise of this owner]:OWNER:"
-  "--names[only the names of what is registered, a line each]"
-  "--slices[also the slices of computations that are cut]"
-  "(*)::which computations (default\: all):_lowwater_names"
+  "--names[only the names of registered computations, a line each]"
+  "--slices[show slices too, of computations that are cut]"
+  "(*)::computations to show (default\: all):_lowwater_names"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -770,16 +770,16 @@ _shtab_lowwater_tasks_defaults_added=0
 
 _shtab_lowwater_tasks_configure_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
-  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
-  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
-  "--server-token[the deployment that must answer]:TOKEN:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
-  "--configuration[what all workers are to know, such as the version of a program]:TEXT:"
-  "--version[the version that it takes the place of]:N:"
+  "--configuration[text for all workers, such as the version of a program]:TEXT:"
+  "--version[the version to replace]:N:"
   ":the computation:_lowwater_names"
   ":the group of tasks:"
 )
@@ -789,19 +789,19 @@ _shtab_lowwater_tasks_configure_defaults_added=0
 
 _shtab_lowwater_tasks_create_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
-  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
-  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
-  "--server-token[the deployment that must answer]:TOKEN:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
-  "--at[the event time of the oldest work that it is for]:TIME:"
-  "--payload[what its worker is to know]:TEXT:"
+  "--at[event time of the oldest work of the task]:TIME:"
+  "--payload[text for the worker of the task]:TEXT:"
   ":the computation:_lowwater_names"
   ":the group of tasks:"
-  ":its name:"
+  ":name of the task:"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -809,18 +809,18 @@ _shtab_lowwater_tasks_create_defaults_added=0
 
 _shtab_lowwater_tasks_create_group_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
-  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
-  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
-  "--server-token[the deployment that must answer]:TOKEN:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
   "--every[a task for each interval of this length, like 1d or 1h]:T:"
   "--start[where the first interval begins, like 2013-01-01T00\:00Z]:TIME:"
-  "--lease[for how long a task that was taken is offered to nobody else (default\: 1m)]:T:"
-  "--configuration[what all workers are to know, such as the version of a program]:TEXT:"
+  "--lease[time for which a task that was taken is offered to no other worker (default\: 1m)]:T:"
+  "--configuration[text for all workers, such as the version of a program]:TEXT:"
   ":the computation:_lowwater_names"
   ":the group of tasks:"
 )
@@ -830,16 +830,16 @@ _shtab_lowwater_tasks_create_group_defaults_added=0
 
 _shtab_lowwater_tasks_done_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
-  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
-  "--server-token[the deployment that must answer]:TOKEN:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
-  "*--output[what was made, named by \`output\`\; repeatable]:PATH:"
-  "--digest[of what was made, as text or 0x..]:KEY:"
-  ":what \`lowwater tasks take\` has printed\; - for standard input:_files"
+  "*--output[path of an output, named by \`output\`\; repeatable]:PATH:"
+  "--digest[digest of the output, as text or 0x..]:KEY:"
+  ":file with the output of \`lowwater tasks take\`\; - for standard input:_files"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -847,17 +847,17 @@ _shtab_lowwater_tasks_done_defaults_added=0
 
 _shtab_lowwater_tasks_list_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
-  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
-  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
-  "--server-token[the deployment that must answer]:TOKEN:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
-  "--group[the tasks of this group (default\: the groups)]:GROUP:"
-  "--state[only tasks that stand so]:state:(ready leased done)"
-  "--limit[at most so many (default\: 20)]:N:"
+  "--group[show the tasks of this group (default\: the groups)]:GROUP:"
+  "--state[only tasks in this state]:state:(ready leased done)"
+  "--limit[greatest number of lines (default\: 20)]:N:"
   ":the computation:_lowwater_names"
 )
 
@@ -866,15 +866,15 @@ _shtab_lowwater_tasks_list_defaults_added=0
 
 _shtab_lowwater_tasks_output_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
-  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
-  "--server-token[the deployment that must answer]:TOKEN:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
-  ":what \`lowwater tasks take\` has printed\; - for standard input:_files"
-  ":what it ends with:"
+  ":file with the output of \`lowwater tasks take\`\; - for standard input:_files"
+  ":end of the name:"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -882,14 +882,14 @@ _shtab_lowwater_tasks_output_defaults_added=0
 
 _shtab_lowwater_tasks_release_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
-  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
-  "--server-token[the deployment that must answer]:TOKEN:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
-  ":what \`lowwater tasks take\` has printed\; - for standard input:_files"
+  ":file with the output of \`lowwater tasks take\`\; - for standard input:_files"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -897,14 +897,14 @@ _shtab_lowwater_tasks_release_defaults_added=0
 
 _shtab_lowwater_tasks_renew_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
-  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
-  "--server-token[the deployment that must answer]:TOKEN:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
-  ":what \`lowwater tasks take\` has printed\; - for standard input:_files"
+  ":file with the output of \`lowwater tasks take\`\; - for standard input:_files"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -912,16 +912,16 @@ _shtab_lowwater_tasks_renew_defaults_added=0
 
 _shtab_lowwater_tasks_take_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
-  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
-  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
-  "--server-token[the deployment that must answer]:TOKEN:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
-  "--worker[who takes it, for people (default\: the host)]:WORKER:"
-  "--wait[wait for one, like 90s or 1h (default\: 0s)]:T:"
+  "--worker[name of the worker, for people (default\: the host)]:WORKER:"
+  "--wait[how long to wait for a task, like 90s or 1h (default\: 0s)]:T:"
   ":the computation:_lowwater_names"
   ":the group of tasks:"
 )
@@ -931,17 +931,17 @@ _shtab_lowwater_tasks_take_defaults_added=0
 
 _shtab_lowwater_wait_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
-  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
-  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
-  "--server-token[the deployment that must answer]:TOKEN:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
   "--until[an event time, exclusive, like 2013-01-09T14\:00Z\; or finished]:TIME:"
-  "--even-unregistered[wait also for a name that nobody has registered yet, which is an error otherwise]"
-  "--timeout[how long at most, like 90s or 1h (default\: for ever)]:T:"
+  "--even-unregistered[wait for the registration of names that are not registered, which are errors otherwise]"
+  "--timeout[how long to wait at most, like 90s or 1h (default\: for ever)]:T:"
   ":the computation:_lowwater_names"
 )
 
@@ -950,17 +950,17 @@ _shtab_lowwater_wait_defaults_added=0
 
 _shtab_lowwater_watch_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
-  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
-  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
-  "--server-token[the deployment that must answer]:TOKEN:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
-  "--even-unregistered[wait also for a name that nobody has registered yet, which is an error otherwise]"
-  "--slices[also the slices of computations that are cut]"
-  "(*)::which computations (default\: all):_lowwater_names"
+  "--even-unregistered[wait for the registration of names that are not registered, which are errors otherwise]"
+  "--slices[show slices too, of computations that are cut]"
+  "(*)::computations to show (default\: all):_lowwater_names"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -968,11 +968,11 @@ _shtab_lowwater_watch_defaults_added=0
 
 _shtab_lowwater_why_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; see docs\/cli.md for the fields]"
-  "--address[where it listens, at port 7420 if none is named\; of many shards one or more (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
-  "--namespace[put before names that have none\; where all would be shown, only what is in it]:NAME:"
+  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
-  "--server-token[the deployment that must answer]:TOKEN:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"

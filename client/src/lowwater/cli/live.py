@@ -1,6 +1,7 @@
-"""The live view of ``lowwater watch``, without a terminal: a state, what keys do to it, and what it looks like.
+"""The live view of ``lowwater watch`` without a terminal: its state, its keys and its lines.
 
-The drawing is a pure function of the state and the size, so that it is tested as such; terminal.py puts it on a screen.
+The drawing is a pure function of the state and the size, so tests need no terminal. terminal.py
+puts it on a screen.
 """
 
 from __future__ import annotations
@@ -22,38 +23,38 @@ from lowwater.watermark import MIN
 __all__ = ["ORDERS", "Line", "State", "Style", "draw", "press", "seen", "shown", "style_of"]
 
 ORDERS: Final = ("lag", "stood", "name")
-"""By what it can be sorted, in the order in which ``s`` goes through them."""
+"""Sort orders; the key ``s`` goes through them in this order."""
 
 FRESH_SECONDS: Final = 2.0
-"""How long what has changed is marked."""
+"""Time for which a changed computation is marked."""
 
 STILL_SECONDS: Final = 60.0
-"""A watermark that has not moved for so long is coloured."""
+"""Age from which a watermark that does not move is coloured."""
 
 _HEADINGS: Final = ("COMPUTATION", "LOW WATERMARK", "LAG", "STOOD", "HELD BY")
 _NARROW: Final = 70
-"""Fewer characters than that have no room for all columns."""
+"""Width below which only three columns are shown, in characters."""
 
 _KEYS: Final = "q quit  arrows select  Enter why  / filter  s sort"
 _KEYS_OF_SLICES: Final = "  x slices"
-"""Where there are some."""
+"""Key that is listed only if a computation has slices."""
 
 
 _STEPS: Final = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -10, "pagedown": 10}
-"""By how many lines a key moves the selection."""
+"""Number of lines by which each key moves the selection."""
 
 
 class Style(Enum):
-    """How a line looks."""
+    """Look of a line."""
 
     PLAIN = auto()
     HEADING = auto()
     FRESH = auto()
-    """It changed just now."""
+    """The watermark changed just now."""
     STILL = auto()
-    """It has not moved for a while."""
+    """The watermark has not moved for a while."""
     TROUBLE = auto()
-    """Nobody that is alive works on it."""
+    """No living worker works on the computation."""
     AWAY = auto()
     """The authority does not answer."""
     FAINT = auto()
@@ -70,56 +71,55 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What is known and what was asked for.
+    """Last answer of the authority, and the user's choices.
 
     Times are processing times in microseconds, by this machine's clock.
     """
 
     views: Mapping[str, WatermarkView] = field(default_factory=dict[str, WatermarkView])
     guilty: Mapping[str, WatermarkView] = field(default_factory=dict[str, WatermarkView])
-    """By computation the one that holds it, as `lowwater why` has it."""
+    """The computation that holds each computation, as `lowwater why` has it."""
     changed: Mapping[str, int] = field(default_factory=dict[str, int])
-    """When a computation was last seen to move."""
+    """Time of the last move of each computation that was seen to move."""
     now: int = 0
-    heard: int = 0
-    """When the authority answered last; 0: not yet."""
+    answered: int = 0
+    """Time of the last answer; 0 before the first one."""
     away: str = ""
-    """Why the last question was not answered; empty when it was."""
+    """Reason why the last question was not answered; empty if it was."""
     order: str = ORDERS[0]
     search: str = ""
     typing: bool = False
-    """Whether keys go to the filter."""
+    """True while keys are added to the filter."""
     selected: str = ""
     why: tuple[str, str] | None = None
-    """A computation, and the answer of why, or that it is awaited."""
+    """Computation in the pane, and the answer of why, or that the answer is pending."""
     slices: bool = False
-    """Whether the slices of computations that are cut have lines of their own."""
+    """True if slices have lines of their own."""
     done: bool = False
 
 
 def seen(
     state: State, views: Iterable[WatermarkView], now: int, guilty: Mapping[str, WatermarkView] = MappingProxyType({})
 ) -> State:
-    """Return the state after an answer. What moved is marked, but not at the first sight of it."""
+    """Return the state after an answer; computations that moved since the last one are marked."""
     newest = {view.computation: view for view in views}
     moved = {name: now for name, view in newest.items() if name in state.views and state.views[name].low != view.low}
-    kept = {name: at for name, at in state.changed.items() if name in newest}
-    return replace(state, views=newest, guilty=guilty, changed={**kept, **moved}, now=now, heard=now, away="")
+    remembered = {name: at for name, at in state.changed.items() if name in newest}
+    return replace(state, views=newest, guilty=guilty, changed={**remembered, **moved}, now=now, answered=now, away="")
 
 
 def shown(state: State) -> list[WatermarkView]:
-    """Return the computations that pass the filter, in order.
+    """Return the computations that pass the filter, in the chosen order.
 
-    The furthest behind comes first: what is unknown, then by time.
-
-    Slices are left out behind what they are slices of, unless they are asked for.
+    By lag, unknown watermarks come first, then the furthest behind. Slices are left out unless they
+    are switched on, or their computation is not listed.
     """
-    found = [view for view in _listed(state) if state.search.lower() in view.computation.lower()]
+    matching = [view for view in _listed(state) if state.search.lower() in view.computation.lower()]
     if state.order == "name":
-        return sorted(found, key=lambda view: view.computation)
+        return sorted(matching, key=lambda view: view.computation)
     if state.order == "stood":
-        return sorted(found, key=lambda view: (view.low.finished, view.since_micros or state.now, view.computation))
-    return sorted(found, key=lambda view: (view.low.micros if view.registered else MIN, view.computation))
+        return sorted(matching, key=lambda view: (view.low.finished, view.since_micros or state.now, view.computation))
+    return sorted(matching, key=lambda view: (view.low.micros if view.registered else MIN, view.computation))
 
 
 def _listed(state: State) -> list[WatermarkView]:
@@ -127,7 +127,7 @@ def _listed(state: State) -> list[WatermarkView]:
 
 
 def press(state: State, key: str) -> State:
-    """Return the state after a key: one character, or "up", "down", "pageup", "pagedown", "enter", "escape", "backspace"."""
+    """Return the state after a key: a character, or a name such as "up", "pagedown" or "escape"."""
     if state.typing:
         return _typed(state, key)
     if key in _STEPS:
@@ -187,14 +187,14 @@ def draw(state: State, width: int, height: int) -> list[Line]:
     room = max(0, height - len(head) - len(pane) - len(foot) - 1)
     first = _scrolled(state, [view.computation for view in views], room)
     visible = views[first : first + room]
-    headings, *rows = [_wanted(row, width) for row in (_HEADINGS, *(_row(view, state, cut) for view in visible))]
+    headings, *rows = [_fitting(row, width) for row in (_HEADINGS, *(_row(view, state, cut) for view in visible))]
     widths = _widths([headings, *rows], width)
     body = [Line(_laid(headings, widths), Style.HEADING)]
     for view, row in zip(visible, rows, strict=True):
         body.append(Line(_laid(row, widths), _style(view, state), view.computation == state.selected))
     if not views:
         nothing = "no computation matches the filter" if state.views else "no computation is registered yet"
-        body.append(Line(nothing if state.heard else "no answer yet", Style.FAINT))
+        body.append(Line(nothing if state.answered else "no answer yet", Style.FAINT))
     body = body[: room + 1]
     body += [Line("")] * (height - len(head) - len(body) - len(pane) - len(foot))
     lines = [*head, *body, *pane, *foot][:height]
@@ -204,15 +204,15 @@ def draw(state: State, width: int, height: int) -> list[Line]:
 def _title(state: State, count: int) -> Line:
     time = f"{datetime.fromtimestamp(state.now / 1e6, UTC):%H:%M:%S} UTC"
     some = f"{count} of {len(_listed(state))}" if state.search else f"{count}"
-    found = f', with "{state.search}" in the name' if state.search else ""
+    filtered = f', with "{state.search}" in the name' if state.search else ""
     what = "computation" if some == "1" else "computations"
-    return Line(f"lowwater at {time}: {some} {what}{found}, by {state.order}", Style.HEADING)
+    return Line(f"lowwater at {time}: {some} {what}{filtered}, by {state.order}", Style.HEADING)
 
 
 def _away(state: State) -> list[Line]:
     if not state.away:
         return []
-    since = f" for {duration(seconds_since(state.heard, state.now))}" if state.heard else ""
+    since = f" for {duration(seconds_since(state.answered, state.now))}" if state.answered else ""
     return [Line(f"NO ANSWER{since}, what follows is as of then: {state.away}", Style.AWAY)]
 
 
@@ -226,7 +226,7 @@ def _pane(state: State, width: int, height: int) -> list[Line]:
 
 
 def _scrolled(state: State, names: list[str], room: int) -> int:
-    """Return the first row that is shown: the selected one is among them."""
+    """Return the first row to show, so that the selected one is visible."""
     if state.selected not in names or not room:
         return 0
     return max(0, names.index(state.selected) - room + 1)
@@ -239,10 +239,10 @@ def _row(view: WatermarkView, state: State, cut: Mapping[str, Sequence[str]]) ->
     stood = "" if view.low.finished or not view.since_micros else duration(seconds_since(view.since_micros, state.now))
     slices = cut.get(view.computation, ())
     name = f"{view.computation} ({counted(len(slices), 'slice')})" if slices and not state.slices else view.computation
-    return (name, low, lag(view.low, state.now), stood, _held(view, state))
+    return (name, low, lag(view.low, state.now), stood, _culprit(view, state))
 
 
-def _held(view: WatermarkView, state: State) -> str:
+def _culprit(view: WatermarkView, state: State) -> str:
     guilty = state.guilty.get(view.computation, view)
     if guilty.computation == view.computation:
         return _holder(view, state.now)
@@ -278,7 +278,7 @@ def _style(view: WatermarkView, state: State) -> Style:
 
 
 def style_of(view: WatermarkView, now: int) -> Style:
-    """Return how a computation is shown, by the state it is in at a processing time."""
+    """Return the look of a computation, by its state at a processing time."""
     if view.low.finished:
         return Style.FAINT
     if cause_of(view, now).trouble:
@@ -287,13 +287,13 @@ def style_of(view: WatermarkView, now: int) -> Style:
     return Style.STILL if still or view.low.unknown else Style.PLAIN
 
 
-def _wanted(row: Sequence[str], width: int) -> Sequence[str]:
-    """Return the cells of a row that there is room for: on a narrow screen the name, the lag and the holder."""
+def _fitting(row: Sequence[str], width: int) -> Sequence[str]:
+    """Return the cells that fit: on a narrow screen only the name, the lag and the holder."""
     return row if width >= _NARROW else (row[0], row[2], row[4])
 
 
 def _widths(rows: Iterable[Sequence[str]], width: int) -> list[int]:
-    """Return how wide the columns are: each as its longest cell, the name at most a third, the last one what is left."""
+    """Return column widths: those of the longest cells, and for the last column the rest."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     widths[0] = min(widths[0], max(11, width // 3))
     widths[-1] = max(0, width - sum(widths[:-1]) - 2 * (len(widths) - 1))
@@ -305,7 +305,7 @@ def _laid(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _cut(text: str, width: int) -> str:
-    """Return a text of at most so many characters.
+    """Return a text shortened to ``width`` characters.
 
     >>> _cut("enriched", 5), _cut("enriched", 8)
     ('enr..', 'enriched')

@@ -20,7 +20,7 @@ __all__ = [
     "Guilty",
     "Slices",
     "completeness_record",
-    "held",
+    "culprit_words",
     "holder",
     "line",
     "moment",
@@ -38,12 +38,12 @@ __all__ = [
 
 
 Slices = Mapping[str, tuple[tuple[str, ...], str]]
-"""By computation that is cut its slices, and the slowest of them."""
+"""Slices of each computation that is cut, and the slowest of them, by name of the computation."""
 
 _UNCUT: Final[Slices] = MappingProxyType({})
 
 _COLOURS: Final = {Style.TROUBLE: "31", Style.STILL: "33", Style.FAINT: "2"}
-"""Of a terminal; a computation that is in order has none."""
+"""Colour codes of a terminal, by style; a computation that is in order has no colour."""
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
@@ -61,12 +61,12 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def severity(view: WatermarkView, now_micros: int) -> tuple[bool, int, str]:
-    """Return what sorts the worst first: what somebody has to act on, then what is furthest behind; at the end what is finished."""
+    """Return a sort key: trouble first, then the furthest behind, finished computations last."""
     return (not cause_of(view, now_micros).trouble, view.low.micros, view.computation)
 
 
 Guilty = Mapping[str, WatermarkView]
-"""By computation the one that holds it."""
+"""The computation that holds each computation, by name."""
 
 
 def status_table(
@@ -77,18 +77,15 @@ def status_table(
     slices: Slices = _UNCUT,
     coloured: bool = False,
 ) -> str:
-    """Return where computations stand, in the order given.
-
-    A slice below its computation is indented.
-    """
+    """Return a table of computations, in the order of ``views``; slices are indented."""
     names_shown = {view.computation for view in views}
     shares = sorted({share for view in views for share, _ in view.shares}, reverse=True)
     names = (f"{share / 10_000:g} % LATELY SEEN" for share in shares)
-    budgets = sorted({each.share for view in views for each in view.budgets})
+    budgets = sorted({budget.share for view in views for budget in view.budgets})
     spent = (f"BUDGET {share * 100:g} %" for share in budgets)
     promises = [view.promise or Promise() for view in views]
-    late = ("PROMISE",) if any(each.late is not None for each in promises) else ()
-    who = ("ANSWERS FOR IT",) if any(each.owner or each.team for each in promises) else ()
+    late = ("PROMISE",) if any(promise.late is not None for promise in promises) else ()
+    who = ("ANSWERS FOR IT",) if any(promise.owner or promise.team for promise in promises) else ()
     rows = [("COMPUTATION", "STATE", "LOW WATERMARK", "LAG", *late, *names, *spent, "RANGES", "HELD BY", *who)]
     for view, promise in zip(views, promises, strict=True):
         rows.append(
@@ -98,11 +95,11 @@ def status_table(
                 _low(view),
                 lag(view.low, now_micros),
                 *(_late(view, now_micros) for _ in late),
-                *(_seen(view, share, now_micros) for share in shares),
+                *(_heuristic(view, share, now_micros) for share in shares),
                 *(_spent(view, view.budget.get(share), now_micros) for share in budgets),
                 _ranges(view, slices),
-                held(view, guilty.get(view.computation)),
-                *(", ".join(each for each in (promise.owner, promise.team) if each) for _ in who),
+                culprit_words(view, guilty.get(view.computation)),
+                *(", ".join(filter(None, (promise.owner, promise.team))) for _ in who),
             )
         )
     head, *lines = table(rows).split("\n")
@@ -112,7 +109,7 @@ def status_table(
 
 
 def _ranges(view: WatermarkView, slices: Slices) -> str:
-    """Return how many key ranges it has; of one that is cut, how many slices."""
+    """Return the number of key ranges of a computation, or of slices if it is cut."""
     if view.computation not in slices:
         return str(view.ranges)
     names, slowest = slices[view.computation]
@@ -130,8 +127,8 @@ def _low(view: WatermarkView) -> str:
     return f"{view.low} (estimated)" if view.estimated else str(view.low)
 
 
-def _seen(view: WatermarkView, share: int, now_micros: int) -> str:
-    """Return where a heuristic watermark stands, and the share of the records that has come behind it, if it is known."""
+def _heuristic(view: WatermarkView, share: int, now_micros: int) -> str:
+    """Return a heuristic watermark, and the known share of records that came behind it."""
     heuristic = dict(view.shares).get(share)
     if heuristic is None:
         return ""
@@ -140,7 +137,7 @@ def _seen(view: WatermarkView, share: int, now_micros: int) -> str:
 
 
 def _late(view: WatermarkView, now_micros: int) -> str:
-    """Return how old a low watermark may be, and by how much it is older."""
+    """Return the promised greatest lag of a low watermark, and by how much it is exceeded."""
     if view.promise is None or view.promise.late is None:
         return ""
     allowed, late = duration(view.promise.late.total_seconds()), late_by(view, now_micros)
@@ -148,7 +145,7 @@ def _late(view: WatermarkView, now_micros: int) -> str:
 
 
 def _spent(view: WatermarkView, budget: LatenessBudget | None, now_micros: int) -> str:
-    """Return where a lateness budget stands, and the share of the records that has come behind it."""
+    """Return the watermark of a lateness budget, and the share of records that came behind it."""
     if budget is None:
         return ""
     share = f", {budget.behind / budget.records * 100:.2g} % behind" if budget.records else ""
@@ -156,27 +153,27 @@ def _spent(view: WatermarkView, budget: LatenessBudget | None, now_micros: int) 
 
 
 def _ahead(view: WatermarkView, watermark: Watermark, now_micros: int) -> str:
-    """Return a watermark as its own lag, which compares at a glance to that of the low one."""
+    """Return a watermark as its lag, to be compared with the lag of the low watermark."""
     return "=" if watermark == view.low else lag(watermark, now_micros)
 
 
-def holder(each: RangeView | None) -> str:
-    """Return a key range and who answers for it; nothing for none."""
-    return "" if each is None else f"{describe_range(each.start, each.end)}, {describe_owner(each)}"
+def holder(key_range: RangeView | None) -> str:
+    """Return a key range and its owner; empty for none."""
+    return "" if key_range is None else f"{describe_range(key_range.start, key_range.end)}, {describe_owner(key_range)}"
 
 
 def _state(view: WatermarkView, guilty: WatermarkView | None, now_micros: int) -> str:
     """Return what keeps a computation where it is.
 
-    Trouble of its own is told even while it waits: it is the next to act on.
+    Its own trouble is shown even while another computation holds it: it would hold it next.
     """
     cause = cause_of(view, now_micros)
     waits = guilty is not None and guilty.computation != view.computation and not cause.trouble
     return f"waits for {guilty.computation}" if waits and guilty is not None else cause.value
 
 
-def held(view: WatermarkView, guilty: WatermarkView | None) -> str:
-    """Return who holds a computation: one of its own key ranges, or another computation with the range that holds that one."""
+def culprit_words(view: WatermarkView, guilty: WatermarkView | None) -> str:
+    """Return who holds a computation: its own key range, or another computation and its range."""
     if guilty is None or guilty.computation == view.computation:
         return holder(view.holder)
     if not guilty.registered:
@@ -185,14 +182,14 @@ def held(view: WatermarkView, guilty: WatermarkView | None) -> str:
 
 
 def line(view: WatermarkView, now_micros: int, guilty: WatermarkView | None) -> str:
-    """Return one change as a line; without ``guilty`` nobody is said to hold it."""
+    """Return one change as a line; ``guilty`` is the computation that holds it, None if unknown."""
     parts = [moment(now_micros), view.computation, _low(view)]
     if not (view.low.unknown or view.low.finished):
         parts.append(f"lag {lag(view.low, now_micros)}")
     parts += [
         f"{share / 10_000:g} % lately seen {watermark}" for share, watermark in view.shares if watermark != view.low
     ]
-    if guilty is not None and (who := held(view, guilty)):
+    if guilty is not None and (who := culprit_words(view, guilty)):
         parts.append(f"held by {who}")
     return on_one_line("  ".join(parts))
 
@@ -200,27 +197,27 @@ def line(view: WatermarkView, now_micros: int, guilty: WatermarkView | None) -> 
 def ranges_table(ranges: Ranges, now_micros: int) -> str:
     """Return key ranges as a table."""
     rows = [("START", "END", "WATERMARK", "LAG", "STATE", "WORKER", "HOST", "LAST REPORT")]
-    for each in ranges:
-        silent = (now_micros - each.last_report_micros) / 1e6
+    for key_range in ranges:
+        silent = (now_micros - key_range.last_report_micros) / 1e6
         rows.append(
             (
-                describe_key(each.start) if each.start else "..",
-                describe_key(each.end) if each.end else "..",
-                str(each.watermark),
-                lag(each.watermark, now_micros),
-                each.state.value,
-                each.worker,
-                each.host,
-                f"{duration(silent)} ago" if each.last_report_micros else _unheard(each),
+                describe_key(key_range.start) if key_range.start else "..",
+                describe_key(key_range.end) if key_range.end else "..",
+                str(key_range.watermark),
+                lag(key_range.watermark, now_micros),
+                key_range.state.value,
+                key_range.worker,
+                key_range.host,
+                f"{duration(silent)} ago" if key_range.last_report_micros else _without_report(key_range),
             )
         )
     more = ranges.total - len(ranges)
     return table(rows) + (f"\nand {more} more; --limit shows them" if more > 0 else "")
 
 
-def _unheard(each: RangeView) -> str:
-    """Say of a key range without a last report what that means."""
-    return "never" if each.state is RangeState.NEVER_CLAIMED else "not since the authority restarted"
+def _without_report(key_range: RangeView) -> str:
+    """Return what the lack of a last report means."""
+    return "never" if key_range.state is RangeState.NEVER_CLAIMED else "not since the authority restarted"
 
 
 def moment(micros: int) -> str:
@@ -234,7 +231,7 @@ def to_json(value: Any) -> str:
 
 
 def times(name: str, watermark: Watermark) -> dict[str, Any]:
-    """Return an event time as text and as a number, which the two unbounded ones do not have."""
+    """Return an event time as text and as a number; unknown and finished have no number."""
     bounded = not (watermark.unknown or watermark.finished)
     return {name: str(watermark), f"{name}_micros": watermark.micros if bounded else None}
 
@@ -246,7 +243,11 @@ def _date(value: datetime | None) -> str | None:
 def view_record(
     view: WatermarkView, now_micros: int, guilty: WatermarkView | None = None, slices: Slices = _UNCUT
 ) -> dict[str, Any]:
-    """Return the watermarks of a computation for JSON; ``guilty``: the one that holds it, None when nobody can tell. Only who is or has a slice says so."""
+    """Return the watermarks of a computation for JSON.
+
+    ``guilty`` is the computation that holds it, None if unknown. Only slices, and computations
+    with slices, have fields about slices.
+    """
     low = view.low
     names, slowest = slices.get(view.computation, ((), ""))
     return {
@@ -258,14 +259,14 @@ def view_record(
         "heuristic": {f"{share / 1e6:g}": str(watermark) for share, watermark in view.shares},
         "came_behind": {f"{share:g}": came for share, came in view.came_behind.items()},
         "budget": {
-            f"{each.share:g}": {
-                **times("watermark", each.watermark),
-                "records": each.records,
-                "behind": each.behind,
-                "excused": each.excused,
-                "worst": each.worst,
+            f"{budget.share:g}": {
+                **times("watermark", budget.watermark),
+                "records": budget.records,
+                "behind": budget.behind,
+                "excused": budget.excused,
+                "worst": budget.worst,
             }
-            for each in view.budgets
+            for budget in view.budgets
         },
         "incarnation": view.incarnation,
         "epoch": view.epoch,
@@ -284,7 +285,7 @@ def view_record(
 
 
 def promise_record(promise: Promise) -> dict[str, Any]:
-    """Return what was promised for JSON."""
+    """Return a promise for JSON."""
     return {
         "late_seconds": None if promise.late is None else promise.late.total_seconds(),
         "owner": promise.owner,
@@ -294,32 +295,37 @@ def promise_record(promise: Promise) -> dict[str, Any]:
     }
 
 
-def range_record(each: RangeView) -> dict[str, Any]:
+def range_record(key_range: RangeView) -> dict[str, Any]:
     """Return a key range for JSON; keys in hexadecimal."""
     return {
-        "start": each.start.hex(),
-        "end": each.end.hex(),
-        **times("watermark", each.watermark),
-        "state": each.state.value,
-        "worker": each.worker,
-        "host": each.host,
-        "sequencer": each.sequencer,
-        "since": _date(each.since),
-        "last_report": _date(each.last_report),
-        "waiting_for": each.waiting_for,
-        **each.remarks._asdict(),
+        "start": key_range.start.hex(),
+        "end": key_range.end.hex(),
+        **times("watermark", key_range.watermark),
+        "state": key_range.state.value,
+        "worker": key_range.worker,
+        "host": key_range.host,
+        "sequencer": key_range.sequencer,
+        "since": _date(key_range.since),
+        "last_report": _date(key_range.last_report),
+        "waiting_for": key_range.waiting_for,
+        **key_range.remarks._asdict(),
     }
 
 
-def completeness_record(found: Completeness, until: Watermark, now_micros: int, why: Why | None) -> dict[str, Any]:
-    """Return the answer of ``complete`` for JSON; ``why``: what holds it, None when it is complete or nobody can tell."""
+def completeness_record(
+    completeness: Completeness, until: Watermark, now_micros: int, why: Why | None
+) -> dict[str, Any]:
+    """Return the answer of ``complete`` for JSON.
+
+    ``why`` says what holds it; None when it is complete or the cause is unknown.
+    """
     guilty = None if why is None else WatermarkView(why.guilty.computation)
     return {
-        "complete": found.complete,
+        "complete": completeness.complete,
         **times("until", until),
-        "watermark": view_record(found.watermark, now_micros, guilty),
-        "holding": found.holding,
-        "holders": [range_record(each) for each in found.holders],
+        "watermark": view_record(completeness.watermark, now_micros, guilty),
+        "holding": completeness.holding,
+        "holders": [range_record(key_range) for key_range in completeness.holders],
         "guilty": None if guilty is None else guilty.computation,
         "why": None if why is None else why.sentence,
     }
@@ -334,7 +340,7 @@ def why_record(why: Why) -> dict[str, Any]:
             "computation": why.guilty.computation,
             "cause": why.guilty.cause.value if why.guilty.cause is not None else None,
             "holding": why.guilty.holding,
-            "holders": [range_record(each) for each in why.guilty.holders],
+            "holders": [range_record(key_range) for key_range in why.guilty.holders],
             "promise": None if why.promise is None else promise_record(why.promise),
         },
         "others": list(why.others),
@@ -350,7 +356,7 @@ def why_record(why: Why) -> dict[str, Any]:
                 "since": _date(hop.since),
                 "slice_of": hop.slice_of or None,
                 "in_flight": hop.in_flight,
-                "holders": [range_record(each) for each in hop.holders],
+                "holders": [range_record(key_range) for key_range in hop.holders],
                 "sentence": hop.sentence,
             }
             for hop in why

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 __all__ = ["show"]
 
 ASK_SECONDS: Final = 1.0
-"""Between two questions to the authority."""
+"""Pause between two questions to the authority."""
 
 TICK_MILLIS: Final = 200
-"""How long a key is waited for before the screen is drawn again: ages grow."""
+"""Time to wait for a key before the screen is drawn again, because ages grow."""
 
 News = Callable[[State], State]
-"""What an answer does to the state."""
+"""Change of the state by an answer."""
 
 _KEYS: Final = {
     "KEY_UP": "up",
@@ -50,7 +50,7 @@ _KEYS: Final = {
 
 
 Views = Callable[[], "tuple[Sequence[WatermarkView], Mapping[str, WatermarkView]]"]
-"""Asks the authority for all that is to be shown, and by computation for the one that holds it."""
+"""Question to the authority: the views to show, and the computation that holds each of them."""
 
 
 def show(lw: Client, ask: Views, *, slices: bool = False) -> None:
@@ -66,7 +66,7 @@ def show(lw: Client, ask: Views, *, slices: bool = False) -> None:
     asking = threading.Thread(target=_ask, args=(ask, news, ended), name="lowwater-ask", daemon=True)
     asking.start()
     try:
-        # Ctrl-C ends it like q.
+        # Ctrl-C ends the view as q does.
         with suppress(KeyboardInterrupt):
             _on_screen(curses, lambda screen: _loop(screen, lw, news, State(slices=slices)))
     finally:
@@ -74,7 +74,7 @@ def show(lw: Client, ask: Views, *, slices: bool = False) -> None:
 
 
 def _on_screen(library: Any, run: Callable[[curses.window], None]) -> None:
-    """As curses.wrapper, which sends colours even to who wants none."""
+    """Run a function on a screen, like curses.wrapper, which always switches colours on."""
     screen = library.initscr()
     try:
         library.noecho()
@@ -89,7 +89,7 @@ def _on_screen(library: Any, run: Callable[[curses.window], None]) -> None:
 
 
 def _ask(ask: Views, news: queue.SimpleQueue[News], ended: threading.Event) -> None:
-    """Ask for the watermarks again and again, on a thread of its own, so that keys and ages do not wait for an answer."""
+    """Ask for watermarks again and again, on a thread of its own, so that keys need not wait."""
     while not ended.is_set():
         try:
             views, guilty = ask()
@@ -100,16 +100,16 @@ def _ask(ask: Views, news: queue.SimpleQueue[News], ended: threading.Event) -> N
 
 
 def _explain(lw: Client, name: str, news: queue.SimpleQueue[News]) -> None:
-    """Ask for the reasons; of use as long as the same computation is looked at."""
+    """Ask why a computation is held; the answer is shown if the same computation is still open."""
     try:
         answer = str(lw.why(name))
     except errors.LowwaterError as error:
         answer = str(error)
 
-    def told(state: State) -> State:
+    def answered(state: State) -> State:
         return replace(state, why=(name, answer)) if state.why is not None and state.why[0] == name else state
 
-    news.put(told)
+    news.put(answered)
 
 
 def _loop(screen: curses.window, lw: Client, news: queue.SimpleQueue[News], state: State) -> None:
@@ -128,10 +128,10 @@ def _loop(screen: curses.window, lw: Client, news: queue.SimpleQueue[News], stat
         try:
             key = screen.getkey()
         except curses.error:
-            continue  # none was pressed
-        asked = state.why
+            continue  # no key was pressed
+        why_before = state.why
         state = press(state, _KEYS.get(key, key))
-        if state.why is not None and state.why is not asked:
+        if state.why is not None and state.why is not why_before:
             threading.Thread(target=_explain, args=(lw, state.why[0], news), daemon=True).start()
 
 
@@ -149,7 +149,7 @@ def _put(screen: curses.window, state: State, looks: dict[Style, int]) -> None:
 
 
 def _looks(curses: Any) -> dict[Style, int]:
-    """Return the attributes of each style; without colours where the terminal has none, or NO_COLOR is set."""
+    """Return the attributes of each style, without colours if NO_COLOR is set."""
     looks: dict[Style, int] = {
         Style.PLAIN: curses.A_NORMAL,
         Style.HEADING: curses.A_BOLD,

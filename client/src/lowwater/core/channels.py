@@ -6,12 +6,32 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import grpc
+import grpc.aio
+
 from lowwater.core.call import Stubs
 from lowwater.core.router import Router
+from lowwater.core.settings import Settings, options_of
 
-__all__ = ["Channels", "Used"]
+__all__ = ["Channels", "Used", "open_aio_channel", "open_channel"]
 
 Channel = TypeVar("Channel")
+
+
+def open_channel(settings: Settings, address: str) -> grpc.Channel:
+    """Return a channel over the network, for threads."""
+    credentials = settings.credentials_for(address)
+    if credentials is None:
+        return grpc.insecure_channel(address, options=options_of(address))
+    return grpc.secure_channel(address, credentials, options=options_of(address))
+
+
+def open_aio_channel(settings: Settings, address: str) -> grpc.aio.Channel:
+    """Return a channel over the network, for asyncio."""
+    credentials = settings.credentials_for(address)
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=options_of(address))
+    return grpc.aio.secure_channel(address, credentials, options=options_of(address))
 
 
 @dataclass(slots=True, eq=False)

@@ -17,26 +17,18 @@ from lowwater._drive import fork
 from lowwater._drive.tasks.signal import Signal, being_cancelled
 from lowwater.core.attempts import cancelled_call, closed_client
 from lowwater.core.call import Stubs
-from lowwater.core.channels import Channels
+from lowwater.core.channels import Channels, open_aio_channel
 from lowwater.core.exchange import Exchange
 from lowwater.core.router import Router
-from lowwater.core.settings import Settings, options_of
+from lowwater.core.settings import Settings
 from lowwater.core.surroundings import REAL, Surroundings
 
-__all__ = ["Connection", "MakeChannel", "real_channel"]
+__all__ = ["Connection", "MakeChannel"]
 
 Result = TypeVar("Result")
 
 MakeChannel = Callable[[str], grpc.aio.Channel]
 """How a channel to an address is made."""
-
-
-def real_channel(settings: Settings, address: str) -> grpc.aio.Channel:
-    """Return a channel over the network."""
-    credentials = settings.credentials_for(address)
-    if credentials is None:
-        return grpc.aio.insecure_channel(address, options=options_of(address))
-    return grpc.aio.secure_channel(address, credentials, options=options_of(address))
 
 
 class Connection(fork.Forked):
@@ -58,7 +50,7 @@ class Connection(fork.Forked):
         self._closing = Signal()
         self._pid = os.getpid()
         self._loop = asyncio.get_running_loop()
-        self._make_channel: MakeChannel = make_channel or partial(real_channel, settings)
+        self._make_channel: MakeChannel = make_channel or partial(open_aio_channel, settings)
         self._channels: Channels[grpc.aio.Channel] = Channels(self.router)
         fork.register(self)
 

@@ -14,13 +14,13 @@ from lowwater._drive import fork
 from lowwater._drive.threads.signal import Signal
 from lowwater.core.attempts import closed_client
 from lowwater.core.call import Stubs
-from lowwater.core.channels import Channels, Used
+from lowwater.core.channels import Channels, Used, open_channel
 from lowwater.core.exchange import Exchange
 from lowwater.core.router import Router
-from lowwater.core.settings import Settings, options_of
+from lowwater.core.settings import Settings
 from lowwater.core.surroundings import REAL, Surroundings
 
-__all__ = ["Connection", "MakeChannel", "real_channel"]
+__all__ = ["Connection", "MakeChannel"]
 
 Result = TypeVar("Result")
 
@@ -30,14 +30,6 @@ MakeChannel = Callable[[str], grpc.Channel]
 _QUIET_TIMEOUT: Final = 5.0
 """Seconds that a fork waits at most for threads to leave the closed channels, or to have closed
 them."""
-
-
-def real_channel(settings: Settings, address: str) -> grpc.Channel:
-    """Return a channel over the network."""
-    credentials = settings.credentials_for(address)
-    if credentials is None:
-        return grpc.insecure_channel(address, options=options_of(address))
-    return grpc.secure_channel(address, credentials, options=options_of(address))
 
 
 class Connection:
@@ -57,7 +49,7 @@ class Connection:
         self.pauses: int = 0
         """How often the channels were closed for a fork: whoever finds it changed was interrupted
         by one."""
-        self._make_channel: MakeChannel = make_channel or partial(real_channel, settings)
+        self._make_channel: MakeChannel = make_channel or partial(open_channel, settings)
         self._changed = Signal()
         self._forks = 0
         self._users = 0

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from aiohttp import hdrs, web
 
 from lowwater import errors
-from lowwater._server.audit import ANONYMOUS, Actor, Audit
-from lowwater._server.tokens import bearer, digest, fingerprint
+from lowwater_server.audit import ANONYMOUS, Actor, Audit
+from lowwater_server.tokens import bearer, digest, fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

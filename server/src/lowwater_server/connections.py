@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from aiohttp import web
     from aiohttp.web_protocol import RequestHandler
 
-    from lowwater._server.tls import Certificates
+    from lowwater_server.tls import Certificates
 
 MOST_CONNECTIONS: Final = 256
 """Connections that may be open at once; what comes beyond them is closed at once. See

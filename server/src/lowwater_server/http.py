@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from aiohttp import hdrs, web
 
 from lowwater import errors
-from lowwater._server.connections import IDLE_SECONDS, Connections, NotHttp
-from lowwater._server.visitors import EVERYBODY, Denied
 from lowwater.core.events import event
+from lowwater_server.connections import IDLE_SECONDS, Connections, NotHttp
+from lowwater_server.visitors import EVERYBODY, Denied
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from lowwater._server.tls import Certificates
-    from lowwater._server.visitors import Visitors
+    from lowwater_server.tls import Certificates
+    from lowwater_server.visitors import Visitors
 
     Handler = Callable[[web.Request], Any]
 
