@@ -28,7 +28,16 @@ FINAL = [step for step in DOCKERFILE if step.stage == 2]
 NOT_RUN = frozenset({("python3.11", "-m", "pip", "install"), ("python3.11", "-m", "pip", "uninstall")})
 """They bring uv into the base, and take pip out of it; docs/container.md says so."""
 
-INSTALLED = {"lowwater", "lowwater-authority", "lowwater-page", "aiohttp", "numpy", "redis", "opentelemetry-sdk"}
+INSTALLED = {
+    "lowwater",
+    "lowwater-authority",
+    "lowwater-page",
+    "lowwater-regions",
+    "aiohttp",
+    "numpy",
+    "redis",
+    "opentelemetry-sdk",
+}
 """Of ours, of what they need, and of the extras redis and otel."""
 KEPT_OUT = {"lowwater-spark", "lowwater-pipeline", "pyspark", "pandas", "pyarrow", "pip", "setuptools", "uv"}
 

@@ -10,7 +10,7 @@ import pytest
 from lowwater import errors
 from lowwater_authority.core.times import MAX
 from lowwater_authority.journal import JournalFenced
-from lowwater_authority.regions.references import (
+from lowwater_regions.references import (
     LOCAL,
     Agent,
     Caller,
@@ -21,7 +21,7 @@ from lowwater_authority.regions.references import (
     Replica,
     Sink,
 )
-from lowwater_authority.regions.registry import LOG, Registry
+from lowwater_regions.registry import LOG, Registry
 from tests.contract.journal_stores import MemoryStore, SharedStore, Store
 from tests.kit.clock import Clock
 from tests.kit.faults import FaultPlan, Outcome

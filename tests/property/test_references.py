@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from lowwater import errors
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.regions.references import (
+from lowwater_regions.references import (
     REPLICATED,
     Agent,
     Caller,

@@ -31,12 +31,22 @@ NAMING = (
     "page",
     "pipeline",
     "proto",
+    "regions",
     "scripts",
     "spark_listener",
     "tests",
 )
 """The folders whose files name pages: in errors, comments, alerts, values."""
-PARTS = ("authority/src", "client/src", "page/src", "pipeline/src", "spark_listener/src", "scripts", "tests")
+PARTS = (
+    "authority/src",
+    "client/src",
+    "page/src",
+    "pipeline/src",
+    "regions/src",
+    "spark_listener/src",
+    "scripts",
+    "tests",
+)
 """The folders of the modules that pages name."""
 RULES = range(1, 12)
 

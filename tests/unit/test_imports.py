@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -46,6 +47,15 @@ ALLOWED: Mapping[str, Mapping[str, set[str]]] = {
         "records": set(),
     },
     "pipeline/src/lowwater_pipeline": PIPELINE,
+    "regions/src/lowwater_regions": {
+        "references": set(),
+        "registry": {"references"},
+        "figures": {"references", "registry"},
+        "servicer": {"references", "registry"},
+        "config": {"references"},
+        "agent": {"config", "references"},
+        "questions": {"agent", "references"},
+    },
     "client/src/lowwater": {
         "core": {"v1", "errors", "histogram", "layout", "views", "watermark"},
         "_drive": {"core", "errors"},
@@ -101,6 +111,13 @@ def test_every_part_of_the_pipeline_package_has_its_place() -> None:
 def test_nothing_stands_on_itself() -> None:
     for allowed in ALLOWED.values():
         assert tuple(TopologicalSorter(allowed).static_order())
+
+
+def test_the_authority_needs_no_regions_and_regions_use_its_public_names() -> None:
+    authority, regions = (sorted((ROOT / folder / "src").rglob("*.py")) for folder in ("authority", "regions"))
+    assert [path for path in authority if "lowwater_regions" in path.read_text("utf-8")] == []
+    private = re.compile(r"(from|import) lowwater_authority[^\n]*[. ]_\w")
+    assert [path for path in regions if private.search(path.read_text("utf-8"))] == []
 
 
 def test_no_module_of_the_engine_stands_on_itself() -> None:

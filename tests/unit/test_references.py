@@ -16,10 +16,10 @@ import pytest
 
 from lowwater import errors
 from lowwater.v1 import regions_pb2 as pb
-from lowwater_authority.commands.references import adopt_and_write_off
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.regions import references
-from lowwater_authority.regions.references import (
+from lowwater_regions import references
+from lowwater_regions.commands.references import adopt_and_write_off
+from lowwater_regions.references import (
     FORMAT,
     LOCAL,
     REPLICATED,

@@ -31,12 +31,12 @@ from lowwater.v1 import regions_pb2_grpc
 from lowwater_authority.access.guard import Guard
 from lowwater_authority.access.policy import Access, Action, Allowance, Principal
 from lowwater_authority.engine.observer import Observer
-from lowwater_authority.regions import questions, region
-from lowwater_authority.regions.agent import PipelineReport, RegionAgent, goes_on
-from lowwater_authority.regions.config import BadConfig, Kept, StateFolder, read_config
-from lowwater_authority.regions.figures import FIGURES, ReferenceFigures
-from lowwater_authority.regions.questions import Pipelines, Questions
-from lowwater_authority.regions.references import (
+from lowwater_regions import questions, region
+from lowwater_regions.agent import PipelineReport, RegionAgent, goes_on
+from lowwater_regions.config import BadConfig, Kept, StateFolder, read_config
+from lowwater_regions.figures import FIGURES, ReferenceFigures
+from lowwater_regions.questions import Pipelines, Questions
+from lowwater_regions.references import (
     LOCAL,
     SERVING,
     STOPPED_STORE,
@@ -46,8 +46,8 @@ from lowwater_authority.regions.references import (
     References,
     Session,
 )
-from lowwater_authority.regions.registry import Registry
-from lowwater_authority.rpc.regions import RegionServicer
+from lowwater_regions.registry import Registry
+from lowwater_regions.servicer import RegionServicer
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.served import served
 from tests.kit.times import SECOND

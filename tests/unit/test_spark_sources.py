@@ -163,7 +163,15 @@ def test_a_tick_that_spark_passes_over_is_written_again(tmp_path: Path) -> None:
 
 
 ROOT = Path(__file__).parents[2]
-PRODUCT = ("client/src", "authority/src", "page/src", "spark_listener/src", "pipeline/src", "integrations")
+PRODUCT = (
+    "client/src",
+    "authority/src",
+    "page/src",
+    "regions/src",
+    "spark_listener/src",
+    "pipeline/src",
+    "integrations",
+)
 FOR_PEOPLE = {
     "client/src/lowwater/_server/logging.py": "a traceback, of which each line becomes a field of a log record",
     "client/src/lowwater/cli/live.py": "an answer that is wrapped for a terminal",

@@ -23,11 +23,11 @@ from lowwater_authority.journal.contract import (
     JournalFailed,
     JournalLost,
 )
-from lowwater_authority.regions.references import AUTOMATIC, References
+from lowwater_regions.references import AUTOMATIC, References
 
 if TYPE_CHECKING:
     from lowwater_authority.journal.contract import Journal
-    from lowwater_authority.regions.references import Change
+    from lowwater_regions.references import Change
 
 LOG: Final = "~regions"
 """Its name is none that a computation can have."""

@@ -19,14 +19,14 @@ from lowwater._server.tokens import digest
 from lowwater._server.visitors import Denied, KnownVisitors
 from lowwater.core.settings import is_loopback
 from lowwater.v1 import regions_pb2 as pb
-from lowwater_authority.regions.agent import PipelineReport
-from lowwater_authority.regions.references import MOST_POSITIONS, MOST_TEXT
+from lowwater_regions.agent import PipelineReport
+from lowwater_regions.references import MOST_POSITIONS, MOST_TEXT
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping
 
     from lowwater._server.visitors import Visitors
-    from lowwater_authority.regions.agent import RegionAgent
+    from lowwater_regions.agent import RegionAgent
 
 ACT: Final = "region"
 """What the audit calls a question."""

@@ -14,7 +14,8 @@ from lowwater.v1 import regions_pb2 as pb
 from lowwater.v1 import regions_pb2_grpc
 from lowwater_authority.access.caller import calling
 from lowwater_authority.access.methods import decision_name
-from lowwater_authority.regions.references import (
+from lowwater_authority.rpc.refusals import bad_field, refuse
+from lowwater_regions.references import (
     AUTOMATIC,
     LOCAL,
     MOST_NAME,
@@ -32,12 +33,11 @@ from lowwater_authority.regions.references import (
     Sink,
     encode,
 )
-from lowwater_authority.rpc.refusals import bad_field, refuse
 
 if TYPE_CHECKING:
     import grpc
 
-    from lowwater_authority.regions.registry import Registry
+    from lowwater_regions.registry import Registry
 
     Context = grpc.aio.ServicerContext[Any, Any]
 
