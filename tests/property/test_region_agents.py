@@ -22,7 +22,7 @@ from lowwater.v1 import regions_pb2 as pb
 from lowwater_authority.core.times import MIN
 from lowwater_regions.agent import PipelineReport, RegionAgent
 from lowwater_regions.config import Kept, StateFolder
-from lowwater_regions.references import ENROLLING, LOCAL, SERVING, Sink
+from lowwater_regions.reference import ENROLLING, LOCAL, SERVING, Sink
 from lowwater_regions.registry import Registry
 from lowwater_regions.servicer import RegionServicer
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal

@@ -89,7 +89,7 @@ def test_a_wheel_holds_what_its_source_folder_holds(built: Path, member: str) ->
     with wheel(built, MEMBERS[member]) as archive:
         assert {name for name in archive.namelist() if ".dist-info/" not in name} == sources
     assert {Path(name).suffix for name in sources} - DATA.get(member, set()) == {".py", ".pyi", ".typed"} - (
-        {".pyi"} if member not in {"client", "authority"} else set()
+        {".pyi"} if member not in {"client", "authority", "regions"} else set()
     )
 
 
@@ -152,7 +152,10 @@ def test_the_version_is_newer_than_every_release() -> None:
 
 SHELLS = "client/src/lowwater"
 
-TREES = ("client/src/lowwater/v1", "authority/src/lowwater_authority/records")
+TREES = (
+    *("client/src/lowwater/v1", "authority/src/lowwater_authority/records"),
+    "regions/src/lowwater_regions/records",
+)
 
 
 def modules() -> list[str]:

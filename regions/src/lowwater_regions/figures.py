@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 
 from lowwater.prometheus import Figure
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_regions.references import SERVING
+from lowwater_regions.reference import SERVING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

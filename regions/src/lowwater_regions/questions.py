@@ -20,7 +20,7 @@ from lowwater._server.visitors import Denied, KnownVisitors
 from lowwater.core.settings import is_loopback
 from lowwater.v1 import regions_pb2 as pb
 from lowwater_regions.agent import PipelineReport
-from lowwater_regions.references import MOST_POSITIONS, MOST_TEXT
+from lowwater_regions.reference import MOST_POSITIONS, MOST_TEXT
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping
