@@ -15,9 +15,10 @@ COPY client/pyproject.toml client/
 COPY server/pyproject.toml server/
 COPY authority/pyproject.toml authority/
 COPY page/pyproject.toml page/
+COPY regions/pyproject.toml regions/
 COPY spark_listener/pyproject.toml spark_listener/
 COPY pipeline/pyproject.toml pipeline/
-RUN ["uv", "export", "--frozen", "--quiet", "--package", "lowwater-authority", "--package", "lowwater-page", "--extra", "redis", "--extra", "otel", "--no-default-groups", "--no-emit-workspace", "--output-file", "requirements.txt"]
+RUN ["uv", "export", "--frozen", "--quiet", "--package", "lowwater-authority", "--package", "lowwater-page", "--package", "lowwater-regions", "--extra", "redis", "--extra", "otel", "--no-default-groups", "--no-emit-workspace", "--output-file", "requirements.txt"]
 RUN ["uv", "venv", "--no-project", "/opt/lowwater"]
 RUN ["uv", "pip", "install", "--python", "/opt/lowwater", "--require-hashes", "--only-binary", ":all:", "--requirement", "requirements.txt"]
 
@@ -26,11 +27,13 @@ COPY client client
 COPY server server
 COPY authority authority
 COPY page page
+COPY regions regions
 RUN ["uv", "build", "--quiet", "--wheel", "--package", "lowwater", "--out-dir", "wheels", "--require-hashes", "--build-constraints", "container/build.txt"]
 RUN ["uv", "build", "--quiet", "--wheel", "--package", "lowwater-server", "--out-dir", "wheels", "--require-hashes", "--build-constraints", "container/build.txt"]
 RUN ["uv", "build", "--quiet", "--wheel", "--package", "lowwater-authority", "--out-dir", "wheels", "--require-hashes", "--build-constraints", "container/build.txt"]
 RUN ["uv", "build", "--quiet", "--wheel", "--package", "lowwater-page", "--out-dir", "wheels", "--require-hashes", "--build-constraints", "container/build.txt"]
-RUN ["uv", "pip", "install", "--python", "/opt/lowwater", "--no-index", "--find-links", "wheels", "--no-deps", "lowwater", "lowwater-server", "lowwater-authority", "lowwater-page"]
+RUN ["uv", "build", "--quiet", "--wheel", "--package", "lowwater-regions", "--out-dir", "wheels", "--require-hashes", "--build-constraints", "container/build.txt"]
+RUN ["uv", "pip", "install", "--python", "/opt/lowwater", "--no-index", "--find-links", "wheels", "--no-deps", "lowwater", "lowwater-server", "lowwater-authority", "lowwater-page", "lowwater-regions"]
 RUN ["uv", "pip", "check", "--python", "/opt/lowwater"]
 
 

@@ -7,7 +7,7 @@ SHELL := /bin/bash
 
 RUN := . .tools/env &&
 # Everything that is type-checked.
-TYPED := $(wildcard client/src server/src authority/src page/src spark_listener/src pipeline/src tests scripts benchmarks conformance examples monitoring)
+TYPED := $(wildcard client/src server/src authority/src regions/src page/src spark_listener/src pipeline/src tests scripts benchmarks conformance examples monitoring)
 # How many processes share the tests, one more than two cores: each of them waits for half of its time. 0 for a run in one, which a
 # debugger needs (ARGS=--pdb).
 WORKERS ?= 3

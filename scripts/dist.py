@@ -33,12 +33,13 @@ DISTRIBUTIONS: Final = {
     "lowwater": "client",
     "lowwater-server": "server",
     "lowwater-authority": "authority",
+    "lowwater-regions": "regions",
     "lowwater-page": "page",
     "lowwater-spark": "spark_listener",
     "lowwater-pipeline": "pipeline",
 }
 """The folder of each distribution, by its name."""
-_IMAGE: Final = ("lowwater-authority", "lowwater-page")
+_IMAGE: Final = ("lowwater-authority", "lowwater-page", "lowwater-regions")
 _IMAGE_EXTRAS: Final = ("redis", "otel")
 _CHART: Final = ROOT / "helm/lowwater"
 ENGINES: Final = ("docker", "podman", "buildah")

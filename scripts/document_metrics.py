@@ -14,9 +14,9 @@ import lowwater.prometheus
 import lowwater_spark.prometheus
 from lowwater.prometheus import Figure
 from lowwater_authority.ops import computation_figures, metrics, shard_figures
-from lowwater_authority.regions import figures as region_figures
 from lowwater_pipeline.dedup import figures as dedup_figures
 from lowwater_pipeline.dedup import stage_figures
+from lowwater_regions import figures as region_figures
 from scripts import tables
 
 PAGE: Final = Path(__file__).resolve().parent.parent / "docs/metrics.md"

@@ -18,12 +18,12 @@ import shtab
 from lowwater.cli.arguments import SHELLS, parser
 from lowwater_authority.commands import access as access_command
 from lowwater_authority.commands import journal as journal_command
-from lowwater_authority.commands import references as references_command
 from lowwater_authority.commands import serve_arguments
-from lowwater_authority.regions import region
-from lowwater_authority.regions import serve as global_authority
 from lowwater_page.process import parser as page_parser
 from lowwater_pipeline.command import parser as pipeline_parser
+from lowwater_regions import region
+from lowwater_regions import serve as global_authority
+from lowwater_regions.commands import references as references_command
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "cli.md"

@@ -5,7 +5,7 @@
 #     "mypy-protobuf==3.7.0",
 # ]
 # ///
-"""Generates the Python modules of both proto packages.
+"""Generates the Python modules of all proto packages.
 
 Run it as `make gen`; with `--check` it only compares (`make lint` does).
 
@@ -14,9 +14,9 @@ code refuses to run under a gRPC or protobuf older than its generator, and runs 
 one. Its own protobuf conflicts with the project's, so `uv run --script` gives it an environment of
 its own.
 
-The messages of the wire live where protoc expects them, in `lowwater.v1`. Those of the journal
-belong to another distribution, so the import name of their folder replaces the one that protoc
-writes.
+The messages of the wire live where protoc expects them, in `lowwater.v1`. Those of
+journals belong to other distributions, so the import name of their folder replaces the one that
+protoc writes.
 
 Each folder's `__init__.py` keeps a digest of everything the folder depends on. `--check` compares
 that first, then generates again and compares every file; where the generator has no wheel (Python
@@ -52,6 +52,7 @@ class Tree(NamedTuple):
 TREES = (
     Tree(Path("client/src/lowwater/v1"), "lowwater.v1", "lowwater/v1"),
     Tree(Path("authority/src/lowwater_authority/records"), "lowwater_authority.records", "lowwater/journal/v1"),
+    Tree(Path("regions/src/lowwater_regions/records"), "lowwater_regions.records", "lowwater/regions/journal/v1"),
 )
 
 INIT = '''"""Generated from proto/{package} by scripts/generate_protos.py: do not edit, run `make gen`.
@@ -145,7 +146,7 @@ def write(scratch: Path) -> None:
 
 def main() -> None:
     """Generates, or compares with `--check`."""
-    parser = argparse.ArgumentParser(description="Generates the Python modules of both proto packages.")
+    parser = argparse.ArgumentParser(description="Generates the Python modules of all proto packages.")
     parser.add_argument("--check", action="store_true", help="only compare: exit 1 when the committed code differs")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:

@@ -25,7 +25,7 @@ from lowwater import errors
 from lowwater.regions import Adoption, Token
 from lowwater.v1 import regions_pb2 as pb
 from lowwater.watermark import MAX
-from lowwater_authority.regions.references import decode
+from lowwater_regions.json_records import decode
 from tests.kit.eventually import eventually
 from tests.kit.ports import free_port
 from tests.process.regions import Operator

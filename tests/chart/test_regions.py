@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lowwater_authority.regions import region, serve
-from lowwater_authority.regions.config import read_config
+from lowwater_regions import region, serve
+from lowwater_regions.config import read_config
 from tests.chart.rendering import (
     NAMESPACE,
     SETS,

@@ -33,6 +33,7 @@ INSTALLED = {
     "lowwater-server",
     "lowwater-authority",
     "lowwater-page",
+    "lowwater-regions",
     "aiohttp",
     "numpy",
     "redis",

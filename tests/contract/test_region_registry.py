@@ -1,34 +1,35 @@
-"""The global authority over each store: durable before visible, one writer, everything known again after a restart."""
+"""The global authority over each store: durable before visible, one writer, everything known again after a restart.
+
+`region_store` is the journal of a build that wrote JSON, and what that build had in memory.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from lowwater import errors
 from lowwater_authority.core.times import MAX
-from lowwater_authority.journal import JournalFenced
-from lowwater_authority.regions.references import (
-    LOCAL,
-    Agent,
-    Caller,
-    Change,
-    Progress,
-    Reference,
-    References,
-    Replica,
-    Sink,
-)
-from lowwater_authority.regions.registry import LOG, Registry
-from tests.contract.journal_stores import MemoryStore, SharedStore, Store
+from lowwater_authority.journal import Entry, JournalCorrupt, JournalFenced, JournalVersion
+from lowwater_regions.change import FORMAT, Change
+from lowwater_regions.json_records import encode
+from lowwater_regions.records import references_pb2 as pb
+from lowwater_regions.reference import LOCAL, Position, Reference, Replica, Sink, Tombstone
+from lowwater_regions.references import Agent, Caller, Progress, References
+from lowwater_regions.registry import LOG, Registry
+from tests.contract.journal_stores import MemoryStore, SharedStore, SqliteStore, Store
 from tests.kit.clock import Clock
 from tests.kit.faults import FaultPlan, Outcome
 from tests.kit.memory_journal import MemoryJournal
 from tests.kit.times import SECOND
 
 HOURLY = "hourly:clicks"
+WRITTEN = Path(__file__).with_name("region_store")
 
 
 class Deployment:
@@ -214,7 +215,7 @@ async def test_what_an_operator_allows_is_adopted_once(memory: Deployment) -> No
     await memory.confirm(registry, "B")
     await registry.change(lambda core: core.allow_automatic(HOURLY, allowed=True))
     caller = memory.caller(registry, "B")
-    replica = Replica("B", 30, MAX, (("c", "clicks", 0, 3),), 1)  # type: ignore[arg-type]
+    replica = Replica("B", 30, MAX, (Position("c", "clicks", 0, 3),), 1)
     await registry.change(
         lambda core: core.progress(caller, [], {HOURLY: replica}, registry.monotonic(), registry.position)
     )
@@ -236,6 +237,47 @@ def test_a_process_that_was_asleep_suspects_nobody() -> None:
     for second in range(61, 71):
         core.watched(second * SECOND)
     assert core.is_suspect("A", 70 * SECOND)
+
+
+async def test_a_store_of_json_records_is_read_and_becomes_messages(tmp_path: Path) -> None:
+    written = json.loads((WRITTEN / "expected.json").read_text())
+    store = SqliteStore(tmp_path)
+    shutil.copy(WRITTEN / "journal.sqlite", store.path)
+    deployment = Deployment(store)
+    registry = await deployment.start()
+    core, damaged = registry.references, written["damaged"]
+    assert {name: json.loads(encode(each)) for name, each in core.references.items()} == {
+        name: record for name, record in written["put"].items() if name not in damaged
+    }
+    assert core.forgotten == {name: Tombstone(*each) for name, each in written["forget"].items()}
+    assert json.loads(json.dumps(core.store._asdict())) == written["store"]
+    assert list(core.damaged) == damaged
+    before, position = core.snapshot(), registry.position
+    await registry.close()
+    again = await deployment.start()
+    loaded = await again.journal.load(LOG)
+    assert (loaded.snapshot, loaded.records, again.position) == (before, [], position)
+    assert again.references.snapshot() == before
+    await again.close()
+
+
+@pytest.mark.parametrize(
+    ("record", "error", "words"),
+    [
+        (b'{"format":2}', JournalVersion, "position 4 has format 2.*upgrade lowwater-regions"),
+        (pb.Change(format=FORMAT + 1).SerializeToString(), JournalVersion, "upgrade lowwater-regions"),
+        (b'{"put":{}}', JournalCorrupt, "position 4 .*restored copy"),
+        (b"\xff", JournalCorrupt, "position 4 .*restored copy"),
+    ],
+)
+async def test_a_record_that_cannot_be_read_ends_the_start(
+    memory: Deployment, record: bytes, error: type[Exception], words: str
+) -> None:
+    registry = await ready(memory)
+    await registry.journal.append([Entry(LOG, registry.position + 1, record, strong=True)])
+    await registry.close()
+    with pytest.raises(error, match=words):
+        await memory.start()
 
 
 async def test_a_snapshot_takes_the_place_of_the_records(deployment: Deployment) -> None:

@@ -13,10 +13,10 @@ import pytest
 
 from lowwater.prometheus import FIGURES as CLIENT
 from lowwater_authority.ops.metrics import FIGURES as AUTHORITY
-from lowwater_authority.regions.figures import BUILD as GLOBAL
-from lowwater_authority.regions.figures import FIGURES as REGIONS
 from lowwater_pipeline.dedup.figures import FIGURES as DEDUP
 from lowwater_pipeline.dedup.stage_figures import FIGURES as DEDUP_STAGES
+from lowwater_regions.figures import BUILD as GLOBAL
+from lowwater_regions.figures import FIGURES as REGIONS
 from lowwater_spark.prometheus import FIGURES as SPARK
 from monitoring.files import GENERATED, HERE, groups
 from monitoring.grafana import COLUMNS

@@ -84,7 +84,7 @@ def test_the_events_of_one_process(tmp_path: Path) -> None:
 
 def test_the_table_has_every_event_that_the_code_can_tell() -> None:
     root = Path(__file__).parents[2]
-    sources = [root / "authority/src", root / "page/src", root / "server/src"]
+    sources = [root / "authority/src", root / "regions/src", root / "page/src", root / "server/src"]
     text = "\n".join(path.read_text() for source in sources for path in source.rglob("*.py"))
     coded = {name for call in re.findall(r"\bevent\((.{0,80})", text, re.DOTALL) for name in _names(call)}
     coded |= {"claimed", "taken_over", "adopted"}

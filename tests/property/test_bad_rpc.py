@@ -17,6 +17,7 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 import lowwater_authority
+import lowwater_regions
 from lowwater.v1 import watermarks_pb2, workers_pb2
 from tests.kit.times import HOUR
 from tests.property.bad_rpc_cases import BESIDE, CASES, IN_PART, STREAMS
@@ -246,9 +247,11 @@ def test_every_refusal_in_the_sources_has_a_case(pipeline: Pipeline, raised: set
     for _, _, made, _ in PARTS:
         pipeline.say(made(pipeline))
     missing = [
-        f"{path.relative_to(SOURCES)}: {site}"
-        for folder in ("rpc", "core", "engine")
-        for path in (SOURCES / folder).glob("*.py")
+        f"{path.parent.name}/{path.name}: {site}"
+        for path in [
+            *(path for folder in ("rpc", "core", "engine") for path in (SOURCES / folder).glob("*.py")),
+            Path(lowwater_regions.__file__).with_name("servicer.py"),
+        ]
         for (first, last), site in refusals(path.read_text()).items()
         if not any((str(path), line) in raised for line in range(first, last + 1))
     ]
@@ -271,13 +274,13 @@ process/test_bad_messages.py
 process/test_command_outcomes.py
     rpc/cluster.py: errors.InvalidArgument in _cluster
 process/test_regions.py
-    rpc/regions.py: bad_field 'caller.agent' in _caller
-    rpc/regions.py: bad_field 'caller.region' in _caller
-    rpc/regions.py: bad_field 'decision' in Decide
-    rpc/regions.py: bad_field 'records' in Enrol
-    rpc/regions.py: bad_field 'who' in Decide
-    rpc/regions.py: bad_field 'who' in Decide
-    rpc/regions.py: errors.ServerTokenMismatch in Decide
+    lowwater_regions/servicer.py: bad_field 'caller.agent' in _caller
+    lowwater_regions/servicer.py: bad_field 'caller.region' in _caller
+    lowwater_regions/servicer.py: bad_field 'decision' in Decide
+    lowwater_regions/servicer.py: bad_field 'records' in Enrol
+    lowwater_regions/servicer.py: bad_field 'who' in Decide
+    lowwater_regions/servicer.py: bad_field 'who' in Decide
+    lowwater_regions/servicer.py: errors.ServerTokenMismatch in Decide
 process/test_shards_cut.py
     rpc/services.py: errors.Unavailable in check
 process/test_shards_operations.py

@@ -13,19 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from lowwater import errors
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.regions.references import (
-    REPLICATED,
-    Agent,
-    Caller,
-    Change,
-    Position,
-    Progress,
-    Reference,
-    References,
-    Replica,
-    Sink,
-    name_of,
-)
+from lowwater_regions.change import Change
+from lowwater_regions.reference import REPLICATED, Position, Reference, Replica, Sink, name_of
+from lowwater_regions.references import Agent, Caller, Progress, References
 from tests.kit.planting import Bug, Part, bug
 from tests.property.search import play
 

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from lowwater import Watermark, WatermarkView, errors
 from lowwater.v1 import regions_pb2 as pb
 from lowwater_authority.core.times import MIN
-from lowwater_authority.regions.agent import PipelineReport, RegionAgent
-from lowwater_authority.regions.config import Kept, StateFolder
-from lowwater_authority.regions.references import ENROLLING, LOCAL, SERVING, Sink
-from lowwater_authority.regions.registry import Registry
-from lowwater_authority.rpc.regions import RegionServicer
+from lowwater_regions.agent import PipelineReport, RegionAgent
+from lowwater_regions.config import Kept, StateFolder
+from lowwater_regions.reference import ENROLLING, LOCAL, SERVING, Sink
+from lowwater_regions.registry import Registry
+from lowwater_regions.servicer import RegionServicer
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.planting import Bug, Part, bug
 from tests.kit.times import SECOND

@@ -290,18 +290,19 @@ def test_a_history_in_json_is_one_object() -> None:
     assert (step["time_micros"], step["behind_seconds"]) == (NOW - HOUR + 500_000, 0.5)
 
 
-def test_serve_belongs_to_the_other_package(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("command", "package"), [("serve", "authority"), ("region", "regions"), ("global", "regions")])
+def test_a_command_of_another_package_names_that_package(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str, package: str
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(["serve", "--help"])
+        main([command, "--help"])
     assert caught.value.code == 0
-    assert "--data" in capsys.readouterr().out
-    monkeypatch.setitem(sys.modules, "lowwater_authority", None)
-    monkeypatch.delitem(sys.modules, "lowwater_authority.commands.serve")
-    monkeypatch.delitem(sys.modules, "lowwater_authority.commands")
-    assert main(["serve"]) == 2
-    assert "pip install --find-links dist/packages lowwater-authority" in capsys.readouterr().err
+    assert f"lowwater {command}" in capsys.readouterr().out
+    for module in [name for name in sys.modules if name.startswith(f"lowwater_{package}")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, f"lowwater_{package}", None)
+    assert main([command]) == 2
+    assert f"pip install --find-links dist/packages lowwater-{package}" in capsys.readouterr().err
 
 
 ONE = ShardView("lowwater-0:7420", "a1", draining=False, silent_for=0.12, computations=("flights", "weather"))

@@ -47,6 +47,18 @@ ALLOWED: Mapping[str, Mapping[str, set[str]]] = {
         "records": set(),
     },
     "pipeline/src/lowwater_pipeline": PIPELINE,
+    "regions/src/lowwater_regions": {
+        "reference": set(),
+        "change": {"records", "reference"},
+        "json_records": {"change", "reference"},
+        "references": {"change", "json_records", "reference"},
+        "registry": {"change", "json_records", "reference", "references"},
+        "figures": {"reference", "registry"},
+        "servicer": {"change", "json_records", "reference", "references", "registry"},
+        "config": {"reference"},
+        "agent": {"config", "reference"},
+        "questions": {"agent", "reference"},
+    },
     "client/src/lowwater": {
         "core": {"v1", "errors", "histogram", "layout", "views", "watermark"},
         "_drive": {"core", "errors"},
@@ -117,6 +129,13 @@ def test_no_distribution_imports_a_private_name_of_another() -> None:
 def test_nothing_stands_on_itself() -> None:
     for allowed in ALLOWED.values():
         assert tuple(TopologicalSorter(allowed).static_order())
+
+
+def test_the_authority_needs_no_regions_and_regions_use_its_public_names() -> None:
+    authority, regions = (sorted((ROOT / folder / "src").rglob("*.py")) for folder in ("authority", "regions"))
+    assert [path for path in authority if "lowwater_regions" in path.read_text("utf-8")] == []
+    private = re.compile(r"(from|import) lowwater_authority[^\n]*[. ]_\w")
+    assert [path for path in regions if private.search(path.read_text("utf-8"))] == []
 
 
 def test_no_module_of_the_engine_stands_on_itself() -> None:

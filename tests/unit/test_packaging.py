@@ -19,6 +19,7 @@ MEMBERS = {
     "client": "lowwater",
     "server": "lowwater_server",
     "authority": "lowwater_authority",
+    "regions": "lowwater_regions",
     "page": "lowwater_page",
     "spark_listener": "lowwater_spark",
     "pipeline": "lowwater_pipeline",
@@ -145,7 +146,10 @@ def test_the_version_is_newer_than_every_release() -> None:
 
 SHELLS = "client/src/lowwater"
 
-TREES = ("client/src/lowwater/v1", "authority/src/lowwater_authority/records")
+TREES = (
+    *("client/src/lowwater/v1", "authority/src/lowwater_authority/records"),
+    "regions/src/lowwater_regions/records",
+)
 
 
 def modules() -> list[str]:

@@ -16,26 +16,14 @@ import pytest
 
 from lowwater import errors
 from lowwater.v1 import regions_pb2 as pb
-from lowwater_authority.commands.references import adopt_and_write_off
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.regions import references
-from lowwater_authority.regions.references import (
-    FORMAT,
-    LOCAL,
-    REPLICATED,
-    SERVING,
-    Agent,
-    Broken,
-    Caller,
-    Change,
-    Position,
-    Progress,
-    Reference,
-    References,
-    Replica,
-    Sink,
-    name_of,
-)
+from lowwater_regions import change, json_records
+from lowwater_regions.change import Change
+from lowwater_regions.commands.references import adopt_and_write_off
+from lowwater_regions.json_records import FORMAT
+from lowwater_regions.records import references_pb2 as records
+from lowwater_regions.reference import LOCAL, REPLICATED, SERVING, Broken, Position, Reference, Replica, Sink, name_of
+from lowwater_regions.references import GAP, Agent, Caller, Progress, References
 from tests.kit.times import SECOND
 
 HOURLY = name_of("hourly", ["clicks"])
@@ -241,7 +229,7 @@ def test_a_reset_alone_does_not_say_that_rows_are_included(world: World) -> None
 def test_row_a_global_store_from_a_backup_reissues_no_number(world: World) -> None:
     backup = list(world.log)
     world.fail_over()
-    records = {region: {HOURLY: references.encode(world.hourly)} for region in "AB"}
+    records = {region: {HOURLY: json_records.encode(world.hourly)} for region in "AB"}
     seen = len(world.log)
     world.log = backup
     world.restart()
@@ -365,10 +353,10 @@ def test_a_reset_at_home_is_a_new_incarnation_and_an_older_one_is_refused(world:
     ],
 )
 def test_a_record_that_would_break_others_later_is_damaged_at_once(world: World, field: str, value: Any) -> None:
-    good = json.loads(references.encode(world.hourly))
-    assert references.decode(good) == world.hourly
+    good = json.loads(json_records.encode(world.hourly))
+    assert json_records.decode(good) == world.hourly
     with pytest.raises((ValueError, TypeError, KeyError)):
-        references.decode({**good, field: value})
+        json_records.decode({**good, field: value})
 
 
 @pytest.mark.parametrize("from_snapshot", [False, True])
@@ -384,7 +372,7 @@ def test_a_damaged_reference_keeps_its_number_over_snapshots(world: World, from_
     with pytest.raises(errors.RegionRefused, match="damaged"):
         world.register()
     world.recover("new")
-    good = references.encode(Reference("hourly", ("clicks",), ("A", "B"), REPLICATED, "A", number=7, sinks=LAKE))
+    good = json_records.encode(Reference("hourly", ("clicks",), ("A", "B"), REPLICATED, "A", number=7, sinks=LAKE))
     world.do(world.core.enrol(world.caller("A"), {HOURLY: good}, world.now))
     world.do(world.core.enrol(world.caller("B"), {}, world.now))
     world.restart(from_snapshot=True)
@@ -392,8 +380,28 @@ def test_a_damaged_reference_keeps_its_number_over_snapshots(world: World, from_
 
 
 def test_a_record_of_a_newer_format_is_refused_as_a_whole(world: World) -> None:
-    with pytest.raises(ValueError, match="format 2"):
-        world.core.apply(b'{"format":2}')
+    for record in (b'{"format":2}', records.Change(format=change.FORMAT + 1).SerializeToString()):
+        with pytest.raises(change.NewerFormat):
+            world.core.apply(record)
+
+
+def test_a_message_that_cannot_be_read_damages_one_reference_or_is_refused_as_a_whole(world: World) -> None:
+    [good] = records.Change.FromString(world.core.snapshot()).references
+    bad = [
+        records.StoredReference(name=HOURLY, record=b"\xff"),
+        records.StoredReference(name=DAILY, record=good.record),
+    ]
+    stored = records.Change(format=change.FORMAT, references=bad).SerializeToString()
+    world.log.append(stored)
+    for from_snapshot in (False, True):
+        world.restart(from_snapshot=from_snapshot)
+        assert {name: unread.record for name, unread in world.core.damaged.items()} == {
+            HOURLY: b"\xff",
+            DAILY: good.record,
+        }
+    for record in (b"", b"\xff", b"{", stored[2:]):
+        with pytest.raises(ValueError, match=r".+"):
+            world.core.apply(record)
 
 
 def test_homes_of_one_computation_share_no_input(world: World) -> None:
@@ -519,7 +527,7 @@ def test_automatic_adoption_needs_everything_to_be_known(world: World) -> None:
 
 def test_a_replica_in_a_record_of_an_older_version_counts_when_it_is_told_again(world: World) -> None:
     world.mirror("B", 50)
-    told = json.loads(references.encode(world.hourly))
+    told = json.loads(json_records.encode(world.hourly))
     told["replicas"] = [each[:4] for each in told["replicas"]]
     world.core.apply(json.dumps({"format": FORMAT, "put": {HOURLY: told}}).encode())
     world.report("A", 1, 60)
@@ -631,7 +639,7 @@ def test_a_lost_store_is_made_again_from_what_the_regions_were_told(world: World
     world.report("A", 1, 60)
     world.fail_over()
     world.do(world.core.write_off(HOURLY, "ops", 8))
-    known = references.encode(world.hourly)
+    known = json_records.encode(world.hourly)
     lost = World()
     lost.do(lost.core.recover("new", "store", ["A", "B"], []))
     for region in "AB":
@@ -653,7 +661,7 @@ def test_a_lost_store_is_made_again_from_what_the_regions_were_told(world: World
 @pytest.mark.parametrize(("regions", "fenced"), [("eu,us", ""), ("eu", "us")])
 def test_a_recovery_serves_nobody_while_a_record_names_a_region_that_it_leaves_out(regions: str, fenced: str) -> None:
     """The store is a new one and knows nobody. us adopted before the loss, by a number that eu has not heard of."""
-    record = references.encode(Reference("hourly", ("clicks",), ("eu", "us"), REPLICATED, "eu", sinks=LAKE))
+    record = json_records.encode(Reference("hourly", ("clicks",), ("eu", "us"), REPLICATED, "eu", sinks=LAKE))
     world = World()
     world.start("eu")
     world.start("us")
@@ -676,7 +684,7 @@ def test_what_was_forgotten_stays_so_over_a_recovery(world: World) -> None:
     """Each region still has its record, by which it would come back with its old owner, and hold for it."""
     world.register("daily", LOCAL)
     world.report("A", 1, 30, name=DAILY)
-    known = {each: references.encode(world.core.get(each)) for each in (HOURLY, DAILY)}
+    known = {each: json_records.encode(world.core.get(each)) for each in (HOURLY, DAILY)}
     world.lose("A")
     world.do(world.core.forget(HOURLY, world.now))
     before = world.core.watermarks()
@@ -695,7 +703,7 @@ def test_a_record_that_cannot_be_read_is_refused_alone_when_a_region_enrols(
 ) -> None:
     """It may be the newest one, with a greater number and a hold that nobody else knows: no other record of the reference counts."""
     world.register("daily", LOCAL)
-    hourly, daily = references.encode(world.hourly), references.encode(world.core.get(DAILY))
+    hourly, daily = json_records.encode(world.hourly), json_records.encode(world.core.get(DAILY))
     told = {
         "A": {HOURLY: daily if damaged == "another" else damaged, DAILY: daily},
         "B": {HOURLY: hourly, DAILY: daily},
@@ -710,7 +718,7 @@ def test_a_record_that_cannot_be_read_is_refused_alone_when_a_region_enrols(
         world.core.get(HOURLY)
     world.do(world.core.recover("newer", "store", ["B"], ["A"]))
     world.do(world.core.enrol(world.caller("B"), told["B"], world.now))
-    assert world.hourly.number == 1 + 1 + references.GAP, "its folder was removed, and its sinks are fenced"
+    assert world.hourly.number == 1 + 1 + GAP, "its folder was removed, and its sinks are fenced"
 
 
 def test_a_region_of_another_store_does_not_enrol(world: World) -> None:
@@ -723,8 +731,8 @@ def test_a_region_of_another_store_does_not_enrol(world: World) -> None:
 def test_two_that_own_it_by_one_number_own_nothing_after_a_recovery(world: World) -> None:
     mine = world.hourly
     world.recover("new")
-    world.do(world.core.enrol(world.caller("A"), {HOURLY: references.encode(mine)}, world.now))
-    world.do(world.core.enrol(world.caller("B"), {HOURLY: references.encode(replace(mine, owner="B"))}, world.now))
+    world.do(world.core.enrol(world.caller("A"), {HOURLY: json_records.encode(mine)}, world.now))
+    world.do(world.core.enrol(world.caller("B"), {HOURLY: json_records.encode(replace(mine, owner="B"))}, world.now))
     assert world.hourly.owner == ""
     world.know_token()
     world.confirm("A", hourly=1)
@@ -783,9 +791,9 @@ def test_rule8_a_late_recovery_begins_no_second_one(world: World) -> None:
 
 def test_a_record_of_a_release_that_counted_no_decisions_is_read(world: World) -> None:
     world.register()
-    record = json.loads(references.encode(world.core.get(HOURLY)))
+    record = json.loads(json_records.encode(world.core.get(HOURLY)))
     del record["decision_number"]
-    assert references.decode(record).decision_number == 0
+    assert json_records.decode(record).decision_number == 0
 
 
 class Center:

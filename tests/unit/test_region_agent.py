@@ -28,23 +28,16 @@ from lowwater.v1 import regions_pb2_grpc
 from lowwater_authority.access.guard import Guard
 from lowwater_authority.access.policy import Access, Action, Allowance, Principal
 from lowwater_authority.engine.observer import Observer
-from lowwater_authority.regions import questions, region
-from lowwater_authority.regions.agent import PipelineReport, RegionAgent, goes_on
-from lowwater_authority.regions.config import BadConfig, Kept, StateFolder, read_config
-from lowwater_authority.regions.figures import FIGURES, ReferenceFigures
-from lowwater_authority.regions.questions import Pipelines, Questions
-from lowwater_authority.regions.references import (
-    LOCAL,
-    SERVING,
-    STOPPED_STORE,
-    Agent,
-    Change,
-    Reference,
-    References,
-    Session,
-)
-from lowwater_authority.regions.registry import Registry
-from lowwater_authority.rpc.regions import RegionServicer
+from lowwater_regions import questions, region
+from lowwater_regions.agent import PipelineReport, RegionAgent, goes_on
+from lowwater_regions.change import Change, Unread
+from lowwater_regions.config import BadConfig, Kept, StateFolder, read_config
+from lowwater_regions.figures import FIGURES, ReferenceFigures
+from lowwater_regions.questions import Pipelines, Questions
+from lowwater_regions.reference import LOCAL, SERVING, STOPPED_STORE, Reference
+from lowwater_regions.references import Agent, References, Session
+from lowwater_regions.registry import Registry
+from lowwater_regions.servicer import RegionServicer
 from lowwater_server.audit import Audit
 from lowwater_server.http import HttpServer, listen, listen_at
 from lowwater_server.tokens import digest
@@ -686,7 +679,7 @@ def test_a_scrape_tells_who_is_silent_and_what_is_published() -> None:
     now, date = 100 * SECOND, 5000 * SECOND
     core = References(10 * SECOND, 0, 0)
     made = Reference("hourly", ("clicks",), ("A", "B", "C"), LOCAL, "A", number=7, published=3 * SECOND)
-    unread: dict[str, Any] = {"daily:clicks": {}}
+    unread = {"daily:clicks": Unread("no record", b"")}
     core.apply(Change((made, Reference("weekly", ("clicks",), ("A", "B"), LOCAL, "A")), unread=unread).encode())
     core.sessions = {
         region: Session(Agent("agent", 1, "nonce"), now - silent * SECOND) for region, silent in (("A", 30), ("B", 2))

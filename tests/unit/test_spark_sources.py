@@ -168,6 +168,7 @@ PRODUCT = (
     "server/src",
     "authority/src",
     "page/src",
+    "regions/src",
     "spark_listener/src",
     "pipeline/src",
     "integrations",

@@ -143,10 +143,10 @@ class JournalCorrupt(JournalError):
 class JournalVersion(JournalError):
     """Written by a newer release, in a format that this one cannot read. Nothing was changed."""
 
-    def __init__(self, what: str, *, found: int, supported: int) -> None:
+    def __init__(self, what: str, *, found: int, supported: int, package: str = "lowwater-authority") -> None:
         self.found = found
         self.supported = supported
-        super().__init__(f"{what} has format {found}, this release reads up to {supported}: upgrade lowwater-authority")
+        super().__init__(f"{what} has format {found}, this release reads up to {supported}: upgrade {package}")
 
 
 class JournalLocked(JournalError):

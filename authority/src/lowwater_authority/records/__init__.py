@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 97c233eaef6e9b5849420fb12116eeabc3b285974675b697b2b2397a522c6181
+Made from: sha256 5f46ac60621b7df8ee111774d91e0860ed7adbe547c63634e60566f2ede8a7d0
 """

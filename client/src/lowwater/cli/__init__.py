@@ -22,15 +22,15 @@ from lowwater.cli.streams import open_streams
 
 __all__ = ["main"]
 
-_OF_THE_AUTHORITY: Final = {
+_ELSEWHERE: Final = {
     "access": "lowwater_authority.commands.access",
-    "global": "lowwater_authority.commands.global_authority",
+    "global": "lowwater_regions.commands.global_authority",
     "journal": "lowwater_authority.commands.journal",
-    "references": "lowwater_authority.commands.references",
-    "region": "lowwater_authority.commands.region",
+    "references": "lowwater_regions.commands.references",
+    "region": "lowwater_regions.commands.region",
     "serve": "lowwater_authority.commands.serve",
 }
-"""Commands that another distribution has, and the modules whose ``main`` runs them."""
+"""Commands of other distributions, and the modules whose ``main`` runs them."""
 
 _READER_LEFT: Final = 141
 """As a shell has it for a program that SIGPIPE ended: whoever read the answer, such as head, has
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    if arguments and arguments[0] in _OF_THE_AUTHORITY:
+    if arguments and arguments[0] in _ELSEWHERE:
         return _delegate(arguments[0], arguments[1:])
     args = parser().parse_args(arguments)
     if args.command == "completion":
@@ -80,13 +80,15 @@ def _drop_output() -> None:
 
 def _delegate(command: str, arguments: list[str]) -> int:
     try:
-        module = import_module(_OF_THE_AUTHORITY[command])
+        module = import_module(_ELSEWHERE[command])
     except ModuleNotFoundError as error:
-        if error.name is None or not error.name.startswith("lowwater_authority"):
+        package = (error.name or "").partition(".")[0]
+        if package not in ("lowwater_authority", "lowwater_regions"):
             raise
+        needed = package.replace("_", "-")
         print(
-            f"lowwater {command}: this needs lowwater-authority: 'pip install --find-links dist/packages lowwater-authority', with the folder that "
-            "'make dist' leaves in a checkout of lowwater",
+            f"lowwater {command}: this needs {needed}: 'pip install --find-links dist/packages {needed}', with the "
+            "folder that 'make dist' leaves in a checkout of lowwater",
             file=sys.stderr,
         )
         return 2

@@ -187,11 +187,11 @@ def parser() -> CommandParser:
     )
 
     commands.add_parser(
-        "global", help="run the global authority of several regions (needs lowwater-authority)", add_help=False
+        "global", help="run the global authority of several regions (needs lowwater-regions)", add_help=False
     )
-    commands.add_parser("region", help="run the agent of a region (needs lowwater-authority)", add_help=False)
+    commands.add_parser("region", help="run the agent of a region (needs lowwater-regions)", add_help=False)
     commands.add_parser(
-        "references", help="which region makes what, and decide about it (needs lowwater-authority)", add_help=False
+        "references", help="which region makes what, and decide about it (needs lowwater-regions)", add_help=False
     )
 
     status = _command(commands, "status", "the watermarks of computations, as a table")

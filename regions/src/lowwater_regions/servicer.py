@@ -14,30 +14,16 @@ from lowwater.v1 import regions_pb2 as pb
 from lowwater.v1 import regions_pb2_grpc
 from lowwater_authority.access.caller import calling
 from lowwater_authority.access.methods import decision_name
-from lowwater_authority.regions.references import (
-    AUTOMATIC,
-    LOCAL,
-    MOST_NAME,
-    MOST_REFERENCES,
-    REPLICATED,
-    SERVING,
-    Agent,
-    Caller,
-    Change,
-    Position,
-    Progress,
-    Reference,
-    References,
-    Replica,
-    Sink,
-    encode,
-)
 from lowwater_authority.rpc.refusals import bad_field, refuse
+from lowwater_regions.change import Change
+from lowwater_regions.json_records import encode
+from lowwater_regions.reference import LOCAL, MOST_NAME, REPLICATED, SERVING, Position, Reference, Replica, Sink
+from lowwater_regions.references import AUTOMATIC, MOST_REFERENCES, Agent, Caller, Progress, References
 
 if TYPE_CHECKING:
     import grpc
 
-    from lowwater_authority.regions.registry import Registry
+    from lowwater_regions.registry import Registry
 
     Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -254,7 +240,7 @@ class RegionServicer(regions_pb2_grpc.RegionServiceServicer):
         else:
             found = [view(core, each, now) for each in _sorted(core)] if not name else []
             damaged = {name: core.damaged[name]} if name else core.damaged
-            found += [pb.ReferenceView(name=each, damaged=reason) for each, reason in sorted(damaged.items())]
+            found += [pb.ReferenceView(name=each, damaged=unread.reason) for each, unread in sorted(damaged.items())]
         return pb.ListReferencesResponse(
             store_token=core.store.token,
             references=found,

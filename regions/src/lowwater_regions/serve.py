@@ -29,12 +29,12 @@ from lowwater_authority.journal import Journal, JournalError
 from lowwater_authority.ops.metrics import Metrics
 from lowwater_authority.ops.resources import FILES, MEMORY, Watch
 from lowwater_authority.ops.shard_figures import ProcessCollector
-from lowwater_authority.regions.config import positive_duration
-from lowwater_authority.regions.figures import BUILD, ReferenceFigures
-from lowwater_authority.regions.registry import Registry
 from lowwater_authority.rpc.health import HealthServicer
 from lowwater_authority.rpc.interceptors import Decoding, Timing
-from lowwater_authority.rpc.regions import RegionServicer
+from lowwater_regions.config import positive_duration
+from lowwater_regions.figures import BUILD, ReferenceFigures
+from lowwater_regions.registry import Registry
+from lowwater_regions.servicer import RegionServicer
 from lowwater_server.logging import FORMATS, set_up
 
 SERVICE: Final = "lowwater.v1.RegionService"
@@ -56,7 +56,7 @@ A second one over the same store takes its place, and ends the first. Two over t
 stores are two deployments: regions refuse the one that they do not belong to.
 """
 
-log = logging.getLogger("lowwater_authority")
+log = logging.getLogger("lowwater_regions")
 
 
 def parser() -> CommandParser:
@@ -152,7 +152,7 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     host, _ = local.address(args.listen, "--listen")
-    metrics = Metrics(version("lowwater-authority"), BUILD)
+    metrics = Metrics(version("lowwater-regions"), BUILD)
     leaving.enter_context(metrics.counting_log())
     certificates = local.certificates_of(args)
     door = local.door_of(args, host, shared=False, limits=limits_given(args.limit))

@@ -23,7 +23,7 @@ from lowwater.core.text import duration
 from lowwater.v1 import regions_pb2 as pb
 from lowwater.v1 import regions_pb2_grpc
 from lowwater_authority.files.secret import GLOBAL_TOKEN, token_settings
-from lowwater_authority.regions.config import BadConfig, read_config, registration
+from lowwater_regions.config import BadConfig, read_config, registration
 
 DEFAULT_GLOBAL: Final = "localhost:7430"
 

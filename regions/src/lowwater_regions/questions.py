@@ -16,8 +16,8 @@ from aiohttp import hdrs, web
 from lowwater import Identity, errors
 from lowwater.core.settings import is_loopback
 from lowwater.v1 import regions_pb2 as pb
-from lowwater_authority.regions.agent import PipelineReport
-from lowwater_authority.regions.references import MOST_POSITIONS, MOST_TEXT
+from lowwater_regions.agent import PipelineReport
+from lowwater_regions.reference import MOST_POSITIONS, MOST_TEXT
 from lowwater_server.http import answer
 from lowwater_server.tokens import digest
 from lowwater_server.visitors import Denied, KnownVisitors
@@ -25,7 +25,7 @@ from lowwater_server.visitors import Denied, KnownVisitors
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping
 
-    from lowwater_authority.regions.agent import RegionAgent
+    from lowwater_regions.agent import RegionAgent
     from lowwater_server.visitors import Visitors
 
 ACT: Final = "region"

@@ -1,7 +1,8 @@
-"""The global authority as a service object: plans one change at a time, writes it down, and only then takes it over and answers.
+"""The global authority as a service object: plans a change, writes it down, applies it, answers.
 
-There is one log, over the same journals as a local authority's, and whoever took it last is the one that writes. Another global authority over
-the same store is fenced: it learns so before its next answer, because each answer is asked of the journal, also one that writes nothing.
+There is one log, in the same journals as a local authority's, and the process that took it last
+writes it. Another global authority over the same store is fenced. It learns so before its next
+answer, because it asks the journal before each answer, also before one that writes nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -22,20 +23,22 @@ from lowwater_authority.journal.contract import (
     JournalError,
     JournalFailed,
     JournalLost,
+    JournalVersion,
 )
-from lowwater_authority.regions.references import AUTOMATIC, References
+from lowwater_regions.change import FORMAT, Change, NewerFormat
+from lowwater_regions.json_records import UNREADABLE, is_json
+from lowwater_regions.references import AUTOMATIC, References
 
 if TYPE_CHECKING:
     from lowwater_authority.journal.contract import Journal
-    from lowwater_authority.regions.references import Change
 
 LOG: Final = "~regions"
-"""Its name is none that a computation can have."""
+"""Name of the log. No computation can have it."""
 
 SNAPSHOT_RECORDS: Final = 1000
-"""A snapshot takes the place of so many records: about a quarter of an hour of a busy region."""
+"""Number of records that a snapshot replaces: about a quarter of an hour of a busy region."""
 
-Plan = Callable[[References], "Change"]
+Plan = Callable[[References], Change]
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +48,12 @@ class Registry:
 
     Args:
         journal: Not open yet.
-        clock: The date, microseconds.
-        monotonic: A clock that makes no steps, microseconds.
+        clock: Returns the date, microseconds.
+        monotonic: A clock that never steps, microseconds.
         token: Returns a new random token for a store.
         suspect_after: See References.
-        lately: Likewise.
-        snapshot_records: A snapshot takes the place of so many records.
+        lately: See References.
+        snapshot_records: Number of records that a snapshot replaces.
     """
 
     def __init__(
@@ -71,53 +74,61 @@ class Registry:
         self._snapshot_records = snapshot_records
         self.references = References(suspect_after, lately, monotonic())
         self.position = 0
-        """Where the log ends: all up to there is taken over."""
+        """End of the log. All records up to there are applied."""
         self.ended: asyncio.Future[JournalError] | None = None
-        """Done when another global authority has the store, or the store cannot be written any
-        more."""
+        """Why this process no longer writes: another global authority owns the store, or the store
+        fails."""
         self.stopping = False
         self.writes = Writes(lambda: self.stopping)
         self.refused: Counter[tuple[str, str]] = Counter()
-        """By call and by the name of the error: calls, and single references within calls that were
-        taken, that were refused since the start."""
+        """Refusals since the start, by call and name of the error: of whole calls, and of single
+        references within them."""
         self._behind = 0
         self._lock = asyncio.Lock()
         self._changes: set[asyncio.Task[Change]] = set()
         self._begun: set[asyncio.Task[Change]] = set()
-        """Those that have had the lock."""
+        """Changes that have had the lock."""
 
     async def open(self) -> None:
-        """Take the log, and read it. Raises JournalError."""
+        """Own the log, and replay it. Raises JournalError."""
         self.ended = asyncio.get_running_loop().create_future()
         await self.journal.open()
-        await self._until_known(lambda: self.journal.take(LOG))
+        await self.writes.until_known(lambda: self.journal.take(LOG))
         loaded = await self.journal.load(LOG)
         records = [] if loaded.snapshot is None else [(loaded.snapshot_position, loaded.snapshot)]
-        for position, record in [*records, *loaded.records]:
+        records += loaded.records
+        for position, record in records:
             try:
                 self.references.apply(record)
-            except (ValueError, KeyError, TypeError) as error:
+            except NewerFormat as error:
+                what = f"log {LOG!r} at position {position}"
+                package = "lowwater-regions"
+                raise JournalVersion(what, found=error.number, supported=FORMAT, package=package) from error
+            except UNREADABLE as error:
                 raise JournalCorrupt(LOG, position, f"it cannot be read: {error}") from error
         self.position, self._behind = loaded.last, len(loaded.records)
-        for name, reason in self.references.damaged.items():
-            log.error("reference %s: %s", name, reason, extra=event("reference_damaged", reference=name, reason=reason))
+        if any(is_json(record) for _, record in records):
+            self._behind = self._snapshot_records  # a snapshot in messages replaces the JSON at once
+        for name, unread in self.references.damaged.items():
+            fields = event("reference_damaged", reference=name, reason=unread.reason)
+            log.error("reference %s: %s", name, unread.reason, extra=fields)
         await self.change(lambda core: core.begin(self.token()))
 
     async def close(self) -> None:
-        """Let the change under way end, and close the journal."""
+        """Finish the change in progress, and close the journal."""
         self.stopping = True
         if self._changes:
             await asyncio.wait(self._changes)
         await self.journal.close()
 
     async def change(self, plan: Plan) -> Change:
-        """Plan a change, make it durable, take it over.
+        """Plan a change, make it durable, apply it.
 
-        What the plan raises is raised, and nothing was changed.
+        An error of the plan is raised, and nothing was changed.
 
-        A caller that goes away meanwhile ends nothing: what was begun is finished. What waits
-        behind others is not begun any more: while the store is away it would be done hours later,
-        for nobody. Raises JournalFailed, Unavailable.
+        A change that has begun is finished, also when its caller goes away. One that still waits
+        behind others is dropped then: while the store is away, it would be done hours later,
+        without a caller. Raises JournalFailed, Unavailable.
         """
         running = asyncio.create_task(self._change(plan))
         self._changes.add(running)
@@ -134,7 +145,7 @@ class Registry:
             raise errors.Unavailable(f"this global authority has lost its store: {error}") from error
 
     def _over(self, change: asyncio.Task[Change]) -> None:
-        """What has failed is told to whoever asked; nobody may be there any more."""
+        """Forget a finished change. Its error went to the caller, who may have gone."""
         self._changes.discard(change)
         self._begun.discard(change)
         if not change.cancelled():
@@ -179,14 +190,14 @@ class Registry:
         return change
 
     async def _durable(self, record: bytes | None) -> None:
-        """Append a record, or ask whether this process still is the one that may answer."""
+        """Append a record; None: ask the journal whether this process still owns the log."""
         while True:
             try:
                 if record is None:
                     await self.journal.confirm([LOG])
                 else:
                     entry = Entry(LOG, self.position + 1, record, strong=True)
-                    await self._until_known(partial(self.journal.append, [entry]))
+                    await self.writes.until_known(partial(self.journal.append, [entry]))
                     self.position += 1
                     self._behind += 1
             except JournalLost as error:
@@ -194,17 +205,13 @@ class Registry:
                     "%s; putting it back from memory", error, extra=event("store_lost_records", reason=str(error))
                 )
                 payload = self.references.snapshot()
-                await self._until_known(partial(self.journal.restore, LOG, self.position + 1, payload))
+                await self.writes.until_known(partial(self.journal.restore, LOG, self.position + 1, payload))
                 self.position, self._behind = self.position + 1, 0
             else:
                 return
 
-    async def _until_known(self, write: Callable[[], Awaitable[object]]) -> None:
-        """See Writes; nothing is shown meanwhile."""
-        await self.writes.until_known(write)
-
     async def _snapshot(self) -> None:
-        """Shorten the replay. Under the lock, so that the snapshot is of its position."""
+        """Shorten the replay. The lock keeps the snapshot at its position."""
         async with self._lock:
             try:
                 await self.journal.snapshot(LOG, self.position, self.references.snapshot())
@@ -218,21 +225,20 @@ class Registry:
             self.ended.set_result(error)
 
     async def watch(self) -> None:
-        """Adopt what an operator has allowed to be adopted, and tell who falls silent; for ever."""
-        told: set[str] = set()
+        """Adopt what operators have allowed, and log which regions are silent; for ever."""
+        logged: set[str] = set()
         core = self.references
         while True:
             await asyncio.sleep(min(1.0, core.suspect_after / 1e7))
             now = self.monotonic()
             core.watched(now)
-            suspect = {
-                each.owner for each in core.references.values() if each.owner and core.is_suspect(each.owner, now)
-            }
-            for region in suspect - told:
+            owners = {reference.owner for reference in core.references.values()} - {""}
+            suspect = {region for region in owners if core.is_suspect(region, now)}
+            for region in suspect - logged:
                 log.warning("region %s is silent", region, extra=event("region_suspect", region=region))
-            for region in told - suspect:
+            for region in logged - suspect:
                 log.info("region %s is heard of again", region, extra=event("region_heard", region=region))
-            told = suspect
+            logged = suspect
             for name, to in core.adoptions(now):
                 try:
                     await self.adopt(name, to, AUTOMATIC)
@@ -247,9 +253,9 @@ class Registry:
     async def adopt(self, name: str, to: str, who: str, number: int = 0, decision_number: int = 0) -> None:
         """Give a reference to another region.
 
-        Raises as References.adopt, and References.check_decision by the two numbers.
+        Raises as References.adopt, and References.check_decision about the two numbers.
         """
-        if who == AUTOMATIC:  # what was seen may have changed while others had the lock
+        if who == AUTOMATIC:  # the state may have changed while other changes had the lock
             change = await self.change(lambda core: core.adopt_by_itself(name, to, self.clock(), self.monotonic()))
         else:
 

@@ -16,7 +16,7 @@ from lowwater.cli.arguments import parse_duration
 from lowwater.core.checks import is_name
 from lowwater.core.private import make_private_folder, open_private
 from lowwater.v1 import regions_pb2 as pb
-from lowwater_authority.regions.references import REPLICATED, Sink, name_of
+from lowwater_regions.reference import REPLICATED, Sink, name_of
 
 
 def positive_duration(text: str) -> float:

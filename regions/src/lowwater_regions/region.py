@@ -24,9 +24,9 @@ from lowwater.core.settings import is_loopback
 from lowwater.v1 import regions_pb2_grpc
 from lowwater_authority.files.secret import GLOBAL_TOKEN, OWN_TOKEN, secret, token_settings
 from lowwater_authority.files.table import BadFile
-from lowwater_authority.regions.agent import FATAL, RegionAgent
-from lowwater_authority.regions.config import BadConfig, StateFolder, positive_duration, read_config
-from lowwater_authority.regions.questions import Pipelines, Questions
+from lowwater_regions.agent import FATAL, RegionAgent
+from lowwater_regions.config import BadConfig, StateFolder, positive_duration, read_config
+from lowwater_regions.questions import Pipelines, Questions
 from lowwater_server.http import HttpServer, listen, listen_at
 from lowwater_server.logging import FORMATS, set_up
 from lowwater_server.tls import BadCertificate, Certificates, Files
@@ -63,7 +63,7 @@ TOKENS: Final = "LOWWATER_REGION_TOKEN"
 
 UNIX: Final = "unix:"
 
-log = logging.getLogger("lowwater_authority")
+log = logging.getLogger("lowwater_regions")
 
 
 def parser() -> CommandParser:

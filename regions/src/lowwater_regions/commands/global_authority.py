@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        from lowwater_authority.regions import serve
+        from lowwater_regions import serve
 
         return serve.main(argv)
     finally:

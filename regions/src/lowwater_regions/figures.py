@@ -8,14 +8,14 @@ from prometheus_client.registry import Collector
 
 from lowwater.prometheus import Figure
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.regions.references import SERVING
+from lowwater_regions.reference import SERVING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from prometheus_client.metrics_core import Metric
 
-    from lowwater_authority.regions.registry import Registry
+    from lowwater_regions.registry import Registry
 
 
 def _reference(name: str, says: str) -> Figure:

@@ -33,8 +33,8 @@ from lowwater.core.events import event
 from lowwater.core.text import duration
 from lowwater.v1 import regions_pb2 as pb
 from lowwater_authority.core.times import ANY_SKEW, MAX, MIN
-from lowwater_authority.regions.config import Kept, StateFolder, registration
-from lowwater_authority.regions.references import MOST_NUMBER, relayed_name
+from lowwater_regions.config import Kept, StateFolder, registration
+from lowwater_regions.reference import MOST_NUMBER, relayed_name
 
 RELAY_IDENTITY: Final = "lowwater-region"
 

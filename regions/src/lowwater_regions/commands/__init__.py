@@ -1,0 +1,1 @@
+"""The commands of regions: ``lowwater region``, ``global`` and ``references``."""
