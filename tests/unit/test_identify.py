@@ -18,10 +18,10 @@ from lowwater.aio import Client
 from lowwater.core.attempts import error_of_call
 from lowwater.core.settings import Settings
 from lowwater.v1 import cluster_pb2, cluster_pb2_grpc
-from lowwater_authority.access.guard import Guard, insider
-from lowwater_authority.access.policy import Access, Principal
+from lowwater_authority.access.policy import Access, Principal, insider
 from lowwater_authority.authority import Authority
 from lowwater_authority.engine.observer import Observer
+from lowwater_authority.rpc.guard import Guard
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 
 OWN, VIEWER, SCRAPER, STRANGER = (name * 20 for name in ("own", "viewer", "scraper", "stranger"))

@@ -28,7 +28,6 @@ from lowwater.core.events import ATTRIBUTE
 from lowwater.regions import Token
 from lowwater.v1 import regions_pb2 as pb
 from lowwater.v1 import regions_pb2_grpc
-from lowwater_authority.access.guard import Guard
 from lowwater_authority.access.policy import Access, Action, Allowance, Principal
 from lowwater_authority.engine.observer import Observer
 from lowwater_authority.regions import questions, region
@@ -47,6 +46,7 @@ from lowwater_authority.regions.references import (
     Session,
 )
 from lowwater_authority.regions.registry import Registry
+from lowwater_authority.rpc.guard import Guard
 from lowwater_authority.rpc.regions import RegionServicer
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.served import served

@@ -27,7 +27,6 @@ from lowwater.core.private import make_private_folder
 from lowwater.core.settings import is_loopback
 from lowwater.core.text import counted
 from lowwater_authority.access.door import Door, open_door
-from lowwater_authority.access.guard import paced_by_host
 from lowwater_authority.access.policy import DEFAULT_LIMITS
 from lowwater_authority.authority import Authority
 from lowwater_authority.cluster.cluster import BEATS, Cluster, Replaced
@@ -47,6 +46,7 @@ from lowwater_authority.ops.resources import FILES, MEMORY, Watch
 from lowwater_authority.ops.traces import begin as begin_traces
 from lowwater_authority.page_child import PageChild, arguments_of, environment_of
 from lowwater_authority.promises import PromiseFile
+from lowwater_authority.rpc.guard import Guard, paced_by_host
 from lowwater_authority.rpc.health import HealthServicer
 from lowwater_authority.rpc.interceptors import Decoding, Timing
 
@@ -489,7 +489,7 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     limits = limits_given(args.limit)
     door = door_of(args, host, shared=bool(args.store), limits=limits)
     promises = _promises(args)
-    guards = () if door is None else (door.guard(metrics, *_known(lambda: authority.shard.topology)),)
+    guards = () if door is None else (Guard.of(door, metrics, *_known(lambda: authority.shard.topology)),)
     pace = paced_by_host(limits, time.monotonic) if door is None else None
     interceptors = (*traces.interceptors, Decoding(metrics, pace), *guards, Timing(metrics))
     server = grpc.aio.server(options=options_of(door), interceptors=interceptors)

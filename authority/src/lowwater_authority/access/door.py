@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
 from typing import TYPE_CHECKING, Final
 
-from lowwater._server.audit import Audit
 from lowwater._server.tokens import LEAST_TOKEN
 from lowwater.core.events import event
 from lowwater.core.settings import is_loopback
 from lowwater_authority.access.file import AccessFile
-from lowwater_authority.access.guard import Guard, insider
-from lowwater_authority.access.policy import PEER, SELF
+from lowwater_authority.access.policy import PEER, SELF, insider
 from lowwater_authority.files.secret import secret
 from lowwater_authority.files.table import BadFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from lowwater_authority.access.policy import Access, Limits
-    from lowwater_authority.engine.observer import Observer
 
 __all__ = ["PEER_TOKEN", "Door", "open_door"]
 
@@ -50,7 +46,7 @@ class Door:
         tokens = _peer_tokens(environment) if shared else [secrets.token_urlsafe(32)]
         self.token: str = tokens[0]
         """What this process presents, to itself and to other shards."""
-        self._insiders = (insider(PEER if shared else SELF, tokens),)
+        self.insiders = (insider(PEER if shared else SELF, tokens),)
         self.file = AccessFile(path, limits=limits, check=self._check)
         """Followed by `watch`."""
 
@@ -58,26 +54,13 @@ class Door:
         """Return the rules in force."""
         return self.file.value
 
-    def guard(self, observer: Observer, registered: Callable[[str], bool], cut: Callable[[str], bool]) -> Guard:
-        """Return the guard of a server, which follows the file; the others say whether there is a computation of a name, and whether it is cut."""
-        made = Guard(
-            self.access(),
-            observer=observer,
-            audit=Audit(time.monotonic, registered),
-            insiders=self._insiders,
-            monotonic=time.monotonic,
-            cut=cut,
-        )
-        self.file.on_change.append(made.use)
-        return made
-
     async def watch(self) -> None:
         """Follow the file, for ever."""
         await self.file.watch()
 
     def _check(self, access: Access) -> None:
         """Raise BadFile for a file that gives somebody the token of shards: who presents it could be either."""
-        own = {each for principal in self._insiders for each in principal.digests}
+        own = {each for principal in self.insiders for each in principal.digests}
         for number, principal in enumerate(access.principals, 1):
             if not own.isdisjoint(principal.digests):
                 place = f"principal[{number}].token_sha256"

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lowwater.v1 import regions_pb2
 from lowwater_authority.access.policy import Action
-from lowwater_authority.core.topology import MAX_INPUTS, is_slicing
-from lowwater_authority.rpc.codec import MAX_NAMES
-from lowwater_authority.rpc.refusals import bad_field
+from lowwater_authority.core.topology import is_slicing
 
 if TYPE_CHECKING:
     from lowwater_authority.access.caller import Caller
@@ -40,8 +38,6 @@ class Method:
     some: tuple[Action, ...] = ()
     """Actions of which it needs one on any computation at all, before its request is parsed; empty:
     none is asked for."""
-    most: tuple[str, int] | None = None
-    """The field with names in it, and how many it may have: each takes some time to decide."""
     of_slice: Callable[[Any], bool] = lambda _: False
     """From the request: whether it is one of a slice at the computation that it is a slice of. Then
     only a shard makes it, whatever it may do else, and the computation refuses it unless it is cut.
@@ -77,7 +73,7 @@ class Method:
             caller.demand_some_region(operator=self.operator)
 
     def check(self, caller: Caller, request: Any) -> None:
-        """Raise PermissionDenied for the first need that is not met, and InvalidArgument for more names than a request may have."""
+        """Raise PermissionDenied for the first need that the caller does not meet."""
         self.admit(caller)
         if self.region is not None:
             region = self.region(request)
@@ -85,11 +81,6 @@ class Method:
                 caller.demand_everything()
             else:
                 caller.demand_regions([region])
-        if self.most is not None:
-            field, most = self.most
-            found = len(getattr(request, field))
-            if found > most:
-                raise bad_field(field, f"has {found} names", f"name at most {most}")
         if self.of_slice(request):
             caller.demand_slice(request.computation)
             return
@@ -129,10 +120,6 @@ def _reads(request: Any) -> Iterable[tuple[Action, str]]:
 
 _ANYBODY: Final = Method()
 
-_NAMED: Final = ("computations", MAX_NAMES)
-
-_READ: Final = ("inputs", MAX_INPUTS)
-
 _ANY: Final = (Action.READ, Action.REPORT, Action.OPERATE)
 """For requests of megabytes that need no action in particular, or whose refusal has to name the
 computation: clients go on with the others."""
@@ -150,21 +137,20 @@ METHODS: Final[dict[str, Method]] = {
     "/lowwater.v1.WorkerService/PrepareBatch": Method(_own(Action.REPORT), some=(Action.REPORT,)),
     "/lowwater.v1.WorkerService/CommitBatch": Method(_own(Action.REPORT), some=(Action.REPORT,)),
     "/lowwater.v1.WorkerService/Vouch": Method(_own(Action.REPORT), reports=True),
-    "/lowwater.v1.WatermarkService/GetWatermarks": Method(_reads, some=_ANY, most=_NAMED),
-    "/lowwater.v1.WatermarkService/Watch": Method(_reads, some=_ANY, most=_NAMED),
+    "/lowwater.v1.WatermarkService/GetWatermarks": Method(_reads, some=_ANY),
+    "/lowwater.v1.WatermarkService/Watch": Method(_reads, some=_ANY),
     "/lowwater.v1.WatermarkService/CheckComplete": Method(_own(Action.READ)),
     "/lowwater.v1.WatermarkService/ListRanges": Method(_own(Action.READ)),
     "/lowwater.v1.WatermarkService/GetHistory": Method(_own(Action.READ)),
     "/lowwater.v1.TopologyService/Register": Method(
         _inputs(Action.REPORT, "name"),
         some=(Action.REPORT,),
-        most=_READ,
         act=lambda _: "register",
         subject=lambda request: request.name,
     ),
     "/lowwater.v1.TopologyService/GetTopology": _ANYBODY,
     "/lowwater.v1.TopologyService/SetInputs": Method(
-        _inputs(Action.OPERATE, "computation"), most=_READ, act=lambda _: "set_inputs"
+        _inputs(Action.OPERATE, "computation"), act=lambda _: "set_inputs"
     ),
     "/lowwater.v1.TopologyService/Reset": Method(_own(Action.OPERATE), act=lambda _: "reset"),
     "/lowwater.v1.TopologyService/SplitSlice": Method(_own(Action.OPERATE), act=lambda _: "split_slice"),
@@ -188,7 +174,7 @@ METHODS: Final[dict[str, Method]] = {
     "/lowwater.v1.TaskService/CommitTask": Method(_own(Action.REPORT), act=lambda _: "commit_task", often=True),
     "/lowwater.v1.TaskService/ReleaseTask": Method(_own(Action.REPORT), act=lambda _: "release_task", often=True),
     "/lowwater.v1.TaskService/ListTasks": Method(_own(Action.READ)),
-    "/lowwater.v1.ClusterService/Locate": Method(known=lambda request: request.computations, some=_ANY, most=_NAMED),
+    "/lowwater.v1.ClusterService/Locate": Method(known=lambda request: request.computations, some=_ANY),
     "/lowwater.v1.ClusterService/ListShards": _ANYBODY,
     "/lowwater.v1.ClusterService/Drain": Method(everything=True, act=lambda _: "drain"),
     "/lowwater.v1.ClusterService/Pin": Method(everything=True, act=lambda _: "pin"),

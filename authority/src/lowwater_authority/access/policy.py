@@ -225,6 +225,15 @@ BUILT_IN: Final = frozenset({SELF, PEER})
 EMPTY: Final = digest("")
 
 
+def insider(name: str, tokens: Iterable[str]) -> Principal:
+    """Return a principal of the deployment itself.
+
+    The insider reads everything. All that it changes are the watermarks of slices at their roots.
+    """
+    reads = Allowance(EVERYTHING, {Action.READ: (EVERYTHING,)})
+    return Principal(name, (reads,), shard=True, digests=tuple(map(digest, tokens)))
+
+
 def _principal(table: Table) -> Principal:
     name = table.text("name", NAME, "1 to 64 of A-Z a-z 0-9 _ . -")
     if name in BUILT_IN | {ANONYMOUS}:

@@ -14,7 +14,6 @@ from lowwater_authority.access.caller import calling
 from lowwater_authority.access.policy import SHA256, Action
 from lowwater_authority.core.computation import LARGEST_EPOCH
 from lowwater_authority.journal import JournalError
-from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.refusals import bad_field, refusing
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def Locate(self, request: pb.LocateRequest, context: Context) -> pb.LocateResponse:  # noqa: N802
         """Tell where computations are served."""
         cluster = self._cluster()
-        names = codec.names("computations", request.computations)
+        names = list(request.computations)
         if len(request.epochs) not in {0, len(names)}:
             raise bad_field(
                 "epochs", f"has {len(request.epochs)} numbers for {len(names)} computations", "send one each"
@@ -121,7 +120,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def Pin(self, request: pb.PinRequest, context: Context) -> pb.PinResponse:  # noqa: N802
         """Say which shard serves a computation."""
         self._cluster()
-        [name] = codec.names("computation", [request.computation])
+        name = request.computation
         await self.services.shard.confirmation.confirm(())
         self.services.shard.topology.get(name)
         view = await self._change(request, lambda view: view.pinned(name, request.address), settles=True)

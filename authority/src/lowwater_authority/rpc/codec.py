@@ -42,7 +42,7 @@ from lowwater_authority.core.topology import MAX_BUDGETS, MAX_HEURISTICS, Spec, 
 from lowwater_authority.rpc.refusals import MESSAGE_BYTES, bad_field
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     import numpy.typing as npt
 
@@ -84,9 +84,6 @@ MAX_RANGES: Final = 2_000_000
 
 MAX_DIGEST: Final = 256
 """Longest digest of a batch's plan, in bytes."""
-
-MAX_NAMES: Final = 10_000
-"""Most computations named in one read; name none for all of them."""
 
 MAX_BUCKETS: Final = 100_000
 """Most buckets of one histogram: 1 % wide ones need some 3,500 for any past."""
@@ -205,13 +202,6 @@ def interval(start: bytes, end: bytes) -> tuple[bytes, bytes]:
     if end and end <= start:
         raise bad_field("end", f"{end!r} does not come after the start {start!r}", "swap them, or leave end empty")
     return start, end
-
-
-def names(path: str, messages: Sequence[str]) -> list[str]:
-    """Check the computations that a read names. Raises InvalidArgument."""
-    if len(messages) > MAX_NAMES:
-        raise bad_field(path, f"has {len(messages)} names", f"name at most {MAX_NAMES}, or none for all")
-    return list(messages)
 
 
 def frontiers(path: str, messages: Iterable[types_pb2.Heuristic]) -> dict[int, int]:

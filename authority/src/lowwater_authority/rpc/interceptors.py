@@ -52,10 +52,12 @@ class Reading:
         """Read one."""
         try:
             self._bound.check(data, self._name, self._shape)
-            return self._deserialize(data)
+            request = self._deserialize(data)
         except DecodeError as error:
             why = "has text that is not UTF-8" if "UTF-8" in str(error) else "is not a message of this method"
             raise errors.InvalidArgument(f"the request {why}; {FIX}", metadata={"field": "", "fix": FIX}) from None
+        self._bound.check_names(request)
+        return request
 
 
 def reading(deserialize: Read | None, method: str) -> Read | None:

@@ -15,13 +15,15 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 from google.protobuf.message import DecodeError
 
 from lowwater import errors
+from lowwater_authority.core.topology import MAX_INPUTS
+from lowwater_authority.rpc.refusals import bad_field
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from google.protobuf.descriptor import Descriptor
 
-__all__ = ["BOUNDS", "MOST_BYTES", "MOST_ELEMENTS", "SMALL", "Bound", "Shape", "bound_of", "shape_of"]
+__all__ = ["BOUNDS", "MAX_NAMES", "MOST_BYTES", "MOST_ELEMENTS", "SMALL", "Bound", "Shape", "bound_of", "shape_of"]
 
 SMALL: Final = 65_536
 """Bytes of a request whose elements are not counted: parsed it takes a few megabytes at most."""
@@ -44,6 +46,9 @@ class Bound:
     """Texts, byte strings and messages in repeated fields, at any depth. Numbers in packed fields
     are not counted: parsed they take eight times their bytes at most."""
 
+    names: tuple[str, int] | None = None
+    """Field that names computations, and the most names in it: each name takes time to decide on."""
+
     def check(self, data: bytes, method: str, shape: Shape | None) -> None:
         """Raise InvalidArgument for a request that has more.
 
@@ -58,9 +63,20 @@ class Bound:
             problem = f"has more names, keys or entries than {method} takes"
             raise errors.InvalidArgument(f"the request {problem}; {fix}", metadata={"field": "", "fix": fix})
 
+    def check_names(self, request: Any) -> None:
+        """Raise InvalidArgument for a parsed request with more names."""
+        if self.names is not None:
+            field, most = self.names
+            count = len(getattr(request, field))
+            if count > most:
+                raise bad_field(field, f"has {count} names", f"name at most {most}")
 
-NAMED: Final = Bound(4 << 20)
-"""A request with 10,000 names of 257 characters each."""
+
+MAX_NAMES: Final = 10_000
+"""Most computations that one read names."""
+
+NAMED: Final = Bound(4 << 20, names=("computations", MAX_NAMES))
+"""Bound of a read: 10,000 names of 257 characters each."""
 
 COLUMNS: Final = Bound(32 << 20, 250_000)
 """A report, or a part of a micro-batch, of two million ranges, at twelve bytes each; or of a
@@ -77,7 +93,8 @@ BOUNDS: Final[dict[str, Bound]] = {
     "/lowwater.v1.WorkerService/CommitBatch": Bound(8 << 20, 200_000),
     "/lowwater.v1.TopologyService/ChangeLayout": Bound(8 << 20, 200_000),
     # A thousand slices whose keys have a thousand bytes each, and a thousand inputs.
-    "/lowwater.v1.TopologyService/Register": Bound(2 << 20),
+    "/lowwater.v1.TopologyService/Register": Bound(2 << 20, names=("inputs", MAX_INPUTS)),
+    "/lowwater.v1.TopologyService/SetInputs": Bound(names=("inputs", MAX_INPUTS)),
     "/lowwater.v1.WatermarkService/GetWatermarks": NAMED,
     "/lowwater.v1.WatermarkService/Watch": NAMED,
     "/lowwater.v1.ClusterService/Locate": NAMED,

@@ -99,7 +99,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
     async def GetWatermarks(self, request: pb.GetWatermarksRequest, context: Context) -> pb.GetWatermarksResponse:  # noqa: N802
         """Read the published watermarks now."""
         shard = self.services.shard
-        asked = codec.names("computations", request.computations)
+        asked = list(request.computations)
         confirmed, names, elsewhere = await self._look(asked)
         return pb.GetWatermarksResponse(
             server_token=self.services.token,
@@ -122,7 +122,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
                 demand_some_read()
             await enter(self._open, who)
             counted = True
-            asked = list(dict.fromkeys(codec.names("computations", request.computations)))
+            asked = list(dict.fromkeys(request.computations))
             room.enter_context(watched(self._watched, asked))
             rights = _rights()
             async with inside(self._starting, who):

@@ -22,36 +22,25 @@ import grpc
 import grpc.aio
 
 from lowwater import errors
-from lowwater._server.audit import ANONYMOUS, Actor
-from lowwater._server.tokens import digest
+from lowwater._server.audit import ANONYMOUS, Actor, Audit
 from lowwater_authority.access.caller import CALLER, Caller
 from lowwater_authority.access.identity import Credentials, host_of, presented
 from lowwater_authority.access.limits import Usage
 from lowwater_authority.access.methods import METHODS, OF_SHARDS, OPEN, REGION_METHODS, Method
-from lowwater_authority.access.policy import (
-    BUILT_IN,
-    EVERYTHING,
-    Access,
-    Action,
-    Allowance,
-    Limits,
-    Principal,
-)
+from lowwater_authority.access.policy import BUILT_IN, Access, Limits, Principal
 from lowwater_authority.rpc.interceptors import reading
 from lowwater_authority.rpc.refusals import refuse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 
-    from lowwater._server.audit import Audit
+    from lowwater_authority.access.door import Door
     from lowwater_authority.engine.observer import Observer
 
     Call = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]]
     Context = grpc.aio.ServicerContext[Any, Any]
 
-__all__ = ["DEFAULT_BOUNDS", "Guard", "GuardBounds", "insider", "paced_by_host"]
-
-READ_EVERYTHING: Final = (Allowance(EVERYTHING, {Action.READ: (EVERYTHING,)}),)
+__all__ = ["DEFAULT_BOUNDS", "Guard", "GuardBounds", "paced_by_host"]
 
 _UNSURE: Final = frozenset(error.reason for error in (errors.ShuttingDown, errors.Unavailable, errors.JournalFailed))
 """Reasons of errors that come after an act as well as before it, or instead of it."""
@@ -87,11 +76,6 @@ class GuardBounds:
 
 
 DEFAULT_BOUNDS: Final = GuardBounds()
-
-
-def insider(name: str, tokens: Iterable[str]) -> Principal:
-    """Return a principal of the deployment itself, which reads everything, and changes nothing but how far slices are at what they are slices of."""
-    return Principal(name, READ_EVERYTHING, shard=True, digests=tuple(map(digest, tokens)))
 
 
 @dataclass(slots=True, eq=False)
@@ -148,6 +132,24 @@ class Guard(grpc.aio.ServerInterceptor):
         self._usage = Usage()
         self._health = Usage(fixed=True)
         self._streams: set[_Stream] = set()
+
+    @classmethod
+    def of(cls, door: Door, observer: Observer, registered: Callable[[str], bool], cut: Callable[[str], bool]) -> Guard:
+        """Return the guard of a server, which follows the access file of ``door``.
+
+        ``registered`` and ``cut`` say of a name whether a computation has it, and whether that
+        computation is cut into slices.
+        """
+        guard = cls(
+            door.access(),
+            observer=observer,
+            audit=Audit(time.monotonic, registered),
+            insiders=door.insiders,
+            monotonic=time.monotonic,
+            cut=cut,
+        )
+        door.file.on_change.append(guard.use)
+        return guard
 
     def use(self, access: Access) -> None:
         """Go on with other rules, or with the same once a token has expired, for the calls that come and for the streams that are open.
