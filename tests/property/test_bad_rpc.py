@@ -315,7 +315,7 @@ unit/test_request_bounds.py
     rpc/request_bounds.py: errors.InvalidArgument in check
     rpc/request_bounds.py: errors.InvalidArgument in check
 unit/test_room.py
-    rpc/streams.py: errors.Overloaded in messages
+    rpc/acknowledgement.py: errors.Overloaded in messages
 unit/test_shard.py
     core/computation.py: errors.InvalidArgument in vouch
     core/computation.py: errors.Overloaded in stage_task

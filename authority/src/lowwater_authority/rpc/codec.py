@@ -343,8 +343,8 @@ def layout_wish(message: topology_pb2.ChangeLayoutRequest) -> tuple[int, int, li
     return message.incarnation, message.expected_version, starts, tasks
 
 
-def told(message: workers_pb2.CommitBatchRequest) -> Told | None:
-    """Decode what an owner says of its layout; None when it follows none.
+def layout_report(message: workers_pb2.CommitBatchRequest) -> Told | None:
+    """Decode what an owner reports of its layout; None when it follows none.
 
     Raises InvalidArgument.
     """

@@ -13,7 +13,7 @@ from lowwater_authority.engine.placement import moved
 from lowwater_authority.promises import NOTHING
 from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.refusals import bad_field, check_token, refuse, refusing
-from lowwater_authority.rpc.streams import enter, inside, leave, watched
+from lowwater_authority.rpc.rooms import enter, inside, leave, watched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
