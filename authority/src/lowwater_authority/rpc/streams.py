@@ -347,7 +347,7 @@ class Streams:
             raise
 
     def speaks(self, name: str, sequencer: int, outbox: Outbox) -> None:
-        """Note that a stream reports for a claim, and is to learn which ranges the claim loses."""
+        """Note that a stream reports for a claim, so that :meth:`fence` finds the stream."""
         self._speakers[name, sequencer] = outbox
         outbox.claims.add((name, sequencer))
 
@@ -367,12 +367,12 @@ class Streams:
         self.unread.bytes += outbox.unread - before
 
     def leave(self, outbox: Outbox, size: int) -> None:
-        """Free the room of a report that is durable or refused, even if its sender reads nothing."""
+        """Free the room of a report that is durable or refused, even if its sender reads none."""
         outbox.room.leave(size)
         self.room.leave(size)
 
     async def take(self, outbox: Outbox) -> Iterator[pb.ReportResponse]:
-        """Wait for messages to send down a stream. All taken before must have been sent."""
+        """Wait for messages to send down a stream. All those before must have been sent."""
         before = outbox.unread
         outbox.sent()
         self.unread.bytes -= before - outbox.unread

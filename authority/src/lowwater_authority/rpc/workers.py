@@ -151,7 +151,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         await self.services.shard.owners.vouch(request.computation, request.sequencer, request.through_micros, fold)
         return pb.VouchResponse()
 
-    # -- a report, from the first message of its stream to its acknowledgement ----------------------
+    # -- a report, from its stream's first message to its acknowledgement --------------------------
 
     async def Report(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.ReportRequest], context: Context
