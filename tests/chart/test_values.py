@@ -16,7 +16,7 @@ import yaml
 from lowwater_authority import serve
 from lowwater_authority.access.policy import LIMITS
 from lowwater_authority.core import batches, topology
-from lowwater_authority.rpc import streams
+from lowwater_authority.rpc import rooms, streams
 from scripts import document_values
 from tests.chart.rendering import CHART, SETS, parsed, rendered
 
@@ -54,7 +54,7 @@ def test_rule7_the_memory_that_clients_can_make_a_process_hold_is_below_its_limi
         batches.ALL_PART_BYTES,
         streams.ALL_BYTES,
         streams.UNREAD_BYTES,
-        streams.WATCHED_BYTES,
+        rooms.WATCHED_BYTES,
         topology.TOMBSTONE_BYTES,
         serve.PENDING_CALLS * 16_384,
     )

@@ -9,6 +9,7 @@ from lowwater_authority.core.batches import MAX_PARTS
 from lowwater_authority.core.slicing import MOST_FRONTIERS
 from lowwater_authority.core.topology import slicing
 from lowwater_authority.rpc import codec
+from lowwater_authority.rpc.request_bounds import MAX_NAMES
 from lowwater_authority.rpc.watermarks import MAX_HOLDERS, MAX_INTERVAL_MILLIS, MAX_PAGE
 from tests.kit.times import HOUR, MAX, MIN
 from tests.property.rpc_server import METHODS, Pipeline, opening, report
@@ -92,8 +93,8 @@ CASES: Final[list[Case]] = [
     ("ChangeLayout LAYOUT_CONFLICT", {"expected_version": 7}),
     ("ChangeLayout INCARNATION_CHANGED", {"incarnation": 2}),
     # -- reading
-    ("GetWatermarks computations", {"computations": ["a"] * (codec.MAX_NAMES + 1)}),
-    ("Watch computations", {"computations": ["a"] * (codec.MAX_NAMES + 1)}),
+    ("GetWatermarks computations", {"computations": ["a"] * (MAX_NAMES + 1)}),
+    ("Watch computations", {"computations": ["a"] * (MAX_NAMES + 1)}),
     ("Watch interval_millis", {"interval_millis": MAX_INTERVAL_MILLIS + 1}),
     ("Identify token_sha256", {"token_sha256": "A" * 64}),
     ("CheckComplete max_holders", {"max_holders": MAX_HOLDERS + 1}),

@@ -27,6 +27,7 @@ from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.groups import GroupState
 from lowwater_authority.engine.observer import Observer
+from lowwater_authority.rpc.interceptors import Decoding
 from lowwater_authority.serve import OPTIONS
 from tests.kit.eventually import eventually_async
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
@@ -96,7 +97,7 @@ class RpcServer:
 
     async def _start(self) -> None:
         await self.authority.recover()
-        self._server = grpc.aio.server(options=OPTIONS)
+        self._server = grpc.aio.server(options=OPTIONS, interceptors=(Decoding(self.observer),))
         self.authority.add_to(self._server)
         port = self._server.add_insecure_port("127.0.0.1:0")
         await self._server.start()

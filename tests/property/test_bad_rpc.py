@@ -291,6 +291,10 @@ property/test_core_move.py
     core/slicing.py: errors.IncarnationChanged in take_in
 property/test_core_recut.py
     core/topology.py: _refuse 'slice' in split
+unit/test_access_guard.py
+    rpc/guard.py: errors.InvalidArgument in _first
+    rpc/guard.py: errors.PermissionDenied in _enter
+    rpc/guard.py: errors.Unavailable in _first
 unit/test_core_numbers.py
     core/computation.py: errors.InvalidArgument in prepare
 unit/test_core_rules.py
@@ -314,7 +318,7 @@ unit/test_request_bounds.py
     rpc/request_bounds.py: errors.InvalidArgument in check
     rpc/request_bounds.py: errors.InvalidArgument in check
 unit/test_room.py
-    rpc/streams.py: errors.Overloaded in messages
+    rpc/acknowledgement.py: errors.Overloaded in messages
 unit/test_shard.py
     core/computation.py: errors.InvalidArgument in vouch
     core/computation.py: errors.Overloaded in stage_task

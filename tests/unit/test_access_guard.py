@@ -25,14 +25,14 @@ from lowwater.v1 import topology_pb2, watermarks_pb2
 from lowwater_authority.access.caller import CALLER, Caller, permit, room, room_for_slice, visible
 from lowwater_authority.access.door import PEER_TOKEN, Door
 from lowwater_authority.access.file import SOON_SECONDS, AccessFile
-from lowwater_authority.access.guard import DEFAULT_BOUNDS, Guard, GuardBounds, insider, paced_by_host
 from lowwater_authority.access.identity import host_of, presented
 from lowwater_authority.access.limits import Bucket, Usage
-from lowwater_authority.access.policy import Access, Action, Allowance, Limits, Principal
+from lowwater_authority.access.policy import Access, Action, Allowance, Limits, Principal, insider
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.observer import Observer
 from lowwater_authority.files.followed import LOOK_SECONDS, MOST_SECONDS, SETTLED_SECONDS
 from lowwater_authority.files.table import BadFile
+from lowwater_authority.rpc.guard import DEFAULT_BOUNDS, Guard, GuardBounds, paced_by_host
 from lowwater_authority.rpc.refusals import refuse
 from lowwater_server.audit import Actor, Audit
 from tests.kit.served import healthy, served

@@ -12,9 +12,8 @@ from grpc_reflection.v1alpha import reflection_pb2
 from lowwater import errors
 from lowwater.v1 import cluster_pb2, regions_pb2, tasks_pb2, topology_pb2, watermarks_pb2, workers_pb2
 from lowwater_authority.access.caller import CALLER, Caller, room_for_ranges
-from lowwater_authority.access.guard import insider
 from lowwater_authority.access.methods import METHODS, OPEN, REGION_METHODS, Method
-from lowwater_authority.access.policy import Action, Allowance, Limits, Principal
+from lowwater_authority.access.policy import Action, Allowance, Limits, Principal, insider
 from lowwater_authority.rpc.request_bounds import BOUNDS, MOST_BYTES
 from lowwater_authority.serve import SERVICES
 from lowwater_server.audit import Audit

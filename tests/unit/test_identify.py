@@ -16,10 +16,10 @@ from lowwater.aio import Client
 from lowwater.core.attempts import error_of_call
 from lowwater.core.settings import Settings
 from lowwater.v1 import cluster_pb2, cluster_pb2_grpc
-from lowwater_authority.access.guard import Guard, insider
-from lowwater_authority.access.policy import Access, Principal
+from lowwater_authority.access.policy import Access, Principal, insider
 from lowwater_authority.authority import Authority
 from lowwater_authority.engine.observer import Observer
+from lowwater_authority.rpc.guard import Guard
 from lowwater_server.audit import Audit
 from lowwater_server.tokens import digest
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal

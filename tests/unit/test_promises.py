@@ -16,7 +16,7 @@ from lowwater.v1 import topology_pb2, topology_pb2_grpc, types_pb2, watermarks_p
 from lowwater_authority.authority import Authority
 from lowwater_authority.files.followed import LOOK_SECONDS, SETTLED_SECONDS
 from lowwater_authority.files.table import BadFile
-from lowwater_authority.promises import MOST_ENTRIES, MOST_KEPT, MOST_PATTERNS, NOTHING, PromiseFile, Promises
+from lowwater_authority.promises import MOST_CACHED, MOST_ENTRIES, MOST_PATTERNS, NOTHING, PromiseFile, Promises
 from tests.kit.memory_journal import MemoryDisk
 from tests.kit.served import authority_served
 from tests.kit.times import HOUR
@@ -68,9 +68,9 @@ def test_the_first_entry_that_fits_counts() -> None:
 
 def test_what_is_remembered_of_names_is_bounded() -> None:
     known = promises(entry(team="'all'"))
-    for number in range(MOST_KEPT + 10):
+    for number in range(MOST_CACHED + 10):
         assert known.of(f"c{number}").team == "all"
-    assert len(known._found) <= MOST_KEPT
+    assert len(known._cache) <= MOST_CACHED
 
 
 BAD = {

@@ -25,9 +25,9 @@ from lowwater.core.events import ATTRIBUTE
 from lowwater.regions import Token
 from lowwater.v1 import regions_pb2 as pb
 from lowwater.v1 import regions_pb2_grpc
-from lowwater_authority.access.guard import Guard
 from lowwater_authority.access.policy import Access, Action, Allowance, Principal
 from lowwater_authority.engine.observer import Observer
+from lowwater_authority.rpc.guard import Guard
 from lowwater_regions import questions, region
 from lowwater_regions.agent import PipelineReport, RegionAgent, goes_on
 from lowwater_regions.change import Change, Unread

@@ -18,17 +18,16 @@ from lowwater import errors
 from lowwater.core.attempts import error_of_call
 from lowwater.v1 import topology_pb2, watermarks_pb2, workers_pb2
 from lowwater.v1 import workers_pb2 as pb
-from lowwater_authority.access.guard import Guard
 from lowwater_authority.access.policy import Access, Action, Allowance, Principal
 from lowwater_authority.core.requests import DIGESTED_TOGETHER, PIECE, ClaimRequest, finished
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import MAX_INPUTS, MAX_SLICE_KEY, MAX_SLICES
 from lowwater_authority.engine.observer import Observer
 from lowwater_authority.rpc import codec
-from lowwater_authority.rpc.codec import MAX_NAMES
+from lowwater_authority.rpc.guard import Guard
 from lowwater_authority.rpc.interceptors import Decoding, Reading
 from lowwater_authority.rpc.refusals import refuse
-from lowwater_authority.rpc.request_bounds import SMALL
+from lowwater_authority.rpc.request_bounds import MAX_NAMES, SMALL
 from lowwater_authority.rpc.workers import WorkerServicer, in_turns
 from lowwater_server.audit import Audit
 from lowwater_server.tokens import digest

@@ -33,9 +33,11 @@ from lowwater_authority.authority import Authority
 from lowwater_authority.core.requests import Fenced, Refused
 from lowwater_authority.engine.admission import Gate as Admitting
 from lowwater_authority.engine.observer import Observer
-from lowwater_authority.rpc import streams
+from lowwater_authority.rpc import rooms, streams
+from lowwater_authority.rpc.acknowledgement import Acknowledgement
 from lowwater_authority.rpc.codec import MAX_RANGES
-from lowwater_authority.rpc.streams import SHARE, UNREAD_LEAST, Acknowledgement, Outbox, Room, Streams
+from lowwater_authority.rpc.rooms import SHARE, Room
+from lowwater_authority.rpc.streams import UNREAD_LEAST, Outbox, Streams
 from tests.kit.eventually import eventually_async
 from tests.kit.served import authority_served
 from tests.kit.times import HOUR
@@ -261,18 +263,18 @@ async def test_rule7_the_share_of_a_stream_falls_as_others_do_not_read() -> None
     assert [list(each.handles) for each in message.ack.refused] == [list(range(100))]
 
 
-def may_follow(room: streams.Shared, count: int) -> bool:
+def may_follow(room: rooms.Shared, count: int) -> bool:
     """Whether one more stream may follow so many names."""
     try:
-        with streams.watched(room, ["a-name"] * count):
+        with rooms.watched(room, ["a-name"] * count):
             return True
     except errors.Overloaded:
         return False
 
 
-def followed_beside(hostile: int, count: int, kind: type[streams.Shared] = streams.Shared) -> bool:
+def followed_beside(hostile: int, count: int, kind: type[rooms.Shared] = rooms.Shared) -> bool:
     """Whether one more stream may follow so many names when others follow as many as they are let."""
-    room = kind(streams.WATCHED_BYTES)
+    room = kind(rooms.WATCHED_BYTES)
     with ExitStack() as open_streams:
         for _ in range(hostile):
             most = 1
@@ -282,8 +284,8 @@ def followed_beside(hostile: int, count: int, kind: type[streams.Shared] = strea
             while most - least > 1:
                 some = (most + least) // 2
                 least, most = (some, most) if may_follow(room, some) else (least, some)
-            open_streams.enter_context(streams.watched(room, ["a-name"] * least))
-        assert room.bytes <= streams.WATCHED_BYTES * 3 // 2 + hostile * streams.WATCHED_LEAST
+            open_streams.enter_context(rooms.watched(room, ["a-name"] * least))
+        assert room.bytes <= rooms.WATCHED_BYTES * 3 // 2 + hostile * rooms.WATCHED_LEAST
         beside = may_follow(room, count)
     assert (room.bytes, room.streams) == (0, 0)
     return beside
@@ -294,7 +296,7 @@ def test_rule7_names_are_followed_beside_any_number_of_streams_that_take_all_the
     assert followed_beside(hostile, count)
 
 
-class Falling(streams.Shared):
+class Falling(rooms.Shared):
     """The share falls as the room fills, whatever the number of streams is."""
 
     def share(self, own: int, streams: int) -> int:

@@ -1,4 +1,4 @@
-"""``python -m lowwater_authority``: the same as ``lowwater serve``."""
+"""``python -m lowwater_authority``: the command ``lowwater serve``."""
 
 import sys
 

@@ -1,6 +1,6 @@
 """One authority, wired: journal -> shard -> services -> servicers.
 
-What carries its messages is passed in.
+The server that carries its messages is passed in.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 
 class Authority:
-    """One process of a deployment: all of it, or with a ``cluster`` one shard among others.
+    """One process of a deployment: with a ``cluster`` one shard among others, otherwise all of it.
 
-    ``clock`` is the wall clock in microseconds since the Unix epoch, UTC, which decides what is too
-    far ahead. All else is stamped and measured by ``monotonic``, in microseconds since any moment;
-    None: ``clock`` makes no steps, as virtual time does not. ``access`` returns the access rules in
-    force, for those who ask whose a token is; who calls here is decided before. ``limits`` are
-    those of everybody together where there are no rules; None: there are no limits. ``settings``:
-    the bounds and waiting times of the shard; None: those of every release.
+    ``clock`` is the wall clock, in microseconds since the Unix epoch. It decides which event times
+    are too far ahead. All else is measured by ``monotonic``, in microseconds since any moment;
+    None: ``clock`` makes no steps, as in virtual time. ``access`` returns the access rules in
+    force, by which Identify looks up tokens; None: there are none. Then ``limits`` are those of all
+    callers together; None: no limits. ``settings`` has the bounds and waiting times of the shard;
+    None: the defaults.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class Authority:
 
     @property
     def promises(self) -> Promises:
-        """What was promised of computations."""
+        """Promises about computations."""
         return self._services.promises
 
     def promise(self, promises: Promises) -> None:
-        """Show these promises from now on, to those too who follow watermarks already.
+        """Show these promises from now on, on open watch streams too.
 
         On the event loop; O(computations served).
         """
@@ -91,14 +91,14 @@ class Authority:
         self.shard.hub.publish(view for view in views if before.of(view.name) != promises.of(view.name))
 
     async def recover(self) -> None:
-        """Open the journal and rebuild what is this process's from it.
+        """Open the journal, and rebuild the state of this process from it.
 
-        Raises what the journal raises.
+        Raises the errors of the journal.
         """
         await self.shard.start()
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Let a server, not yet started, take the calls."""
+        """Add the servicers to a server that has not started."""
         services = self._services
         cluster_pb2_grpc.add_ClusterServiceServicer_to_server(ClusterServicer(services), server)
         topology_pb2_grpc.add_TopologyServiceServicer_to_server(TopologyServicer(services), server)
@@ -108,9 +108,10 @@ class Authority:
         tasks_pb2_grpc.add_TaskServiceServicer_to_server(TaskServicer(services, self.streams), server)
 
     async def run(self) -> None:
-        """Run rounds, and be a member of the cluster, until :meth:`leave`; the server is to be started by then.
+        """Run rounds, and be a member of the cluster, until :meth:`leave`.
 
-        Raises JournalReplaced, Replaced and their like: this process must not go on.
+        The server must have started. Raises JournalReplaced, Replaced and other errors after which
+        this process must not go on.
         """
         tasks = [asyncio.create_task(self.shard.run())]
         if self._cluster is not None:
@@ -127,12 +128,15 @@ class Authority:
         await cluster.run()
 
     async def hand_over(self) -> None:
-        """Let other shards take over what this one serves, or give up after some seconds; it still serves meanwhile."""
+        """Let other shards take over what this one serves; it goes on serving meanwhile.
+
+        It gives up after some seconds.
+        """
         if self._cluster is not None:
             await self._cluster.leave()
 
     def leave(self) -> None:
-        """Say goodbye on every stream, take no more requests, and let :meth:`run` end with those that are queued."""
+        """End every stream, refuse new requests, and let :meth:`run` end after those queued."""
         self._stopping = True
         self._end_streams()
         self.shard.stop()
@@ -140,7 +144,7 @@ class Authority:
             self._cluster.stop()
 
     async def close(self) -> None:
-        """Leave a short journal behind; to be called when :meth:`run` has ended by itself."""
+        """Close the journal, shortened; call it after :meth:`run` has ended by itself."""
         if self._cluster is not None:
             await self._cluster.close()
         await self.shard.close()

@@ -1,4 +1,4 @@
-"""The status page as a child of the authority: a process of its own that begins with it, ends with it, and is begun anew when it ends by itself."""
+"""The status page as a child process of the authority, which starts it again when it ends."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ if TYPE_CHECKING:
     from lowwater_authority.cluster.peers import PeerSettings
 
 AGAIN_SECONDS: Final = (1.0, 30.0)
-"""First and longest wait before a page that has ended by itself begins anew; one that lived for the
-second begins with the first again."""
+"""First and longest wait, in seconds, before a page that has ended is started again. The wait
+doubles each time. After a page that lived longer than the longest wait, it is the first again."""
 
 END_SECONDS: Final = 5.0
-"""How long it may take to end."""
+"""Seconds that the page may take to end, before it is killed."""
 
 PRIVATE: Final = "LOWWATER_"
-"""What the names of variables begin with that are this process's own: its store's password, its
-peers' token."""
+"""Prefix of the variables that the page must not get: the password of the store, the peers' token.
+"""
 
 log = logging.getLogger(__name__)
 
 
 class PageChild:
-    """Runs a page on a socket that listens already, so that it is found at the same place when it is begun anew.
+    """Runs a page on a socket that listens already, so that a new page has the same address.
 
-    It gets the socket, and a pipe whose other end only this process holds: it ends when that closes, as it does even with a kill -9. What
-    fails in it is a line in the log, and nobody waits for it. ``arguments`` are those of ``python -m lowwater_page``;
-    ``encrypted``: whether they have it speak TLS. ``again_seconds``: see ``AGAIN_SECONDS``.
+    The page gets the socket, and a pipe whose other end only this process has. It ends when the
+    pipe closes, which happens even if this process is killed. A failure of the page is a line in
+    the log. ``arguments`` are those of ``python -m lowwater_page``. ``encrypted``: they make the
+    page speak TLS. ``again_seconds``: see ``AGAIN_SECONDS``.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class PageChild:
         self._again_seconds = again_seconds
 
     async def run(self) -> None:
-        """Keep a page running, until cancelled; then it ends, within ``END_SECONDS``."""
+        """Keep a page running until cancelled; the page then ends within ``END_SECONDS``."""
         try:
             first, longest = self._again_seconds
             wait = first
@@ -79,10 +80,9 @@ class PageChild:
             self._listening.close()
 
     async def _once(self) -> str:
-        """Run one page to its end; returns how that was."""
+        """Run one page to its end. Returns why it has ended."""
         handle = self._listening.fileno()
-        # -P: else a file in the working folder that is called as a module of the page's would be
-        # run instead of that.
+        # Without -P a file in the working folder could hide a module of the page.
         command = [sys.executable, "-P", "-m", "lowwater_page", "--beside", str(handle), *self._arguments]
         try:
             process = await asyncio.create_subprocess_exec(
@@ -91,8 +91,8 @@ class PageChild:
                 stdout=subprocess.DEVNULL,
                 pass_fds=(handle,),
                 env=self._environment,
-                # A Ctrl-C at a terminal is this process's to take: the page shows on while it
-                # stops.
+                # So that Ctrl-C at a terminal reaches this process alone, and the page shows how
+                # it stops.
                 start_new_session=True,
             )
         except OSError as error:
@@ -109,7 +109,7 @@ class PageChild:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Have a process end, if it has not."""
+    """End a process, unless it has ended."""
     assert process.stdin is not None
     process.stdin.close()
     with contextlib.suppress(TimeoutError):
@@ -125,8 +125,11 @@ def _ended(code: int) -> str:
 
 
 def arguments_of(args: argparse.Namespace, reach: PeerSettings, server_token: str) -> list[str]:
-    """Return the arguments of the page beside an authority with ``args``, which ``reach`` leads to."""
-    given: list[tuple[str, Any]] = [
+    """Return the arguments of the page of an authority.
+
+    ``args`` are those of the authority, ``reach`` is how the page reaches it.
+    """
+    flags: list[tuple[str, Any]] = [
         ("--address", reach.address),
         ("--own", reach.own),
         ("--server-token", server_token),
@@ -136,15 +139,15 @@ def arguments_of(args: argparse.Namespace, reach: PeerSettings, server_token: st
         ("--page-host", ",".join(filter(None, (args.page_host, args.page or args.http)))),
     ]
     if args.tls_cert is not None:
-        given += [("--ca", args.peer_ca), ("--cert", args.tls_cert), ("--key", args.tls_key)]
-    return [f"{flag}={value}" for flag, value in given if value] + ([] if args.store else ["--alone"])
+        flags += [("--ca", args.peer_ca), ("--cert", args.tls_cert), ("--key", args.tls_key)]
+    return [f"{flag}={value}" for flag, value in flags if value] + ([] if args.store else ["--alone"])
 
 
 def environment_of(environment: Mapping[str, str], door: Door | None) -> dict[str, str]:
-    """Return the variables of the page beside an authority: nothing of what is the authority's, but for what it presents to itself.
+    """Return the environment of the page: no variables of the authority, but its own token.
 
     >>> environment_of({"HOME": "/", "LOWWATER_STORE": "redis://:secret@redis"}, None)
     {'HOME': '/'}
     """
-    kept = {name: value for name, value in environment.items() if not name.startswith(PRIVATE)}
-    return kept if door is None else {**kept, "LOWWATER_TOKEN": door.token}
+    public = {name: value for name, value in environment.items() if not name.startswith(PRIVATE)}
+    return public if door is None else {**public, "LOWWATER_TOKEN": door.token}

@@ -1,6 +1,6 @@
-"""What was promised of computations, as the file of ``--promises`` says: for whoever looks at a watermark. It decides nothing.
+"""Promises about computations, from the file of ``--promises``, shown to readers of watermarks.
 
-docs/monitoring.md shows a file.
+They decide nothing. docs/monitoring.md shows a file.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 __all__ = ["NOTHING", "PromiseFile", "Promises"]
 
 NOTHING: Final = types_pb2.Promise()
-"""What is said of a computation of which nothing was promised."""
+"""Promise about a computation for which the file has no entry."""
 
 MOST_ENTRIES: Final = 10_000
-"""Of one file."""
+"""Most entries of one file."""
 
 MOST_PATTERNS: Final = 500
-"""Of them that have more than a name: each name is held against all of these, once."""
+"""Most entries of one file with a pattern. Each name is compared with all patterns, once."""
 
-MOST_KEPT: Final = 20_000
-"""Names of which it is remembered which entry fits."""
+MOST_CACHED: Final = 20_000
+"""Most names in the cache of promises."""
 
 LEAST_SECONDS: Final = 1.0
 MOST_SECONDS: Final = 366 * 86_400.0
@@ -47,7 +47,7 @@ PATTERN: Final = re.compile(r"(?=.{1,257}\Z)(?:[A-Za-z0-9_./*?-]|\[!?[A-Za-z0-9_
 WILD: Final = frozenset("*?[")
 
 LITERALS: Final = re.compile(r"[*?]|\[[^\]]*\]")
-"""What stands between the literal parts of a pattern."""
+"""Separators of the literal parts of a pattern."""
 
 PATTERN_FIX: Final = (
     'a name, or a shell pattern such as "billing-*": A-Z a-z 0-9 _ . - / * ? and [abc], at most 257 characters'
@@ -69,33 +69,33 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """What is promised of the computations whose names fit."""
+    """One entry of the file."""
 
     computations: str
     promise: types_pb2.Promise
-    """Of any of them: ``{computation}`` stands in it as it was written."""
+    """Promise about each computation that fits. ``{computation}`` is not replaced in it yet."""
 
 
 class Promises:
-    """A file of promises: who answers for which computations. On any thread."""
+    """The promises of a file. Every method may be called on any thread."""
 
     def __init__(self, entries: Iterable[_Entry] = ()) -> None:
         self._entries = tuple(entries)
         self._names: dict[str, int] = {}
-        """The first entry of each name that stands there in full."""
+        """Index of the first entry of each full name."""
         self._patterns: list[tuple[int, str, re.Pattern[str]]] = []
-        """The other entries, in order, each with the longest text that a name must have: to look
-        for that takes a twentieth of the time."""
-        for i, each in enumerate(self._entries):
-            if WILD.isdisjoint(each.computations):
-                self._names.setdefault(each.computations, i)
+        """The other entries in order: index, longest literal text, and pattern. A search for the
+        text takes a twentieth of the time of a match, and excludes most names."""
+        for i, entry in enumerate(self._entries):
+            if WILD.isdisjoint(entry.computations):
+                self._names.setdefault(entry.computations, i)
             else:
-                literal = max(LITERALS.split(each.computations), key=len)
-                self._patterns.append((i, literal, re.compile(translate(each.computations))))
-        self._found: dict[str, types_pb2.Promise] = {}
+                literal = max(LITERALS.split(entry.computations), key=len)
+                self._patterns.append((i, literal, re.compile(translate(entry.computations))))
+        self._cache: dict[str, types_pb2.Promise] = {}
 
     def __len__(self) -> int:
-        """Return how many entries there are."""
+        """Return the number of entries."""
         return len(self._entries)
 
     @classmethod
@@ -112,32 +112,29 @@ class Promises:
             if len(entries) > MOST_ENTRIES:
                 problem, fix = f"has {len(entries)} entries", f"write at most {MOST_ENTRIES}, with patterns"
                 raise BadFile("promise", problem, fix)
-            found = cls(map(_entry, entries))
-            if len(found._patterns) > MOST_PATTERNS:
-                problem, fix = (
-                    f"has {len(found._patterns)} patterns",
-                    f"write at most {MOST_PATTERNS}, and names in full",
-                )
-                raise BadFile("promise", problem, fix)
-            return found
+            promises = cls(map(_entry, entries))
+            if len(promises._patterns) > MOST_PATTERNS:
+                problem = f"has {len(promises._patterns)} patterns"
+                raise BadFile("promise", problem, f"write at most {MOST_PATTERNS}, and names in full")
+            return promises
         except BadFile as error:
             raise error.within(source) from None
 
     def of(self, name: str) -> types_pb2.Promise:
-        """Return what was promised of a computation: what the first entry that fits says, ``NOTHING`` when none does. Not to be changed.
+        """Return the promise of the first entry that fits, or ``NOTHING``; shared, so unchanged.
 
-        O(1), but O(patterns) for a name that was not asked for before.
+        O(1), the first time for a name O(patterns).
         """
-        found = self._found.get(name)
-        if found is None:
-            if len(self._found) >= MOST_KEPT:
-                self._found.clear()
+        promise = self._cache.get(name)
+        if promise is None:
+            if len(self._cache) >= MOST_CACHED:
+                self._cache.clear()
             i = self._first(name)
-            found = self._found[name] = NOTHING if i is None else _filled(self._entries[i].promise, name)
-        return found
+            promise = self._cache[name] = NOTHING if i is None else _filled(self._entries[i].promise, name)
+        return promise
 
     def _first(self, name: str) -> int | None:
-        """Return the first entry that fits."""
+        """Return the index of the first entry that fits."""
         named = self._names.get(name)
         for i, literal, pattern in self._patterns:
             if named is not None and named < i:
@@ -148,12 +145,11 @@ class Promises:
 
 
 class PromiseFile(FollowedFile[Promises]):
-    """The promises of a file as they stand.
+    """The promises of a file, followed. While a new file is bad, those before stay.
 
-    A bad file changes none. Raises BadFile when the first cannot be used.
-
-    ``served`` gives the names that are asked for at once when another file counts: what fits each
-    is found before, in a thread.
+    ``served`` returns the names of the computations that this process serves. Their promises are
+    looked up in the thread that reads a new file, because all of them are needed as soon as it
+    counts. Raises BadFile when the first file cannot be used.
     """
 
     served: Callable[[], Iterable[str]] = staticmethod(tuple)
@@ -163,15 +159,15 @@ class PromiseFile(FollowedFile[Promises]):
         self._names = tuple(self.served())
 
     def _load(self) -> Promises:
-        found = Promises.load(self.path)
+        promises = Promises.load(self.path)
         for name in self._names:
-            found.of(name)
-        return found
+            promises.of(name)
+        return promises
 
     def _tell_read(self) -> None:
         entries = len(self.value)
-        told = event("promises_read", file=str(self.path), promises=entries)
-        log.info("the file of promises was read again: %s", counted(entries, "promise"), extra=told)
+        fields = event("promises_read", file=str(self.path), promises=entries)
+        log.info("the file of promises was read again: %s", counted(entries, "promise"), extra=fields)
 
     def _tell_refused(self, error: BadFile) -> None:
         log.error(
@@ -181,8 +177,8 @@ class PromiseFile(FollowedFile[Promises]):
         )
 
     def _tell_failed(self, error: Exception, count: int) -> None:
-        told = event("promises_failed", file=str(self.path), error=str(error), count=count)
-        log.exception("the file of promises cannot be followed, which is tried again", extra=told)
+        fields = event("promises_failed", file=str(self.path), error=str(error), count=count)
+        log.exception("the file of promises cannot be followed, which is tried again", extra=fields)
 
 
 def _filled(promise: types_pb2.Promise, name: str) -> types_pb2.Promise:
@@ -231,13 +227,13 @@ def _text(table: Table, key: str) -> str:
 
 
 def _url(table: Table, key: str, places: tuple[str, ...]) -> str:
-    """Return a URL that may be put behind a link: where it leads is the operator's choice alone, and nobody's who is filled in."""
+    """Return a URL for a link. The operator alone chooses its host: names are filled in behind."""
     text = table.optional_text(key, URL, URL_FIX)
     if not text:
         return ""
     for place in PLACES.findall(text):
         if place not in places:
-            named = " and ".join(f"{{{each}}}" for each in places)
+            named = " and ".join(f"{{{allowed}}}" for allowed in places)
             raise table.bad(key, f"has {{{place}}}", f"write {named} alone in braces")
     place = urlsplit(text).netloc if _has_host(text) else ""
     if not place:
@@ -255,5 +251,5 @@ def _has_host(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:  # a port that is none, a bracket that does not end
+    except ValueError:  # a malformed port, a bracket that does not end
         return False

@@ -1,4 +1,4 @@
-"""``lowwater serve``: the authority as a process."""
+"""The process of ``lowwater serve``: one authority, from its arguments to its exit code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from lowwater.core.private import make_private_folder
 from lowwater.core.settings import is_loopback
 from lowwater.core.text import counted
 from lowwater_authority.access.door import Door, open_door
-from lowwater_authority.access.guard import paced_by_host
 from lowwater_authority.access.policy import DEFAULT_LIMITS
 from lowwater_authority.authority import Authority
 from lowwater_authority.cluster.cluster import BEATS, Cluster, Replaced
@@ -44,6 +43,7 @@ from lowwater_authority.ops.resources import FILES, MEMORY, Watch
 from lowwater_authority.ops.traces import begin as begin_traces
 from lowwater_authority.page_child import PageChild, arguments_of, environment_of
 from lowwater_authority.promises import PromiseFile
+from lowwater_authority.rpc.guard import Guard, paced_by_host
 from lowwater_authority.rpc.health import HealthServicer
 from lowwater_authority.rpc.interceptors import Decoding, Timing
 from lowwater_server.http import listen
@@ -58,43 +58,42 @@ if TYPE_CHECKING:
     from lowwater_authority.core.topology import Topology
 
 MESSAGE_BYTES: Final = 64 << 20
-"""Largest message: a claim or a full report of more than a million ranges."""
+"""Bytes of the largest message: a claim or a full report of more than a million ranges."""
 
 CONNECTION_CALLS: Final = 1000
-"""Calls and streams of one connection at once. gRPC lets all clients of a process that go to one
+"""Most calls and streams of one connection at once. In gRPC all clients of a process that call one
 address share a connection."""
 
 PENDING_CALLS: Final = 16_384
-"""Calls that wait until the event loop has looked at them, of all connections: twice the report
-streams that one process takes. Each has up to 16 KB, so all together have some 260 MB."""
+"""Most calls that wait for the event loop, of all connections: twice the report streams that one
+process takes. Each takes up to 16 KB, so all take some 260 MB."""
 
 OPTIONS: Final[Sequence[tuple[str, Any]]] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.max_send_message_length", MESSAGE_BYTES),
-    # Compressed messages are refused, UNIMPLEMENTED. A kilobyte of gzip is a megabyte, which gRPC
-    # would unpack for as many calls at once as there are, before anybody looks at one. The client
-    # does not compress.
+    # Compressed messages are refused with UNIMPLEMENTED. gRPC would unpack a kilobyte of gzip into
+    # a megabyte, for all calls at once, before any code here sees it. The client does not compress.
     ("grpc.compression_enabled_algorithms_bitset", 1),
-    # A frozen client is noticed by unanswered pings; the ping timeout overrides the keepalive
-    # timeout, so set both.
+    # Pings detect a frozen client. The ping timeout overrides the keepalive timeout, so both are
+    # set.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # Clients ping every few seconds to notice a frozen server; the default would close them for it.
+    # Clients ping every few seconds to detect a frozen server. With the default they would be
+    # disconnected for it.
     ("grpc.http2.min_ping_interval_without_data_ms", 2_000),
-    # Without this bound one connection that begins calls and resets them at once would fill the
-    # memory, without any token. A client has one report stream, one watch for each set of names,
-    # and one call for each thread that asks. One more call waits in the client until another has
-    # ended.
+    # Without this bound one connection that begins and resets calls could fill the memory, without
+    # any token. A client has one report stream, one watch for each set of names, and one call for
+    # each thread. A further call waits in the client until another has ended.
     ("grpc.max_concurrent_streams", CONNECTION_CALLS),
-    # gRPC breaks off the calls beyond this bound without a reason. engine/admission.py lets a herd
-    # in, and tells the rest when to come again: so the bound is above what a herd has at once.
+    # gRPC ends calls beyond this bound without a reason. engine/admission.py ends them with a delay
+    # after which to try again, so this bound is above the calls of a whole herd of clients.
     ("grpc.server.max_pending_requests", PENDING_CALLS),
     ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS),
-    # What a call may send before anybody reads it. Measured by gRPC itself it grows with the delay,
-    # to tens of megabytes on a busy machine, for who is refused, too. A message that is being read
-    # is let through whole.
+    # Bytes that a call may send before they are read. gRPC's own estimate grows with the delay, to
+    # tens of megabytes on a busy machine, for refused calls too. A message that is being read may
+    # be larger.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 1 << 20),
     # Two servers on one port would be two authorities.
@@ -102,11 +101,11 @@ OPTIONS: Final[Sequence[tuple[str, Any]]] = (
 )
 
 GRACE_SECONDS: Final = 5.0
-"""How long running calls may take after a stop was asked for."""
+"""Seconds that running calls may take after the process was told to stop."""
 
 FAILED: Final = 2
-"""Exit code of a process that could not serve, or had to end by itself: the one that every command
-has for errors."""
+"""Exit code of a process that could not serve, or had to end by itself: that of every command for
+errors."""
 
 SERVICES: Final = (
     "lowwater.v1.ClusterService",
@@ -120,7 +119,7 @@ log = logging.getLogger("lowwater_authority")
 
 
 class CannotServe(Exception):
-    """The process cannot start as it was asked to; the message says what to change."""
+    """The process cannot start with these arguments; the message says what to change."""
 
 
 def address(text: str, flag: str) -> tuple[str, int]:
@@ -133,24 +132,24 @@ def address(text: str, flag: str) -> tuple[str, int]:
 
 
 def choose_places(args: argparse.Namespace) -> None:
-    """Set ``--listen`` and ``--http`` where they are not given.
+    """Set the defaults of ``--listen`` and ``--http``.
 
-    Raises CannotServe when shards could not reach this process.
-
-    Without access rules whoever reaches the port may do everything. So only this machine reaches
-    it, unless somebody asks for more by name.
+    Without access rules every caller may do everything. So without ``--access`` the default is an
+    address that only this machine reaches. Raises CannotServe when other shards could not reach it.
     """
     if args.listen is None and args.access is None:
         advertised = getattr(args, "advertise", "")
         if advertised and not is_loopback(address(advertised, "--advertise")[0]):
             msg = (
-                f"--advertise {advertised} is for other machines, and without --access only this machine may call: give --access FILE to say who may "
-                f"do what, or --listen 0.0.0.0:{args.port} to let whoever reaches it do everything"
+                f"--advertise {advertised} is for other machines, and without --access only this machine may call: give "
+                f"--access FILE to say who may do what, or --listen 0.0.0.0:{args.port} to let whoever reaches it do "
+                "everything"
             )
             raise CannotServe(msg)
         args.listen = f"127.0.0.1:{args.port}"
         log.info(
-            "only this machine may call: give --access FILE to say who else may do what, or --listen 0.0.0.0:%d to let whoever reaches it do everything",
+            "only this machine may call: give --access FILE to say who else may do what, or --listen 0.0.0.0:%d to let "
+            "whoever reaches it do everything",
             args.port,
             extra=event("local_only", address=args.listen),
         )
@@ -175,22 +174,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-def store_of(given: str) -> str:
-    """Return the URL of the store; on the command line everybody on the machine reads it."""
+def store_of(url: str) -> str:
+    """Return the URL of the store, from ``--store`` or else from the environment.
+
+    Raises CannotServe for a password in the argument, which every user of the machine can read.
+    """
     try:
         refuse_password(
-            given, "--store", "set LOWWATER_STORE in the environment instead, or name a file by LOWWATER_STORE_FILE"
+            url, "--store", "set LOWWATER_STORE in the environment instead, or name a file by LOWWATER_STORE_FILE"
         )
-        return given or secret("LOWWATER_STORE", os.environ)
+        return url or secret("LOWWATER_STORE", os.environ)
     except ValueError as error:
         raise CannotServe(str(error)) from None
 
 
 def door_of(args: argparse.Namespace, host: str, *, shared: bool, limits: Limits = DEFAULT_LIMITS) -> Door | None:
-    """Who may come in; None: everybody.
+    """Return the access control of ``--access``; None: every caller may do everything.
 
-    ``shared``: shards ask each other, by tokens of their own. ``limits`` count where the file sets
-    none.
+    ``shared``: shards call each other, with tokens of their own. ``limits`` count where the file
+    sets none. Raises CannotServe.
     """
     encrypted = args.tls_cert is not None
     try:
@@ -208,7 +210,7 @@ def door_of(args: argparse.Namespace, host: str, *, shared: bool, limits: Limits
 
 
 def _promises(args: argparse.Namespace) -> PromiseFile | None:
-    """What was promised of computations; None: nobody says."""
+    """Return the file of ``--promises``; None: there is none. Raises CannotServe."""
     try:
         return None if args.promises is None else PromiseFile(args.promises)
     except BadFile as error:
@@ -216,7 +218,10 @@ def _promises(args: argparse.Namespace) -> PromiseFile | None:
 
 
 def _known(graph: Callable[[], Topology]) -> tuple[Callable[[str], bool], Callable[[str], bool]]:
-    """Return whether there is a computation of a name, and whether it is cut into slices, as this process has read the graph."""
+    """Return two functions of a name: is the computation registered, and is it cut into slices?
+
+    They know the graph as far as this process has read it.
+    """
 
     def cut(name: str) -> bool:
         spec = graph().computations.get(name)
@@ -226,7 +231,10 @@ def _known(graph: Callable[[], Topology]) -> tuple[Callable[[str], bool], Callab
 
 
 def options_of(door: Door | None) -> Sequence[tuple[str, Any]]:
-    """The options of the server; a limit of the message size is gRPC's to keep, which does not even read what is larger."""
+    """Return the options of the server.
+
+    gRPC itself applies the limit ``message_bytes``: it does not even read a larger message.
+    """
     most = None if door is None else door.access().limits.message_bytes
     if most is None:
         return OPTIONS
@@ -234,7 +242,7 @@ def options_of(door: Door | None) -> Sequence[tuple[str, Any]]:
 
 
 def certificates_of(args: argparse.Namespace) -> Certificates | None:
-    """What TLS is served with; None without."""
+    """Return the certificates of TLS; None: TLS is off. Raises CannotServe."""
     try:
         files = Files.of(args.tls_cert, args.tls_key, args.tls_client_ca, args.peer_ca)
         return None if files is None else Certificates(files)
@@ -243,7 +251,7 @@ def certificates_of(args: argparse.Namespace) -> Certificates | None:
 
 
 def listen_on(server: grpc.aio.Server, args: argparse.Namespace, certificates: Certificates | None) -> int:
-    """Take the address of ``--listen``; returns the port."""
+    """Listen on the address of ``--listen``. Returns the port. Raises CannotServe."""
     try:
         if certificates is None:
             return server.add_insecure_port(args.listen)
@@ -254,16 +262,22 @@ def listen_on(server: grpc.aio.Server, args: argparse.Namespace, certificates: C
 
 
 def _own_socket(server: grpc.aio.Server, leaving: ExitStack) -> str:
-    """Listen on a socket that only this process's user reaches, until it leaves; see PeerSettings."""
-    # Not tempfile's choice, which would be the working folder where neither can be written.
+    """Listen on a Unix socket that only the user of this process reaches; see PeerSettings.
+
+    ``leaving`` removes it. Returns its address. Raises CannotServe.
+    """
+    # tempfile itself would choose the working folder where neither can be written.
     below = os.environ.get("TMPDIR") or "/tmp"
     try:
-        made = tempfile.TemporaryDirectory(prefix="lowwater-", dir=below, ignore_cleanup_errors=True)
-        folder = leaving.enter_context(made)
+        temporary = tempfile.TemporaryDirectory(prefix="lowwater-", dir=below, ignore_cleanup_errors=True)
+        folder = leaving.enter_context(temporary)
         own = f"unix:{folder}/own"
         server.add_insecure_port(own)
     except (OSError, RuntimeError) as error:
-        msg = f"a socket to reach itself by cannot be made below {below}: set TMPDIR to a short path that can be written ({error})"
+        msg = (
+            f"this process cannot make its own socket below {below}: set TMPDIR to a short path that can be written "
+            f"({error})"
+        )
         raise CannotServe(msg) from error
     return own
 
@@ -275,9 +289,9 @@ def endpoint_of(
     door: Door | None,
     journal: Callable[[], StoreState],
 ) -> Endpoint | None:
-    """What is served over HTTP; None: nothing.
+    """Return the HTTP server of ``--http``; None: it is off. Raises CannotServe.
 
-    ``journal`` returns, on any thread, what the store does with writes.
+    ``journal`` returns how the store treats writes, on any thread.
     """
     if args.http == "off":
         return None
@@ -294,7 +308,7 @@ def endpoint_of(
 
 
 def _page_place(args: argparse.Namespace) -> tuple[str, int] | None:
-    """Where the status page is to be served; None: nowhere."""
+    """Return the address of the status page; None: it is off. Raises CannotServe."""
     if args.page == "off" or (args.page is None and args.http == "off"):
         return None
     if args.page is not None:
@@ -306,12 +320,10 @@ def _page_place(args: argparse.Namespace) -> tuple[str, int] | None:
 def _page(
     args: argparse.Namespace, place: tuple[str, int] | None, reach: PeerSettings, server_token: str, door: Door | None
 ) -> PageChild | None:
-    """The page as a process of its own at a place; None: there is none.
+    """Return the page at ``place``, as a process of its own; None: there is no page.
 
-    ``reach`` is how this process reaches itself.
-
-    A page that was asked for by name has to be there. One that comes by itself keeps nobody from
-    serving watermarks: why there is none is a line in the log.
+    ``reach`` is how this process reaches itself. If the default page cannot be served, the log says
+    why and the process goes on. Raises CannotServe if ``--page`` names it.
     """
     if place is None:
         return None
@@ -329,7 +341,7 @@ def _page(
 
 
 def _refuse_page(args: argparse.Namespace, why: str, fix: str) -> None:
-    """Go on without a page, or raise CannotServe when it was asked for."""
+    """Log why there is no page, or raise CannotServe if ``--page`` names one."""
     if args.page is not None:
         msg = f"cannot serve the page: {why}. {fix}"
         raise CannotServe(msg)
@@ -337,33 +349,36 @@ def _refuse_page(args: argparse.Namespace, why: str, fix: str) -> None:
 
 
 def _own(host: str, bound: int) -> str:
-    """Return where a process that listens on a host reaches itself."""
+    """Return the address by which a process that listens on ``host`` reaches itself."""
     everywhere = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
     return f"{everywhere.get(host, host)}:{bound}"
 
 
 def clock() -> int:
-    """Return the date, microseconds."""
+    """Return the wall clock, in microseconds since the Unix epoch."""
     return time.time_ns() // 1000
 
 
 STEADY: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""The clock that makes no steps. Linux's goes on while the machine is suspended; elsewhere the only
-one there is."""
+"""Clock that makes no steps. On Linux it goes on while the machine is suspended; elsewhere there is
+no such clock."""
 
 
 def steady() -> int:
-    """Return microseconds of a clock that makes no steps."""
+    """Return the microseconds of ``STEADY``."""
     return time.clock_gettime_ns(STEADY) // 1000
 
 
 def steady_seconds() -> float:
-    """Return seconds of the same clock."""
+    """Return the seconds of ``STEADY``."""
     return time.clock_gettime(STEADY)
 
 
 def journal_in(args: argparse.Namespace) -> SqliteJournal:
-    """Return the journal in the folder of ``--data``, which is made for this user alone if it is missing. Raises CannotServe."""
+    """Return the journal in the folder of ``--data``. Raises CannotServe.
+
+    A missing folder is made, for this user alone.
+    """
     try:
         make_private_folder(args.data)
     except OSError as error:
@@ -375,7 +390,7 @@ def journal_in(args: argparse.Namespace) -> SqliteJournal:
 
 
 def _embedded(args: argparse.Namespace, metrics: Metrics, door: Door | None) -> Authority:
-    """The only process of a deployment, over a file."""
+    """Return the only process of a deployment, with a journal in a file."""
     journal = journal_in(args)
     access = None if door is None else door.access
     limits = limits_given(args.limit)
@@ -385,7 +400,7 @@ def _embedded(args: argparse.Namespace, metrics: Metrics, door: Door | None) -> 
 def _shared(
     args: argparse.Namespace, bound: int, metrics: Metrics, certificates: Certificates | None, door: Door | None
 ) -> Authority:
-    """One shard of a deployment, over Redis."""
+    """Return one shard of a deployment, with a journal in Redis. Raises CannotServe."""
     if not args.advertise:
         msg = "--store needs --advertise HOST:PORT, an address of this process that clients and other shards can reach"
         raise CannotServe(msg)
@@ -438,35 +453,35 @@ def _shared(
 
 
 def _tell_recovery(authority: Authority, seconds: float) -> None:
-    held = [holding.computation for holding in authority.shard.held.served.values()]
-    ranges = sum(len(computation.map) for computation in held)
+    computations = [holding.computation for holding in authority.shard.held.served.values()]
+    ranges = sum(len(computation.map) for computation in computations)
     log.info(
         "recovered %s with %s in %.2f s",
-        counted(len(held), "computation"),
+        counted(len(computations), "computation"),
         counted(ranges, "key range"),
         seconds,
-        extra=event("recovered", computations=len(held), ranges=ranges, seconds=round(seconds, 3)),
+        extra=event("recovered", computations=len(computations), ranges=ranges, seconds=round(seconds, 3)),
     )
 
 
 async def _recover(authority: Authority, stopping: asyncio.Event) -> bool:
     """Replay the journal; False when this process was told to stop meanwhile.
 
-    Then the journal is closed as it is. Nothing is lost: until now this process has only read it,
-    and taken logs, as the next start does.
+    Then the journal is closed. Nothing is lost, because this process has only read it and taken
+    ownership of logs, as the next start does.
     """
     began = time.monotonic()
     recovering = asyncio.create_task(authority.recover())
-    asked = asyncio.create_task(stopping.wait())
-    await asyncio.wait([recovering, asked], return_when=asyncio.FIRST_COMPLETED)
-    asked.cancel()
+    stop = asyncio.create_task(stopping.wait())
+    await asyncio.wait([recovering, stop], return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
     if not stopping.is_set():
         await recovering
         _tell_recovery(authority, time.monotonic() - began)
         return True
     log.info("stopping before the journal was replayed", extra=event("stopping", reason="asked to"))
     recovering.cancel()
-    # A store that does not answer is not waited for.
+    # Give up after a while: the store may not answer.
     with suppress(TimeoutError, JournalError):
         async with asyncio.timeout(GRACE_SECONDS):
             await asyncio.gather(recovering, return_exceptions=True)
@@ -476,7 +491,10 @@ async def _recover(authority: Authority, stopping: asyncio.Event) -> bool:
 
 
 async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
-    """Start everything, run until SIGTERM or SIGINT, stop in order: clients first, journal last."""
+    """Run the authority until SIGTERM or SIGINT. Returns the exit code.
+
+    It stops in order: clients first, the journal last. ``leaving`` is closed by the caller.
+    """
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -489,7 +507,7 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     limits = limits_given(args.limit)
     door = door_of(args, host, shared=bool(args.store), limits=limits)
     promises = _promises(args)
-    guards = () if door is None else (door.guard(metrics, *_known(lambda: authority.shard.topology)),)
+    guards = () if door is None else (Guard.of(door, metrics, *_known(lambda: authority.shard.topology)),)
     pace = paced_by_host(limits, time.monotonic) if door is None else None
     interceptors = (*traces.interceptors, Decoding(metrics, pace), *guards, Timing(metrics))
     server = grpc.aio.server(options=options_of(door), interceptors=interceptors)
@@ -538,11 +556,11 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
         extra=event("started", address=f"{host}:{bound}", version=version("lowwater-authority"), pid=os.getpid()),
     )
     watching = [] if door is None else [asyncio.create_task(door.watch())]
-    asked = asyncio.create_task(stopping.wait())
-    await asyncio.wait([rounds, asked, *watching], return_when=asyncio.FIRST_COMPLETED)
-    # Without it nobody could be removed any more, so the process rather ends. It ends by itself
-    # only when something is wrong here.
-    unguarded = any(each.done() for each in watching)
+    stop = asyncio.create_task(stopping.wait())
+    await asyncio.wait([rounds, stop, *watching], return_when=asyncio.FIRST_COMPLETED)
+    # If the access file were not followed, no principal could be removed. So the process ends. The
+    # task that follows the file ends only by a fault.
+    unguarded = any(task.done() for task in watching)
     failed = rounds.done() or unguarded
     if unguarded:
         reason = str(watching[0].exception())
@@ -552,25 +570,25 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     log.info("stopping: telling clients", extra=event("stopping", reason="failed" if failed else "asked to"))
     authority.leave()
     health.stop()
-    for each in beside:
-        each.cancel()
+    for task in beside:
+        task.cancel()
     closing = [] if endpoint is None else [asyncio.to_thread(endpoint.close)]
     await asyncio.gather(
         server.stop(GRACE_SECONDS), *closing, asyncio.to_thread(traces.close), asyncio.to_thread(pushed.close)
     )
-    asked.cancel()
-    for each in watching:
-        each.cancel()
+    stop.cancel()
+    for task in watching:
+        task.cancel()
     try:
         ended = await _close(rounds, authority)
     finally:
-        # Last: the journal does not stay open for a page that does not end.
+        # Last, so that a page that does not end does not keep the journal open.
         await asyncio.gather(*beside, return_exceptions=True)
     return FAILED if failed else ended
 
 
 async def _close(rounds: asyncio.Task[None], authority: Authority) -> int:
-    """Close the journal after its last round. Returns the exit code."""
+    """Wait for the last round, and close the journal. Returns the exit code."""
     try:
         await rounds
     except JournalUnknown as error:

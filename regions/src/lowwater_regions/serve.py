@@ -29,6 +29,7 @@ from lowwater_authority.journal import Journal, JournalError
 from lowwater_authority.ops.metrics import Metrics
 from lowwater_authority.ops.resources import FILES, MEMORY, Watch
 from lowwater_authority.ops.shard_figures import ProcessCollector
+from lowwater_authority.rpc.guard import Guard
 from lowwater_authority.rpc.health import HealthServicer
 from lowwater_authority.rpc.interceptors import Decoding, Timing
 from lowwater_regions.config import positive_duration
@@ -164,7 +165,7 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
         suspect_after=int(args.suspect_after * 1e6),
         lately=int(args.adopt_again_after * 1e6),
     )
-    guards = () if door is None else (door.guard(metrics, lambda _: True, lambda _: False),)
+    guards = () if door is None else (Guard.of(door, metrics, lambda _: True, lambda _: False),)
     server = grpc.aio.server(options=local.options_of(door), interceptors=(Decoding(metrics), *guards, Timing(metrics)))
     bound = local.listen_on(server, args, certificates)
     try:

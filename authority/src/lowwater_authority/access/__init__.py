@@ -1,1 +1,1 @@
-"""Who may do what: principals, their permissions and limits, and the guard before the services."""
+"""Principals, their permissions and limits, and the checks that servicers ask for."""

@@ -1,6 +1,6 @@
-"""Who makes the call that is served just now, as far as the guard knows; and what a service asks about it.
+"""The caller of the call that is being served, and the checks that a servicer makes with it.
 
-A servicer knows nothing of tokens: it asks :func:`calling`, which is None where there is no access control.
+A servicer knows no tokens: :func:`calling` returns the caller that the guard has identified.
 """
 
 from __future__ import annotations
@@ -39,84 +39,82 @@ __all__ = [
 ]
 
 _MOST_DECISIONS: Final = 10_000
-"""Decisions that are kept: names are the caller's to make up."""
+"""Most decisions in the cache of a caller, who can make up any number of names."""
 
 _NAMES: Final = re.compile(r"[A-Za-z0-9_.-]+(?:/[A-Za-z0-9_.-]+)?")
 
 _NAMING: Final = (errors.Cycle, errors.EstimatedInput, errors.StillRead, errors.WouldRegress, errors.Unavailable)
-"""What names computations that the caller did not name. Other errors repeat what the caller has
-sent, and to hide there what is registered would say what is."""
+"""Errors whose text names computations that the request does not name. Other errors repeat names of
+the request; to hide a registered one there would reveal that it is registered."""
 
 
 @dataclass(slots=True, eq=False)
 class Caller:
-    """A principal at the other end of a call or stream, and where that is."""
+    """The principal that makes a call or has opened a stream."""
 
     principal: Principal
     limits: Limits
     peer: str
-    """Host of the other end."""
+    """Host of the caller."""
     audit: Audit
     cut: Callable[[str], bool] = lambda _: False
-    """Whether the computation of a name is cut into slices."""
+    """Function that returns whether the computation of a name is cut into slices."""
     token: str = ""
-    """Fingerprint of the token that it has presented; empty: it has a certificate."""
+    """Fingerprint of the token that the caller has presented; empty: it has a certificate."""
     reason: str = ""
-    """Why the call was refused, by the reason of the error; for the audit."""
+    """Reason of the error that the call was refused with, for the audit; empty: not refused."""
     decisions: dict[tuple[Action, str], bool] = field(default_factory=dict)
-    """What :meth:`may` has answered under the rules in force, and remembers; bounded."""
+    """Cache of :meth:`may` under the rules in force, of at most ``_MOST_DECISIONS``."""
 
     @property
     def actor(self) -> Actor:
-        """Who it is, for the audit."""
+        """The caller as the audit names it."""
         return Actor(self.principal.name, self.peer, self.token)
 
     def become(self, principal: Principal, limits: Limits) -> None:
-        """Go on with what the principal may do from now on."""
+        """Use other rules from now on."""
         self.principal, self.limits = principal, limits
         self.decisions.clear()
 
     def may(self, action: Action, name: str) -> bool:
-        """Whether it may do something to ``[namespace/]name``.
+        """Return whether the caller may act on ``[namespace/]name``. O(1), the first time O(rules).
 
-        O(1) but for the first time, then O(rules).
-
-        What it may do to a computation that is cut, it may do to its slices. Nobody may do anything
-        to what can be nobody's name, and that is not kept.
+        The rules for a computation that is cut hold for its slices too. No caller may act on a
+        malformed name, and that is not cached.
         """
-        known = self.decisions.get((action, name))
-        if known is not None:
-            return known
+        cached = self.decisions.get((action, name))
+        if cached is not None:
+            return cached
         computation = whole(name)
         if NAME.fullmatch(computation) is None:
             return False
         if len(self.decisions) >= _MOST_DECISIONS:
             self.decisions.clear()
         namespace, plain = name_parts(computation)
-        decided = self.decisions[action, name] = self.principal.may(action, namespace, plain)
-        return decided
+        decision = self.decisions[action, name] = self.principal.may(action, namespace, plain)
+        return decision
 
     def may_report(self, name: str) -> bool:
-        """Whether its reports of a computation count.
+        """Return whether the caller may report for a computation.
 
-        A shard may report where the computation is cut: claims there are of slices alone.
+        A shard may report for any computation that is cut: all claims of that are slices' claims.
         """
         return self.may(Action.REPORT, name) or (self.principal.shard and self.cut(name))
 
     def may_any(self, name: str) -> bool:
-        """Whether it may do anything at all to a computation, and so know where it is."""
+        """Return whether the caller may act on a computation at all, and so may know its place."""
         return any(self.may(action, name) for action in Action)
 
     def demand(self, action: Action, name: str) -> None:
-        """Raise PermissionDenied unless it may.
+        """Raise PermissionDenied unless the caller may act on a computation.
 
-        The refusal is the same whether the computation exists or not.
+        The refusal is the same whether the computation is registered or not.
         """
         if not self.may(action, name):
             raise self.denied(action, name)
 
     def denied(self, action: Action, name: str) -> errors.PermissionDenied:
-        """Return the refusal."""
+        """Return the refusal of an action on a computation."""
         name = shortened(name)
         namespace, plain = name_parts(name)
         msg = (
@@ -127,50 +125,68 @@ class Caller:
         return errors.PermissionDenied(msg, metadata=facts)
 
     def demand_slice(self, name: str) -> None:
-        """Raise PermissionDenied unless it is a shard: nobody else does what a slice does at the computation that it is a slice of."""
+        """Raise PermissionDenied unless the caller is a shard, whose slices act at their roots."""
         if not self.principal.shard:
             name = shortened(name)
-            msg = f"{self.principal.name} is no shard, and only the shard of a slice claims or retires at {name} for the slice; leave identity and sequencer out"
+            msg = (
+                f"{self.principal.name} is no shard, and only the shard of a slice claims or retires at {name} for the "
+                "slice; leave identity and sequencer out"
+            )
             facts = {"principal": self.principal.name, "permission": Action.REPORT.value, "computation": name}
             raise errors.PermissionDenied(msg, metadata=facts)
 
     def demand_downstream(self, name: str, names: Iterable[str]) -> None:
-        """Raise PermissionDenied unless it may operate on all that begin a new incarnation with one; names one that it may know of."""
-        forbidden = [each for each in names if not self.may(Action.OPERATE, each)]
+        """Raise PermissionDenied unless the caller may operate on all ``names``.
+
+        They begin new incarnations with ``name``. The error names one that the caller may know.
+        """
+        forbidden = [reader for reader in names if not self.may(Action.OPERATE, reader)]
         if forbidden:
-            known = next((f", such as {each}" for each in forbidden if self.may_any(each)), "")
+            example = next((f", such as {reader}" for reader in forbidden if self.may_any(reader)), "")
             msg = (
-                f"{self.principal.name} may not operate on all that reads {name}, directly or not{known}, and a new incarnation of it "
-                "begins one of each of them too; somebody who may operate on all of them has to do it"
+                f"{self.principal.name} may not operate on all that reads {name}, directly or not{example}, and a new "
+                "incarnation of it begins one of each of them too; use a principal that may operate on all of them"
             )
             facts = {"principal": self.principal.name, "permission": Action.OPERATE.value, "computation": name}
             raise errors.PermissionDenied(msg, metadata=facts)
 
     def demand_some(self, *actions: Action) -> None:
-        """Raise PermissionDenied, which names the first action, unless the caller may do one of them to any computation at all."""
+        """Raise PermissionDenied unless the caller may do one of the actions to some computation.
+
+        The error names the first action.
+        """
         if not any(map(self.principal.may_some, actions)) and not (Action.REPORT in actions and self.principal.shard):
             needed = actions[0].value
-            msg = f"{self.principal.name} lacks the permission {needed} on anything; whoever keeps the access file can add it there"
+            msg = (
+                f"{self.principal.name} lacks the permission {needed} on anything; "
+                "whoever keeps the access file can add it there"
+            )
             facts = {"principal": self.principal.name, "permission": needed}
             raise errors.PermissionDenied(msg, metadata=facts)
 
     def demand_everything(self) -> None:
-        """Raise PermissionDenied unless it may operate on the deployment as a whole."""
+        """Raise PermissionDenied unless the caller may operate on the deployment as a whole."""
         if not self.operates_everything:
             msg = f'{self.principal.name} may not operate on the deployment as a whole; that takes operate = ["*"] of the namespace "*"'
             raise errors.PermissionDenied(msg, metadata={"principal": self.principal.name, "permission": "operate"})
 
     def demand_regions(self, regions: Iterable[str]) -> None:
-        """Raise PermissionDenied unless it speaks for all of some regions."""
+        """Raise PermissionDenied unless the caller speaks for all these regions."""
         for region in regions:
             if region not in self.principal.regions:
                 region = shortened(region)
-                msg = f"{self.principal.name} does not speak for region {region!r}; whoever keeps the access file can add it to the principal's regions there"
+                msg = (
+                    f"{self.principal.name} does not speak for region {region!r}; "
+                    "whoever keeps the access file can add it to the principal's regions there"
+                )
                 facts = {"principal": self.principal.name, "permission": "regions", "region": region}
                 raise errors.PermissionDenied(msg, metadata=facts)
 
     def demand_some_region(self, *, operator: bool) -> None:
-        """Raise PermissionDenied unless it speaks for any region, or where an ``operator`` is admitted is one."""
+        """Raise PermissionDenied unless the caller speaks for some region.
+
+        With ``operator``, a caller that may operate on the deployment as a whole passes too.
+        """
         if self.principal.regions or (operator and self.operates_everything):
             return
         besides = ", and may not operate on the deployment as a whole" if operator else ""
@@ -183,29 +199,32 @@ class Caller:
 
     @property
     def operates_everything(self) -> bool:
-        """Whether it may operate on the deployment as a whole."""
+        """True: the caller may operate on the deployment as a whole."""
         return self.principal.may_all(Action.OPERATE)
 
     def demand_report(self, name: str) -> None:
-        """Raise PermissionDenied unless it may report for a computation, and have the audit say so: what is beside it in a report counts."""
+        """Raise PermissionDenied unless the caller may report for a computation.
+
+        The refusal is written to the audit here, because the rest of the report is applied.
+        """
         if not self.may_report(name):
             error = self.denied(Action.REPORT, name)
             self.audit.refused("report", self.actor, name, error.reason)
             raise error
 
     def redacted(self, error: errors.LowwaterError, known: Mapping[str, Spec]) -> errors.LowwaterError:
-        """Return an error without the names of computations that it may know nothing of.
+        """Return an error without the names of computations that the caller may not know.
 
-        O(words), of those that do not repeat the request.
+        O(words).
         """
         if isinstance(error, errors.RegistrationConflict):
             return self._without_inputs(error, known.get(error.metadata.get("computation", "")))
         if not isinstance(error, _NAMING):
             return error
 
-        def shown(found: re.Match[str]) -> str:
-            named = [word for word in (found[0], found[0].rstrip(".")) if word in known]
-            return found[0] if all(map(self.may_any, named)) else "(hidden)"
+        def shown(word: re.Match[str]) -> str:
+            names = [name for name in (word[0], word[0].rstrip(".")) if name in known]
+            return word[0] if all(map(self.may_any, names)) else "(hidden)"
 
         message = _NAMES.sub(shown, error.message)
         facts = {key: _NAMES.sub(shown, value) for key, value in error.metadata.items()}
@@ -216,37 +235,41 @@ class Caller:
         return changed
 
     def _without_inputs(self, error: errors.RegistrationConflict, spec: Spec | None) -> errors.LowwaterError:
-        """Return a conflict whole to who may know of all inputs, else without what it conflicts with: free text is among that."""
+        """Return a conflict without the options it is about, unless the caller may know all inputs.
+
+        These options contain free text.
+        """
         if spec is not None and all(map(self.may_any, spec.inputs)):
             return error
         msg = (
-            f"{error.metadata.get('computation', 'it')} is registered with other inputs or options, of which you may not know all. Register the "
-            "same, or use another name."
+            f"{error.metadata.get('computation', 'it')} is registered with other inputs or options, of which you may "
+            "not know all. Register the same, or use another name."
         )
         return errors.RegistrationConflict(msg, metadata=error.metadata)
 
 
 CALLER: Final[ContextVar[Caller | None]] = ContextVar("lowwater_caller", default=None)
-"""Of the call that this task serves."""
+"""The caller of the call that this task serves; None: there is no access control."""
 
 
 def calling() -> Caller | None:
-    """Return who makes the call that is served; None: there is no access control, and anybody may do everything."""
+    """Return the caller of this call; None: there is no access control, and all is allowed."""
     return CALLER.get()
 
 
 def permit(name: str) -> Callable[[Iterable[str]], None]:
-    """Return what refuses, once it is known which computations begin a new incarnation with one, that it may not operate on them all.
+    """Return a check that the caller may operate on all computations that a reset would restart.
 
-    Who calls is looked up now: the rounds in which it becomes known are those of all callers. Raises PermissionDenied.
+    It takes their names, which only the round of the reset knows, and raises PermissionDenied. The
+    caller is looked up here, because one round serves many callers.
     """
     caller = CALLER.get()
     return anything if caller is None else lambda names: caller.demand_downstream(name, names)
 
 
-def anything(*asked: object) -> None:
-    """Permit what nobody asks about."""
-    del asked
+def anything(*arguments: object) -> None:
+    """Permit everything: the check where there is no access control."""
+    del arguments
 
 
 def demand_some_read() -> None:
@@ -260,7 +283,10 @@ def demand_some_read() -> None:
 
 
 def holder() -> str:
-    """Return whose places before a gate the caller takes: those of a principal; empty for shards, and where there is no access control."""
+    """Return the principal whose places behind a gate this call takes.
+
+    Empty for shards, and where there is no access control.
+    """
     caller = CALLER.get()
     return "" if caller is None or caller.principal.name in BUILT_IN else caller.principal.name
 
@@ -277,7 +303,7 @@ def room(name: str, slices: int, limits: Limits) -> Callable[[Collection[str]], 
 
 
 def room_for_slice(name: str, limits: Limits) -> Callable[[Collection[str]], None]:
-    """Return a check that raises LimitReached when one more slice of a computation would exceed a limit.
+    """Return a check that raises LimitReached when one more slice would exceed a limit.
 
     The check takes the names of all computations. ``limits`` count as in :func:`room`.
     """
@@ -308,25 +334,33 @@ def _limits_in_force(limits: Limits) -> Limits:
 
 
 def _check_computations(limits: Limits, name: str, what: str, more: int, known: Collection[str]) -> None:
-    """Raise LimitReached when so many more computations are too many for a namespace, or for the deployment.
+    """Raise LimitReached when a namespace or the deployment would get too many computations.
+
+    ``more``: how many this request adds, counting slices.
 
     O(computations) where the deployment has as many as one namespace may have, else O(1).
     """
     most = limits.all_computations
     if most is not None and len(known) + more > most:
-        msg = f"the deployment may have {most} computations, counting slices; it has {len(known)}, and {what} would be {more} more"
+        msg = (
+            f"the deployment may have {most} computations, counting slices; "
+            f"it has {len(known)}, and {what} would be {more} more"
+        )
         raise limit_reached("all_computations", msg, str(most))
     most = limits.computations
     if most is None or len(known) + more <= most:
         return
     namespace = namespace_of(name)
-    count = sum(namespace_of(each) == namespace for each in known)
+    count = sum(namespace_of(other) == namespace for other in known)
     if count + more > most:
-        msg = f"the namespace {namespace!r} may have {most} computations, counting slices; it has {count}, and {what} would be {more} more"
+        msg = (
+            f"the namespace {namespace!r} may have {most} computations, counting slices; "
+            f"it has {count}, and {what} would be {more} more"
+        )
         raise limit_reached("computations", msg, str(most))
 
 
 def visible(names: Sequence[str]) -> Sequence[str]:
-    """Return which of all names the caller may read."""
+    """Return those of the names that the caller may read."""
     caller = CALLER.get()
     return names if caller is None else [name for name in names if caller.may(Action.READ, name)]

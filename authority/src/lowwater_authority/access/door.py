@@ -1,47 +1,40 @@
-"""The access control of a process, put together: the file, the guard, and the tokens by which the deployment calls itself."""
+"""The access control of a process: the access file, and the tokens of the deployment itself."""
 
 from __future__ import annotations
 
 import logging
 import secrets
-import time
 from typing import TYPE_CHECKING, Final
 
 from lowwater.core.events import event
 from lowwater.core.settings import is_loopback
 from lowwater_authority.access.file import AccessFile
-from lowwater_authority.access.guard import Guard, insider
-from lowwater_authority.access.policy import PEER, SELF
+from lowwater_authority.access.policy import PEER, SELF, insider
 from lowwater_authority.files.secret import secret
 from lowwater_authority.files.table import BadFile
-from lowwater_server.audit import Audit
 from lowwater_server.tokens import LEAST_TOKEN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from lowwater_authority.access.policy import Access, Limits
-    from lowwater_authority.engine.observer import Observer
 
 __all__ = ["PEER_TOKEN", "Door", "open_door"]
 
 PEER_TOKEN: Final = "LOWWATER_PEER_TOKEN"
-"""The variable with the token that shards present to each other: the first of those with commas
-between them; all are accepted."""
+"""Variable with the tokens of shards, separated by commas. A shard presents the first to others,
+and accepts all."""
 
 log = logging.getLogger(__name__)
 
 
 class Door:
-    """Who may come in.
+    """The access file of a process, and the token by which the process calls itself.
 
-    ``shared``: whether there are other shards. Raises BadFile for a file, or a peer token, that
-    cannot be used.
-
-    What is asked of oneself, for the page, is asked of all shards in turn, so that the one token of
-    a deployment serves for both. The only process of one makes its own token when it starts, and
-    writes it nowhere.
+    ``shared``: the deployment may have other shards. They call each other, and themselves for the
+    page, with one token. A process without other shards makes a token of its own at its start,
+    which is in no file. Raises BadFile for a file, or a peer token, that cannot be used.
     """
 
     def __init__(
@@ -49,35 +42,22 @@ class Door:
     ) -> None:
         tokens = _peer_tokens(environment) if shared else [secrets.token_urlsafe(32)]
         self.token: str = tokens[0]
-        """What this process presents, to itself and to other shards."""
-        self._insiders = (insider(PEER if shared else SELF, tokens),)
+        """Token that this process presents to itself and to other shards."""
+        self.insiders = (insider(PEER if shared else SELF, tokens),)
         self.file = AccessFile(path, limits=limits, check=self._check)
-        """Followed by `watch`."""
+        """The access file, which :meth:`watch` follows."""
 
     def access(self) -> Access:
         """Return the rules in force."""
         return self.file.value
 
-    def guard(self, observer: Observer, registered: Callable[[str], bool], cut: Callable[[str], bool]) -> Guard:
-        """Return the guard of a server, which follows the file; the others say whether there is a computation of a name, and whether it is cut."""
-        made = Guard(
-            self.access(),
-            observer=observer,
-            audit=Audit(time.monotonic, registered),
-            insiders=self._insiders,
-            monotonic=time.monotonic,
-            cut=cut,
-        )
-        self.file.on_change.append(made.use)
-        return made
-
     async def watch(self) -> None:
-        """Follow the file, for ever."""
+        """Follow the file, without end."""
         await self.file.watch()
 
     def _check(self, access: Access) -> None:
-        """Raise BadFile for a file that gives somebody the token of shards: who presents it could be either."""
-        own = {each for principal in self._insiders for each in principal.digests}
+        """Raise BadFile when a principal of the file has a token of the shards."""
+        own = {token for principal in self.insiders for token in principal.digests}
         for number, principal in enumerate(access.principals, 1):
             if not own.isdisjoint(principal.digests):
                 place = f"principal[{number}].token_sha256"
@@ -94,24 +74,24 @@ def open_door(
     environment: Mapping[str, str],
     limits: Limits | None = None,
 ) -> Door | None:
-    """Return who may come in to an address; None: everybody.
+    """Return the access control of an address; None: every caller may do everything.
 
-    Says once what is open to others than this machine. Raises BadFile.
-
-    ``limits`` are those that count where the file sets none.
+    It logs once what is open to other machines. ``limits`` count where the file sets none. Raises
+    BadFile.
     """
     local = is_loopback(host)
     if path is not None:
         if not local and not encrypted:
             log.warning(
-                "tokens go over the network as they are: give --tls-cert and --tls-key, unless something before this process encrypts",
+                "tokens go over the network unencrypted: give --tls-cert and --tls-key, unless a proxy before this process "
+                "encrypts",
                 extra=event("tokens_in_clear", address=address),
             )
         return Door(path, shared=shared, environment=environment, limits=limits)
     if not local:
         log.warning(
-            "whoever reaches %s may do everything, and whoever reaches the page sees all of it, under mutual TLS too: give --access to say who may do "
-            "what (docs/security.md)",
+            "whoever reaches %s may do everything, and whoever reaches the page sees all of it, under mutual TLS too: give "
+            "--access to say who may do what (docs/security.md)",
             address,
             extra=event("open_to_all", address=address),
         )
@@ -119,7 +99,7 @@ def open_door(
 
 
 def _peer_tokens(environment: Mapping[str, str]) -> list[str]:
-    tokens = [token for token in (each.strip() for each in secret(PEER_TOKEN, environment).split(",")) if token]
+    tokens = [token for token in (part.strip() for part in secret(PEER_TOKEN, environment).split(",")) if token]
     fix = f"set {PEER_TOKEN} in the environment of all shards to what `lowwater access token` prints"
     if not tokens:
         raise BadFile(PEER_TOKEN, "is missing: --access with --store needs it, for shards ask each other", fix)

@@ -1,4 +1,4 @@
-"""The access file while it is served."""
+"""The access file of a process that serves."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 __all__ = ["SOON_SECONDS", "AccessFile"]
 
 SOON_SECONDS: Final = 7 * 86_400.0
-"""How long before the last token of a principal expires the log warns of it."""
+"""Seconds before the last token of a principal expires at which the log warns."""
 
 log = logging.getLogger(__name__)
 
 
 class AccessFile(FollowedFile[Access]):
-    """The rules of a file as they stand. A bad file removes nobody.
+    """The rules of a file, followed. While a new file is bad, the rules before it stay in force.
 
-    Who is removed is cut off within three seconds, and whose token expires within one. ``limits``
-    are those that count where the file sets none. ``check`` raises BadFile for rules that may not
-    be in force here. ``clock`` gives seconds since the Unix epoch. Raises BadFile when the first
-    file cannot be used.
+    A principal that is removed is cut off within three seconds, one whose token expires within one.
+    ``limits`` count where the file sets none. ``check`` raises BadFile for rules that may not be in
+    force here. ``clock`` gives seconds since the Unix epoch. Raises BadFile when the first file
+    cannot be used.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class AccessFile(FollowedFile[Access]):
         super().__init__(path, monotonic=monotonic)
 
     async def look(self) -> None:
-        """See FollowedFile. A token that has expired ends what it has opened. O(tokens)."""
+        """See FollowedFile. The streams of an expired token end. O(tokens)."""
         now = self._clock()
         if any(
             self._decided_at < at <= now for principal in self.value.principals for at in principal.expires.values()

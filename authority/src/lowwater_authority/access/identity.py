@@ -1,4 +1,4 @@
-"""Who calls: by a bearer token in the metadata of the call, or by the names of a verified client certificate."""
+"""Credentials of a call: a bearer token, or the names of a verified client certificate."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ HEADER: Final = "authorization"
 
 ALTERNATIVE_NAMES: Final = ("peer_uri", "peer_dns")
 COMMON_NAME: Final = ("x509_common_name",)
-"""What gRPC says of the certificate that a client has proved to own. It asks for one only under
---tls-client-ca, and ends the handshake of those that are not signed by it. Authorities check the
-alternative names; the common name may be what the owner has asked for."""
+"""Keys under which gRPC gives the names of a client's certificate. gRPC asks for a certificate only
+with --tls-client-ca, and verifies it. Certificate authorities check the alternative names; the
+common name may be whatever its owner has asked for."""
 
 HOW: Final = (
     "present a token (LOWWATER_TOKEN, or connect(token=...)) or a client certificate that the access file names"
@@ -31,45 +31,45 @@ HOW: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a caller has presented: enough to look it up again, and not the token."""
+    """What a caller has presented: the digest of its token, or the names of its certificate."""
 
     token_digest: str | None = field(default=None, repr=False)
     names: tuple[str, ...] = ()
 
     @property
     def fingerprint(self) -> str:
-        """First digits of the token's hash, by which the log tells tokens apart; empty: no token."""
+        """First digits of the token's digest, which name the token in logs; empty: no token."""
         return fingerprint(self.token_digest or "")
 
     def principal(self, access: Access, now: float) -> Principal:
-        """Return who presents them at a second since the Unix epoch.
+        """Return the principal with these credentials at ``now``, in seconds since the Unix epoch.
 
-        A token counts before a certificate, and a wrong one is not made good by it.
-
-        Raises Unauthenticated, which names whose token has expired.
+        If there is a token, it decides, and a certificate does not make up for a wrong one. Raises
+        Unauthenticated, which names the owner of an expired token.
         """
         if self.token_digest is not None:
-            found = access.whose(self.token_digest, now)
-            if found is not None:
-                return found
-            before = access.whose(self.token_digest, -math.inf)
-            if before is not None:
-                raise _unknown(f"this token of {before.name} has expired", before.name)
-            raise _unknown("the token is nobody's: it is wrong, or was removed")
+            owner = access.whose(self.token_digest, now)
+            if owner is not None:
+                return owner
+            former = access.whose(self.token_digest, -math.inf)
+            if former is not None:
+                raise _unknown(f"this token of {former.name} has expired", former.name)
+            raise _unknown("no principal has this token: it is wrong, or was removed")
         if not self.names:
-            raise _unknown("this authority wants to know who calls")
-        several = access.certified(self.names)
-        if not several:
-            raise _unknown("the client certificate is nobody's")
-        if len(several) > 1:
+            raise _unknown("the call has no token and no client certificate")
+        principals = access.certified(self.names)
+        if not principals:
+            raise _unknown("no principal has this client certificate")
+        if len(principals) > 1:
             raise _unknown("the names of the client certificate are those of several principals")
-        return several[0]
+        return principals[0]
 
 
 def presented(metadata: Iterable[tuple[str, str | bytes]], auth_context: Mapping[str, Iterable[bytes]]) -> Credentials:
-    """Return what a call presents: a token, or the names of a certificate, the common name only when it has no others.
+    """Return the credentials of a call: its token, or the names of its certificate.
 
-    Raises Unauthenticated when there is something else than a bearer token, or several.
+    The common name counts only when the certificate has no other names. Raises Unauthenticated for
+    an authorization other than one bearer token.
     """
     headers = [_text(value) for key, value in metadata if key == HEADER]
     if headers:
@@ -81,7 +81,7 @@ def presented(metadata: Iterable[tuple[str, str | bytes]], auth_context: Mapping
 
 
 def host_of(peer: str) -> str:
-    """Return the host of a peer, as gRPC writes it.
+    """Return the host of a peer in gRPC's notation.
 
     >>> host_of("ipv4:10.0.0.7:40150"), host_of("ipv6:%5B::1%5D:40150"), host_of("unix:")
     ('10.0.0.7', '::1', 'unix')

@@ -1,6 +1,6 @@
-"""What one principal takes of this process: calls a second and open streams.
+"""Counts of what each caller uses of this process: calls a second, and open streams.
 
-Pure: the time is passed in, in seconds of any clock.
+The module is pure: the time is passed in, in seconds of any clock.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 __all__ = ["Bucket", "Usage"]
 
 _MOST_KEYS: Final = 1000
-"""Callers that are remembered before the idle ones are forgotten: peers without a principal may
+"""Most callers with a bucket. Beyond that, idle ones are forgotten: callers without a principal can
 come from any number of hosts."""
 
 
 class Bucket:
-    """A token bucket: so many a second, and a second's worth, at least one, at once. O(1)."""
+    """A token bucket: ``rate`` calls a second, all of which may come at once. O(1)."""
 
     __slots__ = ("_filled", "_left")
 
@@ -29,7 +29,7 @@ class Bucket:
         self._filled = now
 
     def take(self, rate: float, now: float) -> float:
-        """Take one; returns 0.0, or after how many seconds there is one, when there is none.
+        """Take one token. Returns 0.0, or the seconds after which there is one, if there is none.
 
         ``rate`` may differ from call to call.
         """
@@ -41,25 +41,25 @@ class Bucket:
         return (1.0 - self._left) / rate
 
     def idle(self, rate: float, now: float) -> bool:
-        """Whether it is full again, and so worth no memory."""
+        """Return whether it is full again, so that it can be forgotten."""
         return self._left + (now - self._filled) * rate >= max(1.0, rate)
 
 
 class Usage:
-    """What each caller, by any key, takes now.
+    """Calls and open streams of each caller, by any key.
 
-    Bounded: callers that take nothing are forgotten when there are many.
+    Idle callers are forgotten when there are many.
     """
 
     def __init__(self, *, fixed: bool = False) -> None:
-        """Count nothing yet; ``fixed``: no operator can raise its limits."""
+        """``fixed``: no operator can raise the limits, and errors do not offer it."""
         self._fixed = fixed
         self._buckets: dict[str, Bucket] = {}
         self._streams: dict[str, int] = {}
 
     @property
     def callers(self) -> int:
-        """How many callers it remembers whose calls it counts."""
+        """Number of callers with a bucket."""
         return len(self._buckets)
 
     def call(self, key: str, limits: Limits, now: float) -> None:
@@ -70,7 +70,8 @@ class Usage:
         bucket = self._buckets.get(key)
         if bucket is None:
             if len(self._buckets) >= _MOST_KEYS:
-                self._buckets = {each: kept for each, kept in self._buckets.items() if not kept.idle(rate, now)}
+                busy = {caller: used for caller, used in self._buckets.items() if not used.idle(rate, now)}
+                self._buckets = busy
             bucket = self._buckets[key] = Bucket(rate, now)
         delay = bucket.take(rate, now)
         if delay:
@@ -95,8 +96,8 @@ class Usage:
 def overloaded(limit: str, what: str, value: str, delay: float = 0.0, *, fixed: bool = False) -> errors.Overloaded:
     """Return the error for a caller that has reached a limit.
 
-    ``delay`` is after how many seconds there is room; 0.0: waiting does not help. ``fixed``: no
-    operator can raise the limit.
+    ``delay`` is the seconds after which the caller may try again; 0.0: waiting does not help.
+    ``fixed``: no operator can raise the limit.
     """
     fixes = [f"try again in {delay:.2f} s" if delay else "use less"]
     if not fixed:

@@ -1,9 +1,7 @@
-"""What each method needs, and of which computations: one line a method.
+"""The permissions that each method needs: one entry a method. A method without an entry is refused.
 
-What has no line is refused.
-
-A report stream is asked here only whether it can report for anything: each of its reports names
-computations, see rpc/workers.py.
+A report stream needs only the permission to report for some computation. rpc/workers.py checks each
+report, which names the computations.
 """
 
 from __future__ import annotations
@@ -14,9 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lowwater.v1 import regions_pb2
 from lowwater_authority.access.policy import Action
-from lowwater_authority.core.topology import MAX_INPUTS, is_slicing
-from lowwater_authority.rpc.codec import MAX_NAMES
-from lowwater_authority.rpc.refusals import bad_field
+from lowwater_authority.core.topology import is_slicing
 
 if TYPE_CHECKING:
     from lowwater_authority.access.caller import Caller
@@ -28,47 +24,41 @@ Needs = Callable[[Any], Iterable[tuple[Action, str]]]
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """What the caller of a method must be allowed.
+    """The permissions that the caller of one method needs.
 
-    Without any need it must be somebody, and sees what it may read.
+    Without any field, every principal may call it; the servicer shows what the caller may read.
     """
 
     needs: Needs = lambda _: ()
-    """From the request: actions on computations, all of which it needs."""
+    """Function of the request: the actions on computations that the caller needs, all of them."""
     known: Callable[[Any], Iterable[str]] = lambda _: ()
-    """From the request: computations to which it needs any action."""
+    """Function of the request: computations on each of which the caller needs any action."""
     some: tuple[Action, ...] = ()
-    """Actions of which it needs one on any computation at all, before its request is parsed; empty:
-    none is asked for."""
-    most: tuple[str, int] | None = None
-    """The field with names in it, and how many it may have: each takes some time to decide."""
+    """Actions of which the caller needs one, on any computation at all. They are checked before the
+    request is parsed. Empty: none is needed."""
     of_slice: Callable[[Any], bool] = lambda _: False
-    """From the request: whether it is one of a slice at the computation that it is a slice of. Then
-    only a shard makes it, whatever it may do else, and the computation refuses it unless it is cut.
-    """
+    """Function of the request: True for a request of a slice at its root. Then the caller must be a
+    shard, whatever other permissions it has, and a computation that is not cut refuses it."""
     reports: bool = False
-    """Whether it is a report by another name, so that a shard makes it for its slices where it
-    reports for them."""
+    """True: a shard may call it for its slices wherever it may report for them."""
     region: Callable[[Any], str] | None = None
-    """From the request: the region that the caller has to speak for; None: the caller speaks for no
-    region."""
+    """Function of the request: the region that the caller has to speak for; None: no region."""
     operator: bool = False
-    """Whether a request without a region is one of an operator, who may operate on everything."""
+    """True: an operator who may operate on everything may send a request without a region."""
     everything: bool = False
-    """Whether it takes operate on the deployment as a whole."""
+    """True: the caller must be allowed to operate on the deployment as a whole."""
     act: Callable[[Any], str] | None = None
-    """From the request: what the audit calls it; None: it changes nothing that is worth a line."""
+    """Function of the request: name of the act in the audit; None: the audit has no line for it."""
     acted: Callable[[Any], bool] = lambda _: True
-    """From the answer: whether anything was changed."""
+    """Function of the answer: True when the call has changed anything."""
     often: bool = False
-    """True for a method that workers repeat all the time: the audit has one line with a count
-    instead of a line a call."""
+    """True: workers repeat the call all the time, so the audit has one line with a count for many.
+    """
     subject: Callable[[Any], str] = lambda request: getattr(request, "computation", "")
-    """From the request: what the audit says it was done to: a computation, a reference, or a
-    region."""
+    """Function of the request: what the act was done to, a computation, a reference or a region."""
 
     def admit(self, caller: Caller) -> None:
-        """Raise PermissionDenied for a caller whose request is not worth reading, whatever it says."""
+        """Raise PermissionDenied for a caller that may send no request of this method at all."""
         if self.everything:
             caller.demand_everything()
         if self.some:
@@ -77,7 +67,7 @@ class Method:
             caller.demand_some_region(operator=self.operator)
 
     def check(self, caller: Caller, request: Any) -> None:
-        """Raise PermissionDenied for the first need that is not met, and InvalidArgument for more names than a request may have."""
+        """Raise PermissionDenied for the first need that the caller does not meet."""
         self.admit(caller)
         if self.region is not None:
             region = self.region(request)
@@ -85,11 +75,6 @@ class Method:
                 caller.demand_everything()
             else:
                 caller.demand_regions([region])
-        if self.most is not None:
-            field, most = self.most
-            found = len(getattr(request, field))
-            if found > most:
-                raise bad_field(field, f"has {found} names", f"name at most {most}")
         if self.of_slice(request):
             caller.demand_slice(request.computation)
             return
@@ -116,7 +101,10 @@ def _claims_for_slice(request: Any) -> bool:
 
 
 def _inputs(action: Action, field: str) -> Needs:
-    """Also to read each input: the answer says whether it exists, and the next step is to follow it."""
+    """Return the needs of an action that also names inputs.
+
+    The caller needs READ on each input, because the answer tells whether it is registered.
+    """
     return lambda request: (
         (action, getattr(request, field)),
         *((Action.READ, name) for name in request.inputs),
@@ -129,13 +117,9 @@ def _reads(request: Any) -> Iterable[tuple[Action, str]]:
 
 _ANYBODY: Final = Method()
 
-_NAMED: Final = ("computations", MAX_NAMES)
-
-_READ: Final = ("inputs", MAX_INPUTS)
-
 _ANY: Final = (Action.READ, Action.REPORT, Action.OPERATE)
-"""For requests of megabytes that need no action in particular, or whose refusal has to name the
-computation: clients go on with the others."""
+"""Actions for methods with large requests, so that a caller without any permission is refused
+before its request is parsed. Which computation it may not read is decided after that."""
 
 METHODS: Final[dict[str, Method]] = {
     "/lowwater.v1.WorkerService/Claim": Method(
@@ -150,21 +134,20 @@ METHODS: Final[dict[str, Method]] = {
     "/lowwater.v1.WorkerService/PrepareBatch": Method(_own(Action.REPORT), some=(Action.REPORT,)),
     "/lowwater.v1.WorkerService/CommitBatch": Method(_own(Action.REPORT), some=(Action.REPORT,)),
     "/lowwater.v1.WorkerService/Vouch": Method(_own(Action.REPORT), reports=True),
-    "/lowwater.v1.WatermarkService/GetWatermarks": Method(_reads, some=_ANY, most=_NAMED),
-    "/lowwater.v1.WatermarkService/Watch": Method(_reads, some=_ANY, most=_NAMED),
+    "/lowwater.v1.WatermarkService/GetWatermarks": Method(_reads, some=_ANY),
+    "/lowwater.v1.WatermarkService/Watch": Method(_reads, some=_ANY),
     "/lowwater.v1.WatermarkService/CheckComplete": Method(_own(Action.READ)),
     "/lowwater.v1.WatermarkService/ListRanges": Method(_own(Action.READ)),
     "/lowwater.v1.WatermarkService/GetHistory": Method(_own(Action.READ)),
     "/lowwater.v1.TopologyService/Register": Method(
         _inputs(Action.REPORT, "name"),
         some=(Action.REPORT,),
-        most=_READ,
         act=lambda _: "register",
         subject=lambda request: request.name,
     ),
     "/lowwater.v1.TopologyService/GetTopology": _ANYBODY,
     "/lowwater.v1.TopologyService/SetInputs": Method(
-        _inputs(Action.OPERATE, "computation"), most=_READ, act=lambda _: "set_inputs"
+        _inputs(Action.OPERATE, "computation"), act=lambda _: "set_inputs"
     ),
     "/lowwater.v1.TopologyService/Reset": Method(_own(Action.OPERATE), act=lambda _: "reset"),
     "/lowwater.v1.TopologyService/SplitSlice": Method(_own(Action.OPERATE), act=lambda _: "split_slice"),
@@ -177,22 +160,22 @@ METHODS: Final[dict[str, Method]] = {
     "/lowwater.v1.TopologyService/GetLayout": Method(_own(Action.READ)),
     "/lowwater.v1.TopologyService/Drop": Method(_own(Action.OPERATE), act=lambda _: "drop"),
     "/lowwater.v1.TaskService/CreateGroup": Method(_own(Action.REPORT), act=lambda _: "create_group"),
-    # As a change of inputs: it takes work away from all who have some.
+    # OPERATE, because it takes the leases of all workers away.
     "/lowwater.v1.TaskService/ConfigureGroup": Method(_own(Action.OPERATE), act=lambda _: "configure_group"),
     "/lowwater.v1.TaskService/CreateTasks": Method(_own(Action.REPORT), act=lambda _: "create_tasks", often=True),
     "/lowwater.v1.TaskService/TakeTask": Method(
         _own(Action.REPORT), act=lambda _: "take_task", acted=lambda answer: answer.HasField("lease"), often=True
     ),
-    # As the reports of workers: no line for each.
+    # No audit, as for reports: workers call it all the time.
     "/lowwater.v1.TaskService/RenewTask": Method(_own(Action.REPORT)),
     "/lowwater.v1.TaskService/CommitTask": Method(_own(Action.REPORT), act=lambda _: "commit_task", often=True),
     "/lowwater.v1.TaskService/ReleaseTask": Method(_own(Action.REPORT), act=lambda _: "release_task", often=True),
     "/lowwater.v1.TaskService/ListTasks": Method(_own(Action.READ)),
-    "/lowwater.v1.ClusterService/Locate": Method(known=lambda request: request.computations, some=_ANY, most=_NAMED),
+    "/lowwater.v1.ClusterService/Locate": Method(known=lambda request: request.computations, some=_ANY),
     "/lowwater.v1.ClusterService/ListShards": _ANYBODY,
     "/lowwater.v1.ClusterService/Drain": Method(everything=True, act=lambda _: "drain"),
     "/lowwater.v1.ClusterService/Pin": Method(everything=True, act=lambda _: "pin"),
-    # Who knows the digest of a token knows the token, or has read the access file.
+    # A caller that knows the digest of a token knows the token, or has read the access file.
     "/lowwater.v1.ClusterService/Identify": _ANYBODY,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _ANYBODY,
 }
@@ -208,9 +191,9 @@ def _of_region(act: str, subject: Callable[[Any], str]) -> Method:
 
 
 def decision_name(number: int) -> str:
-    """Return the name of an operator's decision, such as ``write_off``; that of a newer client has none."""
-    known = regions_pb2.Decision.DESCRIPTOR.values_by_number.get(number)
-    return "decide" if known is None else known.name.removeprefix("DECISION_").lower()
+    """Return the name of an operator's decision, such as ``write_off``; else ``decide``."""
+    value = regions_pb2.Decision.DESCRIPTOR.values_by_number.get(number)
+    return "decide" if value is None else value.name.removeprefix("DECISION_").lower()
 
 
 REGION_METHODS: Final[dict[str, Method]] = {
@@ -221,7 +204,7 @@ REGION_METHODS: Final[dict[str, Method]] = {
         act=lambda _: "register_reference",
         subject=lambda request: f"{request.computation}:{'+'.join(sorted(request.inputs))}",
     ),
-    # Once a second, as the reports of workers: no line for each.
+    # No audit: regions report once a second.
     "/lowwater.v1.RegionService/Report": Method(region=_speaks),
     "/lowwater.v1.RegionService/Fence": _of_region("fence", lambda request: request.reference),
     "/lowwater.v1.RegionService/Stop": _of_region("stop", lambda request: request.progress.reference),
@@ -237,13 +220,12 @@ REGION_METHODS: Final[dict[str, Method]] = {
         everything=True, act=lambda _: "recover", subject=lambda request: ",".join(request.regions)
     ),
 }
-"""Those of the global authority, which serves nothing else."""
+"""Methods of the global authority, which has no others."""
 
 OPEN: Final = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
-"""Methods for anybody: what watches over processes has no token, and learns only whether this one
-serves. (Health/List is served by nothing, and whoever calls it would have gRPC log a traceback each
-time.)"""
+"""Methods that need no token: a probe learns only whether this process serves. (Health/List is not
+among them: no servicer has it, and gRPC would log a traceback for each call.)"""
 
 OF_SHARDS: Final = frozenset({"/lowwater.v1.WorkerService/Vouch"})
-"""Methods that shards call for their slices, again and again: ``calls_per_second`` of a host does
-not count them where there are no access rules."""
+"""Methods that shards call for their slices all the time. Where there are no access rules, they do
+not count for ``calls_per_second`` of a host."""

@@ -1,8 +1,7 @@
-"""Who may do what, as the file of ``--access`` says: parsed whole or refused, then only asked.
+"""The rules of the file of ``--access``: principals, what each may do, and limits.
 
-No clock, no network.
-
-What no rule allows is refused, and there are no rules that forbid. docs/security.md shows a file.
+A file is parsed whole or refused. What no rule allows is refused; no rule forbids anything.
+docs/security.md shows a file. This module reads no clock and no network.
 """
 
 from __future__ import annotations
@@ -24,31 +23,31 @@ if TYPE_CHECKING:
 
 
 EVERYTHING: Final = "*"
-"""As a namespace: each of them, and the one without a name. As a name: each within the namespace.
-"""
+"""Pattern for all: every namespace, the empty one too, or every name within a namespace."""
 
 
 class Action(StrEnum):
-    """What a rule can allow."""
+    """Actions that a rule can allow on a computation."""
 
     REPORT = "report"
-    """Register it, claim its ranges, report and commit for them, give them back."""
+    """Register it; claim and release its ranges; report and commit for them."""
     READ = "read"
-    """Its watermarks, ranges, history, and its place in the graph."""
+    """Read its watermarks, ranges and history, and its place in the graph."""
     OPERATE = "operate"
-    """Set its inputs, reset, adopt, retire, cut its slices and drop. On everything: pin and drain.
-    """
+    """Set its inputs; reset, adopt, retire and drop it; cut its slices. On everything: pin and
+    drain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What is allowed within a namespace: names, of which the last character may be ``*`` for any ending."""
+    """The computations of a namespace on which actions are allowed, by name or pattern."""
 
     namespace: str
     names: dict[Action, tuple[str, ...]]
+    """Names by action; a name that ends in ``*`` stands for all that begin so."""
 
     def covers(self, action: Action, namespace: str, name: str) -> bool:
-        """Whether it allows an action on a computation."""
+        """Return whether this allows an action on a computation."""
         if self.namespace not in (EVERYTHING, namespace):
             return False
         return any(_matches(pattern, name) for pattern in self.names.get(action, ()))
@@ -56,50 +55,49 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Somebody who may do something. ``name`` stands in logs and refusals, and is no secret."""
+    """A caller that the rules name. ``name`` is in logs and refusals; it is no secret."""
 
     name: str
     allow: tuple[Allowance, ...] = ()
     page: bool = False
-    """Whether it may open the status page and its API, which show every namespace."""
+    """True: the principal may open the status page and its API, which show every namespace."""
     metrics: bool = False
-    """Whether it may scrape /metrics."""
+    """True: the principal may scrape /metrics."""
     regions: tuple[str, ...] = ()
-    """Names of the regions that it speaks for at a global authority. A token of one region must not
-    move, or stop, what another one owns."""
+    """Names of the regions that the principal speaks for at a global authority. The token of one
+    region must not move or stop what another region owns."""
     shard: bool = False
-    """Whether it is a shard, which claims and reports at computations that are cut for the slices
-    that it serves. No file says so."""
+    """True: the principal is a shard, which claims and reports for its slices at their roots. No
+    file sets it."""
     digests: tuple[str, ...] = field(default=(), repr=False)
-    """SHA-256 of its tokens, 64 lower-case hexadecimal digits each."""
+    """SHA-256 of each of its tokens, in 64 lower-case hexadecimal digits."""
     expires: Mapping[str, float] = field(default_factory=dict, repr=False, hash=False)
-    """Second since the Unix epoch from which a token does not count any more, by its digest.
-
-    Tokens that count for ever are missing."""
+    """Time from which a token does not count, by its digest, in seconds since the Unix epoch. A
+    token without an entry never expires."""
     certificates: tuple[str, ...] = ()
-    """Names of its client certificates: a URI or DNS name, or the common name of one without these.
-    """
+    """Names of its client certificates: URI or DNS names, or the common name of a certificate
+    without these."""
 
     @property
     def ends(self) -> float | None:
-        """Second since the Unix epoch at which the last token of this principal expires.
+        """Time at which its last token expires, in seconds since the Unix epoch.
 
-        None when a token or a certificate counts for ever.
+        None: one of its tokens never expires, or it has a certificate.
         """
         if self.certificates or len(self.expires) < len(self.digests):
             return None
         return max(self.expires.values(), default=None)
 
     def may(self, action: Action, namespace: str, name: str) -> bool:
-        """Whether it may do something to the computation ``[namespace/]name``. O(its rules)."""
+        """Return whether it may act on the computation ``[namespace/]name``. O(its rules)."""
         return any(allowance.covers(action, namespace, name) for allowance in self.allow)
 
     def may_some(self, action: Action) -> bool:
-        """Whether it may do something to any computation at all."""
+        """Return whether it may act on any computation at all."""
         return any(allowance.names.get(action) for allowance in self.allow)
 
     def may_all(self, action: Action) -> bool:
-        """Whether it may do something to everything, also to what does not exist yet."""
+        """Return whether it may act on all computations, and on all that will be registered."""
         return any(
             allowance.namespace == EVERYTHING and EVERYTHING in allowance.names.get(action, ())
             for allowance in self.allow
@@ -108,46 +106,47 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one principal, one namespace and the deployment may have; None: no limit but those of the server."""
+    """Limits of one principal, one namespace and the deployment; None: only the server's bounds."""
 
     streams: int | None = None
-    """Streams that are open at once, at this process."""
+    """Most streams of a principal that are open at once at this process."""
     calls_per_second: float | None = None
-    """Calls and streams that begin; a second's worth may come at once."""
+    """Most calls and streams of a principal that begin in a second. They may begin all at once."""
     ranges: int | None = None
-    """Key ranges of one computation that it reports for."""
+    """Most key ranges of one computation."""
     computations: int | None = None
-    """Computations of one namespace that it registers in, counting slices."""
+    """Most computations of one namespace, counting slices."""
     message_bytes: int | None = None
-    """Of one message to this process."""
+    """Most bytes of one message to this process."""
     all_computations: int | None = None
-    """Computations of the whole deployment, counting slices."""
+    """Most computations of the deployment, counting slices."""
 
     def over(self, others: Limits) -> Limits:
-        """Return the same, with the limits of ``others`` where this one has none."""
-        missing = {each.name: getattr(others, each.name) for each in fields(self) if getattr(self, each.name) is None}
+        """Return these limits, filled up with those of ``others`` where there are none."""
+        missing = {
+            limit.name: getattr(others, limit.name) for limit in fields(self) if getattr(self, limit.name) is None
+        }
         return replace(self, **missing)
 
 
 DEFAULT_LIMITS: Final = Limits(streams=8192, calls_per_second=2000.0, computations=1000, all_computations=10_000)
-"""Limits that count where neither the access file nor ``--limit`` sets one. ``computations``: each
-computation makes the next start and stop longer. ``calls_per_second``: one process serves some
-thousand calls a second."""
+"""Limits where neither the access file nor ``--limit`` sets one. Each computation makes the next
+start and stop of a process longer. One process serves some thousand calls a second."""
 
 
 class Access:
-    """A file of access rules: who calls, and what each may do. Immutable."""
+    """The rules of an access file. Immutable."""
 
     def __init__(self, principals: Iterable[Principal] = (), limits: Limits | None = None) -> None:
         self.principals: tuple[Principal, ...] = tuple(principals)
         self.limits: Limits = limits or Limits()
         self._digests: tuple[tuple[bytes, Principal], ...] = tuple(
-            (each.encode(), principal) for principal in self.principals for each in principal.digests
+            (token.encode(), principal) for principal in self.principals for token in principal.digests
         )
 
     @classmethod
     def load(cls, path: Path) -> Access:
-        """Read a file, which must name somebody: an empty one is as a rule one that is about to be written.
+        """Read a file, which must have a principal: an empty one is probably still being written.
 
         Raises BadFile, which names the place in the file and the fix, and quotes no token.
         """
@@ -163,7 +162,7 @@ class Access:
         table = parsed(data, source)
         try:
             top = Table("", table, ("principal", "limits"))
-            principals = [_principal(each) for each in top.tables("principal", PRINCIPAL)]
+            principals = [_principal(principal) for principal in top.tables("principal", PRINCIPAL)]
             _check_distinct(principals)
             limits = top.table("limits", LIMITS)
             return cls(principals, Limits() if limits is None else limits_of(limits))
@@ -171,35 +170,37 @@ class Access:
             raise error.within(source) from None
 
     def with_limits(self, others: Limits) -> Access:
-        """Return the same with the limits of ``others`` where the file sets none."""
+        """Return these rules with the limits of ``others`` where the file sets none."""
         return Access(self.principals, self.limits.over(others))
 
     def with_principals(self, more: Iterable[Principal]) -> Access:
-        """Return the same with principals that no file names."""
+        """Return these rules with further principals, which no file names."""
         return Access([*self.principals, *more], self.limits)
 
     def whose(self, token_digest: str, now: float) -> Principal | None:
-        """Return whose token has this digest; None: nobody's, or it has expired at ``now``, in seconds since the Unix epoch.
+        """Return the principal whose token has this digest.
 
-        It is compared with every digest there is, each in constant time, so that the time an answer takes says neither how
-        much of a token is right nor whose it is. O(tokens): some 0.2 us each.
+        None: no principal has such a token, or it has expired by ``now``, in seconds since the Unix
+        epoch. The digest is compared with all others, each in constant time. So the time that it
+        takes reveals neither how much of a token is right, nor whose it is. O(tokens): some 0.2 us
+        each.
         """
-        given = token_digest.encode()
-        found: Principal | None = None
-        for each, principal in self._digests:
-            if hmac.compare_digest(each, given):
-                found = principal
-        return None if found is None or found.expires.get(token_digest, math.inf) <= now else found
+        presented = token_digest.encode()
+        owner: Principal | None = None
+        for known, principal in self._digests:
+            if hmac.compare_digest(known, presented):
+                owner = principal
+        return None if owner is None or owner.expires.get(token_digest, math.inf) <= now else owner
 
     def certified(self, names: Sequence[str]) -> list[Principal]:
-        """Return those that a verified certificate with these names stands for.
+        """Return the principals that a verified certificate with these names belongs to.
 
-        One that stands for several stands for none.
+        The caller refuses a certificate that belongs to several.
         """
         return [principal for principal in self.principals if any(name in principal.certificates for name in names)]
 
     def named(self, name: str) -> Principal | None:
-        """Return the principal of a name; None: there is none."""
+        """Return the principal with a name; None: there is none."""
         return next((principal for principal in self.principals if principal.name == name), None)
 
 
@@ -213,23 +214,32 @@ ALLOW: Final = ("namespace", *(action.value for action in Action))
 LIMITS: Final = tuple(each.name for each in fields(Limits))
 
 LEAST_MESSAGE: Final = 65_536
-"""Bytes; what is smaller would end ordinary calls."""
+"""Least value of ``message_bytes``: a smaller one would end ordinary calls."""
 
 SELF: Final = "self"
 PEER: Final = "peer"
-"""What the log calls this process, and other shards."""
+"""Names of this process and of other shards in the log, as principals."""
 
 BUILT_IN: Final = frozenset({SELF, PEER})
-"""Principals that no file names."""
+"""Principals that no file may name."""
 
 EMPTY: Final = digest("")
+
+
+def insider(name: str, tokens: Iterable[str]) -> Principal:
+    """Return a principal of the deployment itself.
+
+    The insider reads everything. All that it changes are the watermarks of slices at their roots.
+    """
+    reads = Allowance(EVERYTHING, {Action.READ: (EVERYTHING,)})
+    return Principal(name, (reads,), shard=True, digests=tuple(map(digest, tokens)))
 
 
 def _principal(table: Table) -> Principal:
     name = table.text("name", NAME, "1 to 64 of A-Z a-z 0-9 _ . -")
     if name in BUILT_IN | {ANONYMOUS}:
         raise table.bad("name", f"is {name!r}, which the authority uses itself", "choose another")
-    # What stands where a digest should may be the token itself.
+    # No error quotes a malformed digest: it may be the token itself.
     fix = "64 hexadecimal digits, as `lowwater access token` prints them"
     listed = table.texts("token_sha256", SHA256, fix, secret=True)
     tokens = table.tables("token", TOKEN)
@@ -245,14 +255,14 @@ def _principal(table: Table) -> Principal:
         raise table.bad("", f"{name!r} can be nobody: it has neither tokens nor certificates", fix)
     return Principal(
         name,
-        tuple(_allowance(each) for each in table.tables("allow", ALLOW)),
+        tuple(_allowance(allow) for allow in table.tables("allow", ALLOW)),
         page=table.flag("page"),
         metrics=table.flag("metrics"),
         regions=table.texts(
             "regions", REGION, "names of regions, as `lowwater region --name` has them, without wildcards"
         ),
         digests=digests,
-        expires={each: at for each, at in expires.items() if at is not None},
+        expires={token: at for token, at in expires.items() if at is not None},
         certificates=certificates,
     )
 
@@ -279,17 +289,17 @@ def limits_of(table: Table) -> Limits:
 
 
 def _check_distinct(principals: Sequence[Principal]) -> None:
-    """Refuse what would leave open who calls."""
+    """Raise BadFile when two principals have the same name, token or certificate."""
     kinds: dict[str, Callable[[Principal], Iterable[str]]] = {
-        "name": lambda each: (each.name,),
-        "token_sha256": lambda each: each.digests,
-        "certificates": lambda each: each.certificates,
+        "name": lambda principal: (principal.name,),
+        "token_sha256": lambda principal: principal.digests,
+        "certificates": lambda principal: principal.certificates,
     }
     for key, values in kinds.items():
-        seen: dict[str, int] = {}
+        first_with: dict[str, int] = {}
         for number, principal in enumerate(principals, 1):
             for value in values(principal):
-                first = seen.setdefault(value, number)
+                first = first_with.setdefault(value, number)
                 if first != number:
                     shown = f"{value[:8]}..." if key == "token_sha256" else repr(value)
                     place = f"principal[{number}].{key}"

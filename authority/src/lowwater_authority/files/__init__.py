@@ -1,1 +1,1 @@
-"""Files of rules that an operator writes: read whole or refused, and followed while they are served."""
+"""Files that an operator writes: read whole or refused, and followed while the process runs."""

@@ -1,4 +1,4 @@
-"""A file of rules while it is served: read again when it has changed, and kept as it was when the new one is bad."""
+"""A file that is read again when it changes; a bad new one does not replace the value before."""
 
 from __future__ import annotations
 
@@ -17,21 +17,16 @@ if TYPE_CHECKING:
 __all__ = ["LOOK_SECONDS", "MOST_SECONDS", "SETTLED_SECONDS", "FollowedFile"]
 
 LOOK_SECONDS: Final = 0.5
-"""Between two looks at the file."""
+"""Seconds between two looks at the file."""
 
 SETTLED_SECONDS: Final = 2.0
-"""How long a file must have stayed as it is before it is read: one that is being written may be
-good TOML and name half of its entries.
-
-What it says counts this long and two looks after the last change, which is three seconds.
-"""
+"""Seconds without a change after which a file is read: a half-written one may be valid TOML with
+half of its entries. So a change counts three seconds after it at the latest: this time and two
+looks."""
 
 MOST_SECONDS: Final = 30.0
-"""After which one is read that changes all the time: else what it said before would count for as
-long as it does.
-
-So this is the longest that a good file takes; a bad one changes nothing.
-"""
+"""Seconds after which a file that changes all the time is read, so that its old value does not stay
+without end."""
 
 Mark = tuple[int, int, int, int]
 
@@ -39,14 +34,12 @@ T = TypeVar("T")
 
 
 class FollowedFile(ABC, Generic[T]):
-    """What a file says as it stands.
+    """The value of a file, which follows the file.
 
-    ``value`` is replaced on the event loop; whoever keeps something of it gives ``on_change``.
-
-    A file is told from its successor by its times, its size and its inode, so that one that is put
-    in place by a rename, as Kubernetes does, is noticed too. ``monotonic`` gives seconds of any
-    clock: by that it is known how long a file has stayed as it is, whatever time it bears itself.
-    Raises BadFile when the first cannot be used.
+    ``value`` is replaced on the event loop; listeners in ``on_change`` get the new one. A change is
+    seen by the file's times, size and inode, so that a rename, as Kubernetes does it, is seen too.
+    ``monotonic`` gives seconds of any clock, which measures how long the file has not changed.
+    Raises BadFile when the first file cannot be used.
     """
 
     def __init__(self, path: Path, *, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -54,13 +47,13 @@ class FollowedFile(ABC, Generic[T]):
         self._monotonic = monotonic
         self._quiet = Limited()
         self._mark = self._look()
-        """Of the file that was read last."""
+        """Mark of the file that was read last; None: there was no file."""
         self._newest = self._mark
-        """Of the file as it was seen last, and since when it was seen so."""
+        """Mark at the last look; ``_newest_since`` is when it was first seen."""
         self._newest_since = self._changing_since = monotonic()
         self.value: T = self._load()
         self.refused: BadFile | None = None
-        """Why the file as it was read last does not count; None: it does."""
+        """Why the file that was read last does not count; None: it counts."""
         self.on_change: list[Callable[[T], None]] = []
 
     @abstractmethod
@@ -68,7 +61,7 @@ class FollowedFile(ABC, Generic[T]):
         """Read and check the file. Raises BadFile."""
 
     def _before_read(self) -> None:
-        """Note on the event loop what reading a changed file, in a thread, needs of it."""
+        """Prepare, on the event loop, what :meth:`_load` needs when it runs in a thread."""
 
     @abstractmethod
     def _tell_read(self) -> None:
@@ -76,28 +69,25 @@ class FollowedFile(ABC, Generic[T]):
 
     @abstractmethod
     def _tell_refused(self, error: BadFile) -> None:
-        """Log that the file is bad, and that what it said before counts."""
+        """Log that the file is bad, and that the value before stays."""
 
     @abstractmethod
     def _tell_failed(self, error: Exception, count: int) -> None:
-        """Log that the file cannot be followed, as often as that has happened since it was last said."""
+        """Log that a look has failed, for the ``count``-th time since the last such line."""
 
     async def watch(self) -> None:
-        """Look at the file again and again, for ever.
-
-        What fails is told, and tried again: what it says has to count.
-        """
+        """Look at the file again and again, without end. A failure is logged, and tried again."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
                 await self.look()
-            except Exception as error:  # noqa: BLE001 - each class of these logs what it was
+            except Exception as error:  # noqa: BLE001 - the subclass logs it
                 count = self._quiet.count("look", self._monotonic())
                 if count:
                     self._tell_failed(error, count)
 
     async def look(self) -> None:
-        """Read the file if it has changed, and has stayed so for a while; a bad one is told once, and changes nothing."""
+        """Read the file if it has changed and settled. A bad one is logged once."""
         mark, now = await asyncio.to_thread(self._look), self._monotonic()
         if mark != self._newest:
             if self._newest == self._mark:
@@ -107,17 +97,17 @@ class FollowedFile(ABC, Generic[T]):
         if mark == self._mark or not settled:
             return
         self._before_read()
-        found = await asyncio.to_thread(self._read)
+        value = await asyncio.to_thread(self._read)
         if await asyncio.to_thread(self._look) != mark:
-            return  # it was replaced meanwhile: the next look sees that
-        if isinstance(found, BadFile):
-            self._mark, self.refused = mark, found
-            self._tell_refused(found)
+            return  # the file has changed meanwhile: the next look sees that
+        if isinstance(value, BadFile):
+            self._mark, self.refused = mark, value
+            self._tell_refused(value)
             return
-        self.value = found
+        self.value = value
         for changed in self.on_change:
-            changed(found)
-        # Not before: else what has failed would not be tried again.
+            changed(value)
+        # Not before the listeners: if one fails, the next look tries again.
         self._mark, self.refused = mark, None
         self._tell_read()
 
@@ -129,7 +119,7 @@ class FollowedFile(ABC, Generic[T]):
 
     def _look(self) -> Mark | None:
         try:
-            found = self.path.stat()
+            status = self.path.stat()
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
+        return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino

@@ -1,4 +1,4 @@
-"""A secret of the environment, or of a file that the environment names."""
+"""Secrets of the environment, or of a file that the environment names."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 __all__ = ["GLOBAL_TOKEN", "OWN_TOKEN", "secret", "token_settings"]
 
 OWN_TOKEN: Final = ("LOWWATER_TOKEN",)
-"""Variables with the token for an authority, the first that is set counts."""
+"""Variables with the token for an authority. The first that is set counts."""
 
 GLOBAL_TOKEN: Final = ("LOWWATER_GLOBAL_TOKEN", *OWN_TOKEN)
-"""The same for the global authority."""
+"""Variables with the token for the global authority. The first that is set counts."""
 
 
 def secret(name: str, environment: Mapping[str, str]) -> str:
-    """Return what stands in the file that ``NAME_FILE`` names, which wins, or the variable; empty where neither is set.
+    """Return the secret in the file that ``NAME_FILE`` names, else that of the variable ``NAME``.
 
-    The environment of a process can be read by its user for as long as the process lives, and every process that it starts gets a copy.
-    Raises BadFile, which quotes nothing of the secret.
+    Empty where neither is set. A file is better: the user of a process can read its environment at
+    any time, and every child gets a copy. Raises BadFile, which quotes nothing of the secret.
     """
     path = environment.get(f"{name}_FILE", "")
     if not path:
@@ -41,7 +41,7 @@ def secret(name: str, environment: Mapping[str, str]) -> str:
 
 
 def token_settings(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return, for FileSettings, the token of the first name that has a value: a variable, or a file that ``NAME_FILE`` names.
+    """Return the arguments of FileSettings for the first name that has a token or a token's file.
 
     >>> token_settings(("GLOBAL", "OWN"), {"OWN": "a", "OWN_FILE": "/run/own"})
     {'token': 'a', 'token_file': '/run/own'}

@@ -1,4 +1,4 @@
-"""A TOML file of rules, read strictly: what is wrong is named by its place, with the fix."""
+"""A strict reader of TOML files: its errors name the place in the file, and the fix."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 __all__ = ["BadFile", "Table", "bytes_of", "date_text", "parsed", "shown"]
 
 MOST: Final = 2**31 - 1
-"""Of a whole number: more than anything here can have, and what gRPC takes."""
+"""Largest whole number in a file: the largest that gRPC takes."""
 
 WRITABLE_BY_ALL: Final = 0o002
 
 
 def bytes_of(path: Path) -> bytes:
-    """Return what is in a file that not everybody on the machine can write. Raises BadFile."""
+    """Return the bytes of a file. Raises BadFile, also when every user may write it."""
     try:
         data = path.read_bytes()
         mode = path.stat().st_mode
@@ -46,9 +46,9 @@ def parsed(data: bytes, source: str) -> dict[str, Any]:
 
 
 class BadFile(ValueError):
-    """A file of rules is refused: where, what is wrong, and what to write instead.
+    """A file is refused: the place in it, the problem, and what to write instead.
 
-    No value that may be a secret is quoted.
+    The error quotes no value that may be a secret.
     """
 
     def __init__(self, place: str, problem: str, fix: str) -> None:
@@ -58,29 +58,29 @@ class BadFile(ValueError):
         self.fix = fix
 
     def within(self, source: str) -> BadFile:
-        """Return the same, said of a file."""
+        """Return this error with the file in front of its place."""
         return BadFile(f"{source}: {self.place}" if self.place else source, self.problem, self.fix)
 
 
 class Table:
-    """One table, of which every key must be known: a misspelt one would be a rule that is not there."""
+    """One table of a file. It refuses unknown keys: a misspelt one would be a rule that is lost."""
 
     def __init__(self, place: str, values: Mapping[str, Any], keys: Iterable[str]) -> None:
         self._place = place
         self._values = values
-        known = tuple(keys)
+        allowed = tuple(keys)
         for key in values:
-            if key not in known:
-                near = get_close_matches(key, known, 1)
-                meant = f"; did you mean {near[0]}?" if near else ""
-                raise BadFile(self._at(key), "is unknown", f"write one of {', '.join(known)}{meant}")
+            if key not in allowed:
+                near = get_close_matches(key, allowed, 1)
+                guess = f"; did you mean {near[0]}?" if near else ""
+                raise BadFile(self._at(key), "is unknown", f"write one of {', '.join(allowed)}{guess}")
 
     def bad(self, key: str, problem: str, fix: str) -> BadFile:
-        """Return the error of a key; empty: of the table."""
+        """Return an error about a key, or about the table if ``key`` is empty."""
         return BadFile(self._at(key) if key else self._place, problem, fix)
 
     def text(self, key: str, shape: re.Pattern[str], fix: str, *, secret: bool = False) -> str:
-        """Return a text that must be there. What may be ``secret`` is not quoted."""
+        """Return a text that must not be missing. An error quotes no ``secret`` value."""
         if key not in self._values:
             raise self.bad(key, "is missing", f"write {fix}")
         return self.optional_text(key, shape, fix, secret=secret)
@@ -95,7 +95,7 @@ class Table:
         return value
 
     def texts(self, key: str, shape: re.Pattern[str], fix: str, *, secret: bool = False) -> tuple[str, ...]:
-        """Return a list of texts; none when it is missing. What may be ``secret`` is not quoted."""
+        """Return a list of texts, empty when it is missing. An error quotes no ``secret`` value."""
         values = self._values.get(key, [])
         if not isinstance(values, list):
             raise self.bad(key, "is not a list", f"write a list, in brackets, of {fix}")
@@ -132,7 +132,7 @@ class Table:
     def moment(self, key: str) -> float | None:
         """Return a date or a time as seconds since the Unix epoch; None when it is missing.
 
-        A date is its first moment. Both are UTC's unless they have an offset.
+        A date means its first moment. Times without an offset are in UTC.
         """
         value = self._values.get(key)
         if value is None:
@@ -148,7 +148,7 @@ class Table:
         raise self.bad(key, f"is {shown(value)}", fix)
 
     def table(self, key: str, keys: Iterable[str]) -> Table | None:
-        """Return a table within; None when it is missing."""
+        """Return an inner table; None when it is missing."""
         value = self._values.get(key)
         if value is None:
             return None
@@ -157,7 +157,7 @@ class Table:
         return Table(self._at(key), value, keys)
 
     def tables(self, key: str, keys: Iterable[str]) -> list[Table]:
-        """Return tables within, counted from 1."""
+        """Return a list of inner tables. Errors count them from 1."""
         values = self._values.get(key, [])
         path = self._at(key).partition("[")[0] if not self._place else f"{self._place.partition('[')[0]}.{key}"
         if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
@@ -169,7 +169,7 @@ class Table:
 
 
 def date_text(seconds: float) -> str:
-    """Return a second since the Unix epoch as files have it.
+    """Return seconds since the Unix epoch as a date in the notation of TOML.
 
     >>> date_text(1801440000.0)
     '2027-02-01T00:00:00Z'
@@ -178,9 +178,9 @@ def date_text(seconds: float) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value of a file as an error quotes it."""
+    """Return a value of a file as errors quote it."""
     try:
-        found = repr(value)
-    except ValueError:  # a number of thousands of digits, which it would take long to write
+        text = repr(value)
+    except ValueError:  # a number of thousands of digits
         return "too large to show"
-    return found if len(found) <= 40 else f"{found[:40]}..."
+    return text if len(text) <= 40 else f"{text[:40]}..."

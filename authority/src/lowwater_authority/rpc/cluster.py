@@ -1,4 +1,4 @@
-"""The shards over gRPC: where computations are, and how an operator moves them."""
+"""The cluster over gRPC: places of computations, and how an operator moves them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from lowwater_authority.access.caller import calling
 from lowwater_authority.access.policy import SHA256, Action
 from lowwater_authority.core.computation import LARGEST_EPOCH
 from lowwater_authority.journal import JournalError
-from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.refusals import bad_field, refusing
 
 if TYPE_CHECKING:
@@ -39,9 +38,9 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
 
     @refusing
     async def Locate(self, request: pb.LocateRequest, context: Context) -> pb.LocateResponse:  # noqa: N802
-        """Tell where computations are served."""
+        """Return which shards serve computations."""
         cluster = self._cluster()
-        names = codec.names("computations", request.computations)
+        names = list(request.computations)
         if len(request.epochs) not in {0, len(names)}:
             raise bad_field(
                 "epochs", f"has {len(request.epochs)} numbers for {len(names)} computations", "send one each"
@@ -53,27 +52,26 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         await self.services.settle(names, context)
         await shard.takeover.serve_those(name for name in names if name in shard.topology.computations)
         numbers = list(zip(names, request.epochs or [0] * len(names), strict=True))
-        for name, seen in numbers:
+        for name, epoch in numbers:
             if name in shard.served and _may_raise(name):
-                await shard.confirmation.rise(name, seen)
+                await shard.confirmation.rise(name, epoch)
         await shard.confirmation.confirm(name for name in names if name in shard.served)
-        for name, seen in numbers:
-            if name in shard.served and seen > shard.served.epoch(name):
-                self._tell_ahead(name, seen)
+        for name, epoch in numbers:
+            if name in shard.served and epoch > shard.served.epoch(name):
+                self._tell_ahead(name, epoch)
         registered = [name for name in names if name in shard.topology.computations]
-        found = {redirect.computation: redirect for redirect in await self.services.redirects(registered)}
-        # Of one that was dropped any shard tells, and so does this one. It also says why nobody
-        # serves what is damaged, and drops that.
+        places = {redirect.computation: redirect for redirect in await self.services.redirects(registered)}
+        # Any shard can answer for a dropped computation, and say why a damaged one is not served.
         dropped, me = shard.topology.dropped, cluster.me.address
-        for name, seen in numbers:
-            if name in dropped or (name in found and not found[name].address and shard.takeover.is_damaged(name)):
-                found[name] = types_pb2.Redirect(computation=name, address=me, epoch=seen)
-        redirects = [found.get(name) or types_pb2.Redirect(computation=name) for name in names]
+        for name, epoch in numbers:
+            if name in dropped or (name in places and not places[name].address and shard.takeover.is_damaged(name)):
+                places[name] = types_pb2.Redirect(computation=name, address=me, epoch=epoch)
+        redirects = [places.get(name) or types_pb2.Redirect(computation=name) for name in names]
         return pb.LocateResponse(server_token=self.services.token, redirects=redirects)
 
     @refusing
     async def ListShards(self, request: pb.ListShardsRequest, context: Context) -> pb.ListShardsResponse:  # noqa: N802
-        """Tell which shards live, and what each serves of all that the caller may know of."""
+        """Return the living shards, and what each serves, as far as the caller may know."""
         cluster = self._cluster()
         await self.services.shard.confirmation.confirm(())
         try:
@@ -109,7 +107,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
 
     @refusing
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:  # noqa: N802
-        """Have a shard hand over all that it serves."""
+        """Have a shard hand over all that it serves, or cancel that."""
         await self._change(
             request, lambda view: view.draining(request.address, on=not request.cancel), settles=request.cancel
         )
@@ -119,9 +117,9 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
 
     @refusing
     async def Pin(self, request: pb.PinRequest, context: Context) -> pb.PinResponse:  # noqa: N802
-        """Say which shard serves a computation."""
+        """Pin a computation to a shard, or unpin it."""
         self._cluster()
-        [name] = codec.names("computation", [request.computation])
+        name = request.computation
         await self.services.shard.confirmation.confirm(())
         self.services.shard.topology.get(name)
         view = await self._change(request, lambda view: view.pinned(name, request.address), settles=True)
@@ -129,9 +127,9 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
 
     @refusing
     async def Identify(self, request: pb.IdentifyRequest, context: Context) -> pb.IdentifyResponse:  # noqa: N802
-        """Tell whose a token is, and what they may see over HTTP."""
+        """Return whose token it is, and what its principal may see over HTTP."""
         if request.token_sha256 and SHA256.fullmatch(request.token_sha256) is None:
-            # It is not repeated: it may be the token itself.
+            # The error does not quote it: it may be the token itself.
             fix = "send its SHA-256, 64 lower-case hexadecimal digits, and never the token itself"
             raise bad_field("token_sha256", "is no digest of a token", fix)
         token = self.services.token
@@ -153,29 +151,33 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         )
 
     def _tell_ahead(self, name: str, seen: int) -> None:
-        """Log that somebody who may not have a computation owned anew says that it was owned by a greater number; once in a while for each."""
+        """Log that a reader has seen a computation at a higher epoch than the store has.
+
+        The reader has no right to raise the epoch. One line in a while for each computation.
+        """
         shard = self.services.shard
         count = self.services.quiet.count(("Locate", name), shard.now / 1e6)
         if count:
-            told = event("store_lost_epochs", computation=name, seen=seen, epoch=shard.served.epoch(name), count=count)
+            fields = event(
+                "store_lost_epochs", computation=name, seen=seen, epoch=shard.served.epoch(name), count=count
+            )
             log.warning(
                 "a reader of %s has seen it served with the number %d, and the store knows only %d: it waits until a worker or an operator has "
                 "said so too, or until it is started again; see docs/durability.md",
                 name,
                 seen,
                 shard.served.epoch(name),
-                extra=told,
+                extra=fields,
             )
 
     async def _change(
         self, request: pb.DrainRequest | pb.PinRequest, change: Callable[[View], View], *, settles: bool
     ) -> View:
-        """Change the view unless it says so already.
+        """Change the view, unless the change is in it already.
 
-        Raises InvalidArgument for an address that no shard has, and for another version.
-
-        ``settles``: a call that names a version makes a new one in any case, so that an opposite
-        message that comes late is refused.
+        ``settles``: a call that names a version begins a new one in any case, so that an opposite
+        call that is delayed is refused. Raises InvalidArgument for an address that no shard has,
+        and for a version that is not in force.
         """
         cluster, address, version = self._cluster(), request.address, request.version
 
@@ -206,7 +208,10 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
 
 
 def _may_raise(name: str) -> bool:
-    """Whether the caller may have a computation owned anew: who only reads it could use up its numbers, and stop its worker each time."""
+    """Return whether the caller may raise the epoch of a computation.
+
+    A caller that only reads may not: it could use up the epochs, and stop the worker each time.
+    """
     caller = calling()
     return caller is None or caller.may(Action.REPORT, name) or caller.may(Action.OPERATE, name)
 

@@ -1,7 +1,7 @@
-"""From the wire to the core, and back.
+"""Messages of the wire decoded for the core, and values of the core encoded as messages.
 
-What decodes checks shapes and limits, so that the core sees only well-formed requests. What makes a
-message has that in its name.
+Functions that decode check shapes and limits, so the core sees only well-formed requests. Functions
+that encode end in ``_message``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from lowwater_authority.core.topology import MAX_BUDGETS, MAX_HEURISTICS, Spec, 
 from lowwater_authority.rpc.refusals import MESSAGE_BYTES, bad_field
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     import numpy.typing as npt
 
@@ -55,45 +55,42 @@ if TYPE_CHECKING:
 
 
 MAX_KEY: Final = 1024
-"""Longest key bound, in bytes."""
+"""Most bytes of a key bound."""
 
 MAX_NAME: Final = 256
-"""Longest worker, host or identity, in characters."""
+"""Most characters of a worker, a host or an identity."""
 
 SLICING: Final = MAX_NAME + 32
-"""By how much the identity may be longer by which a slice claims: the name of what it is a slice
-of, and the incarnation."""
+"""Further characters of the identity by which a slice claims at its root: it also contains the name
+and the incarnation of the root."""
 
 CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-"""What no name for people has: it would go on to terminals and logs, which obey it."""
+"""Control characters. Texts for people may have none, because a terminal would obey them."""
 
 MAX_REFUSED: Final = 1024
-"""Longest text of why a layout is not followed, in characters."""
+"""Most characters of the reason why an owner does not follow the wanted layout."""
 
 MAX_LOADS: Final = 64
-"""Most ranges of which an owner tells what they cost."""
+"""Most ranges whose cost one commit reports."""
 
 MAX_LOAD_PARTS: Final = 16
-"""Most parts of such a range."""
+"""Most parts of such a range, each with a count of rows."""
 
 MAX_WAITING_FOR: Final = 200
-"""Longest text of what a worker waits for, in bytes of UTF-8."""
+"""Most bytes, in UTF-8, of the text that says what a worker waits for."""
 
 MAX_RANGES: Final = 2_000_000
-"""Most ranges of one claim; the message limit binds before it for long keys."""
+"""Most ranges of one claim. With long keys the bound of the message is reached first."""
 
 MAX_DIGEST: Final = 256
-"""Longest digest of a batch's plan, in bytes."""
-
-MAX_NAMES: Final = 10_000
-"""Most computations named in one read; name none for all of them."""
+"""Most bytes of the digest of a micro-batch."""
 
 MAX_BUCKETS: Final = 100_000
-"""Most buckets of one histogram: 1 % wide ones need some 3,500 for any past."""
+"""Most buckets of one histogram. Buckets of 1 % cover any past with some 3,500."""
 
 
 def int64s(column: Iterable[int]) -> Int64s:
-    """Decode a packed sfixed64 or uint64 column; without a copy per element where protobuf offers a buffer."""
+    """Decode a packed sfixed64 or uint64 column, at once if protobuf offers a buffer."""
     return np.asarray(column, dtype=np.int64) if _has_array(column) else np.fromiter(column, dtype=np.int64)
 
 
@@ -107,12 +104,12 @@ def _has_array(column: Any) -> bool:
 
 
 def fold(message: Any) -> Fold:
-    """Decode which inputs were folded."""
+    """Decode which inputs a worker has folded into its values."""
     return Fold(message.input_version, tuple(message.input_incarnations))
 
 
 def spec(message: topology_pb2.RegisterRequest) -> Spec:
-    """Decode a registration; the graph checks it."""
+    """Decode a registration. The graph checks it."""
     shares = tuple(sorted(message.heuristics_ppm, reverse=True))
     return Spec(
         message.name,
@@ -129,7 +126,7 @@ def spec(message: topology_pb2.RegisterRequest) -> Spec:
 
 
 def claim(message: workers_pb2.ClaimRequest) -> Pieces[ClaimRequest]:
-    """Decode a claim, piece by piece: millions of bounds take long. Raises InvalidArgument."""
+    """Decode a claim in pieces, because millions of bounds take long. Raises InvalidArgument."""
     bounds = yield from _bounds(message)
     _check_digest("batch_digest", message.batch_digest)
     for path in ("worker", "host", "identity"):
@@ -146,7 +143,7 @@ def claim(message: workers_pb2.ClaimRequest) -> Pieces[ClaimRequest]:
         raise bad_field(
             "bound_micros", f"has {len(starting)} values for {len(bounds) - 1} ranges", "send none, one, or one each"
         )
-    asked = ClaimRequest(
+    request = ClaimRequest(
         bounds,
         message.worker,
         message.host,
@@ -159,7 +156,7 @@ def claim(message: workers_pb2.ClaimRequest) -> Pieces[ClaimRequest]:
         NO_DIGEST,
         message.instead_of,
     )
-    return replace(asked, digest=(yield from asked.digested()))
+    return replace(request, digest=(yield from request.digested()))
 
 
 def _bounds(message: workers_pb2.ClaimRequest) -> Pieces[list[bytes]]:
@@ -175,10 +172,10 @@ def _bounds(message: workers_pb2.ClaimRequest) -> Pieces[list[bytes]]:
         bounds += message.bounds[first : first + PIECE]
         if max(map(len, bounds[first:])) > MAX_KEY:
             raise bad_field("bounds", "has a key that is too long", f"use keys of at most {MAX_KEY} bytes")
-        some = bounds[max(0, first - 1) :]  # with the last one of the piece before
-        rises = list(map(lt, some, islice(some, 1, None)))
+        piece = bounds[max(0, first - 1) :]  # begins with the last bound of the piece before
+        rises = list(map(lt, piece, islice(piece, 1, None)))
         if len(bounds) == count and not bounds[-1]:
-            rises[-1] = True  # no upper bound
+            rises[-1] = True  # an empty last bound means: no upper end
         if not all(rises):
             index = max(0, first - 1) + rises.index(False)
             fix = "sort the bounds and name each once; only the last may be empty"
@@ -187,7 +184,7 @@ def _bounds(message: workers_pb2.ClaimRequest) -> Pieces[list[bytes]]:
 
 
 def claim_watermarks(response: workers_pb2.ClaimResponse, values: Int64s) -> None:
-    """Add where the ranges of a claim stand: as protobuf reads it, at once."""
+    """Add the watermarks of a claim's ranges: packed bytes, which protobuf parses at once."""
     packed = int64_bytes(values)
     response.MergeFromString(_WATERMARKS + _varint(len(packed)) + packed)
 
@@ -207,32 +204,22 @@ def interval(start: bytes, end: bytes) -> tuple[bytes, bytes]:
     return start, end
 
 
-def names(path: str, messages: Sequence[str]) -> list[str]:
-    """Check the computations that a read names. Raises InvalidArgument."""
-    if len(messages) > MAX_NAMES:
-        raise bad_field(path, f"has {len(messages)} names", f"name at most {MAX_NAMES}, or none for all")
-    return list(messages)
-
-
 def frontiers(path: str, messages: Iterable[types_pb2.Heuristic]) -> dict[int, int]:
     """Decode frontiers by share. Raises InvalidArgument."""
-    found: dict[int, int] = {}
+    by_share: dict[int, int] = {}
     for message in messages:
         if not 0 < message.share_ppm < PPM:
             raise bad_field(f"{path}.share_ppm", f"is {message.share_ppm}", f"use 1 to {PPM - 1}")
-        if message.share_ppm in found:
+        if message.share_ppm in by_share:
             raise bad_field(f"{path}.share_ppm", f"names {message.share_ppm} twice", "send one frontier a share")
-        found[message.share_ppm] = message.micros
-    if len(found) > MAX_HEURISTICS:
-        raise bad_field(path, f"has {len(found)} shares", f"a computation has at most {MAX_HEURISTICS}")
-    return found
+        by_share[message.share_ppm] = message.micros
+    if len(by_share) > MAX_HEURISTICS:
+        raise bad_field(path, f"has {len(by_share)} shares", f"a computation has at most {MAX_HEURISTICS}")
+    return by_share
 
 
 def _histogram(path: str, message: workers_pb2.Histogram) -> tuple[Int64s, Int64s]:
-    """Decode starts and counts.
-
-    Counts of 2^63 and more come out negative, for the caller to refuse.
-    """
+    """Decode starts and counts. Counts from 2^63 on become negative: the caller refuses them."""
     if len(message.starts_micros) > MAX_BUCKETS:
         raise bad_field(path, f"has {len(message.starts_micros)} buckets", f"send at most {MAX_BUCKETS}, wider ones")
     counts = np.fromiter(message.counts, dtype=np.uint64).astype(np.int64)
@@ -247,15 +234,15 @@ def mass(message: workers_pb2.Mass) -> Mass:
             "mass.others", f"has {len(message.others)}", f"send at most {MOST_FRONTIERS}, and round frontiers down"
         )
     others = (
-        Mass(NO_RECORDS, NO_RECORDS, each.recent, frontiers("mass.others.frontiers", each.frontiers))
-        for each in message.others
+        Mass(NO_RECORDS, NO_RECORDS, other.recent, frontiers("mass.others.frontiers", other.frontiers))
+        for other in message.others
     )
-    told = frontiers("mass.frontiers", message.frontiers)
-    return Mass(starts, counts, message.recent, told, tuple(others), unknown=message.unknown)
+    own = frontiers("mass.frontiers", message.frontiers)
+    return Mass(starts, counts, message.recent, own, tuple(others), unknown=message.unknown)
 
 
 def group(message: workers_pb2.GroupReport) -> GroupReport:
-    """Decode one claim's state. Raises InvalidArgument."""
+    """Decode the state of one claim in a report. Raises InvalidArgument."""
     if len(message.computation) > NAME_BYTES:
         problem = f"has {len(message.computation)} characters, more than any name"
         raise bad_field("groups.computation", problem, "name the computation as it was registered")
@@ -281,10 +268,7 @@ def group(message: workers_pb2.GroupReport) -> GroupReport:
 
 
 def lateness(message: workers_pb2.Lateness) -> Lateness:
-    """Decode how late a claim's records were; the core compares it with what was told before.
-
-    Raises InvalidArgument.
-    """
+    """Decode how late the records of a claim were. Raises InvalidArgument."""
     if max(len(message.buckets), len(message.counts)) > MOST_BUCKETS:
         problem = f"has {len(message.buckets)} buckets and {len(message.counts)} counts"
         fix = f"send at most {MOST_BUCKETS}: from the first report on, count what would be one more in a greater one"
@@ -294,21 +278,20 @@ def lateness(message: workers_pb2.Lateness) -> Lateness:
         problem = f"has {len(buckets)} buckets and {len(counts)} counts"
         raise bad_field("lateness.counts", problem, "send as many of each")
     if any(high <= low for low, high in pairwise(buckets)) or (buckets and buckets[-1] >= BUCKETS):
-        raise bad_field(
-            "lateness.buckets", "are not ascending, or name one that is not there", f"use 0 to {BUCKETS - 1}"
-        )
+        raise bad_field("lateness.buckets", "do not ascend, or name one that does not exist", f"use 0 to {BUCKETS - 1}")
     behind: dict[int, tuple[int, int]] = {}
-    for each in message.behind:
-        if each.budget_ppm in behind:
-            raise bad_field("lateness.behind", f"names {each.budget_ppm} twice", "send one entry a budget")
-        behind[each.budget_ppm] = each.records, each.judged_micros
+    for budget in message.behind:
+        if budget.budget_ppm in behind:
+            raise bad_field("lateness.behind", f"names {budget.budget_ppm} twice", "send one entry a budget")
+        behind[budget.budget_ppm] = budget.records, budget.judged_micros
     if len(behind) > MAX_BUDGETS:
         raise bad_field("lateness.behind", f"has {len(behind)} budgets", f"a computation has at most {MAX_BUDGETS}")
-    told = dict(zip(buckets, counts, strict=True))
-    return Lateness(told, message.reference_micros, message.frontier_micros, behind)
+    by_bucket = dict(zip(buckets, counts, strict=True))
+    return Lateness(by_bucket, message.reference_micros, message.frontier_micros, behind)
 
 
 def _words(field: str, words: str) -> str:
+    """Check a text for people. Raises InvalidArgument."""
     size = len(words.encode())
     if size > MAX_WAITING_FOR:
         raise bad_field(field, f"has {size} bytes", f"use at most {MAX_WAITING_FOR} bytes of UTF-8")
@@ -318,12 +301,12 @@ def _words(field: str, words: str) -> str:
 
 
 def attempt(message: workers_pb2.TaskAttempt) -> TaskAttempt:
-    """Decode the name of a task attempt."""
+    """Decode the key of a task attempt."""
     return TaskAttempt(message.stage, message.partition, message.attempt)
 
 
 def part(message: workers_pb2.StageTaskRequest) -> TaskPart:
-    """Decode a task's part. Raises InvalidArgument."""
+    """Decode a task's part of a micro-batch. Raises InvalidArgument."""
     handles, oldest = uint32s(message.handles), int64s(message.oldest_micros)
     if len(handles) != len(oldest):
         raise bad_field("oldest_micros", f"has {len(oldest)} values for {len(handles)} handles", "send one a handle")
@@ -342,7 +325,7 @@ def part(message: workers_pb2.StageTaskRequest) -> TaskPart:
 
 
 def layout_wish(message: topology_pb2.ChangeLayoutRequest) -> tuple[int, int, list[int], list[int]]:
-    """Decode a change of the layout: incarnation, expected version, starts and tasks.
+    """Decode a wanted layout: incarnation, expected version, starts and tasks.
 
     Raises InvalidArgument.
     """
@@ -353,8 +336,8 @@ def layout_wish(message: topology_pb2.ChangeLayoutRequest) -> tuple[int, int, li
     return message.incarnation, message.expected_version, starts, tasks
 
 
-def told(message: workers_pb2.CommitBatchRequest) -> Told | None:
-    """Decode what an owner says of its layout; None when it follows none.
+def layout_report(message: workers_pb2.CommitBatchRequest) -> Told | None:
+    """Decode what an owner reports of its layout; None when it follows none.
 
     Raises InvalidArgument.
     """
@@ -370,14 +353,14 @@ def told(message: workers_pb2.CommitBatchRequest) -> Told | None:
         raise bad_field("layout_refused", "has a control character", "use printable characters only")
     if len(message.loads) > MAX_LOADS:
         raise bad_field("loads", f"has {len(message.loads)} ranges", f"tell of at most {MAX_LOADS}, the hottest")
-    for i, each in enumerate(message.loads):
-        if not each.start < each.end <= SLOTS or len(each.parts) > MAX_LOAD_PARTS:
+    for i, load in enumerate(message.loads):
+        if not load.start < load.end <= SLOTS or len(load.parts) > MAX_LOAD_PARTS:
             fix = f"0 <= start < end <= {SLOTS}, and at most {MAX_LOAD_PARTS} parts"
             raise bad_field(f"loads[{i}]", "is no range of the key space", fix)
     layout = Layout(message.layout.version, tuple(starts), tuple(tasks))
     loads = [
-        Load(each.start, each.end, each.rows, each.micros, each.bytes, tuple(each.parts), each.heaviest)
-        for each in message.loads
+        Load(load.start, load.end, load.rows, load.micros, load.bytes, tuple(load.parts), load.heaviest)
+        for load in message.loads
     ]
     return Told(layout, message.layout_refused, message.batch, tuple(loads))
 
@@ -388,19 +371,19 @@ def layout_message(value: Layout) -> types_pb2.Layout:
 
 
 def layouts_message(computation: Computation) -> topology_pb2.GetLayoutResponse:
-    """Encode what is wanted of a computation, and what its owner says."""
-    found = topology_pb2.GetLayoutResponse(
+    """Encode the wanted layout of a computation, and the one that its owner reports."""
+    response = topology_pb2.GetLayoutResponse(
         incarnation=computation.incarnation, wanted=layout_message(computation.published_layout)
     )
     if computation.told is not None:
-        found.current.CopyFrom(layout_message(computation.told.layout))
-        found.refused, found.batch = computation.told.refused, computation.told.batch
-        found.loads.extend(types_pb2.RangeLoad(**each._asdict()) for each in computation.told.loads)
-    return found
+        response.current.CopyFrom(layout_message(computation.told.layout))
+        response.refused, response.batch = computation.told.refused, computation.told.batch
+        response.loads.extend(types_pb2.RangeLoad(**load._asdict()) for load in computation.told.loads)
+    return response
 
 
 def prepare(message: workers_pb2.PrepareBatchRequest) -> Prepare:
-    """Decode a prepare. Raises InvalidArgument."""
+    """Decode which attempts of a micro-batch count. Raises InvalidArgument."""
     _check_digest("digest", message.digest)
     if len(message.tasks) > MAX_PARTS:
         raise bad_field("tasks", f"has {len(message.tasks)} attempts", f"run a batch in at most {MAX_PARTS} tasks")
@@ -429,7 +412,7 @@ STATES: Final = {
 
 _HANDLES: Final = bytes([workers_pb2.RefusedRanges.HANDLES_FIELD_NUMBER << 3 | 2])
 _WATERMARKS: Final = bytes([workers_pb2.ClaimResponse.WATERMARKS_MICROS_FIELD_NUMBER << 3 | 2])
-"""Before the packed handles of refused ranges."""
+"""Tags of these fields; packed bytes are appended behind them."""
 
 
 def key_range_message(value: Range) -> types_pb2.Range:
@@ -454,14 +437,15 @@ def key_range_message(value: Range) -> types_pb2.Range:
 def watermark_message(
     name: str, view: View | None, topology: Topology, epoch: int, promise: types_pb2.Promise | None = None
 ) -> types_pb2.Watermark:
-    """Encode what is published of a computation; an unregistered one is at MIN, with the incarnation in which it was dropped, if it was.
+    """Encode the published value of a computation.
 
-    ``promise``: what was promised of it; None: that is not told.
+    An unregistered one is at MIN, with the incarnation in which it was dropped, or 0. A ``promise``
+    of None is left out.
     """
     spec = topology.computations.get(name)
     if view is None or spec is None:
-        before = topology.dropped.get(name)
-        last = 0 if before is None else before.incarnation
+        tombstone = topology.dropped.get(name)
+        last = 0 if tombstone is None else tombstone.incarnation
         return types_pb2.Watermark(computation=name, registered=False, incarnation=last, epoch=epoch, low_micros=MIN)
     return types_pb2.Watermark(
         computation=name,
@@ -485,24 +469,24 @@ def budget_messages(values: Iterable[Kept]) -> list[types_pb2.LatenessBudget]:
     """Encode lateness budgets."""
     return [
         types_pb2.LatenessBudget(
-            budget_ppm=kept.ppm,
-            micros=kept.micros,
-            records=kept.records,
-            behind=kept.behind,
-            excused=kept.excused,
-            worst_ppm=kept.worst,
+            budget_ppm=budget.ppm,
+            micros=budget.micros,
+            records=budget.records,
+            behind=budget.behind,
+            excused=budget.excused,
+            worst_ppm=budget.worst,
         )
-        for kept in values
+        for budget in values
     ]
 
 
 def heuristic_messages(view: View) -> list[types_pb2.Heuristic]:
     """Encode heuristic watermarks."""
-    found: list[types_pb2.Heuristic] = []
+    messages: list[types_pb2.Heuristic] = []
     for share, micros in view.heuristics:
         records, behind = view.passed.get(share, (0, 0))
-        found.append(types_pb2.Heuristic(share_ppm=share, micros=micros, records=records, behind=behind))
-    return found
+        messages.append(types_pb2.Heuristic(share_ppm=share, micros=micros, records=records, behind=behind))
+    return messages
 
 
 def computation_message(spec: Spec, topology: Topology) -> topology_pb2.Computation:
@@ -530,7 +514,7 @@ def computation_message(spec: Spec, topology: Topology) -> topology_pb2.Computat
 
 
 def tombstone_message(spec: Spec) -> topology_pb2.Computation:
-    """Encode what is kept of a computation that was dropped."""
+    """Encode the tombstone of a computation that was dropped."""
     return topology_pb2.Computation(
         name=spec.name, incarnation=spec.incarnation, input_version=spec.input_version, dropped=True
     )
@@ -547,7 +531,7 @@ def completion_message(value: Completion) -> watermarks_pb2.Completion:
 
 
 def refused_message(name: str, value: Refused) -> workers_pb2.RefusedRanges:
-    """Encode refused ranges. What the caller has made up is told by its beginning and its end."""
+    """Encode refused ranges. Texts that the caller has made up are shortened."""
     message = workers_pb2.RefusedRanges(
         computation=shortened(name),
         sequencer=value.sequencer,
@@ -556,28 +540,28 @@ def refused_message(name: str, value: Refused) -> workers_pb2.RefusedRanges:
         newest=value.newest,
     )
     if value.handles is not None:
-        # As protobuf reads it, at once: one by one, two million take most of a second, in which
-        # nobody else is served.
+        # Packed bytes are parsed at once. Two million handles one by one would hold up the event
+        # loop for most of a second.
         packed = value.handles.astype("<u4", copy=False).tobytes()
         message.MergeFromString(_HANDLES + _varint(len(packed)) + packed)
     return message
 
 
 def _varint(value: int) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*encoded, value])
 
 
 def fenced_message(value: Fenced) -> workers_pb2.Fenced:
-    """Encode lost ranges."""
+    """Encode the notice that a claim has lost ranges."""
     return workers_pb2.Fenced(
         computation=value.computation, sequencer=value.sequencer, handles=value.handles or (), reason=value.reason
     )
 
 
 def attempt_message(value: TaskAttempt) -> workers_pb2.TaskAttempt:
-    """Encode the name of a task attempt."""
+    """Encode the key of a task attempt."""
     return workers_pb2.TaskAttempt(stage=value.stage, partition=value.partition, attempt=value.attempt)

@@ -1,7 +1,8 @@
-"""The health service of gRPC: whether this process serves, all of its services or none, and whether its journal takes writes.
+"""The health service of gRPC: whether this process serves, and whether its journal takes writes.
 
-The servicer that comes with the protocol writes to all who watch under one lock, so that one who takes nothing keeps the others, and the change itself,
-waiting. Here a change is there before anybody is told, and nobody waits for another.
+The servicer that comes with the protocol writes to all watchers under one lock, so a watcher that
+reads nothing would hold up the others, and the change itself. Here a change counts at once, and no
+watcher waits for another.
 """
 
 from __future__ import annotations
@@ -21,19 +22,17 @@ __all__ = ["JOURNAL", "HealthServicer"]
 
 
 JOURNAL: Final = "lowwater.journal"
-"""The name under which the journal is asked for. No gRPC service has it; a probe that restarts the
-process must not ask for it."""
+"""Service name under which a probe asks for the journal. No gRPC service has this name. A probe
+that restarts the process must not ask for it."""
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated without types
     """See grpc/health/v1/health.proto.
 
-    Its services serve from its beginning until it stops, once and for all: a process that stops
-    does not come back.
+    All ``services`` serve from the beginning until the process stops.
 
-    ``JOURNAL`` beside them comes and goes: it does not serve while the store takes no writes. The
-    process answers reads all the same, and a restart would not make room on a disk; so no other
-    service follows it.
+    ``JOURNAL`` does not serve while the store takes no writes. The other services do: the process
+    answers reads then, and a restart would not make room on a disk.
     """
 
     def __init__(self, services: Iterable[str]) -> None:
@@ -41,21 +40,15 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # g
         self._stopping = False
         self._journal = True
         self._changed = asyncio.Event()
-        """Set, and replaced by a new one, when an answer may have changed."""
+        """Event that is set, and replaced, when an answer may have changed."""
 
     def stop(self) -> None:
-        """Say from now on that nothing is served, and tell whoever watches.
-
-        On the event loop; waits for nobody.
-        """
+        """Answer from now on that no service serves, and wake all watchers. On the event loop."""
         self._stopping = True
         self._tell()
 
     def set_journal(self, *, serving: bool) -> None:
-        """Say from now on whether the store takes writes, and tell whoever watches ``JOURNAL``.
-
-        On the event loop; waits for nobody.
-        """
+        """Set whether ``JOURNAL`` serves, and wake all watchers. On the event loop."""
         self._journal = serving
         self._tell()
 
@@ -73,7 +66,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # g
     async def Check(  # noqa: N802
         self, request: health_pb2.HealthCheckRequest, context: Context
     ) -> health_pb2.HealthCheckResponse:
-        """Tell how a service is; one that is not here is not found."""
+        """Return the status of a service. An unknown one is refused with NOT_FOUND."""
         if request.service not in self._services:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such service is here")
         return self._status(request.service)
@@ -81,15 +74,15 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # g
     async def Watch(  # noqa: N802
         self, request: health_pb2.HealthCheckRequest, context: Context
     ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
-        """Tell how a service is, also one that is not here, and again when that changes.
+        """Send the status of a service, also of an unknown one, and again when it changes.
 
-        A stop ends it: nothing changes after that.
+        The stream ends when the process stops.
         """
-        told: health_pb2.HealthCheckResponse | None = None
+        sent: health_pb2.HealthCheckResponse | None = None
         while True:
             changed, stopping, status = self._changed, self._stopping, self._status(request.service)
-            if status != told:
-                told = status
+            if status != sent:
+                sent = status
                 yield status
             if stopping:
                 return

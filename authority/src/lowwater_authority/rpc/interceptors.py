@@ -1,4 +1,4 @@
-"""What surrounds every method: what is no message of it is refused like any other bad input, and the observer hears how calls end."""
+"""Interceptors around every method: one refuses malformed requests, one times calls."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ FIX: Final = "generate the client from the .proto files of this version"
 
 
 class Reading:
-    """Reads the requests of a method.
+    """Deserializer of a method's requests.
 
-    Raises InvalidArgument for one that is too large, is no such message, or has text that is not
-    UTF-8.
+    Raises InvalidArgument for a request that is too large, is not a message of the method, or has
+    text that is not UTF-8.
     """
 
     __slots__ = ("_bound", "_deserialize", "_name", "_shape")
@@ -49,42 +49,46 @@ class Reading:
         self._name = method.rpartition("/")[2]
 
     def __call__(self, data: bytes) -> Any:
-        """Read one."""
+        """Parse one request."""
         try:
             self._bound.check(data, self._name, self._shape)
-            return self._deserialize(data)
+            request = self._deserialize(data)
         except DecodeError as error:
             why = "has text that is not UTF-8" if "UTF-8" in str(error) else "is not a message of this method"
             raise errors.InvalidArgument(f"the request {why}; {FIX}", metadata={"field": "", "fix": FIX}) from None
+        self._bound.check_names(request)
+        return request
 
 
 def reading(deserialize: Read | None, method: str) -> Read | None:
-    """Return what reads the requests of a method, named by its whole path; see :class:`Reading`."""
+    """Return the deserializer of a method, given by its whole path; see :class:`Reading`."""
     return deserialize if deserialize is None or isinstance(deserialize, Reading) else Reading(deserialize, method)
 
 
 def freed(failure: BaseException) -> None:
-    """Let go of all that the frames of a failed call hold, such as its request.
+    """Free what the frames of a failed call hold, such as its request.
 
-    gRPC keeps the exception that ends a call, and the exception keeps these frames, which keep the
-    call of gRPC. So the request would stay until the garbage collector looks for such circles,
-    which may be thousands of calls later.
+    gRPC keeps the exception that ends a call. The exception keeps these frames, and they keep
+    gRPC's call: a cycle. So the request would stay until the garbage collector runs, which may be
+    thousands of calls later.
 
-    Only the frames of this exception are cleared. What it was raised from may be shared: all
-    callers of a round that the store refuses get one exception, and it has the frames of those that
-    still wait. To clear those would end their calls.
+    Only the frames of this exception are cleared. Its cause may be shared: all callers of a round
+    that the store refuses get one exception, with the frames of those that still wait. If these
+    were cleared, their calls would end.
     """
     clear_frames(failure.__traceback__)
     failure.__cause__ = failure.__context__ = None
 
 
 class Decoding(grpc.aio.ServerInterceptor):
-    """Surrounds every method. gRPC reads the one request of a call before anybody is asked, and answers UNKNOWN, without a reason, when that fails.
+    """Refuses malformed requests of every method, and calls that are too many.
 
-    So what cannot be read becomes the error, as a request, and is refused in place of the method. The messages of a stream are read by the method
-    itself, which takes the error as any other.
+    gRPC parses the one request of a call before any code here sees it. If that fails, gRPC answers
+    UNKNOWN without a reason. So the deserializer returns the error in place of the request, and
+    this interceptor refuses it. A method that reads a stream gets the error as an exception.
 
-    ``pace`` raises Overloaded for a call, by the path of its method and the caller's address, that is one too many; None: nothing does.
+    ``pace`` is called with the path of the method and the caller's address. It raises Overloaded
+    when there are too many calls; None: there is no bound.
     """
 
     def __init__(self, observer: Observer, pace: Callable[[str, str], None] | None = None) -> None:
@@ -104,8 +108,7 @@ class Decoding(grpc.aio.ServerInterceptor):
         codecs = {"request_deserializer": read, "response_serializer": handler.response_serializer}
         if handler.stream_stream is not None:
             serve = handler.stream_stream
-            # One that writes its answers itself is a coroutine, as the health checks of the guard
-            # are.
+            # A method that writes its answers itself is a coroutine, as the guard's health checks.
             serve = self._stream(path, serve) if isasyncgenfunction(serve) else serve
             return grpc.stream_stream_rpc_method_handler(serve, **codecs)
         if handler.stream_unary is not None:
@@ -144,7 +147,7 @@ class Decoding(grpc.aio.ServerInterceptor):
         return decoded
 
     async def _admit(self, path: str, request: Any, context: Any) -> None:
-        """Refuse what is no request, and what is one too many."""
+        """Refuse a malformed request, and a call that is one too many."""
         method = path.rpartition("/")[2]
         if isinstance(request, errors.InvalidArgument):
             await self._refuse(method, request, context)
@@ -165,7 +168,7 @@ class Decoding(grpc.aio.ServerInterceptor):
 
 
 def _or_error(read: Read | None) -> Read | None:
-    """Return what reads a message, or returns the error."""
+    """Return a deserializer that returns InvalidArgument instead of raising it."""
     if read is None:
         return None
 
@@ -182,9 +185,9 @@ CODES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 class Timing(grpc.aio.ServerInterceptor):
-    """Surrounds every unary call, whatever serves it; streams pass by.
+    """Reports to the observer how long every unary call took, and its status. Streams pass by.
 
-    Costs some microseconds a call.
+    It takes some microseconds a call.
     """
 
     def __init__(self, observer: Observer) -> None:
@@ -195,7 +198,7 @@ class Timing(grpc.aio.ServerInterceptor):
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         """See grpc.aio.ServerInterceptor.
 
-        Nothing serves an unknown method, so it makes no series.
+        An unknown method has no handler, so it makes no time series.
         """
         handler: Any = await continuation(handler_call_details)
         if handler is None or handler.unary_unary is None:
@@ -229,5 +232,5 @@ class Timing(grpc.aio.ServerInterceptor):
 
 
 def _number(code: Any) -> int:
-    """Return a status as a number: gRPC has it as one, or as its name."""
+    """Return a status code as a number; gRPC gives a number, or a member of StatusCode."""
     return int(code.value[0]) if isinstance(code, grpc.StatusCode) else int(code)

@@ -1,6 +1,6 @@
-"""Errors on the wire: a gRPC status with one ErrorInfo, whose reason is the name of the client's exception.
+"""Errors on the wire: a gRPC status with one ErrorInfo, whose reason names the client's exception.
 
-Those that mean "later" have a RetryInfo too, when it is known how much later.
+Errors that a later repeat may cure have a RetryInfo too, if the delay is known.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from lowwater_authority.rpc.services import Services
 
 DETAILS: Final = "grpc-status-details-bin"
-"""The trailer that every gRPC library reads error details from."""
+"""Name of the trailer from which every gRPC library reads error details."""
 
 ERROR_INFO: Final = "type.googleapis.com/google.rpc.ErrorInfo"
 
 RETRY_INFO: Final = "type.googleapis.com/google.rpc.RetryInfo"
 
 LATER: Final = (errors.Overloaded, errors.ShuttingDown, errors.Unavailable, errors.JournalFailed)
-"""The same call may succeed later, without the caller changing anything."""
+"""Errors after which the same call may succeed later, unchanged."""
 
 CODES: Final[dict[str, grpc.StatusCode]] = {
     errors.InvalidArgument.reason: grpc.StatusCode.INVALID_ARGUMENT,
@@ -47,12 +47,12 @@ CODES: Final[dict[str, grpc.StatusCode]] = {
     errors.Unavailable.reason: grpc.StatusCode.UNAVAILABLE,
     errors.LowwaterError.reason: grpc.StatusCode.INTERNAL,
 }
-"""Everything else is FAILED_PRECONDITION: the caller must change something before it tries again.
-"""
+"""Status code of each reason. All other reasons have FAILED_PRECONDITION: the caller must change
+something before it tries again."""
 
 MESSAGE_BYTES: Final = 1024
-"""Of an error's message, and of all its metadata: gRPC replaces a status of more than 8 KB by one
-that says nothing."""
+"""Most bytes of an error's message, and of all its metadata. gRPC replaces a status of more than
+8 KB by an empty one."""
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,11 @@ Method = TypeVar("Method", bound="Callable[..., Awaitable[Any]]")
 async def refuse(
     context: grpc.aio.ServicerContext[Any, Any], error: errors.LowwaterError, *, again: float = 0.0
 ) -> NoReturn:
-    """End a call with an error; ``again`` is after how many seconds to try again, if that helps and the error does not say."""
+    """End a call with an error.
+
+    ``again``: seconds after which to try again, for an error that a repeat may cure and that names
+    no delay of its own.
+    """
     caller = calling()
     if caller is not None:
         caller.reason = error.reason
@@ -82,9 +86,9 @@ async def refuse(
 
 
 def refusing(method: Method) -> Method:
-    """Turn errors of a unary method of a servicer with ``services`` into statuses.
+    """Turn the errors of a unary method of a servicer into statuses.
 
-    Who is cut off refuses all of them.
+    The servicer has ``services``. While this shard is cut off from its store, it refuses all calls.
     """
 
     @functools.wraps(method)
@@ -110,16 +114,17 @@ def refusing(method: Method) -> Method:
 
 
 def tell_refusal(services: Services, method: str, error: errors.LowwaterError) -> None:
-    """Log what its caller has to change, once in a while for each method, reason and computation; not what a repetition may cure.
+    """Log a refusal that its caller has to act on, once in a while.
 
-    Names that nobody registered are the caller's own invention: they count as one.
+    Each method, reason and computation is counted apart. Unregistered names count as one
+    computation, because a caller can make up any number.
     """
-    followed = isinstance(error, errors.Moved) or (isinstance(error, errors.OtherSlice) and "slice" in error.metadata)
-    if followed or isinstance(error, LATER):
+    redirects = isinstance(error, errors.Moved) or (isinstance(error, errors.OtherSlice) and "slice" in error.metadata)
+    if redirects or isinstance(error, LATER):
         return
     name = error.metadata.get("computation", "")
-    known = name if name in services.shard.topology.computations else ""
-    if count := services.quiet.count((method, error.reason, known), services.shard.now / 1e6):
+    registered = name if name in services.shard.topology.computations else ""
+    if count := services.quiet.count((method, error.reason, registered), services.shard.now / 1e6):
         message, computation = shortened(error.message, MESSAGE_BYTES), shortened(name)
         fields = event(
             "call_refused", method=method, reason=error.reason, computation=computation, count=count, error=message
@@ -127,12 +132,12 @@ def tell_refusal(services: Services, method: str, error: errors.LowwaterError) -
         log.warning("%s refused, %s: %s", method, error.reason, message, extra=fields)
 
 
-def check_token(expected: str, given: str) -> None:
-    """Refuse a caller that means another deployment (rule 9). An empty token accepts any.
+def check_token(expected: str, token: str) -> None:
+    """Raise ServerTokenMismatch for a caller that means another deployment (rule 9).
 
-    What was given is not repeated: it can be any text of any length, and whoever sent it knows it.
+    An empty token accepts any. The message does not quote the token, which may be any text.
     """
-    if given and given != expected:
+    if token and token != expected:
         msg = (
             f"this is the deployment {expected}, not the one that is meant: the address leads elsewhere than before, or its journal was "
             "replaced. Restart the client if that is meant."

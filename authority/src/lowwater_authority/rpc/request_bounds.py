@@ -1,8 +1,7 @@
-"""How large the requests of each method may be, checked before protobuf parses them.
+"""Bounds of the requests of each method, checked before protobuf parses them.
 
-A parsed message takes up to twenty times the bytes that came: an empty name has two bytes on the
-wire, and 34 in memory. So the bytes are bounded, and where many are allowed, the elements of
-repeated fields as well.
+A parsed message takes up to twenty times its bytes on the wire: an empty name takes 2 there, and 34
+in memory. So the bytes are bounded, and for large requests the elements of repeated fields too.
 """
 
 from __future__ import annotations
@@ -15,39 +14,43 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 from google.protobuf.message import DecodeError
 
 from lowwater import errors
+from lowwater_authority.core.topology import MAX_INPUTS
+from lowwater_authority.rpc.refusals import bad_field
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from google.protobuf.descriptor import Descriptor
 
-__all__ = ["BOUNDS", "MOST_BYTES", "MOST_ELEMENTS", "SMALL", "Bound", "Shape", "bound_of", "shape_of"]
+__all__ = ["BOUNDS", "MAX_NAMES", "MOST_BYTES", "MOST_ELEMENTS", "SMALL", "Bound", "Shape", "bound_of", "shape_of"]
 
 SMALL: Final = 65_536
-"""Bytes of a request whose elements are not counted: parsed it takes a few megabytes at most."""
+"""Bytes up to which elements are not counted: parsed, such a request takes a few megabytes."""
 
 MOST_BYTES: Final = 1 << 20
-"""Bytes of the request of a method that is not listed in :data:`BOUNDS`."""
+"""Most bytes of a request of a method that is not listed in :data:`BOUNDS`."""
 
 MOST_ELEMENTS: Final = 20_000
-"""Elements of the repeated fields in a request of such a method: twice the names that a request may
-have."""
+"""Most elements of repeated fields in such a request: twice the names that a request may have."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What one request of a method may have."""
+    """Bounds of one request of a method."""
 
     size: int = MOST_BYTES
-    """Bytes on the wire."""
+    """Most bytes on the wire."""
     elements: int = MOST_ELEMENTS
-    """Texts, byte strings and messages in repeated fields, at any depth. Numbers in packed fields
-    are not counted: parsed they take eight times their bytes at most."""
+    """Most texts, byte strings and messages in repeated fields, at any depth. Numbers in packed
+    fields are not counted: parsed, they take eight times their bytes at most."""
+
+    names: tuple[str, int] | None = None
+    """Field that names computations, and the most names in it. The guard decides on each name."""
 
     def check(self, data: bytes, method: str, shape: Shape | None) -> None:
-        """Raise InvalidArgument for a request that has more.
+        """Raise InvalidArgument for a request that is larger, or has more elements.
 
-        Costs some nanoseconds a byte, above :data:`SMALL`.
+        It takes some nanoseconds a byte, above :data:`SMALL`.
         """
         if len(data) > self.size:
             fix = "name or report less in each"
@@ -58,17 +61,27 @@ class Bound:
             problem = f"has more names, keys or entries than {method} takes"
             raise errors.InvalidArgument(f"the request {problem}; {fix}", metadata={"field": "", "fix": fix})
 
+    def check_names(self, request: Any) -> None:
+        """Raise InvalidArgument for a parsed request with more names."""
+        if self.names is not None:
+            field, most = self.names
+            count = len(getattr(request, field))
+            if count > most:
+                raise bad_field(field, f"has {count} names", f"name at most {most}")
 
-NAMED: Final = Bound(4 << 20)
-"""A request with 10,000 names of 257 characters each."""
+
+MAX_NAMES: Final = 10_000
+"""Most computations that one read names."""
+
+NAMED: Final = Bound(4 << 20, names=("computations", MAX_NAMES))
+"""Bound of a read: 10,000 names of 257 characters each."""
 
 COLUMNS: Final = Bound(32 << 20, 250_000)
-"""A report, or a part of a micro-batch, of two million ranges, at twelve bytes each; or of a
+"""Bound of a report, or of a part of a micro-batch: two million ranges of twelve bytes each, or a
 hundred thousand claims."""
 
 BOUNDS: Final[dict[str, Bound]] = {
-    # Two million ranges, whose keys have thirty bytes each. The server's own bound of a message is
-    # the same.
+    # Two million ranges with keys of thirty bytes. It is also gRPC's bound of a message.
     "/lowwater.v1.WorkerService/Claim": Bound(64 << 20, 4_000_000),
     "/lowwater.v1.WorkerService/Report": COLUMNS,
     "/lowwater.v1.WorkerService/StageTask": COLUMNS,
@@ -77,7 +90,8 @@ BOUNDS: Final[dict[str, Bound]] = {
     "/lowwater.v1.WorkerService/CommitBatch": Bound(8 << 20, 200_000),
     "/lowwater.v1.TopologyService/ChangeLayout": Bound(8 << 20, 200_000),
     # A thousand slices whose keys have a thousand bytes each, and a thousand inputs.
-    "/lowwater.v1.TopologyService/Register": Bound(2 << 20),
+    "/lowwater.v1.TopologyService/Register": Bound(2 << 20, names=("inputs", MAX_INPUTS)),
+    "/lowwater.v1.TopologyService/SetInputs": Bound(names=("inputs", MAX_INPUTS)),
     "/lowwater.v1.WatermarkService/GetWatermarks": NAMED,
     "/lowwater.v1.WatermarkService/Watch": NAMED,
     "/lowwater.v1.ClusterService/Locate": NAMED,
@@ -89,7 +103,7 @@ BOUNDS: Final[dict[str, Bound]] = {
 
 
 def bound_of(method: str) -> Bound:
-    """Return what one request of a method may have; ``method`` is its whole path."""
+    """Return the bounds of a method's requests; ``method`` is its whole path."""
     return BOUNDS.get(method, _USUAL)
 
 
@@ -100,19 +114,19 @@ FIXED64: Final = 1
 LENGTH: Final = 2
 GROUPS: Final = (3, 4)
 FIXED32: Final = 5
-"""How a field is encoded: the low three bits of its tag."""
+"""Encodings of a field: the low three bits of its tag."""
 
 COUNTED: Final = (FieldDescriptorProto.TYPE_STRING, FieldDescriptorProto.TYPE_BYTES, FieldDescriptorProto.TYPE_MESSAGE)
-"""Types of which each element takes memory of its own."""
+"""Types of fields whose elements take memory of their own."""
 
 
 class Shape:
-    """Where in a message the repeated fields are whose elements are counted."""
+    """The repeated fields of a message type whose elements are counted, and its inner messages."""
 
-    def __init__(self, message: Descriptor, known: dict[str, Shape] | None = None) -> None:
-        """Read a type of message; ``known`` has the types that it is within, by name, for a type may contain itself."""
-        known = {} if known is None else known
-        known[message.full_name] = self
+    def __init__(self, message: Descriptor, outer: dict[str, Shape] | None = None) -> None:
+        """``outer``: shapes of the types around this one, by name: a type may contain itself."""
+        outer = {} if outer is None else outer
+        outer[message.full_name] = self
         fields = DescriptorProto()
         message.CopyToProto(fields)
         self.counted: frozenset[int] = frozenset(
@@ -121,16 +135,16 @@ class Shape:
             if field.label == FieldDescriptorProto.LABEL_REPEATED and field.type in COUNTED
         )
         self.inner: dict[int, Shape] = {
-            field.number: known.get(field.message_type.full_name) or Shape(field.message_type, known)
+            field.number: outer.get(field.message_type.full_name) or Shape(field.message_type, outer)
             for field in message.fields
             if field.message_type is not None
         }
 
     @cached_property
     def tags(self) -> bytes:
-        """The bytes that the tag of a counted field can begin with, at any depth.
+        """First bytes that the tag of a counted field can have, at any depth.
 
-        A tag that is longer than it needs to be begins with the second form.
+        The second form is that of a tag that is longer than it needs to be.
         """
         shapes = [self]
         for shape in shapes:
@@ -139,13 +153,12 @@ class Shape:
         return bytes(sorted(firsts | {first | 0x80 for first in firsts}))
 
     def has_more(self, data: bytes, most: int) -> bool:
-        """Whether an encoded message has more counted elements than that.
+        """Return whether an encoded message has more counted elements than ``most``.
 
         Raises DecodeError where the bytes are no message.
 
-        Each element has a tag, so there are at most as many as bytes that a tag can begin with. One
-        pass counts these, and is enough for nearly all messages. The others are walked, no further
-        than it takes to know.
+        Each element has a tag, so there are at most as many elements as bytes that can begin a tag.
+        One pass counts these, which is enough for nearly all messages. Only the others are walked.
         """
         if len(data) - len(data.translate(None, self.tags)) <= most:
             return False
@@ -156,8 +169,8 @@ class Shape:
 
 
 def _goes_beyond(data: bytes, shape: Shape, most: int) -> bool:
-    """Walk a message, and the messages in it from a list, however deep they are."""
-    left, steps = most, 4 * most  # a message has few fields that are not counted
+    """Walk a message and its inner messages, which may be nested to any depth."""
+    elements, steps = most, 4 * most  # a message has few fields that are not counted
     parts = [(shape, 0, len(data))]
     while parts:
         shape, at, end = parts.pop()
@@ -167,7 +180,7 @@ def _goes_beyond(data: bytes, shape: Shape, most: int) -> bool:
             steps -= 1
             if kind == LENGTH:
                 size, at = _number(data, at)
-                left -= number in shape.counted
+                elements -= number in shape.counted
                 if number in shape.inner:
                     parts.append((shape.inner[number], at, min(at + size, end)))
                 at += size
@@ -175,17 +188,15 @@ def _goes_beyond(data: bytes, shape: Shape, most: int) -> bool:
                 _, at = _number(data, at)
             elif kind in (FIXED64, FIXED32):
                 at += 8 if kind == FIXED64 else 4
-            elif (
-                kind not in GROUPS
-            ):  # what is in a group of a field that nobody knows is counted as if it were beside it
+            elif kind not in GROUPS:  # fields within an unknown group count as if they were beside it
                 raise DecodeError
-            if left < 0 or steps < 0:
+            if elements < 0 or steps < 0:
                 return True
     return False
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number of one to ten bytes, and the place behind it.
+    """Return a number of one to ten bytes, and the position behind it.
 
     Raises DecodeError, IndexError.
     """
@@ -202,7 +213,7 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
 
 
 def shape_of(deserialize: Callable[[bytes], Any]) -> Shape | None:
-    """Return the shape of what a method reads; None: that is no message of protobuf."""
+    """Return the shape of a method's requests; None: they are no messages of protobuf."""
     descriptor = getattr(getattr(deserialize, "__self__", None), "DESCRIPTOR", None)
     return None if descriptor is None else _shape(descriptor)
 

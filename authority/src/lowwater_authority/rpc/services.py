@@ -1,4 +1,4 @@
-"""What all servicers share: the shard, its place among others, and what is said of computations that are elsewhere."""
+"""What all servicers share: the shard, its cluster, and redirects to the shards of the cluster."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ if TYPE_CHECKING:
     from lowwater_authority.engine.shard import Shard
 
 HOLD_SECONDS: Final = 1.0
-"""How long at most a call waits where a shard has just died: who asks again and again instead finds
-the next one later."""
+"""Most seconds that a call waits for the successor of a shard that has just died. A client that
+polls instead would find the successor later."""
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 GO_AWAY_MILLIS: Final = 500
-"""How long clients wait, with jitter, before they connect again after a planned stop."""
+"""Milliseconds, before jitter, after which clients connect again after a planned stop."""
 
 
 @dataclass(slots=True)
 class Services:
-    """The shard, who watches, and whether streams are to end."""
+    """What the servicers of one process share."""
 
     shard: Shard
     observer: Observer
     cluster: Cluster | None = None
-    """None: there is one process."""
+    """The other shards; None: this process is alone."""
     promises: Promises = field(default_factory=Promises)
-    """What was promised of computations; replaced when its file changes."""
+    """Promises about computations; replaced when their file changes."""
     access: Callable[[], Access] | None = None
-    """Returns the access rules in force; None: there are none, and everybody may do everything."""
+    """Function that returns the access rules in force; None: every caller may do everything."""
     limits: Limits = field(default_factory=Limits)
-    """What everybody together may have where there are no access rules."""
+    """Limits of all callers together where there are no access rules."""
     quiet: Limited = field(default_factory=Limited)
-    """Keeps what callers can cause from flooding the log."""
+    """Counter by which lines that callers can cause are logged only once in a while."""
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while streams are to end: for good when the process stops, and for as long as it is cut
     off from its store."""
@@ -60,13 +60,13 @@ class Services:
         return self.shard.journal.server_token
 
     def go_away(self) -> types_pb2.GoAway:
-        """Return the farewell of every stream."""
+        """Return the last message of every stream."""
         cut_off = self.cluster is not None and self.cluster.cut_off
         reason = "the authority is cut off from its store" if cut_off else "the authority is stopping"
         return types_pb2.GoAway(reason=reason, retry_after_millis=GO_AWAY_MILLIS)
 
     def check(self) -> None:
-        """Refuse to serve while nobody knows whether others do. Raises Unavailable."""
+        """Raise Unavailable while this shard is cut off: another may serve its computations."""
         if self.cluster is not None and self.cluster.cut_off:
             msg = (
                 "this shard is cut off from its store, and another one may serve what it did: ask another, or try later"
@@ -74,7 +74,7 @@ class Services:
             raise errors.Unavailable(msg)
 
     async def reach(self, name: str) -> None:
-        """Return when this shard serves a computation.
+        """Return when this shard serves a computation; take it over if this shard is to.
 
         Raises UnknownComputation, Moved without an address, Unavailable.
         """
@@ -88,14 +88,17 @@ class Services:
             raise moved(name)
 
     async def confirm(self, name: str) -> int:
-        """Return when what is published of a computation here is known to be the newest; and when that was. Raises as reach."""
+        """Confirm that this shard owns a computation; returns when its value was the newest.
+
+        Raises as :meth:`reach`.
+        """
         await self.reach(name)
         confirmed = await self.shard.confirmation.confirm([name])
         await self.reach(name)
         return confirmed
 
     async def redirects(self, names: Iterable[str]) -> list[types_pb2.Redirect]:
-        """Return where other shards serve registered computations."""
+        """Return the places of registered computations that other shards serve."""
         names = list(names)
         if not names:
             return []
@@ -108,13 +111,16 @@ class Services:
         ]
 
     async def settle(self, names: Iterable[str], context: Context) -> None:
-        """Wait while computations are at shards that seem dead, for a while, and for half the time that the caller has left at most."""
+        """Wait while computations are at shards that seem dead.
+
+        It waits ``HOLD_SECONDS`` at most, and half of the time that the caller has left.
+        """
         if self.cluster is not None:
-            within = min(HOLD_SECONDS, (context.time_remaining() or math.inf) / 2)  # None: for ever
+            within = min(HOLD_SECONDS, (context.time_remaining() or math.inf) / 2)  # None: without end
             await self.cluster.settle([name for name in names if name in self.shard.topology.computations], within)
 
     async def located(self, refusal: errors.Moved) -> errors.Moved:
-        """Return the refusal with the place in it. Raises Unavailable."""
+        """Return a refusal with the place of the computation. Raises Unavailable."""
         [redirect] = await self.redirects([refusal.metadata["computation"]])
         metadata = {**refusal.metadata, "address": redirect.address, "epoch": str(redirect.epoch)}
         where = f"at {redirect.address}: go there" if redirect.address else "as soon as one is free: try again later"

@@ -1,4 +1,4 @@
-"""Leases and tasks over gRPC: decodes, asks the task master, encodes."""
+"""Tasks and their leases over gRPC."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
 
     @refusing
     async def CreateGroup(self, request: pb.CreateGroupRequest, context: Context) -> pb.CreateGroupResponse:  # noqa: N802
-        """Create a group."""
-        wanted = TaskGroup(
+        """Create a group of tasks."""
+        group = TaskGroup(
             request.group,
             request.every_micros,
             request.start_micros,
             request.lease_micros or DEFAULT_LEASE,
             request.configuration,
         )
-        await self.services.confirm(request.computation)  # an incarnation that was begun elsewhere begins here first
-        figures = await self._master.create_group(request.computation, wanted, request.incarnation)
+        await self.services.confirm(request.computation)  # this shard learns of a new incarnation first
+        figures = await self._master.create_group(request.computation, group, request.incarnation)
         return pb.CreateGroupResponse(server_token=self.services.token, group=group_message(*figures))
 
     @refusing
@@ -102,16 +102,16 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
 
     @refusing
     async def RenewTask(self, request: pb.RenewTaskRequest, context: Context) -> pb.RenewTaskResponse:  # noqa: N802
-        """Keep a lease."""
+        """Renew a lease."""
         granted = lease(request)
         await self.services.confirm(request.computation)
         return pb.RenewTaskResponse(lease_micros=await self._master.renew(request.computation, granted))
 
     @refusing
     async def CommitTask(self, request: pb.CommitTaskRequest, context: Context) -> pb.CommitTaskResponse:  # noqa: N802
-        """End a task."""
+        """Mark a task as done, and create its successors."""
         granted = lease(request)
-        outputs = [_for_people(f"outputs[{place}]", each, None) for place, each in enumerate(request.outputs)]
+        outputs = [_for_people(f"outputs[{i}]", output, None) for i, output in enumerate(request.outputs)]
         successors = new_tasks(request.successors)
         await self.services.confirm(request.computation)
         await self._master.commit(request.computation, granted, outputs, request.digest, successors)
@@ -119,7 +119,7 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
 
     @refusing
     async def ReleaseTask(self, request: pb.ReleaseTaskRequest, context: Context) -> pb.ReleaseTaskResponse:  # noqa: N802
-        """Give a lease back."""
+        """Release a lease, so that the task is ready again."""
         granted = lease(request)
         await self.services.confirm(request.computation)
         await self._master.release(request.computation, granted)
@@ -127,7 +127,7 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
 
     @refusing
     async def ListTasks(self, request: pb.ListTasksRequest, context: Context) -> pb.ListTasksResponse:  # noqa: N802
-        """List groups, or the tasks of one."""
+        """Return the groups, or the tasks of one."""
         if request.page_size > MAX_PAGE:
             raise bad_field("page_size", f"is {request.page_size}", f"ask for at most {MAX_PAGE}")
         state = _state(request.state)
@@ -135,7 +135,7 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
         response = pb.ListTasksResponse(server_token=self.services.token)
         if not request.group:
             incarnation, groups = await self._master.groups(request.computation)
-            response.groups.extend(group_message(incarnation, each) for each in groups)
+            response.groups.extend(group_message(incarnation, figures) for figures in groups)
             return response
         limit = request.page_size or DEFAULT_PAGE
         incarnation, group, tasks, total = await self._master.tasks(request.computation, request.group, state, limit)
@@ -146,10 +146,7 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
 
 
 def lease(request: Any) -> TaskLease:
-    """Decode the lease of a request, which has to name who has granted it.
-
-    Raises InvalidArgument.
-    """
+    """Decode the lease of a request, which must name the deployment. Raises InvalidArgument."""
     if not request.server_token:
         raise bad_field("server_token", "is empty", "send the one that came with the lease")
     message = request.lease
@@ -168,32 +165,32 @@ def lease(request: Any) -> TaskLease:
 
 
 def new_tasks(messages: Iterable[pb.NewTask]) -> list[NewTask]:
-    """Decode tasks that are to be created; the core checks them."""
-    return [NewTask(TaskKey(each.at_micros, each.name), each.payload, each.group) for each in messages]
+    """Decode tasks to create. The core checks them."""
+    return [NewTask(TaskKey(task.at_micros, task.name), task.payload, task.group) for task in messages]
 
 
 def granted_message(token: str, granted: TaskGrant | None) -> pb.TakeTaskResponse:
-    """Encode a lease, or that there is none."""
+    """Encode a granted lease with its task; None: no task was ready."""
     if granted is None:
         return pb.TakeTaskResponse(server_token=token)
-    held, task, configuration, micros = granted
+    lease_, task, configuration, micros = granted
     return pb.TakeTaskResponse(
         server_token=token,
         lease=pb.TaskLease(
-            key=_key_message(held.incarnation, held.group, task.key),
-            version=held.version,
-            configuration_version=held.configuration_version,
-            epoch=held.epoch,
-            nonce=held.nonce,
+            key=_key_message(lease_.incarnation, lease_.group, task.key),
+            version=lease_.version,
+            configuration_version=lease_.configuration_version,
+            epoch=lease_.epoch,
+            nonce=lease_.nonce,
         ),
-        task=task_message(held.incarnation, held.group, task, offered=False),
+        task=task_message(lease_.incarnation, lease_.group, task, offered=False),
         configuration=configuration,
         lease_micros=micros,
     )
 
 
 def group_message(incarnation: int, figures: GroupFigures) -> pb.TaskGroup:
-    """Encode what is shown of a group."""
+    """Encode the figures of a group."""
     return pb.TaskGroup(
         name=figures.name,
         every_micros=figures.every,
@@ -235,9 +232,10 @@ def _state(value: int) -> TaskState | None:
     return TaskState(value) if value else None
 
 
-def _for_people(path: str, said: str, most: int | None = MAX_NAME) -> str:
-    if most is not None and len(said) > most:
-        raise bad_field(path, f"has {len(said)} characters", f"use at most {most}")
-    if CONTROL.search(said):
+def _for_people(path: str, text: str, most: int | None = MAX_NAME) -> str:
+    """Check a text for people; ``most`` None: the core bounds it. Raises InvalidArgument."""
+    if most is not None and len(text) > most:
+        raise bad_field(path, f"has {len(text)} characters", f"use at most {most}")
+    if CONTROL.search(text):
         raise bad_field(path, "has a control character", "use printable characters only")
-    return said
+    return text

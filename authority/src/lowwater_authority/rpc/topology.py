@@ -1,4 +1,4 @@
-"""The graph over gRPC."""
+"""Requests about the graph over gRPC."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
 
     @refusing
     async def Register(self, request: topology_pb2.RegisterRequest, context: Context) -> topology_pb2.RegisterResponse:  # noqa: N802
-        """Register a computation."""
+        """Register a computation, or return the one that is registered the same."""
         shard, spec = self.services.shard, codec.spec(request)
-        await shard.confirmation.confirm(())  # what another shard knows of it decides whether it conflicts
+        await shard.confirmation.confirm(())  # another shard may have registered it since
         caller = calling()
         spec = await shard.graph.register(
             spec,
@@ -45,7 +45,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
     async def GetTopology(  # noqa: N802
         self, request: topology_pb2.GetTopologyRequest, context: Context
     ) -> topology_pb2.GetTopologyResponse:
-        """Read the graph, as the store has it, as far as the caller may."""
+        """Return the graph as the store has it, as far as the caller may read."""
         await self.services.shard.confirmation.confirm(())
         topology = self.services.shard.topology
         return topology_pb2.GetTopologyResponse(
@@ -61,7 +61,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
     async def SetInputs(  # noqa: N802
         self, request: topology_pb2.SetInputsRequest, context: Context
     ) -> topology_pb2.SetInputsResponse:
-        """Change what a computation reads."""
+        """Replace the inputs of a computation."""
         shard = self.services.shard
         await self.services.reach(request.computation)
         name = request.computation
@@ -76,9 +76,9 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
 
     @refusing
     async def Reset(self, request: topology_pb2.ResetRequest, context: Context) -> topology_pb2.ResetResponse:  # noqa: N802
-        """Start a new incarnation of a computation and its readers."""
+        """Begin new incarnations of a computation and of all that read it, directly or not."""
         shard = self.services.shard
-        await shard.confirmation.confirm(())  # one that was registered at another shard can be reset here too
+        await shard.confirmation.confirm(())  # another shard may have registered it since
         name = request.computation
         specs = await shard.graph.reset(name, incarnation=request.incarnation, permit=permit(name))
         return topology_pb2.ResetResponse(
@@ -89,21 +89,21 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
     async def SplitSlice(  # noqa: N802
         self, request: topology_pb2.SplitSliceRequest, context: Context
     ) -> topology_pb2.SplitSliceResponse:
-        """Cut a slice in two."""
+        """Cut a slice into two."""
         shard, name = self.services.shard, request.computation
-        await shard.confirmation.confirm(())  # as another shard may have cut it
-        made = await shard.graph.split(
+        await shard.confirmation.confirm(())  # another shard may have cut it since
+        spec = await shard.graph.split(
             name,
             request.slice,
             request.at,
             incarnation=request.incarnation,
             room=room_for_slice(name, self.services.limits),
         )
-        return topology_pb2.SplitSliceResponse(slice=codec.computation_message(made, shard.topology))
+        return topology_pb2.SplitSliceResponse(slice=codec.computation_message(spec, shard.topology))
 
     @refusing
     async def Retire(self, request: topology_pb2.RetireRequest, context: Context) -> topology_pb2.RetireResponse:  # noqa: N802
-        """Take a key range out of a computation."""
+        """Retire a key interval of a computation."""
         start, end = codec.interval(request.start, request.end)
         await self.services.reach(request.computation)
         ranges = await self.services.shard.owners.retire(
@@ -121,7 +121,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
     async def ChangeLayout(  # noqa: N802
         self, request: topology_pb2.ChangeLayoutRequest, context: Context
     ) -> topology_pb2.ChangeLayoutResponse:
-        """Ask the owner for another layout."""
+        """Set the wanted layout of a computation."""
         wish = codec.layout_wish(request)
         await self.services.reach(request.computation)
         version = await self.services.shard.owners.change_layout(request.computation, *wish)
@@ -131,15 +131,17 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
     async def GetLayout(  # noqa: N802
         self, request: topology_pb2.GetLayoutRequest, context: Context
     ) -> topology_pb2.GetLayoutResponse:
-        """Read the wanted layout, and the owner's."""
+        """Return the wanted layout, and the one that the owner reports."""
         await self.services.confirm(request.computation)
-        return await self.services.shard.reads.ask(request.computation, lambda found, _: codec.layouts_message(found))
+        return await self.services.shard.reads.ask(
+            request.computation, lambda computation, _: codec.layouts_message(computation)
+        )
 
     @refusing
     async def Drop(self, request: topology_pb2.DropRequest, context: Context) -> topology_pb2.DropResponse:  # noqa: N802
-        """Take a computation out of the graph."""
+        """Drop a computation from the graph."""
         shard = self.services.shard
-        await shard.confirmation.confirm(())  # what another shard has registered since may read it
+        await shard.confirmation.confirm(())  # another shard may have registered a reader of it since
         try:
             await self.services.reach(request.computation)
         except errors.Unavailable:
@@ -147,7 +149,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
                 raise
         dropped = await shard.graph.drop(request.computation, force=request.force, incarnation=request.incarnation)
         if self.services.cluster is not None:
-            # Else the first shard does it at one of its next beats.
+            # If this fails, the first shard does it at one of its next beats.
             with suppress(JournalError, errors.LowwaterError):
                 await self.services.cluster.unpin_dropped()
         return topology_pb2.DropResponse(computation=codec.tombstone_message(dropped))

@@ -1,4 +1,4 @@
-"""Reading over gRPC: only published values are ever answered."""
+"""Reads and watch streams over gRPC. Every answer has only published values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lowwater_authority.engine.placement import moved
 from lowwater_authority.promises import NOTHING
 from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.refusals import bad_field, check_token, refuse, refusing
-from lowwater_authority.rpc.streams import enter, inside, leave, watched
+from lowwater_authority.rpc.rooms import enter, inside, leave, watched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
 
 BEAT_SECONDS: Final = 1.0
-"""A subscriber that gets nothing for several of these knows that the authority is away."""
+"""Most seconds between two messages of a watch stream. A subscriber that gets none for several of
+these takes the authority for lost."""
 
 MAX_INTERVAL_MILLIS: Final = 1000
-"""Between two messages with watermarks: whoever hears nothing for longer than a beat believes that
-the authority is away."""
+"""Longest interval that a subscriber may ask for, in milliseconds: one beat."""
 
 DEFAULT_HOLDERS: Final = 10
 MAX_HOLDERS: Final = 1000
@@ -43,45 +43,47 @@ DEFAULT_PAGE: Final = 100
 MAX_PAGE: Final = 10_000
 
 
-Told = tuple[int, "types_pb2.Promise"]
-"""What a stream has told that was promised of a computation, and of which incarnation."""
+SentPromise = tuple[int, "types_pb2.Promise"]
+"""The promise that a stream has sent last of a computation, and the incarnation at that moment."""
 
 
-MOST_KEPT: Final = 10_000
-"""Messages of computations that are kept to be used again: as many as one request may name."""
+MOST_CACHED: Final = 10_000
+"""Messages of computations in the cache: as many as one request may name."""
 
 
 class Messages:
-    """What is told of the computations of a shard.
+    """The messages about computations. One message serves all streams and answers.
 
-    The message of what was published last is made once, for all streams and answers that tell of
-    it.
+    A message is built once for each published value.
     """
 
-    def __init__(self, shard: Shard, most: int = MOST_KEPT) -> None:
+    def __init__(self, shard: Shard, most: int = MOST_CACHED) -> None:
         self._shard = shard
         self._most = most
-        self._kept: dict[str, tuple[View, Topology, int, types_pb2.Watermark]] = {}
-        """By name, without promises, and from what each was made: none of that changes, it is only
-        replaced."""
+        self._cache: dict[str, tuple[View, Topology, int, types_pb2.Watermark]] = {}
+        """Messages without promises by name, each with the values that it was built from. These
+        values are immutable, so the message is current while they are the same objects."""
 
     def __len__(self) -> int:
-        """Return how many are kept."""
-        return len(self._kept)
+        """Return the number of cached messages."""
+        return len(self._cache)
 
     def of(self, name: str, view: View | None, promise: types_pb2.Promise | None = None) -> types_pb2.Watermark:
-        """Return what is told of a computation of which a value is published; without one, of a name that is not registered. Not to be changed."""
+        """Return the message about a computation; the caller must not change it.
+
+        ``view`` is its published value; None: the name is not registered.
+        """
         shard = self._shard
         topology, epoch = shard.topology, shard.served.epoch(name)
         if view is None or promise is not None:
             return codec.watermark_message(name, view, topology, epoch, promise)
-        kept = self._kept.get(name)
-        if kept is not None and kept[0] is view and kept[1] is topology and kept[2] == epoch:
-            return kept[3]
+        cached = self._cache.get(name)
+        if cached is not None and cached[0] is view and cached[1] is topology and cached[2] == epoch:
+            return cached[3]
         message = codec.watermark_message(name, view, topology, epoch)
-        if len(self._kept) >= self._most:
-            self._kept.clear()
-        self._kept[name] = view, topology, epoch, message
+        if len(self._cache) >= self._most:
+            self._cache.clear()
+        self._cache[name] = view, topology, epoch, message
         return message
 
 
@@ -97,10 +99,9 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
 
     @refusing
     async def GetWatermarks(self, request: pb.GetWatermarksRequest, context: Context) -> pb.GetWatermarksResponse:  # noqa: N802
-        """Read the published watermarks now."""
+        """Return the published watermarks."""
         shard = self.services.shard
-        asked = codec.names("computations", request.computations)
-        confirmed, names, elsewhere = await self._look(asked)
+        confirmed, names, elsewhere = await self._look(list(request.computations))
         return pb.GetWatermarksResponse(
             server_token=self.services.token,
             watermarks=[self._promised(name, shard.served.view(name)) for name in names],
@@ -109,7 +110,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         )
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.WatchResponse]:  # noqa: N802
-        """Follow watermarks, conflated. The first values are confirmed like those of a get."""
+        """Send watermarks as they change, conflated. The first values are as those of a read."""
         services, shard = self.services, self.services.shard
         subscription: Subscription | None = None
         counted, who = False, holder()
@@ -122,29 +123,29 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
                 demand_some_read()
             await enter(self._open, who)
             counted = True
-            asked = list(dict.fromkeys(codec.names("computations", request.computations)))
-            room.enter_context(watched(self._watched, asked))
+            names = list(dict.fromkeys(request.computations))
+            room.enter_context(watched(self._watched, names))
             rights = _rights()
             async with inside(self._starting, who):
-                subscription = shard.hub.subscribe(asked)
-                confirmed, unknown = await self._begin(subscription, asked)
-            taken = await subscription.take(0)
-            promised: dict[str, Told] = {}
-            dropped = [] if asked else visible(sorted(shard.topology.dropped))
-            taken = taken if asked else _readable(taken)
-            yield await self._response(taken, promised, confirmed, unknown, dropped=dropped)
+                subscription = shard.hub.subscribe(names)
+                confirmed, unknown = await self._begin(subscription, names)
+            views = await subscription.take(0)
+            promised: dict[str, SentPromise] = {}
+            dropped = [] if names else visible(sorted(shard.topology.dropped))
+            views = views if names else _readable(views)
+            yield await self._response(views, promised, confirmed, unknown, dropped=dropped)
             del unknown, dropped  # a stream may be open for weeks
             while not services.leaving.is_set():
-                if not asked and rights != _rights():
-                    # What may be read only now is told as if asked for now: it may not change for
+                if not names and rights != _rights():
+                    # The caller may read more now: send those values, which may not change for
                     # long.
                     rights = _rights()
                     async with inside(self._starting, who):
-                        await self._begin(subscription, asked)
-                taken = await subscription.take(BEAT_SECONDS, interval)
-                taken = taken if asked else _readable(taken)
-                waited = subscription.waited if taken else None
-                yield await self._response(taken, promised, waited=waited)
+                        await self._begin(subscription, names)
+                views = await subscription.take(BEAT_SECONDS, interval)
+                views = views if names else _readable(views)
+                waited = subscription.waited if views else None
+                yield await self._response(views, promised, waited=waited)
             yield await self._response({}, promised, go_away=services.go_away())
         except errors.LowwaterError as error:
             services.observer.refused("Watch", error.reason)
@@ -158,7 +159,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
 
     @refusing
     async def CheckComplete(self, request: pb.CheckCompleteRequest, context: Context) -> pb.CheckCompleteResponse:  # noqa: N802
-        """Answer whether everything before an event time is here, and if not, which ranges hold it."""
+        """Return whether all before an event time is complete, and which ranges hold it if not."""
         limit = request.max_holders or DEFAULT_HOLDERS
         if limit > MAX_HOLDERS:
             raise bad_field("max_holders", f"is {limit}", f"ask for at most {MAX_HOLDERS}")
@@ -180,18 +181,22 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
 
     @refusing
     async def ListRanges(self, request: pb.ListRangesRequest, context: Context) -> pb.ListRangesResponse:  # noqa: N802
-        """List ranges, those furthest behind first."""
+        """Return ranges, those furthest behind first."""
         limit = _page(request.page_size)
         below = request.below_micros if request.HasField("below_micros") else None
         await self.services.confirm(request.computation)
         shard, name = self.services.shard, request.computation
         ranges, total, incarnation, newest_claim = await shard.reads.ranges_and_claim(name, below=below, limit=limit)
-        found = map(codec.key_range_message, ranges)
-        return pb.ListRangesResponse(ranges=found, total=total, incarnation=incarnation, newest_claim=newest_claim)
+        return pb.ListRangesResponse(
+            ranges=map(codec.key_range_message, ranges),
+            total=total,
+            incarnation=incarnation,
+            newest_claim=newest_claim,
+        )
 
     @refusing
     async def GetHistory(self, request: pb.GetHistoryRequest, context: Context) -> pb.GetHistoryResponse:  # noqa: N802
-        """Tell when steps of event time became complete, the newest of them."""
+        """Return when steps of event time became complete, the newest ones."""
         limit = _page(request.page_size)
         since = request.since_micros if request.HasField("since_micros") else None
         shard = self.services.shard
@@ -203,15 +208,15 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
             total=total,
         )
 
-    async def _begin(self, subscription: Subscription, asked: list[str]) -> tuple[int, list[types_pb2.Watermark]]:
-        """Have a subscription tell where all that it follows is.
+    async def _begin(self, subscription: Subscription, names: list[str]) -> tuple[int, list[types_pb2.Watermark]]:
+        """Put the current values into a subscription.
 
-        Returns when that was the newest, and what is told of unknown names.
+        Returns when these were the newest, and the messages about unregistered names.
         """
         shard = self.services.shard
-        confirmed, names, elsewhere = await self._look(asked)
+        confirmed, here, elsewhere = await self._look(names)
         unknown = []
-        for name in names:
+        for name in here:
             view = shard.served.view(name)
             if view is None:
                 unknown.append(self._messages.of(name, None))
@@ -221,41 +226,43 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
             subscription.put(name, None)
         return confirmed, unknown
 
-    async def _look(self, asked: list[str]) -> tuple[int, list[str], list[str]]:
-        """Return when what is published here was the newest, what of the names is here or nowhere, and what other shards serve.
+    async def _look(self, requested: list[str]) -> tuple[int, list[str], list[str]]:
+        """Confirm the values that this shard serves, and take over those that it is to serve.
 
-        Without names: all that are registered and that the caller may read.
+        Returns when these values were the newest, the names that this shard serves or that are
+        unregistered, and the names that other shards serve. None
+        ``requested``: all that the caller may read.
         """
         shard = self.services.shard
-        if not asked or any(name not in shard.topology.computations for name in asked):
+        if not requested or any(name not in shard.topology.computations for name in requested):
             await shard.confirmation.confirm(())
-        names = asked or visible(sorted(shard.topology.computations))
+        names = requested or visible(sorted(shard.topology.computations))
         registered = [name for name in names if name in shard.topology.computations]
         if len(registered) == 1:
             with suppress(errors.Unavailable):
                 await shard.takeover.serve(registered[0])
         else:
             await shard.takeover.serve_those(registered)
-        # Where nothing else is asked for, the refusal says why nothing is told.
-        told = [name for name in names if shard.served.confirms(name)] or [
+        # If none of them can be confirmed, the refusal of those that are served says why.
+        confirmable = [name for name in names if shard.served.confirms(name)] or [
             name for name in names if name in shard.served
         ]
-        confirmed = await shard.confirmation.confirm(told)
+        confirmed = await shard.confirmation.confirm(confirmable)
         elsewhere = [name for name in names if name in shard.topology.computations and not shard.served.confirms(name)]
         away = set(elsewhere)
         return confirmed, [name for name in names if name not in away], elsewhere
 
     def _promised(self, name: str, view: View | None) -> types_pb2.Watermark:
-        """Return what is published of a computation, with what was promised of it, if anything was."""
+        """Return the message about a computation, with its promise if there is one."""
         if view is None or name not in self.services.shard.topology.computations:
             return self._messages.of(name, view)
         promise = self.services.promises.of(name)
         return self._messages.of(name, view, None if promise is NOTHING else promise)
 
-    def _news(self, name: str, view: View | None, promised: dict[str, Told]) -> types_pb2.Watermark:
-        """Return what is published of a computation, for a stream that was told what was ``promised``: only what is new of that.
+    def _news(self, name: str, view: View | None, promised: dict[str, SentPromise]) -> types_pb2.Watermark:
+        """Return the message about a computation for a stream that has sent ``promised``.
 
-        A promise is as long as the rest of the message, and hardly ever changes.
+        An unchanged promise is left out: it is as long as the rest of the message.
         """
         if view is None or name not in self.services.shard.topology.computations:
             promised.pop(name, None)  # it may be registered again
@@ -265,14 +272,14 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
             promised.pop(name, None)
         else:
             promised[name] = view.incarnation, promise
-        # One that was dropped and registered again meanwhile is told anew.
+        # A computation that was dropped and registered again gets its promise again.
         same = promise is NOTHING or incarnation == view.incarnation
         return self._messages.of(name, view, None if same and promise == before else promise)
 
     async def _response(
         self,
-        taken: dict[str, View | None],
-        promised: dict[str, Told],
+        views: dict[str, View | None],
+        promised: dict[str, SentPromise],
         confirmed: int | None = None,
         unknown: Iterable[types_pb2.Watermark] = (),
         go_away: types_pb2.GoAway | None = None,
@@ -280,19 +287,22 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         waited: float | None = None,
         dropped: Sequence[str] = (),
     ) -> pb.WatchResponse:
-        """Return the next message of a stream: what was ``taken`` in this moment, and what was ``confirmed``, which is also this moment when left out."""
+        """Return the next message of a stream, with the views just taken from its subscription.
+
+        ``confirmed`` is when they were the newest; None: now.
+        """
         shard = self.services.shard
         now = shard.now
-        known = shard.topology.computations
+        registered = shard.topology.computations
         watermarks, elsewhere = list(unknown), list[str]()
-        for name, view in taken.items():
-            if view is not None or name not in known:
+        for name, view in views.items():
+            if view is not None or name not in registered:
                 watermarks.append(self._news(name, view, promised))
             else:
-                promised.pop(name, None)  # its next shard may have another file
+                promised.pop(name, None)  # its next shard may read another file of promises
                 if not shard.served.confirms(name):
                     elsewhere.append(name)
-        if taken or watermarks:
+        if views or watermarks:
             self.services.observer.pushed(len(watermarks), waited)
         response = pb.WatchResponse(
             server_token=self.services.token,
@@ -308,29 +318,29 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         return response
 
 
-def _readable(taken: dict[str, View | None]) -> dict[str, View | None]:
-    """Return what the caller may read of what it follows without naming it; what it named was decided before."""
-    return {name: taken[name] for name in visible(list(taken))} if taken and calling() is not None else taken
+def _readable(views: dict[str, View | None]) -> dict[str, View | None]:
+    """Return the views that the caller may read, for a stream that follows all computations.
+
+    For a stream that names its computations the guard has decided.
+    """
+    return {name: views[name] for name in visible(list(views))} if views and calling() is not None else views
 
 
 def _rights() -> object:
-    """Return what decides what the caller may read; it changes with the access file."""
+    """Return the rules that decide what the caller may read; the access file may change them."""
     caller = calling()
     return None if caller is None else caller.principal.allow
 
 
-def _interval(asked: int) -> float:
-    """Return how many seconds a watch stream leaves between two messages with watermarks.
-
-    Raises InvalidArgument.
-    """
-    if asked > MAX_INTERVAL_MILLIS:
-        raise bad_field("interval_millis", f"is {asked}", f"ask for at most {MAX_INTERVAL_MILLIS}")
-    return asked / 1000
+def _interval(millis: int) -> float:
+    """Return the seconds between two messages with watermarks. Raises InvalidArgument."""
+    if millis > MAX_INTERVAL_MILLIS:
+        raise bad_field("interval_millis", f"is {millis}", f"ask for at most {MAX_INTERVAL_MILLIS}")
+    return millis / 1000
 
 
-def _page(asked: int) -> int:
-    """Return how many a list may have. Raises InvalidArgument."""
-    if asked > MAX_PAGE:
-        raise bad_field("page_size", f"is {asked}", f"ask for at most {MAX_PAGE}")
-    return asked or DEFAULT_PAGE
+def _page(size: int) -> int:
+    """Return the most entries of a list. Raises InvalidArgument."""
+    if size > MAX_PAGE:
+        raise bad_field("page_size", f"is {size}", f"ask for at most {MAX_PAGE}")
+    return size or DEFAULT_PAGE

@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SENDER_BYTES = 16
-"""Size of a sender's name."""
+"""Bytes of a sender's name."""
 
 REPORT_BYTES = 1024
-"""What a report costs besides its claims."""
+"""Bytes that a report takes besides its claims, about."""
 
 GROUP_BYTES = 512
-"""What a claim in it costs besides its columns."""
+"""Bytes that one claim of a report takes besides its columns, about."""
 
 NAMED = 2
-"""How often a claim's computation is named: by the report, and by the message of its refusal."""
+"""Copies of a computation's name: one in the report, one in the message of its refusal."""
 
 HANDLE_BYTES = 4
-"""A range that is named."""
+"""Bytes of a handle, the number of a range within its claim."""
 
 
 class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
@@ -62,11 +62,11 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
     async def Claim(self, request: pb.ClaimRequest, context: Context) -> pb.ClaimResponse:  # noqa: N802
         """Take ownership of key ranges."""
         shard, name = self.services.shard, request.computation
-        await self.services.confirm(name)  # an incarnation that was begun elsewhere begins here first
-        asked = await in_turns(codec.claim(request))
+        await self.services.confirm(name)  # this shard learns of a new incarnation first
+        claim = await in_turns(codec.claim(request))
         grant = await shard.owners.claim(
             name,
-            asked,
+            claim,
             adopt=request.adopt,
             incarnation=request.incarnation,
             permit=permit(name),
@@ -76,7 +76,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         spec, required = shard.topology.get(name), shard.topology.required(name)
         holding = shard.held.served.get(name)
         if holding is None:
-            raise moved(name)  # granted, and taken over since: the repeat finds it there
+            raise moved(name)  # another shard has taken it over since the grant, and has the claim
         response = pb.ClaimResponse(
             server_token=self.services.token,
             sequencer=grant.sequencer,
@@ -95,14 +95,14 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
 
     @refusing
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:  # noqa: N802
-        """Give ranges back."""
+        """Release all ranges of a claim."""
         await self.services.reach(request.computation)
         await self.services.shard.owners.release(request.computation, request.sequencer)
         return pb.ReleaseResponse()
 
     @refusing
     async def StageTask(self, request: pb.StageTaskRequest, context: Context) -> pb.StageTaskResponse:  # noqa: N802
-        """Keep a task's part of a micro-batch."""
+        """Stage a task's part of a micro-batch, in memory."""
         if not request.HasField("task"):
             raise bad_field("task", "is missing", "name the stage, the partition and the attempt")
         await self.services.reach(request.computation)
@@ -110,13 +110,14 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         try:
             self.services.shard.owners.stage_task(request.computation, request.sequencer, request.batch, task, part)
         except errors.StaleSequencer:
-            await self.services.confirm(request.computation)  # a shard that was replaced does not know the newest claim
+            # A shard that was replaced does not know the newest claim: then this raises Moved.
+            await self.services.confirm(request.computation)
             raise
         return pb.StageTaskResponse()
 
     @refusing
     async def PrepareBatch(self, request: pb.PrepareBatchRequest, context: Context) -> pb.PrepareBatchResponse:  # noqa: N802
-        """Fix the accepted attempts of a micro-batch."""
+        """Fix which attempts of a micro-batch count. Returns those whose parts are missing."""
         await self.services.reach(request.computation)
         prepare = codec.prepare(request)
         try:
@@ -130,30 +131,32 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
     async def CommitBatch(self, request: pb.CommitBatchRequest, context: Context) -> pb.CommitBatchResponse:  # noqa: N802
         """Apply a prepared micro-batch."""
         await self.services.reach(request.computation)
-        shard, name, told = self.services.shard, request.computation, codec.told(request)
-        refused = await shard.owners.commit(name, request.sequencer, request.batch, told)
+        shard, name, report = self.services.shard, request.computation, codec.layout_report(request)
+        refused = await shard.owners.commit(name, request.sequencer, request.batch, report)
         response = pb.CommitBatchResponse(refused=[codec.refused_message(name, value) for value in refused])
-        if told is None:
+        if report is None:
             return response
-        wanted, known = shard.served.wanted_layout(name), shard.served.reported_layout(name, request.sequencer)
-        if known is not None:
-            response.known_layout = known.version
-        if wanted is not None and wanted.differs(told.layout if known is None else known):
+        wanted, stored = shard.served.wanted_layout(name), shard.served.reported_layout(name, request.sequencer)
+        if stored is not None:
+            response.known_layout = stored.version
+        if wanted is not None and wanted.differs(report.layout if stored is None else stored):
             response.wanted.CopyFrom(codec.layout_message(wanted))
         return response
 
     @refusing
     async def Vouch(self, request: pb.VouchRequest, context: Context) -> pb.VouchResponse:  # noqa: N802
-        """Let an output say how far it is complete."""
+        """Take the event time up to which an owner's outputs are complete."""
         await self.services.reach(request.computation)
         fold = codec.fold(request)
         await self.services.shard.owners.vouch(request.computation, request.sequencer, request.through_micros, fold)
         return pb.VouchResponse()
 
+    # -- a report, from its stream's first message to its acknowledgement --------------------------
+
     async def Report(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.ReportRequest], context: Context
     ) -> AsyncIterator[pb.ReportResponse]:
-        """One process's reports up, acknowledgements and fencing down."""
+        """Read the reports of one process; send acknowledgements, and notices of lost ranges."""
         messages: Any = aiter(request_iterator)
         try:
             self.services.check()
@@ -163,8 +166,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             sender = self._opening(first)
             outbox = await self.streams.admit(sender, first.open.stream, holder())
         except errors.LowwaterError as error:
-            # Else gRPC's generator would hold the first message, which may be no opening but
-            # megabytes.
+            # Otherwise gRPC's generator would hold the first message, which may have megabytes.
             await messages.aclose()
             self.services.observer.refused("Report", error.reason)
             await refuse(context, error, again=self.streams.again)
@@ -172,7 +174,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         try:
             yield pb.ReportResponse(opened=pb.ReportOpened(server_token=self.services.token))
             if self.services.leaving.is_set():
-                outbox.wake()  # the call to look around came before there was this outbox
+                outbox.wake()  # Streams.wake was called before it knew this outbox
             while True:
                 for message in await self.streams.take(outbox):
                     if outbox.closed is None:
@@ -191,6 +193,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             self.streams.close(sender, outbox)
 
     def _opening(self, first: pb.ReportRequest) -> bytes:
+        """Return the sender of a stream from its first message. Raises InvalidArgument."""
         if first.WhichOneof("kind") != "open":
             raise bad_field("kind", "of the first message is not open", "open the stream before reporting")
         check_token(self.services.token, first.open.server_token)
@@ -206,11 +209,12 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
     async def _read(
         self, requests: AsyncGenerator[pb.ReportRequest], sender: bytes, stream: int, outbox: Outbox
     ) -> None:
+        """Hand the reports of a stream to the shard, one by one, until the last is durable."""
         last: asyncio.Future[Any] | None = None
         newest = 0
         try:
             async for request in requests:
-                self.streams.heard(outbox)
+                self.streams.begin_reports(outbox)
                 if request.WhichOneof("kind") != "report":
                     raise bad_field("kind", "is not report", "open a stream once, then only report")
                 if not _follows(request.report.number, newest):
@@ -220,7 +224,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
                 size = self._size(request.report)
                 await self.streams.enter(outbox, size)
                 try:
-                    last = self._take(request.report, sender, stream, outbox, redirects, size=size, after=last)
+                    last = self._hand_over(request.report, sender, stream, outbox, redirects, size=size, after=last)
                 except BaseException:
                     self.streams.leave(outbox, size)
                     raise
@@ -228,15 +232,35 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
                 await asyncio.wait([last])
         except errors.LowwaterError as error:
             self.services.observer.refused("Report", error.reason)
-            # Else the frames of the error would hold the message until the garbage collector runs,
-            # and so would gRPC's generator.
+            # Otherwise the frames of the error would hold the message until the garbage collector
+            # runs, and so would gRPC's generator.
             outbox.close(error.with_traceback(None))
         finally:
             await requests.aclose()
             outbox.finish()
 
+    async def _redirects(self, report: pb.Report, barred: set[str]) -> dict[str, Redirect]:
+        """Return the places of the computations that this stream may not report for here.
+
+        They are those that other shards serve, and those in ``barred``, to which this adds the
+        former.
+        """
+        caller = calling()
+        names = dict.fromkeys(group.computation for group in report.groups if len(group.computation) <= NAME_BYTES)
+        if caller is not None:
+            names = {name: None for name in names if caller.may_report(name)}
+        for name in names:
+            try:
+                await self.services.reach(name)
+            except (errors.Moved, errors.Unavailable):
+                barred.add(name)  # the other computations of the report go on
+            except errors.UnknownComputation:
+                continue  # the shard refuses its claims, one by one
+        elsewhere = [name for name in names if name in barred]
+        return {redirect.computation: redirect for redirect in await self.services.redirects(elsewhere)}
+
     def _size(self, report: pb.Report) -> int:
-        """Return about how many bytes a report has, decoded, and what may be refused of it by name.
+        """Return the bytes of a decoded report and of all handles in its refusals, about.
 
         O(groups).
         """
@@ -251,23 +275,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             size += NAMED * len(group.computation)
         return size
 
-    async def _redirects(self, report: pb.Report, barred: set[str]) -> dict[str, Redirect]:
-        """Return where the computations of a report are that other shards serve, or did since the stream began (``barred``)."""
-        caller = calling()
-        names = dict.fromkeys(group.computation for group in report.groups if len(group.computation) <= NAME_BYTES)
-        if caller is not None:
-            names = {name: None for name in names if caller.may_report(name)}
-        for name in names:
-            try:
-                await self.services.reach(name)
-            except (errors.Moved, errors.Unavailable):
-                barred.add(name)  # one that cannot be served does not stop those beside it
-            except errors.UnknownComputation:
-                continue  # refused one by one
-        elsewhere = [name for name in names if name in barred]
-        return {redirect.computation: redirect for redirect in await self.services.redirects(elsewhere)}
-
-    def _take(
+    def _hand_over(
         self,
         report: pb.Report,
         sender: bytes,
@@ -278,74 +286,65 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         size: int,
         after: asyncio.Future[Any] | None,
     ) -> asyncio.Future[Any]:
-        """Hand a report of ``size`` bytes to the shard; the outbox acknowledges it when it is durable, and it leaves the rooms."""
+        """Hand a report to the shard, behind the report ``after``; returns when it is durable.
+
+        The outbox answers it then, and its ``size`` bytes leave the rooms.
+        """
         if len({(group.computation, group.sequencer) for group in report.groups}) < len(report.groups):
             raise bad_field(
                 "report.groups", "names a claim twice", "send one entry a claim, and the rest in the next report"
             )
         _check_rights(report, outbox)
-        groups: list[tuple[str, GroupReport]] = []
-        malformed: list[tuple[str, Refused]] = []
-        for message in report.groups:
-            # One bad claim, or one that is elsewhere, must not stop those beside it.
-            if message.computation in redirects:
-                continue
-            try:
-                groups.append((message.computation, _permitted(message)))
-            except (errors.InvalidArgument, errors.PermissionDenied) as error:
-                name = shortened(message.computation)
-                malformed.append((name, Refused(message.sequencer, error.reason, error.message)))
-        elsewhere = [
-            (group.computation, Refused(group.sequencer, errors.Moved.reason, "another shard serves it"))
-            for group in report.groups
-            if group.computation in redirects
-        ]
+        groups, refused = _decoded(report, redirects)
         for name, group in groups:
             if self.services.shard.served.granted(name, group.sequencer):
                 self.streams.speaks(name, group.sequencer, outbox)
-        ranges = sum(len(group.watermarks) if group.handles is None else len(group.handles) for _, group in groups)
-        names = dict.fromkeys(name for name, _ in groups)
-        number = (stream, report.number)
         durable = self.services.shard.owners.report(
-            groups, sender=sender, number=number, after=after, barred=outbox.barred, older=outbox.older
+            groups,
+            sender=sender,
+            number=(stream, report.number),
+            after=after,
+            barred=outbox.barred,
+            older=outbox.older,
         )
+        number, names = report.number, dict.fromkeys(name for name, _ in groups)
+        ranges = sum(len(group.watermarks) if group.handles is None else len(group.handles) for _, group in groups)
 
-        def acknowledge(done: asyncio.Future[list[tuple[str, Refused]]]) -> None:
+        def answer(done: asyncio.Future[list[tuple[str, Refused]]]) -> None:
             try:
                 self.streams.started(outbox)
                 error = done.exception() if not done.cancelled() else None
                 if isinstance(error, GivenUp):
                     error = errors.ShuttingDown("a computation of this report was taken over meanwhile; connect again")
                 if isinstance(error, errors.LowwaterError):
-                    # The client connects again and sends its whole state, so nothing is lost by
-                    # ending the stream.
+                    # Nothing is lost: the client connects again and reports its whole state.
                     outbox.close(error)
                 else:
-                    refused = [*malformed, *done.result(), *elsewhere]
-                    self.services.observer.reported(ranges, dict(Counter(value.reason for _, value in refused)))
-                    self._tell_refused(refused)
+                    refusals = [*refused, *done.result()]
+                    self.services.observer.reported(ranges, dict(Counter(value.reason for _, value in refusals)))
+                    self._tell_refused(refusals)
                     references = self._references(names)
-                    self.streams.acknowledge(outbox, report.number, refused, references=references, redirects=redirects)
+                    self.streams.acknowledge(outbox, number, refusals, references=references, redirects=redirects)
             except BaseException:
-                # What was refused was not told, so no later acknowledgement may cover it.
+                # The refusals were not sent, so no later acknowledgement may cover this report.
                 outbox.close(errors.Unavailable("the answer to a report could not be made; connect again"))
                 raise
             finally:
-                self.streams.leave(outbox, size)  # the room is everybody's
+                self.streams.leave(outbox, size)
 
-        outbox.answer(durable, acknowledge)
+        outbox.answer(durable, answer)
         return durable
 
     def _tell_refused(self, refused: list[tuple[str, Refused]]) -> None:
-        """Log which reports do not count and why, once in a while for each computation and reason; not those of a computation that moved.
+        """Log refusals, once in a while for each computation and reason, but none of a move.
 
-        Names that nobody registered are the caller's own invention: they count as one.
+        Unregistered names count as one computation, because a caller can make up any number.
         """
         for name, value in refused:
             if value.reason == errors.Moved.reason:
                 continue
-            known = name if name in self.services.shard.topology.computations else ""
-            if count := self.services.quiet.count(("Report", known, value.reason), self.services.shard.now / 1e6):
+            registered = name if name in self.services.shard.topology.computations else ""
+            if count := self.services.quiet.count(("Report", registered, value.reason), self.services.shard.now / 1e6):
                 computation, message = shortened(name), shortened(value.message, MESSAGE_BYTES)
                 log.warning(
                     "reports of %s refused, %s: %s",
@@ -363,6 +362,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
                 )
 
     def _references(self, names: dict[str, None]) -> dict[str, pb.ReferenceTime]:
+        """Return what workers count the ages of records from, by computation."""
         shard = self.services.shard
         return {
             name: pb.ReferenceTime(
@@ -374,35 +374,46 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
 
 
 async def in_turns(pieces: Pieces[Made]) -> Made:
-    """Do all the work, and let others have the event loop in between."""
+    """Do a long piece of work, and let others use the event loop between its parts."""
     while True:
         try:
             next(pieces)
         except StopIteration as end:
-            made: Made = end.value
-            return made
+            result: Made = end.value
+            return result
         await asyncio.sleep(0)
 
 
-def _permitted(message: pb.GroupReport) -> GroupReport:
-    """Decode one claim's part of a report.
+def _decoded(
+    report: pb.Report, redirects: dict[str, Redirect]
+) -> tuple[list[tuple[str, GroupReport]], list[tuple[str, Refused]]]:
+    """Return the claims of a report that the shard may apply, and the refusals of all others.
 
-    Raises InvalidArgument, and PermissionDenied when the caller may not report for it.
+    A claim that is malformed, forbidden or served elsewhere does not stop those beside it.
     """
+    groups: list[tuple[str, GroupReport]] = []
+    refused: list[tuple[str, Refused]] = []
     caller = calling()
-    if caller is not None:
-        caller.demand_report(message.computation)
-    return codec.group(message)
+    for message in report.groups:
+        name, sequencer = message.computation, message.sequencer
+        if name in redirects:
+            refused.append((name, Refused(sequencer, errors.Moved.reason, "another shard serves it")))
+            continue
+        try:
+            if caller is not None:
+                caller.demand_report(name)
+            groups.append((name, codec.group(message)))
+        except (errors.InvalidArgument, errors.PermissionDenied) as error:
+            refused.append((shortened(name), Refused(sequencer, error.reason, error.message)))
+    return groups, refused
 
 
 def _check_rights(report: pb.Report, outbox: Outbox) -> None:
-    """Remember what the caller may not report for.
+    """Note for which computations the caller may not report.
 
-    Raises ShuttingDown when it may again what it was refused on this stream.
-
-    Reports carry only what changed. One that was refused may have lowered a range, so what comes
-    after it on the same stream would lead (rules 1 and 8): the client is to send its full state on
-    a new one.
+    Raises ShuttingDown when it may report again for one that it was refused on this stream. Reports
+    carry only changes, and a refused one may have lowered a range, so later ones of the stream
+    could lead (rules 1 and 8). The client has to send its full state on a new stream.
     """
     caller = calling()
     if caller is None:
@@ -416,12 +427,10 @@ def _check_rights(report: pb.Report, outbox: Outbox) -> None:
 
 
 def _follows(number: int, newest: int) -> bool:
-    """Whether a report is the next of its stream; False for a repeat (rule 8).
+    """Return whether a report is the next of its stream; False for a repeat (rule 8).
 
-    Raises InvalidArgument.
-
-    Reports carry only what changed, so behind a lost one, which may have lowered a range, the
-    others would lead.
+    Raises InvalidArgument for a report behind a lost one. Reports carry only changes, and the lost
+    one may have lowered a range, so later ones could lead.
     """
     if not number:
         raise bad_field("report.number", "is 0", "number the reports of each stream from 1")

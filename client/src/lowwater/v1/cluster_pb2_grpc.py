@@ -26,9 +26,10 @@ if _version_not_supported:
 
 
 class ClusterServiceStub(object):
-    """Every shard answers these, whichever computations it serves. An authority
-    without a shared store is alone, never says MOVED, and refuses all of them but
-    Identify with INVALID_ARGUMENT.
+    """The shards of a deployment. Called by clients, which locate computations, by
+    pages and by operators. Every shard answers, whatever it serves. An authority
+    without a shared store is alone, never answers MOVED, and refuses all calls
+    but Identify with INVALID_ARGUMENT.
     """
 
     def __init__(self, channel):
@@ -65,45 +66,46 @@ class ClusterServiceStub(object):
 
 
 class ClusterServiceServicer(object):
-    """Every shard answers these, whichever computations it serves. An authority
-    without a shared store is alone, never says MOVED, and refuses all of them but
-    Identify with INVALID_ARGUMENT.
+    """The shards of a deployment. Called by clients, which locate computations, by
+    pages and by operators. Every shard answers, whatever it serves. An authority
+    without a shared store is alone, never answers MOVED, and refuses all calls
+    but Identify with INVALID_ARGUMENT.
     """
 
     def Locate(self, request, context):
-        """Where are computations served? A shard that is shown a higher ownership
-        number than its own looks at the store before it answers: it has been
-        replaced, or the store has lost a number.
+        """Returns the places of computations. A shard that gets a higher ownership
+        number than its own asks the store before it answers: it was replaced, or
+        the store has lost a number.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListShards(self, request, context):
-        """The living shards, and which computations each of them serves.
+        """Returns the living shards, and the computations that each serves.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Has a shard hand over all that it serves, before it is stopped; or takes
-        that back.
+        """Makes a shard hand over all that it serves, before it is stopped; or
+        cancels that.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Pin(self, request, context):
-        """Says which shard serves a computation while it lives, or takes that back.
+        """Pins a computation to a shard while that lives; or cancels that.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Identify(self, request, context):
-        """Whose is a token, and what may they see over HTTP? For whatever shows
-        watermarks to people, and has to know who may look.
+        """Returns whose token it is, and what that principal may see over HTTP. For
+        programs that show watermarks to people, and have to know who may look.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -146,9 +148,10 @@ def add_ClusterServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ClusterService(object):
-    """Every shard answers these, whichever computations it serves. An authority
-    without a shared store is alone, never says MOVED, and refuses all of them but
-    Identify with INVALID_ARGUMENT.
+    """The shards of a deployment. Called by clients, which locate computations, by
+    pages and by operators. Every shard answers, whatever it serves. An authority
+    without a shared store is alone, never answers MOVED, and refuses all calls
+    but Identify with INVALID_ARGUMENT.
     """
 
     @staticmethod

@@ -37,7 +37,7 @@ class RpcStatus(google.protobuf.message.Message):
     code: builtins.int
     """The gRPC status code."""
     message: builtins.str
-    """What happened and what to do about it."""
+    """What happened and how to mend it."""
     @property
     def details(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[google.protobuf.any_pb2.Any]:
         """One ErrorInfo and, when the call may succeed later, one RetryInfo, each

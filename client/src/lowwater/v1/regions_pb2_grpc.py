@@ -26,13 +26,13 @@ if _version_not_supported:
 
 
 class RegionServiceStub(object):
-    """What regions and operators ask of the global authority. `lowwater global`
-    serves it; an authority of a region does not.
+    """Served by `lowwater global`, not by the authority of a region. Called by the
+    agents of regions, and by operators.
 
-    Every answer of a region's call is a RegionResponse, and is good only for the
-    process that asked. All calls may be repeated. Where a call of a region ends
-    without an answer, the region is unconfirmed when the link is back: the next
-    call it makes is Confirm, and nothing that was said before counts.
+    The answer to a region's call is a RegionResponse, and counts only for the
+    process that called. All calls may be repeated. When a call of a region ends
+    without an answer, the region is unconfirmed: its next call must be Confirm,
+    and no earlier answer counts.
     """
 
     def __init__(self, channel):
@@ -104,45 +104,45 @@ class RegionServiceStub(object):
 
 
 class RegionServiceServicer(object):
-    """What regions and operators ask of the global authority. `lowwater global`
-    serves it; an authority of a region does not.
+    """Served by `lowwater global`, not by the authority of a region. Called by the
+    agents of regions, and by operators.
 
-    Every answer of a region's call is a RegionResponse, and is good only for the
-    process that asked. All calls may be repeated. Where a call of a region ends
-    without an answer, the region is unconfirmed when the link is back: the next
-    call it makes is Confirm, and nothing that was said before counts.
+    The answer to a region's call is a RegionResponse, and counts only for the
+    process that called. All calls may be repeated. When a call of a region ends
+    without an answer, the region is unconfirmed: its next call must be Confirm,
+    and no earlier answer counts.
     """
 
     def Confirm(self, request, context):
-        """Asks by which numbers a region owns what. Until it is answered, a region
-        that was started, or was cut off, publishes and commits nothing.
+        """Returns what a region owns, and its adoption numbers. Until the answer, a
+        region that was started or cut off publishes and commits nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RegisterReference(self, request, context):
-        """Makes references known. A repeat is harmless; another definition is refused
-        with REGISTRATION_CONFLICT, and so is a home input that another reference of
-        the computation has. Once an operator has decided on the policy, the one that
-        is registered says nothing any more. An operator names no region as the
-        caller, and is told no references.
+        """Registers references. A repeat is harmless. Another definition is refused
+        with REGISTRATION_CONFLICT, and so is a home input of another reference of
+        the computation. After an operator's decision about the policy, the
+        registered policy has no effect. An operator names no region as the caller,
+        and gets no references.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request, context):
-        """Says how far a region is. What is refused of one reference touches no other:
-        it is among RegionResponse.refused.
+        """Reports the progress of a region. A refusal of one reference does not touch
+        the others: it is among RegionResponse.refused.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Fence(self, request, context):
-        """The owner has raised its number at a sink, or knows where readers are to cut
-        the topic of the region that was lost.
+        """Reports that the owner has raised its number at a sink, or where readers
+        are to cut the topic of the lost region.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -156,53 +156,55 @@ class RegionServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Arrive(self, request, context):
-        """The next owner has R, outputs and state of that batch.
+        """Planned move: the next owner has R, outputs and state of that batch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseReference(self, request, context):
-        """The owner lets go, with the digest of that batch. It commits nothing more.
+        """Planned move: the owner releases the reference, with the digest of that
+        batch. It commits nothing more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ClaimReference(self, request, context):
-        """The next owner takes over, at equal positions, and gets a greater number.
+        """Planned move: the next owner takes over, at equal positions, and gets a
+        greater number.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Enrol(self, request, context):
-        """After a loss of the global store, and an operator's Recover: a region gives
-        back the records that it was told last.
+        """Gives back the records that a region got last, after a loss of the global
+        store and an operator's Recover.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListReferences(self, request, context):
-        """Lists references, or one of them.
+        """Returns all references, or one of them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Decide(self, request, context):
-        """An operator decides. Refused with REGION_REFUSED where it cannot be done as
-        the reference stands; metadata has fix, what to do first.
+        """Applies an operator's decision. Refused with REGION_REFUSED if the state of
+        the reference does not allow it; metadata has fix, what to do first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Recover(self, request, context):
-        """An operator says that the store was lost, or is an old copy. It gets a new
-        token, all regions enrol, and numbers go on above the greatest that any of
-        them reports.
+        """Begins a recovery, when an operator has found that the store was lost, or
+        is an old copy. The store gets a new token, all regions enrol, and numbers
+        go on above the greatest that any of them reports.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -280,13 +282,13 @@ def add_RegionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RegionService(object):
-    """What regions and operators ask of the global authority. `lowwater global`
-    serves it; an authority of a region does not.
+    """Served by `lowwater global`, not by the authority of a region. Called by the
+    agents of regions, and by operators.
 
-    Every answer of a region's call is a RegionResponse, and is good only for the
-    process that asked. All calls may be repeated. Where a call of a region ends
-    without an answer, the region is unconfirmed when the link is back: the next
-    call it makes is Confirm, and nothing that was said before counts.
+    The answer to a region's call is a RegionResponse, and counts only for the
+    process that called. All calls may be repeated. When a call of a region ends
+    without an answer, the region is unconfirmed: its next call must be Confirm,
+    and no earlier answer counts.
     """
 
     @staticmethod

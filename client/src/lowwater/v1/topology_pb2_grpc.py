@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class TopologyServiceStub(object):
     """Registers computations and changes the graph. Each change is one journaled,
-    versioned record.
+    versioned record. Called by workers, which register, and by operators.
     """
 
     def __init__(self, channel):
@@ -85,45 +85,46 @@ class TopologyServiceStub(object):
 
 class TopologyServiceServicer(object):
     """Registers computations and changes the graph. Each change is one journaled,
-    versioned record.
+    versioned record. Called by workers, which register, and by operators.
     """
 
     def Register(self, request, context):
-        """Registers a computation. Repeating a registration is harmless; registering
-        a name with other inputs or options is refused.
+        """Registers a computation. A repeat is harmless. A name that is registered
+        with other inputs or options is refused.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetTopology(self, request, context):
-        """Reads the whole graph.
+        """Returns the whole graph.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetInputs(self, request, context):
-        """Changes what a computation reads. Every claim on it is revoked. Refused with
-        WOULD_REGRESS when a new input is behind what the computation published.
+        """Replaces the inputs of a computation. All its claims are revoked. Refused
+        with WOULD_REGRESS when a new input is behind the published value of the
+        computation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Reset(self, request, context):
-        """Starts a new incarnation of a computation and of all that reads it.
+        """Begins a new incarnation of a computation, and of all that read it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SplitSlice(self, request, context):
-        """Cuts a slice of a computation in two at a key: the keys from there on are
-        those of a new slice, which is returned. It takes over what is known of them
-        as soon as it can, and grants none of them before: no watermark moves. The
-        workers of these keys lose them, and claim again. Refused with UNAVAILABLE
-        while another slice of the computation is still taken over.
+        """Cuts a slice of a computation into two at a key. The keys from there on
+        belong to a new slice, which is returned. It receives the state of these
+        keys as soon as it can, and grants none of them before: no watermark moves.
+        The workers of these keys lose them, and claim again. Refused with
+        UNAVAILABLE while another slice of the computation still receives keys.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -138,24 +139,24 @@ class TopologyServiceServicer(object):
 
     def Drop(self, request, context):
         """Takes a computation out of the graph. Refused while another one reads it.
-        Its name can be registered again, and goes on with the next
-        incarnation.
+        If its name is registered again, it begins with the next incarnation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ChangeLayout(self, request, context):
-        """Asks the owner of a computation for another layout, in place of the one of a
-        version. It is only a wish: it changes no claim, no value and no watermark. An
-        owner that can follows it between two micro-batches. Durable when it returns.
+        """Sets the layout that the owner of a computation should use, in place of a
+        given version. It is a wish only: it changes no claim, value or watermark.
+        An owner that can follows it between two micro-batches. Durable when it
+        returns.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetLayout(self, request, context):
-        """Reads the wanted layout, and what the owner has said of its own.
+        """Returns the wanted layout, and the one that the owner reports.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -219,7 +220,7 @@ def add_TopologyServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class TopologyService(object):
     """Registers computations and changes the graph. Each change is one journaled,
-    versioned record.
+    versioned record. Called by workers, which register, and by operators.
     """
 
     @staticmethod

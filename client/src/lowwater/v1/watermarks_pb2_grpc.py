@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class WatermarkServiceStub(object):
-    """Reads watermarks.
+    """Read and followed by clients, pages and the `lowwater` command.
     """
 
     def __init__(self, channel):
@@ -63,43 +63,44 @@ class WatermarkServiceStub(object):
 
 
 class WatermarkServiceServicer(object):
-    """Reads watermarks.
+    """Read and followed by clients, pages and the `lowwater` command.
     """
 
     def GetWatermarks(self, request, context):
-        """Reads the published watermarks now.
+        """Returns the published watermarks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Follows them: the newest value at once, then every change, conflated, and a
-        beat when nothing was told for a second. What a slow reader has not read
-        waits in gRPC's buffers; small flow-control windows keep old values few, for
-        example 16 KiB a stream, with no probing for a larger one.
+        """Sends the newest values at once, then every change, conflated, and a beat
+        after a second without a message. Values that a slow reader has not read
+        wait in gRPC's buffers. Small flow-control windows keep few old values
+        there: for example 16 KiB a stream, without probing for a larger one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CheckComplete(self, request, context):
-        """Is everything before an event time here, and if not, which ranges hold it?
-        Refused for a slice, which promises nothing by itself.
+        """Returns whether everything before an event time is complete, and if not,
+        which ranges hold it. Refused for a slice, which promises nothing by
+        itself.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRanges(self, request, context):
-        """Lists key ranges, those furthest behind first.
+        """Returns key ranges, those furthest behind first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetHistory(self, request, context):
-        """When did each hour, or other step of event time, become complete?
+        """Returns when each hour, or other step of event time, became complete.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -142,7 +143,7 @@ def add_WatermarkServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WatermarkService(object):
-    """Reads watermarks.
+    """Read and followed by clients, pages and the `lowwater` command.
     """
 
     @staticmethod

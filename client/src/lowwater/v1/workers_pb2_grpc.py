@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class WorkerServiceStub(object):
-    """Claims, reports, and the two-step commit of micro-batches.
+    """Claims, reports, and the two-step commit of micro-batches. Called by workers,
+    and by shards for their slices.
     """
 
     def __init__(self, channel):
@@ -73,7 +74,8 @@ class WorkerServiceStub(object):
 
 
 class WorkerServiceServicer(object):
-    """Claims, reports, and the two-step commit of micro-batches.
+    """Claims, reports, and the two-step commit of micro-batches. Called by workers,
+    and by shards for their slices.
     """
 
     def Claim(self, request, context):
@@ -84,46 +86,50 @@ class WorkerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Release(self, request, context):
-        """Gives ranges back. They hold their last value until claimed again.
+        """Releases the ranges of a claim. They hold their last value until they are
+        claimed again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request_iterator, context):
-        """One stream per process: reports up, acknowledgements and fencing down. At
-        most 64 reports of a stream wait for the journal; more wait in the
-        transport. A client that has nothing new repeats its state every few seconds:
-        whoever is silent for 15 s is called so, though nothing is taken from it.
+        """Carries the reports of a process up, and acknowledgements and notices of
+        lost ranges down: one stream a process. At most 64 reports of a stream wait
+        for the journal; more wait in the transport. A client without news repeats
+        its state every few seconds. A worker that sends nothing for 15 s is shown
+        as silent, but loses nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StageTask(self, request, context):
-        """An executor's task tells what it holds after its part of a micro-batch.
+        """Stages what an executor's task holds after its part of a micro-batch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PrepareBatch(self, request, context):
-        """The driver names the accepted task attempts of a micro-batch.
+        """Names the accepted task attempts of a micro-batch. Called by the driver.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CommitBatch(self, request, context):
-        """The micro-batch is durable: applies the prepared set, whole or not at all.
+        """Applies the prepared attempts, whole or not at all. Called when the
+        micro-batch is durable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Vouch(self, request, context):
-        """A micro-batch is about to write into its output how far that is complete.
-        From then on no input is added that stands below. Durable when it returns.
+        """Promises how far an output is complete, before a micro-batch writes that
+        into the output. From then on no input is added whose watermark is lower.
+        Durable when it returns.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -176,7 +182,8 @@ def add_WorkerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WorkerService(object):
-    """Claims, reports, and the two-step commit of micro-batches.
+    """Claims, reports, and the two-step commit of micro-batches. Called by workers,
+    and by shards for their slices.
     """
 
     @staticmethod

@@ -1,13 +1,12 @@
-"""The guard before all services: who calls, whether that may be, and how often.
+"""The guard around every method: it checks who calls, what the caller may do, and how often.
 
-It surrounds every method that the server has. A unary call is decided whole, from its request. A
-watch is decided when it begins, and again whenever the rules change; a report stream too, and
-besides by each claim of each message, in rpc/workers.py.
+A unary call is decided from its request. A watch stream is decided when it begins, and again when
+the rules change. So is a report stream, and rpc/workers.py decides each claim of each report.
 
-Who calls is decided before the request is read: gRPC is told of every method that it takes a stream
-of requests, of which one is read. Otherwise it would hold and parse a request before anything is
-asked, and whoever reaches the port could fill the memory with a thousand of 64 MB. A request may
-come long after its call, so that who calls is asked again when it is there.
+The caller is known before the request is read. To that end every method is registered with gRPC as
+one that takes a stream of requests, of which the guard reads one. Otherwise gRPC would read and
+parse the request first, and anybody who reaches the port could fill the memory with a thousand
+requests of 64 MB. A request may come long after its call, so the caller is checked again then.
 """
 
 from __future__ import annotations
@@ -26,87 +25,69 @@ from lowwater_authority.access.caller import CALLER, Caller
 from lowwater_authority.access.identity import Credentials, host_of, presented
 from lowwater_authority.access.limits import Usage
 from lowwater_authority.access.methods import METHODS, OF_SHARDS, OPEN, REGION_METHODS, Method
-from lowwater_authority.access.policy import (
-    BUILT_IN,
-    EVERYTHING,
-    Access,
-    Action,
-    Allowance,
-    Limits,
-    Principal,
-)
+from lowwater_authority.access.policy import BUILT_IN, Access, Limits, Principal
 from lowwater_authority.rpc.interceptors import reading
 from lowwater_authority.rpc.refusals import refuse
-from lowwater_server.audit import ANONYMOUS, Actor
-from lowwater_server.tokens import digest
+from lowwater_server.audit import ANONYMOUS, Actor, Audit
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 
+    from lowwater_authority.access.door import Door
     from lowwater_authority.engine.observer import Observer
-    from lowwater_server.audit import Audit
 
     Call = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]]
     Context = grpc.aio.ServicerContext[Any, Any]
 
-__all__ = ["DEFAULT_BOUNDS", "Guard", "GuardBounds", "insider", "paced_by_host"]
-
-READ_EVERYTHING: Final = (Allowance(EVERYTHING, {Action.READ: (EVERYTHING,)}),)
+__all__ = ["DEFAULT_BOUNDS", "Guard", "GuardBounds", "paced_by_host"]
 
 _UNSURE: Final = frozenset(error.reason for error in (errors.ShuttingDown, errors.Unavailable, errors.JournalFailed))
-"""Reasons of errors that come after an act as well as before it, or instead of it."""
+"""Reasons of errors after which an act may have been done or not."""
 
 _CLAIMS: Final = frozenset({"claim", "adopt"})
-"""Acts that may be done and then answered with Moved, when another shard has taken the computation
-over meanwhile."""
+"""Acts that may have been done although the answer is Moved, because another shard took the
+computation over before the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class GuardBounds:
-    """What anybody may take of a server before it is known who that is."""
+    """Bounds of calls whose caller is not known: health checks, and calls without a request."""
 
     request_seconds: float = 10.0
-    """How long after its beginning a call may have no request."""
+    """Seconds after the beginning of a call within which its request must come."""
 
     checks_of_connection: int = 4
     checks_of_host: int = 64
-    """Health checks whose answers are not taken yet, over one connection and by one host. A probe
-    has one. Each may hold the 64 KiB that gRPC lets a call send before any of it is read. There are
-    no places for all hosts: so no crowd keeps away what has to know whether this process is well.
-    """
+    """Most health checks whose answers are not read yet, over one connection and by one host. A
+    probe has one. Each may hold the 64 KiB that gRPC lets a call send before any of it is read.
+    There is no bound for all hosts together, so a crowd keeps no probe away."""
 
     watches: int = 64
     watches_of_host: int = 16
     watches_of_connection: int = 4
-    """Health watches at once, by anybody: of all hosts, of one, and over one connection."""
+    """Most health watches at once: by all hosts, by one, and over one connection."""
 
     watch_seconds: float = 30.0
-    """After which a health watch ends, and whoever is serious opens another: so that places come
-    free. One whose client does not even take what it is told ends with its connection, and has its
-    place until then."""
+    """Seconds after which a health watch ends, so that places come free; a client opens another. If
+    the client reads nothing, the watch has its place until the connection ends."""
 
 
 DEFAULT_BOUNDS: Final = GuardBounds()
 
 
-def insider(name: str, tokens: Iterable[str]) -> Principal:
-    """Return a principal of the deployment itself, which reads everything, and changes nothing but how far slices are at what they are slices of."""
-    return Principal(name, READ_EVERYTHING, shard=True, digests=tuple(map(digest, tokens)))
-
-
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """An open stream, to be ended when its caller is removed or may no longer read what it follows."""
+    """An open stream. It ends when its caller is removed, or may no longer read what it reads."""
 
     caller: Caller
     credentials: Credentials
     rule: Method
     request: Any
-    """None: it has not come yet, or the messages of the stream are decided one by one."""
+    """The request; None: it has not come yet, or each message of the stream is decided alone."""
     task: asyncio.Task[Any]
     inside: bool = True
-    """Whether the service is at work, rather than gRPC at writing what it said: a task that is
-    cancelled there ends without a status."""
+    """True while the service works, False while gRPC writes a message. A task that is cancelled
+    then ends without a status."""
     revoked: errors.LowwaterError | None = None
 
     def revoke(self, error: errors.LowwaterError) -> None:
@@ -119,9 +100,8 @@ class _Stream:
 class Guard(grpc.aio.ServerInterceptor):
     """Lets through what the access rules allow.
 
-    Cost, measured on one core: a call some 100 us more, of which 0.2 us for each token of the file.
-    A report message 0.1 us, and 1 us for each claim in it, however many ranges it has: its names
-    are looked up twice, before they are located and when they are taken over.
+    On one core it adds some 100 us to a call, of which 0.2 us for each token of the file. It adds
+    0.1 us to a report, and 1 us for each claim in it, however many ranges the claim has.
     """
 
     def __init__(
@@ -136,7 +116,11 @@ class Guard(grpc.aio.ServerInterceptor):
         cut: Callable[[str], bool] = lambda _: False,
         bounds: GuardBounds = DEFAULT_BOUNDS,
     ) -> None:
-        """Make one; ``clock`` gives seconds since the Unix epoch, ``cut`` says whether the computation of a name is cut into slices."""
+        """``insiders`` are principals that no file names.
+
+        ``clock`` gives seconds since the Unix epoch. ``cut`` returns whether the computation of a
+        name is cut into slices.
+        """
         self._insiders = tuple(insiders)
         self._cut = cut
         self._bounds = bounds
@@ -149,8 +133,25 @@ class Guard(grpc.aio.ServerInterceptor):
         self._health = Usage(fixed=True)
         self._streams: set[_Stream] = set()
 
+    @classmethod
+    def of(cls, door: Door, observer: Observer, registered: Callable[[str], bool], cut: Callable[[str], bool]) -> Guard:
+        """Return the guard of a server, which follows the access file of ``door``.
+
+        ``registered`` returns whether a computation has a name, ``cut`` as above.
+        """
+        guard = cls(
+            door.access(),
+            observer=observer,
+            audit=Audit(time.monotonic, registered),
+            insiders=door.insiders,
+            monotonic=time.monotonic,
+            cut=cut,
+        )
+        door.file.on_change.append(guard.use)
+        return guard
+
     def use(self, access: Access) -> None:
-        """Go on with other rules, or with the same once a token has expired, for the calls that come and for the streams that are open.
+        """Use other rules, or the same after a token has expired, for new calls and open streams.
 
         On the event loop; O(streams).
         """
@@ -163,8 +164,8 @@ class Guard(grpc.aio.ServerInterceptor):
             except errors.PermissionDenied as error:
                 stream.revoke(error)
             except errors.Unauthenticated as error:
-                # What it still sends counts no more, even if it reads nothing, so that it hears of
-                # its end late.
+                # A client that reads nothing learns late that the stream has ended. Its reports
+                # count no more from now on.
                 stream.caller.become(Principal(stream.caller.principal.name), self._access.limits)
                 stream.revoke(error)
 
@@ -195,14 +196,17 @@ class Guard(grpc.aio.ServerInterceptor):
             serve = handler.stream_stream if handler.request_streaming else handler.unary_stream
             guarded = self._stream(name, rule, serve, one=not handler.request_streaming)
             return grpc.stream_stream_rpc_method_handler(guarded, **codecs)
-        # No service here takes a stream and answers once: what does is not listed, and refused.
+        # No service here has such a method, so it has no rule, and is refused.
         rule = None if handler.request_streaming else rule
         return grpc.stream_unary_rpc_method_handler(self._unary(name, rule, handler.unary_unary), **codecs)
 
-    # -- who and whether ---------------------------------------------------------------------------
+    # -- the caller --------------------------------------------------------------------------------
 
     def _enter(self, rule: Method | None, context: Context, caller: list[Caller]) -> tuple[Method, Credentials]:
-        """Find out who calls, and count the call; ``caller`` gets who it is, as soon as that is known. Raises what the call is refused for."""
+        """Find out who calls, and count the call. Raises the error of a refused call.
+
+        The caller is appended to ``caller``, so that a refusal can name it.
+        """
         peer, now = host_of(context.peer()), self._monotonic()
         limits = self._access.limits
         try:
@@ -212,10 +216,10 @@ class Guard(grpc.aio.ServerInterceptor):
             self._usage.call(f"{peer} without a principal", limits, now)
             raise
         caller.append(Caller(principal, limits, peer, self._audit, self._cut, credentials.fingerprint))
-        if principal.name not in BUILT_IN:  # a shard that may not ask another holds up both
+        if principal.name not in BUILT_IN:  # a shard that waits for another would hold up both
             self._usage.call(principal.name, limits, now)
         if rule is None:
-            msg = "nobody may call this method: it is not among those that the access rules know"
+            msg = "this method is not among those that the access rules know; call another"
             raise errors.PermissionDenied(msg, metadata={"principal": principal.name})
         return rule, credentials
 
@@ -228,7 +232,7 @@ class Guard(grpc.aio.ServerInterceptor):
         context: Context,
         error: errors.LowwaterError,
     ) -> NoReturn:
-        """End a call with an error, told to the metrics and, if it is about who calls, to the audit."""
+        """End a call with an error, which is counted and written to the audit."""
         self._observer.refused(method, error.reason)
         act = rule.act(request) if rule is not None and rule.act is not None and request is not None else method
         named = error.metadata.get("principal", ANONYMOUS)
@@ -239,20 +243,20 @@ class Guard(grpc.aio.ServerInterceptor):
     # -- around the methods ------------------------------------------------------------------------
 
     def _unary(
-        self, name: str, known: Method | None, serve: Callable[[Any, Context], Awaitable[Any]]
+        self, name: str, listed: Method | None, serve: Callable[[Any, Context], Awaitable[Any]]
     ) -> Callable[[AsyncIterator[Any], Context], Awaitable[Any]]:
         async def guarded(requests: AsyncIterator[Any], context: Context) -> Any:
             who: list[Caller] = []
             request: Any = None
             try:
-                rule, credentials = self._enter(known, context, who)
+                rule, credentials = self._enter(listed, context, who)
                 [caller] = who
                 rule.admit(caller)
                 request = await _first(requests, self._bounds.request_seconds)
                 caller.become(credentials.principal(self._access, self._clock()), self._access.limits)
                 rule.check(caller, request)
             except errors.LowwaterError as error:
-                await self._refuse(name, known, request, who, context, error)
+                await self._refuse(name, listed, request, who, context, error)
             CALLER.set(caller)
             if rule.act is None:
                 return await serve(request, context)
@@ -263,7 +267,7 @@ class Guard(grpc.aio.ServerInterceptor):
                 self._tell_failed(act, caller, computation, often=rule.often)
                 raise
             except (asyncio.CancelledError, Exception) as error:
-                # The caller has gone, or this is a mistake here: it may have been done before.
+                # The caller has gone, or this is a fault here: the act may have been done before.
                 reason = "CANCELLED" if isinstance(error, asyncio.CancelledError) else "INTERNAL"
                 self._audit.unknown(act, caller.actor, computation, reason, often=rule.often)
                 raise
@@ -281,16 +285,16 @@ class Guard(grpc.aio.ServerInterceptor):
         tell(act, caller.actor, computation, caller.reason, often=often)
 
     def _stream(
-        self, name: str, known: Method | None, serve: Callable[[Any, Context], AsyncGenerator[Any, None]], *, one: bool
+        self, name: str, listed: Method | None, serve: Callable[[Any, Context], AsyncGenerator[Any, None]], *, one: bool
     ) -> Callable[[AsyncIterator[Any], Context], AsyncGenerator[Any, None]]:
-        """Guard a method that answers with a stream; ``one``: to one request, by which it is decided."""
+        """Guard a method that answers with a stream; ``one``: it has one request, which decides."""
 
         async def guarded(requests: AsyncIterator[Any], context: Context) -> AsyncGenerator[Any, None]:
             who: list[Caller] = []
-            asked: Any = None
+            request: Any = None
             stream: _Stream | None = None
             try:
-                rule, credentials = self._enter(known, context, who)
+                rule, credentials = self._enter(listed, context, who)
                 [caller] = who
                 rule.admit(caller)
                 task = asyncio.current_task()
@@ -298,10 +302,10 @@ class Guard(grpc.aio.ServerInterceptor):
                 stream = _Stream(caller, credentials, rule, None, task)
                 with self._counted(stream):
                     if one:
-                        asked = stream.request = await _first(requests, self._bounds.request_seconds)
-                    rule.check(caller, asked)
+                        request = stream.request = await _first(requests, self._bounds.request_seconds)
+                    rule.check(caller, request)
                     CALLER.set(caller)
-                    async with contextlib.aclosing(serve(asked if one else requests, context)) as responses:
+                    async with contextlib.aclosing(serve(request if one else requests, context)) as responses:
                         async for response in responses:
                             stream.inside = False
                             yield response
@@ -309,22 +313,24 @@ class Guard(grpc.aio.ServerInterceptor):
                             if stream.revoked is not None:
                                 raise stream.revoked
             except errors.LowwaterError as error:
-                await self._refuse(name, known, asked, who, context, error)
+                await self._refuse(name, listed, request, who, context, error)
             except asyncio.CancelledError:
                 if stream is None or stream.revoked is None:
                     raise
                 stream.task.uncancel()
-                await self._refuse(name, known, asked, who, context, stream.revoked)
+                await self._refuse(name, listed, request, who, context, stream.revoked)
 
         return guarded
 
     def _health_check(
         self, name: str, serve: Callable[[Any, Context], Awaitable[Any]], whole: Any
     ) -> Callable[[AsyncIterator[Any], Context], Awaitable[Any]]:
-        """Answer a health check by anybody, whatever it asks for, with how the ``whole`` process is, which serves either everything or nothing.
+        """Answer any health check with the status of the ``whole`` process.
 
-        So its request is not read: gRPC would hold and decompress one of any size before it could be refused. The answer is written as the one message
-        of a stream, which its client cannot tell from an answer: so it is known when it is taken, and one that is not is held until the connection ends.
+        Its request is not read: gRPC would hold and decompress a request of any size before the
+        guard could refuse it. The answer is written as the one message of a stream, which is the
+        same on the wire. So the guard sees when it is read; otherwise the call keeps its place
+        until the connection ends.
         """
 
         async def checked(requests: AsyncIterator[Any], context: Context) -> Any:
@@ -341,9 +347,9 @@ class Guard(grpc.aio.ServerInterceptor):
     def _health_watch(
         self, name: str, serve: Callable[[Any, Context], AsyncGenerator[Any, None]], whole: Any
     ) -> Callable[[AsyncIterator[Any], Context], Awaitable[Any]]:
-        """Guard a health watch, which is for anybody: few at once, and not for ever.
+        """Guard a health watch: few at once, and each for a limited time.
 
-        As for its request, see :meth:`_health_check`.
+        Its request is not read, see :meth:`_health_check`.
         """
 
         async def watched(requests: AsyncIterator[Any], context: Context) -> Any:
@@ -357,7 +363,7 @@ class Guard(grpc.aio.ServerInterceptor):
                         while True:
                             async with asyncio.timeout_at(ends):
                                 answer = await anext(answers)
-                            await _write(context, answer)  # not timed: gRPC cannot end a call when this is broken off
+                            await _write(context, answer)  # no timeout: gRPC could not end a call after one
             except errors.LowwaterError as error:
                 self._observer.refused(name, error.reason)
                 await refuse(context, error)
@@ -367,20 +373,20 @@ class Guard(grpc.aio.ServerInterceptor):
     def _place(self, context: Context, key: str, most: int) -> None:
         """Count a health check or watch until its call is over. Raises Overloaded.
 
-        That is later than its handler's end: gRPC keeps a call, with all that came over it, until
-        its status is sent.
+        A call is over later than its handler: gRPC keeps it, with all that it received, until its
+        status is sent.
         """
 
         def over(_: Context) -> None:
             self._health.close(key)
 
-        leave: Any = over  # no class, as the types of gRPC want it
+        leave: Any = over  # the types of gRPC ask for a class
         self._health.open(key, Limits(streams=most))
         context.add_done_callback(leave)
 
     @contextlib.contextmanager
     def _counted(self, stream: _Stream) -> Iterator[None]:
-        """Know of an open stream. Raises Overloaded."""
+        """Count an open stream, and let :meth:`use` find it. Raises Overloaded."""
         name = stream.caller.principal.name
         limited = name not in BUILT_IN
         if limited:
@@ -395,12 +401,10 @@ class Guard(grpc.aio.ServerInterceptor):
 
 
 def paced_by_host(limits: Limits, monotonic: Callable[[], float]) -> Callable[[str, str], None]:
-    """Return a function that counts a call by its path and the caller's address.
+    """Return a function that counts a call by its path and its host, and raises Overloaded.
 
-    It raises Overloaded.
-
-    It is for a server without access rules, which cannot tell callers apart. So each host has
-    ``calls_per_second`` of its own: a host that calls without end slows down no other host.
+    A server without access rules cannot tell callers apart. So each host has ``calls_per_second``
+    of its own, and a host that calls without end slows down no other.
     """
     usage = Usage()
 
@@ -412,9 +416,9 @@ def paced_by_host(limits: Limits, monotonic: Callable[[], float]) -> Callable[[s
 
 
 async def _write(context: Context, answer: Any) -> None:
-    """Write an answer and wait until it is taken.
+    """Write an answer, and wait until the client has read it.
 
-    A client that goes instead ends the call: gRPC would log a traceback for each.
+    If the client goes away instead, the call ends as cancelled: gRPC would log a traceback.
     """
     try:
         await context.write(answer)
@@ -425,11 +429,11 @@ async def _write(context: Context, answer: Any) -> None:
 async def _first(requests: AsyncIterator[Any], seconds: float) -> Any:
     """Read the one request of a call.
 
-    Raises InvalidArgument for none, and Unavailable when it takes too long.
+    Raises InvalidArgument when there is none, and Unavailable when it takes too long.
 
-    gRPC's generator of messages holds the last one for as long as it waits to be asked for another,
-    and a refused call holds the generator until the garbage collector runs. So the generator is
-    closed: else a few refused claims would take a gigabyte.
+    gRPC's generator holds its last message until the next one is asked for, and a refused call
+    holds the generator until the garbage collector runs. So the generator is closed here.
+    Otherwise a few refused claims would take a gigabyte.
     """
     generator: Any = aiter(requests)
     try:
