@@ -246,7 +246,7 @@ class Durable:
 
     def _took_out(self, name: str, computation: Computation) -> None:
         node = self._pipeline.whole(name)
-        if (name == node.name and node.cuts) or computation.spec.source:
+        if (name == node.name and node.cuts) or computation.spec.keys.source:
             return
         ranges, _ = computation.map.all_ranges(1000)
         for each in ranges:

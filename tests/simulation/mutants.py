@@ -23,7 +23,7 @@ from lowwater.core.reports import ReporterState
 from lowwater.core.router import Router
 from lowwater_authority.cluster.cluster import Cluster
 from lowwater_authority.cluster.membership import Beats, View
-from lowwater_authority.core import recovery, topology
+from lowwater_authority.core import names, recovery, topology
 from lowwater_authority.core.budget import Lateness
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.computation import View as View_
@@ -345,7 +345,7 @@ def publish_a_slice_as_the_whole(publish: Part) -> Part:
 
     def generous(self: Hub, views: Iterable[View_]) -> None:
         shown = list(views)
-        as_whole = [replace(view, name=topology.whole(view.name)) for view in shown if view.name.endswith("~0")]
+        as_whole = [replace(view, name=names.whole(view.name)) for view in shown if view.name.endswith("~0")]
         publish(self, [*shown, *as_whole])
 
     return generous

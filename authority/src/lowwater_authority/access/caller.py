@@ -15,7 +15,7 @@ from lowwater._server.audit import Actor
 from lowwater.core.events import shortened
 from lowwater_authority.access.limits import limit_reached, overloaded
 from lowwater_authority.access.policy import BUILT_IN, Action
-from lowwater_authority.core.topology import NAME, name_parts, namespace_of, whole
+from lowwater_authority.core.names import NAME, name_parts, namespace_of, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

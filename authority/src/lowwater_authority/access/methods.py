@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lowwater.v1 import regions_pb2
 from lowwater_authority.access.policy import Action
-from lowwater_authority.core.topology import MAX_INPUTS, is_slicing
+from lowwater_authority.core.names import is_slicing
+from lowwater_authority.core.topology import MAX_INPUTS
 from lowwater_authority.rpc.codec import MAX_NAMES
 from lowwater_authority.rpc.refusals import bad_field
 

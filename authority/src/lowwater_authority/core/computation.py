@@ -33,10 +33,10 @@ from lowwater_authority.core.heuristics import Masses
 from lowwater_authority.core.history import History
 from lowwater_authority.core.interval_map import IntervalMap, Range, Taken
 from lowwater_authority.core.layout import Layout, Told
+from lowwater_authority.core.names import is_slicing, whole
 from lowwater_authority.core.requests import Fenced, Grant, Granted, Refused
 from lowwater_authority.core.tasks import Tasks
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.core.topology import is_slicing, whole
 from lowwater_authority.records import journal_pb2 as pb
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Computation:
         self.spec = spec
         self.epoch_base = epoch_base
         self.incarnation = spec.incarnation
-        self.map = IntervalMap(spec.began)
+        self.map = IntervalMap(spec.keys.began)
         self.masses = Masses(spec.heuristics, self.map.run_groups())
         self.batches = BatchStage()
         self.tasks = Tasks()

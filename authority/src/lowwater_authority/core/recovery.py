@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 from lowwater_authority.core import codec
 from lowwater_authority.core.bounds import Bounds, head
 from lowwater_authority.core.computation import Computation
+from lowwater_authority.core.cut import WHOLE
 from lowwater_authority.core.groups import Group, GroupState
 from lowwater_authority.core.heuristics import Masses
 from lowwater_authority.core.history import History
@@ -25,7 +26,6 @@ from lowwater_authority.core.requests import Granted
 from lowwater_authority.core.slicing import SliceComputation, computation_of
 from lowwater_authority.core.tasks import Tasks, restored, restored_task
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.core.topology import WHOLE
 from lowwater_authority.records import journal_pb2 as pb
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _life(spec: Spec, incarnation: int) -> Spec:
     is kept of it.
     """
     over = bool(spec.slice_of) and incarnation < spec.incarnation
-    return replace(spec, span=WHOLE, began_end=None) if over else spec
+    return replace(spec, slicing=replace(spec.keys, span=WHOLE, began_end=None)) if over else spec
 
 
 def _span(groups: list[tuple[Group, Int64s, Int64s]]) -> tuple[bytes, bytes]:
@@ -267,7 +267,7 @@ def _restore(computation: Computation, snapshot: bytes) -> Iterator[int]:
     yield len(rest)
     computation.incarnation = message.incarnation
     computation.spec = _life(computation.spec, message.incarnation)
-    computation.map = IntervalMap(computation.spec.began)
+    computation.map = IntervalMap(computation.spec.keys.began)
     computation.masses = Masses(computation.spec.heuristics, computation.map.run_groups())
     groups = []
     for group in (pb.Group.FromString(snapshot[place]) for place in places):

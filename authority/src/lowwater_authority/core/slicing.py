@@ -25,9 +25,9 @@ from lowwater_authority.core.groups import MOST_RECORDS, NO_RECORDS, GroupState,
 from lowwater_authority.core.heuristics import Masses
 from lowwater_authority.core.interval_map import IntervalMap
 from lowwater_authority.core.layout import Layout
+from lowwater_authority.core.names import CUT, carried, is_slicing, slicing
 from lowwater_authority.core.requests import Granted, Refused, finished
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.core.topology import CUT, carried, is_slicing, slicing
 from lowwater_authority.records import journal_pb2 as pb
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ So a late claim never counts after a newer one, whichever process made the newer
 
 def computation_of(spec: Spec, *, epoch_base: int = 0) -> Computation:
     """Return a new computation of the kind that a registration asks for: uncut, root or slice."""
-    kind = RootComputation if spec.slices else SliceComputation if spec.slice_of else Computation
+    kind = RootComputation if spec.cut.starts else SliceComputation if spec.slice_of else Computation
     return kind(spec, epoch_base=epoch_base)
 
 
@@ -68,7 +68,7 @@ def of_kind(computation: Computation, spec: Spec) -> Computation:
     Only a merge of two graphs changes the kind: a store has lost a registration, and another
     process registered the name cut into slices, or no longer cut. All that is known of it stays.
     """
-    if isinstance(computation, RootComputation) == bool(spec.slices):
+    if isinstance(computation, RootComputation) == bool(spec.cut.starts):
         return computation
     other = computation_of(spec)
     vars(other).update(vars(computation))
@@ -275,7 +275,7 @@ class SliceComputation(Computation):
         forgotten.
         """
         super().follow(spec)
-        if not spec.taker:
+        if not spec.keys.receiver:
             self.handed_over = {}
 
     def _check_keys(self, request: ClaimRequest) -> str:
@@ -299,17 +299,17 @@ class SliceComputation(Computation):
         """Whether an interval lies in its key space. Its map must not be asked about other keys."""
         # Both the keys of the graph and those of the log count: if a store has lost the newest
         # cut, the graph names an older one.
-        spans = self.spec.span, self.map.span
+        spans = self.spec.keys.span, self.map.span
         return all(start >= first and (not last or bool(end and end <= last)) for first, last in spans)
 
     def _check_own(self, start: bytes, end: bytes, what: str) -> None:
         """Raise Unavailable until this slice has received its keys, OtherSlice for foreign keys."""
-        if self.spec.source:
-            msg = f"{self.spec.name} is still taking its keys over from {self.spec.source}; nothing was changed, try again in a moment"
-            raise errors.Unavailable(msg, metadata=self._about(source=self.spec.source))
+        if self.spec.keys.source:
+            msg = f"{self.spec.name} is still taking its keys over from {self.spec.keys.source}; nothing was changed, try again in a moment"
+            raise errors.Unavailable(msg, metadata=self._about(source=self.spec.keys.source))
         if self.has_keys(start, end):
             return
-        own_start, own_end = self.spec.span
+        own_start, own_end = self.spec.keys.span
         root, _, number = self.spec.name.rpartition(CUT)
         msg = (
             f"{self.spec.name} is slice {number} of {root}, [{own_start.hex()}, {own_end.hex()}): these keys are not all in it; {what} by {root}, "
@@ -323,10 +323,10 @@ class SliceComputation(Computation):
         Returns which claims lost what. ``handed_over`` keeps the state of these keys for the
         receiving slice, until :meth:`follow` learns that it has received them.
         """
-        end = self.spec.span[1]
+        end = self.spec.keys.span[1]
         assert end, "a slice that hands keys over ends before them"
         self._flush()
-        op = pb.MoveOut(start=end, to=to, cut_version=self.spec.cut_version)
+        op = pb.MoveOut(start=end, to=to, cut_version=self.spec.keys.version)
         taken = self._apply_move_out(op)
         self._ops.append(pb.Op(move_out=op))
         self._strong = True
@@ -384,12 +384,12 @@ class SliceComputation(Computation):
                 f"{self.spec.name} is in incarnation {self.incarnation}, and would take in keys of {state.incarnation}"
             )
             raise errors.IncarnationChanged(msg, metadata=self._about(incarnation=self.incarnation))
-        if span_of(state) != self.spec.span:
+        if span_of(state) != self.spec.keys.span:
             msg = f"{self.spec.name} would take in other keys than its own"
             raise ValueError(msg)
         op = pb.Op()
         op.take_in.state.CopyFrom(state)
-        op.take_in.cut_version = self.spec.cut_version
+        op.take_in.cut_version = self.spec.keys.version
         self._apply_take_in(op.take_in)
         self._ops.append(op)
         self._strong = True

@@ -7,19 +7,19 @@ the shard makes durable before use.
 
 from __future__ import annotations
 
-import re
-from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 from hashlib import blake2b
-from itertools import chain, pairwise
+from itertools import chain
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from lowwater import errors
 from lowwater.core.text import counted
 from lowwater_authority.core.budget import LEAST, MOST
+from lowwater_authority.core.cut import ALL_KEYS, MAX_SLICE_KEY, MAX_SLICES, UNCUT, WHOLE, Cut, Part, SliceKeys
 from lowwater_authority.core.heuristics import PPM
 from lowwater_authority.core.history import HOUR, LARGEST_STEP, LEAST_STEP
+from lowwater_authority.core.names import CUT, NAME, namespace_of, slice_name
 from lowwater_authority.core.requests import NO_FOLD, Fold
 from lowwater_authority.core.times import ANY_SKEW, DAY
 from lowwater_authority.records import journal_pb2 as pb
@@ -29,18 +29,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-CUT: Final = "~"
-"""Between the name of a computation and the number of one of its slices. No name that anybody
-registers has one, so nobody reads a slice."""
-
-NAME: Final = re.compile(r"(?:[A-Za-z0-9_.-]{1,128}/)?[A-Za-z0-9_.-]{1,128}")
-"""[namespace/]name."""
-
-SLICE: Final = re.compile(rf"({NAME.pattern}){CUT}[0-9]{{1,3}}")
-"""The name of a slice."""
-
-MAX_SLICES: Final = 1000
-MAX_SLICE_KEY: Final = 1024
 MAX_INPUTS: Final = 1000
 MAX_SLICE_INPUTS: Final = 100_000
 """Inputs of all slices of a computation together: each is written with all of them, and whoever
@@ -59,25 +47,8 @@ DIGESTS: Final = (1 << 64) - 1
 NAMED: Final = 20
 """Most names that a refusal lists."""
 
-KEPT: Final = ("incarnation", "input_version", "first", "cut", "cut_version", "next_slice")
-"""What a registration does not say of a computation."""
-
-WHOLE: Final = (b"", b"")
-"""The whole key space."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A slice of a computation that was cut anew."""
-
-    number: int
-    start: bytes
-    """Its first key."""
-    source: int | None = None
-    """The number of the slice whose keys it is to take in; None: it has them."""
-    began_end: bytes | None = None
-    """Of one that has become smaller in this incarnation: where it ended before; None: where it
-    does now."""
+UNREGISTERED: Final = ("incarnation", "input_version", "first", "slicing")
+"""Fields of a Spec that a registration does not ask for; of ``slicing`` only the starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,159 +78,108 @@ class Spec:
     """Lateness budgets in parts per million, least first."""
     all_pending: bool = False
     """Whether its workers tell of all records that are still to come before their frontiers."""
-    slices: tuple[bytes, ...] = ()
-    """Where its slices but the first begin, ascending; empty: it is not cut."""
-    span: tuple[bytes, bytes] = WHOLE
-    """Its key space, ``[start, end)``: that of a slice is a part."""
-    cut: tuple[Part, ...] = ()
-    """Its slices in the order of their keys, when it was cut anew; empty: as ``slices`` says."""
-    cut_version: int = 0
-    """Grows each time it is cut anew; also of its slices."""
-    next_slice: int = 0
-    """Then: the number that its next slice gets. None is ever used again, for the log of a slice
-    outlives it."""
-    source: str = ""
-    """Of a slice: the one whose keys it is to take in; empty: it has them."""
-    began_end: bytes | None = None
-    """Of a slice: see Part."""
-    taker: str = ""
-    """Of a slice: the one that is to take in keys of it; empty: there is none."""
+    slicing: Cut | SliceKeys | None = None
+    """How the computation is cut into slices, or the keys of the slice that it is; None: neither,
+    or a tombstone."""
 
     @property
-    def began(self) -> tuple[bytes, bytes]:
-        """The key space that its log begins with in this incarnation."""
-        return self.span if self.began_end is None else (self.span[0], self.began_end)
+    def cut(self) -> Cut:
+        """How the computation is cut into slices; ``UNCUT`` where it is not."""
+        return self.slicing if isinstance(self.slicing, Cut) else UNCUT
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        """Its slices, in the order of their keys; empty: it is not cut."""
-        if self.cut or not self.slices:
-            return self.cut
-        return tuple(Part(number, start) for number, start in enumerate((b"", *self.slices)))
+    def keys(self) -> SliceKeys:
+        """The keys of a slice; ``ALL_KEYS`` where the computation is none."""
+        return self.slicing if isinstance(self.slicing, SliceKeys) else ALL_KEYS
 
     @property
     def slice_of(self) -> str:
-        """The computation that it is a slice of; empty: it is none."""
+        """The root of a slice; empty where the computation is no slice."""
         return self.name.rpartition(CUT)[0] if CUT in self.name else ""
 
     def slice_specs(self) -> dict[str, Spec]:
-        """Return its slices by name, in the order of their keys: registered as it is, each with a part of the key space."""
-        parts = self.parts
-        if not parts:
-            return {}
-        ends = (*(part.start for part in parts[1:]), b"")
-        takers = {part.source: self._slice(part.number) for part in parts if part.source is not None}
-        return {
-            (name := self._slice(part.number)): replace(
-                self,
-                name=name,
-                slices=(),
-                span=(part.start, end),
-                cut=(),
-                next_slice=0,
-                source="" if part.source is None else self._slice(part.source),
-                began_end=part.began_end,
-                taker=takers.get(part.number, ""),
-            )
-            for part, end in zip(parts, ends, strict=True)
-        }
+        """Return the registrations of all slices by name, in the order of their keys."""
+        spans = self.cut.spans()
+        receivers = {part.source: self._slice(part.number) for part, _ in spans if part.source is not None}
+        specs: dict[str, Spec] = {}
+        for part, span in spans:
+            name, source = self._slice(part.number), "" if part.source is None else self._slice(part.source)
+            receiver = receivers.get(part.number, "")
+            keys = SliceKeys(span, source, part.began_end, receiver, self.cut.version)
+            specs[name] = replace(self, name=name, slicing=keys)
+        return specs
 
     def _slice(self, number: int) -> str:
-        return f"{self.name}{CUT}{number}"
+        return slice_name(self.name, number)
 
     def span_of(self, name: str) -> tuple[bytes, bytes] | None:
-        """Return the key space of one of its slices; None when it has no slice of that name.
-
-        O(slices).
-        """
-        parts = self.parts
-        for index, part in enumerate(parts):
-            if self._slice(part.number) == name:
-                return part.start, parts[index + 1].start if index + 1 < len(parts) else b""
-        return None
+        """Return the keys of a slice; None when there is no slice of that name. O(slices)."""
+        return next((span for part, span in self.cut.spans() if self._slice(part.number) == name), None)
 
     def slices_over(self, start: bytes, end: bytes) -> list[str]:
         """Return the names of the slices that share keys with an interval. O(slices)."""
-        parts = self.parts
-        starts = [part.start for part in parts]
-        first = bisect_right(starts, start) - 1
-        last = bisect_left(starts, end) if end else len(parts)
-        return [self._slice(part.number) for part in parts[first : max(first + 1, last)]]
+        return [self._slice(number) for number in self.cut.over(start, end)]
 
-    def part_of(self, name: str) -> Part:
-        """Return one of its slices. Raises InvalidArgument."""
-        for part in self.parts:
+    def _part(self, name: str) -> tuple[Part, tuple[bytes, bytes]]:
+        """Return a slice and its keys. Raises InvalidArgument."""
+        for part, span in self.cut.spans():
             if self._slice(part.number) == name:
-                return part
+                return part, span
         fix = f"name one of its slices: `lowwater slices list {self.name}` shows them"
-        if not self.parts:
+        if not self.cut.starts:
             fix = f"{self.name} is not cut: to cut it, drop it and register it with slices"
         msg = f"{name} is no slice of {self.name}; {fix}"
         raise errors.InvalidArgument(msg, metadata={"computation": self.name, "field": "slice", "fix": fix})
 
-    def _recut(self, parts: Iterable[Part]) -> Spec:
-        return replace(self, cut=tuple(parts), cut_version=self.cut_version + 1)
-
     def split(self, name: str, at: bytes) -> tuple[Spec, str]:
-        """Return it with a slice cut in two at a key, and the name of the new slice, which has the keys from there on.
+        """Return the registration with a slice cut in two at a key, and the new slice's name.
 
-        The new one has nothing before it has taken in what the old one knows of these keys, see :meth:`moved`. Raises InvalidArgument; Unavailable while another
-        one is still taken in.
+        The new slice gets the keys from ``at`` on. It stays empty until it has received the state
+        of these keys, see :meth:`received`. Raises InvalidArgument; Unavailable while another cut
+        is under way.
         """
-        known = self.part_of(name)
-        parts = self.parts
-        self._refuse_moving()
-        end = self.slice_specs()[name].span[1]
-        if not known.start < at or (end and at >= end) or len(at) > MAX_SLICE_KEY:
-            keys = f"from 0x{known.start.hex()}" if known.start else "from the first key"
+        part, (start, end) = self._part(name)
+        receiver = self.cut.under_way()
+        if receiver is not None and receiver.source is not None:
+            new, source = self._slice(receiver.number), self._slice(receiver.source)
+            msg = f"{new} is still taking over keys of {source}; try again when it has. A reset of {self.name} undoes that cut"
+            raise errors.Unavailable(msg, metadata={"computation": self.name, "slice": new, "source": source})
+        if not start < at or (end and at >= end) or len(at) > MAX_SLICE_KEY:
+            keys = f"from 0x{start.hex()}" if start else "from the first key"
             keys += f" up to 0x{end.hex()}" if end else " on"
             _refuse(
                 "at",
                 f"0x{at.hex()}",
                 f"give a key of 1 to {MAX_SLICE_KEY} bytes inside of {name}, which has the keys {keys}, and behind its first key",
             )
-        number = self.next_slice or len(parts)
+        number = self.cut.next_number or len(self.cut.parts)
         if number >= MAX_SLICES:
             _refuse(
                 "slice",
                 name,
                 f"none: {self.name} has used up {MAX_SLICES} numbers of slices. Drop it and register it cut as it is needed",
             )
-        index = parts.index(known)
-        smaller = replace(known, began_end=end if known.began_end is None else known.began_end)
-        cut = (*parts[:index], smaller, Part(number, at, known.number), *parts[index + 1 :])
-        found = replace(self._recut(cut), next_slice=number + 1)
-        _validate_slices(found, "slice")
-        return found, self._slice(number)
+        spec = replace(self, slicing=self.cut.split(part, end, at, number))
+        _validate_slices(spec, "slice")
+        return spec, self._slice(number)
 
-    def _refuse_moving(self) -> None:
-        for part in self.parts:
-            if part.source is not None:
-                name, source = self._slice(part.number), self._slice(part.source)
-                msg = f"{name} is still taking over keys of {source}; try again when it has. A reset of {self.name} undoes that cut"
-                raise errors.Unavailable(msg, metadata={"computation": self.name, "slice": name, "source": source})
+    def received(self, name: str) -> Spec:
+        """Return the registration with a slice that has received its keys.
 
-    def moved(self, name: str) -> Spec:
-        """Return it with a slice that has taken in its keys.
-
-        The same if it had before. Raises InvalidArgument.
+        The same registration if it had received them before. Raises InvalidArgument.
         """
-        known = self.part_of(name)
-        if known.source is None:
-            return self
-        return self._recut(replace(part, source=None) if part is known else part for part in self.parts)
+        part, _ = self._part(name)
+        return self if part.source is None else replace(self, slicing=self.cut.received(part))
 
     def renewed(self) -> Spec:
-        """Return its next incarnation, without the cut that is under way: nobody has anything to take in, for nothing is known of any key.
-
-        The new slice of that cut is gone, and the old one has its keys again: only that one has granted claims of them, and only its later sequencers are above theirs.
-        """
-        cut = tuple(Part(part.number, part.start) for part in self.cut if part.source is None)
-        return replace(self, incarnation=self.incarnation + 1, cut=cut)
+        """Return the registration of the next incarnation, without a cut that is under way."""
+        slicing = self.slicing.renewed() if isinstance(self.slicing, Cut) else self.slicing
+        return replace(self, incarnation=self.incarnation + 1, slicing=slicing)
 
     def same_registration(self, other: Spec) -> bool:
         """Whether another registration asks for the same."""
-        return replace(other, **{name: getattr(self, name) for name in KEPT}) == self
+        unregistered = {name: getattr(self, name) for name in UNREGISTERED}
+        return replace(other, **unregistered) == self and other.cut.starts == self.cut.starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +223,7 @@ class Topology:
     @property
     def needs_newest(self) -> bool:
         """Whether something in it is cut into slices, or was forgotten: who does not know that must not read what is written of it. O(graph)."""
-        return bool(self.forgotten) or any(spec.slices for spec in self.computations.values())
+        return bool(self.forgotten) or any(spec.cut.starts for spec in self.computations.values())
 
     def get(self, name: str) -> Spec:
         """Return a computation. Raises UnknownComputation."""
@@ -392,13 +312,13 @@ class Topology:
                 return self if spec.max_skew == known.max_skew else self._with(replace(known, max_skew=spec.max_skew))
             if unused and replace(known, estimated=True).same_registration(spec):
                 return self._with(replace(known, estimated=True))
-            if known.slices != spec.slices:
+            if known.cut.starts != spec.cut.starts:
+                slices = len(known.cut.starts) + 1
                 msg = (
-                    f"{spec.name} is registered with {counted(len(known.slices) + 1, 'slice')}, cut elsewhere than asked: "
+                    f"{spec.name} is registered with {counted(slices, 'slice')}, cut elsewhere than asked: "
                     "register the same, and cut slices in two as `lowwater slices split` does, or drop it and register it anew."
                 )
-                slices = str(len(known.slices) + 1)
-                raise errors.RegistrationConflict(msg, metadata={"computation": spec.name, "slices": slices})
+                raise errors.RegistrationConflict(msg, metadata={"computation": spec.name, "slices": str(slices)})
             msg = (
                 f"{spec.name} is registered with inputs {list(known.inputs)}, heuristics {list(known.heuristics)} ppm, key hash "
                 f"{known.key_hash!r}, lateness budgets {list(known.budgets)} ppm{' by all that is pending' if known.all_pending else ''}, max skew {known.max_skew} us and history step {known.history_step} us, as "
@@ -512,10 +432,13 @@ class Topology:
         spec, new = self._own(name).split(part, at)
         return self._with(spec), new
 
-    def moved(self, name: str) -> Topology:
-        """Return the graph with a slice that has taken in its keys; the same graph if it had before. Raises UnknownComputation."""
+    def received(self, name: str) -> Topology:
+        """Return the graph with a slice that has received its keys.
+
+        The same graph if it had received them before. Raises UnknownComputation.
+        """
         root = self.get(self.get(name).slice_of)
-        spec = root.moved(name)
+        spec = root.received(name)
         return self if spec is root else self._with(spec)
 
     def merged(self, other: Topology, *, prefer_other: bool = False) -> Topology:
@@ -766,18 +689,18 @@ def _message(spec: Spec, *, dropped: bool = False) -> pb.Computation:
         first=spec.first if spec.first > 1 else 0,
         lateness_budgets_ppm=spec.budgets,
         all_pending=spec.all_pending,
-        slices=spec.slices,
-        slice_start=spec.span[0],
-        slice_end=spec.span[1],
+        slices=spec.cut.starts,
+        slice_start=spec.keys.span[0],
+        slice_end=spec.keys.span[1],
         cut=[
             pb.Part(number=part.number, start=part.start, source=part.source, began_end=part.began_end)
-            for part in spec.cut
+            for part in spec.cut.recut
         ],
-        cut_version=spec.cut_version,
-        next_slice=spec.next_slice,
-        source=spec.source,
-        began_end=spec.began_end,
-        taker=spec.taker,
+        cut_version=spec.cut.version or spec.keys.version,
+        next_slice=spec.cut.next_number,
+        source=spec.keys.source,
+        began_end=spec.keys.began_end,
+        taker=spec.keys.receiver,
     )
 
 
@@ -795,23 +718,27 @@ def _spec(message: pb.Computation) -> Spec:
         message.first or 1,
         tuple(message.lateness_budgets_ppm),
         message.all_pending,
-        tuple(message.slices),
-        (message.slice_start, message.slice_end),
-        tuple(
-            Part(
-                part.number,
-                part.start,
-                part.source if part.HasField("source") else None,
-                part.began_end if part.HasField("began_end") else None,
-            )
-            for part in message.cut
-        ),
-        message.cut_version,
-        message.next_slice,
-        message.source,
-        message.began_end if message.HasField("began_end") else None,
-        message.taker,
+        _slicing(message),
     )
+
+
+def _slicing(message: pb.Computation) -> Cut | SliceKeys | None:
+    span = message.slice_start, message.slice_end
+    if span != WHOLE:
+        began_end = message.began_end if message.HasField("began_end") else None
+        return SliceKeys(span, message.source, began_end, message.taker, message.cut_version)
+    if not message.slices:
+        return None
+    recut = tuple(
+        Part(
+            part.number,
+            part.start,
+            part.source if part.HasField("source") else None,
+            part.began_end if part.HasField("began_end") else None,
+        )
+        for part in message.cut
+    )
+    return Cut(tuple(message.slices), recut, message.cut_version, message.next_slice)
 
 
 def _tombstone(spec: Spec) -> Spec:
@@ -821,63 +748,6 @@ def _tombstone(spec: Spec) -> Spec:
 
 def _tombstone_bytes(name: str) -> int:
     return len(name) + 24
-
-
-def name_parts(name: str) -> tuple[str, str]:
-    """Return the namespace and the rest of the name of a computation or a slice; the namespace is empty where there is none.
-
-    What can be nobody's name is not made into one:
-
-    >>> name_parts("flights/hourly~3"), name_parts("hourly"), name_parts("/hourly"), name_parts("a/b/c")
-    (('flights', 'hourly~3'), ('', 'hourly'), ('', '/hourly'), ('a', 'b/c'))
-    """
-    namespace, _, plain = name.partition("/")
-    return (namespace, plain) if namespace and plain else ("", name)
-
-
-def namespace_of(name: str) -> str:
-    """Return the namespace of a computation or a slice; empty: it has none."""
-    return name_parts(name)[0]
-
-
-def whole(name: str) -> str:
-    """Return the computation that a name is a slice of; the name itself when it is none.
-
-    >>> whole("ns/hourly~12"), whole("hourly")
-    ('ns/hourly', 'hourly')
-    """
-    found = SLICE.fullmatch(name)
-    return name if found is None else found[1]
-
-
-def slicing(name: str, incarnation: int = 0, identity: str | None = None) -> str:
-    """Return the identity by which a slice of a computation claims its part of it.
-
-    With ``identity``: that by which a worker has claimed ranges of the slice, or is about to, in an
-    incarnation. It binds the computation.
-    """
-    return f"{name}{CUT}" if identity is None else f"{name}{CUT}{incarnation}:{identity}"
-
-
-def is_slicing(name: str, identity: str) -> bool:
-    """Whether an identity is one of those by which slices of a computation claim.
-
-    >>> [is_slicing("hourly", each) for each in ("hourly~", slicing("hourly", 2, "job"), "hourly", "job", "daily~")]
-    [True, True, False, False, False]
-    """
-    whose, cut, rest = identity.partition(CUT)
-    number, carries, _ = rest.partition(":")
-    return bool(cut) and whose == name and (not rest or (bool(carries) and number.isdecimal()))
-
-
-def carried(name: str, incarnation: int, identity: str) -> str | None:
-    """Return the worker's identity that a slice's one carries; None: there is none, or it is of another incarnation.
-
-    >>> carried("hourly", 2, slicing("hourly", 2, "job")), carried("hourly", 3, slicing("hourly", 2, "job")), carried("hourly", 2, "hourly~")
-    ('job', None, None)
-    """
-    prefix = slicing(name, incarnation, "")
-    return identity.removeprefix(prefix) if identity.startswith(prefix) else None
 
 
 def _with_slices(spec: Spec) -> Iterable[tuple[str, Spec]]:
@@ -890,7 +760,7 @@ def _follow_roots(computations: dict[str, Spec], dropped: dict[str, Spec]) -> No
     One that it does not have is of another registration, which nobody could drop, or of a cut that
     is lost.
     """
-    for root in [spec for spec in computations.values() if spec.slices]:
+    for root in [spec for spec in computations.values() if spec.cut.starts]:
         computations.update(root.slice_specs())
     _end_orphans(computations, dropped)
 
@@ -905,7 +775,7 @@ def _end_orphans(computations: dict[str, Spec], dropped: dict[str, Spec]) -> Non
 
 def _age(spec: Spec) -> tuple[int, int, int]:
     """What grows with each change of a computation."""
-    return spec.incarnation, spec.input_version, spec.cut_version
+    return spec.incarnation, spec.input_version, spec.cut.version or spec.keys.version
 
 
 def _settled(spec: Spec, lost: Spec) -> Spec:
@@ -915,10 +785,9 @@ def _settled(spec: Spec, lost: Spec) -> Spec:
 
 def _recut_as(spec: Spec, other: Spec) -> Spec:
     """Return the newer of two, cut as the older one if that is cut anew since: logs of slices have followed, and inputs say nothing of keys."""
-    lives = [(each.first, each.incarnation, each.slices) for each in (spec, other)]
-    if lives[0] != lives[1] or other.cut_version <= spec.cut_version:
-        return spec
-    return replace(spec, cut=other.cut, cut_version=other.cut_version, next_slice=other.next_slice)
+    lives = [(each.first, each.incarnation, each.cut.starts) for each in (spec, other)]
+    older = lives[0] != lives[1] or other.cut.version <= spec.cut.version
+    return spec if older else replace(spec, slicing=other.slicing)
 
 
 def _estimated(computations: Mapping[str, Spec]) -> frozenset[str]:
@@ -974,20 +843,13 @@ def _validate_budgets(spec: Spec) -> None:
 
 def _validate_slices(spec: Spec, field: str = "slices") -> None:
     """Refuse a cut that cannot be. ``field`` is what of the request has asked for it."""
-    if len(spec.slices) >= MAX_SLICES:
-        _refuse("slices", f"{len(spec.slices) + 1} slices", f"cut it into at most {MAX_SLICES}")
-    if any(not 0 < len(key) <= MAX_SLICE_KEY for key in spec.slices):
-        _refuse(
-            "slices",
-            "a key that is empty or too long",
-            f"give keys of 1 to {MAX_SLICE_KEY} bytes: where the second slice begins, and so on",
-        )
-    if any(a >= b for a, b in pairwise(spec.slices)):
-        _refuse("slices", [key.hex() for key in spec.slices[:NAMED]], "give ascending keys, each once")
-    if len(spec.parts) * len(spec.inputs) > MAX_SLICE_INPUTS:
+    if wrong := spec.cut.wrong():
+        _refuse("slices", *wrong)
+    slices = len(spec.cut.parts)
+    if slices * len(spec.inputs) > MAX_SLICE_INPUTS:
         fix = f"cut it into fewer slices, or read fewer inputs: each slice has all of them, and together they may have {MAX_SLICE_INPUTS}"
-        _refuse(field, f"{len(spec.parts)} slices with {len(spec.inputs)} inputs each", fix)
-    if spec.slices and spec.all_pending:
+        _refuse(field, f"{slices} slices with {len(spec.inputs)} inputs each", fix)
+    if slices and spec.all_pending:
         fix = "leave one of the two out: a slice tells nobody of all records that are still to come"
         _refuse("all_pending", value=True, fix=fix)
 

@@ -78,7 +78,7 @@ class OwnerRequests:
             if not adopts or request.request_id in computation.granted:
                 # Only a claim that divides ranges needs room: no repeat, none at a root, whose
                 # slices have the ranges, and none of foreign keys, which is refused.
-                divides = request.request_id not in computation.granted and not computation.spec.slices
+                divides = request.request_id not in computation.granted and not computation.spec.cut.starts
                 if divides and computation.has_keys(request.bounds[0], request.bounds[-1]):
                     room(_ranges_with(computation.map, request.bounds))
                 binds = self._is_unbound(name, request, round_.wall)

@@ -23,9 +23,11 @@ from lowwater.v1 import topology_pb2, types_pb2, watermarks_pb2, workers_pb2
 from lowwater_authority.core.batches import MAX_PARTS
 from lowwater_authority.core.budget import BUCKETS, Kept, Lateness
 from lowwater_authority.core.codec import int64_bytes
+from lowwater_authority.core.cut import Cut
 from lowwater_authority.core.groups import MOST_RECORDS, NO_RECORDS, GroupState, Mass
 from lowwater_authority.core.heuristics import PPM
 from lowwater_authority.core.layout import Layout, Load, Told
+from lowwater_authority.core.names import is_slicing
 from lowwater_authority.core.requests import (
     NO_DIGEST,
     PIECE,
@@ -38,7 +40,7 @@ from lowwater_authority.core.requests import (
 )
 from lowwater_authority.core.slicing import MOST_FRONTIERS
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.core.topology import MAX_BUDGETS, MAX_HEURISTICS, Spec, is_slicing
+from lowwater_authority.core.topology import MAX_BUDGETS, MAX_HEURISTICS, Spec
 from lowwater_authority.rpc.refusals import MESSAGE_BYTES, bad_field
 
 if TYPE_CHECKING:
@@ -124,7 +126,7 @@ def spec(message: topology_pb2.RegisterRequest) -> Spec:
         estimated=message.estimated,
         budgets=tuple(sorted(message.lateness_budgets_ppm)),
         all_pending=message.all_pending,
-        slices=tuple(message.slices),
+        slicing=Cut(tuple(message.slices)) if message.slices else None,
     )
 
 
@@ -521,11 +523,11 @@ def computation_message(spec: Spec, topology: Topology) -> topology_pb2.Computat
         estimated=topology.is_estimated(spec.name),
         lateness_budgets_ppm=spec.budgets,
         all_pending=spec.all_pending,
-        slices=spec.slices,
+        slices=spec.cut.starts,
         slice_of=spec.slice_of,
-        slice_start=spec.span[0],
-        slice_end=spec.span[1],
-        slice_source=spec.source,
+        slice_start=spec.keys.span[0],
+        slice_end=spec.keys.span[1],
+        slice_source=spec.keys.source,
     )
 
 

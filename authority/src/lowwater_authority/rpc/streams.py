@@ -13,8 +13,8 @@ import numpy as np
 from lowwater import errors
 from lowwater.core.events import shortened
 from lowwater.v1 import workers_pb2 as pb
+from lowwater_authority.core.names import NAME, whole
 from lowwater_authority.core.requests import Refused
-from lowwater_authority.core.topology import NAME, whole
 from lowwater_authority.engine.admission import MOST_DELAY, Admission
 from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.codec import MAX_RANGES
