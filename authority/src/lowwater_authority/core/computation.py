@@ -263,8 +263,8 @@ class Computation:
             raise errors.InvalidArgument(
                 msg, metadata=self._about(field="request_id", fix="16 new random bytes for a new claim")
             )
-        group = self.map.groups.get(sequencer)
-        if group is None or group.state is not GroupState.OWNED:
+        group = self.map.owned_by(sequencer)
+        if group is None:
             msg = "this claim was granted and has been superseded since; make a new one if this worker is the owner"
             raise errors.StaleSequencer(msg, metadata=self._about(sequencer=sequencer))
         watermarks = np.full(group.granted, MIN)  # of what is somebody else's by now nothing is known
@@ -673,8 +673,8 @@ class Computation:
         now: a fold over other incarnations of them counts as MIN. ``wall`` is the wall clock, which
         says what is too far ahead; None: as ``now``.
         """
-        group = self.map.groups.get(report.sequencer)
-        if group is None or group.state is not GroupState.OWNED:
+        group = self.map.owned_by(report.sequencer)
+        if group is None:
             return [self._stale(report.sequencer, None)]
         if report.turn:
             sender, number = OWN_TURNS, (report.turn, number[1])
@@ -937,13 +937,7 @@ class Computation:
 
     def _forget_dead_batches(self) -> None:
         """Call when claims may have ended: what waits for their batches would stay until somebody stages another."""
-        groups = self.map.groups
-
-        def alive(sequencer: int) -> bool:
-            group = groups.get(sequencer)
-            return group is not None and group.state is GroupState.OWNED
-
-        self.batches.forget_dead(alive)
+        self.batches.forget_dead(lambda sequencer: self.map.owned_by(sequencer) is not None)
 
     def prepare(self, request: Prepare) -> Sequence[TaskAttempt]:
         """Fix the accepted attempts of a batch; returns those that never came, in which case nothing is prepared.
@@ -1041,8 +1035,8 @@ class Computation:
         assert prepared is not None
         request = prepared.request
         self.batches.committed(request.sequencer, request.batch)
-        group = self.map.groups.get(request.sequencer)
-        if group is None or group.state is not GroupState.OWNED:
+        group = self.map.owned_by(request.sequencer)
+        if group is None:
             return [self._stale(request.sequencer, None)]
         values, known = prepared.values()
         group.last_report = now
@@ -1069,8 +1063,8 @@ class Computation:
     # -- what a round has changed ------------------------------------------------------------------
 
     def _owned(self, sequencer: int) -> Group:
-        group = self.map.groups.get(sequencer)
-        if group is None or group.state is not GroupState.OWNED:
+        group = self.map.owned_by(sequencer)
+        if group is None:
             raise errors.StaleSequencer(STALE, metadata=self._about(sequencer=sequencer))
         return group
 
@@ -1156,10 +1150,10 @@ class Computation:
         self._changes.clear()
 
     def _apply_values(self, op: pb.Values, now: int) -> None:
-        group = self.map.groups[op.sequencer]
+        group = self.map.owned_by(op.sequencer)
         values = codec.int64s(op.micros)
         handles = codec.handles(op.handles)
-        if group.state is not GroupState.OWNED or (
+        if group is None or (
             len(values) and group.live is not None and (not len(handles) or group.lost(handles).any())
         ):
             msg = f"values for ranges that the claim {op.sequencer} does not own"
@@ -1237,7 +1231,7 @@ class Computation:
             self.heuristics[share] = max(value, self.low, moved.get(share, MIN))
 
     def _arrived_at(self, ppm: int) -> int:
-        groups = (g for g in self.map.run_groups() if g.state is not GroupState.RETIRED and not g.finished)
+        groups = self.map.open_groups()
         return reached((told for group in groups if (told := group.arrived()) is not None), ppm)
 
     def _move_budgets(self, references: Mapping[int, int], pending: Pending) -> None:
@@ -1275,7 +1269,7 @@ class Computation:
         """Return all that is still to come, if the claims tell it; with an unknown frontier while any has not. O(buckets log buckets)."""
         if not self.spec.all_pending:
             return _NOTHING_KNOWN
-        groups = [g for g in self.map.run_groups() if g.state is not GroupState.RETIRED and not g.finished]
+        groups = self.map.open_groups()
         known = all(group.mass_known and group.masses() for group in groups)
         return Pending.of([mass for group in groups for mass in group.masses()] if known else [])
 

@@ -21,7 +21,7 @@ from lowwater import errors
 from lowwater_authority.core import codec
 from lowwater_authority.core.budget import Budget
 from lowwater_authority.core.computation import LARGEST_EPOCH, STALE, Changes, Computation
-from lowwater_authority.core.groups import MOST_RECORDS, NO_RECORDS, GroupState, Mass
+from lowwater_authority.core.groups import MOST_RECORDS, NO_RECORDS, Mass
 from lowwater_authority.core.heuristics import Masses
 from lowwater_authority.core.interval_map import IntervalMap
 from lowwater_authority.core.layout import Layout
@@ -233,8 +233,7 @@ class RootComputation(Computation):
 
         Each slice keeps the budget by itself, so all of them together keep it.
         """
-        groups = self.map.run_groups()
-        open_ = [group for group in groups if group.state is not GroupState.RETIRED and not group.finished]
+        groups, open_ = self.map.run_groups(), self.map.open_groups()
         unknown = MIN, 0, 0
         for ppm, budget in self.budgets.items():
             least = min((group.kept.get(ppm, unknown)[0] for group in open_), default=MIN)
@@ -442,7 +441,7 @@ class SliceComputation(Computation):
         ``MOST_RECORDS`` records are scaled down, because no claim may have more.
         O(claims + buckets).
         """
-        groups = [g for g in self.map.run_groups() if g.state is not GroupState.RETIRED and not g.finished]
+        groups = self.map.open_groups()
         masses = [mass for group in groups for mass in group.masses()]
         starts, places = np.unique(np.concatenate([NO_RECORDS, *(m.starts for m in masses)]), return_inverse=True)
         counts = np.zeros(len(starts), dtype=np.int64)
