@@ -21,20 +21,22 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import numpy as np
 
 from lowwater import errors
-from lowwater.core import lateness
 from lowwater.core.text import duration
 from lowwater.watermark import Watermark
 from lowwater_authority.core import codec
 from lowwater_authority.core.batches import ALL_PART_BYTES, MAX_PART_BYTES, BatchStage
 from lowwater_authority.core.bounds import Bounds
-from lowwater_authority.core.budget import MOST_ARRIVED, Arrivals, Budget, Kept, Lateness, Pending, reached, seen_from
+from lowwater_authority.core.budget import Budget, Kept, Lateness, Pending, reached
 from lowwater_authority.core.groups import MOST_RECORDS, Group, GroupState, Mass
 from lowwater_authority.core.heuristics import Masses
 from lowwater_authority.core.history import History
+from lowwater_authority.core.inheritance import inherit_arrivals, inherit_masses
 from lowwater_authority.core.interval_map import IntervalMap, Range, Taken
+from lowwater_authority.core.late_records import LateRecords
 from lowwater_authority.core.layout import Layout, Told
 from lowwater_authority.core.names import is_slicing, whole
 from lowwater_authority.core.requests import Fenced, Grant, Granted, Refused
+from lowwater_authority.core.staged import Staged
 from lowwater_authority.core.tasks import Tasks
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.records import journal_pb2 as pb
@@ -82,9 +84,6 @@ STALE: Final = (
 )
 
 
-_NOTHING_KNOWN: Final = Pending.of([])
-
-
 @dataclass(frozen=True, slots=True)
 class View:
     """What readers see of a computation. Durable."""
@@ -104,21 +103,6 @@ class View:
     passed: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     """By share in ppm of a heuristic watermark: records that came while it was a time, and those of
     them that came behind it. Of those whose lateness was told."""
-
-
-@dataclass(slots=True)
-class Changes:
-    """What a round changed in one claim, not yet in an op."""
-
-    whole: bool = False
-    places: list[npt.NDArray[np.intp]] = field(default_factory=list)
-    lowers: bool = False
-    mass: bool = False
-    newer: bool = False
-    """Whether it is the first of a stream: losing that lets what an earlier stream said count
-    again, which may be more."""
-    arrived: list[pb.Arrived] = field(default_factory=list)
-    kept: bool = False
 
 
 class Computation:
@@ -144,8 +128,7 @@ class Computation:
         self.tasks = Tasks()
         self.low = MIN
         self.heuristics = dict.fromkeys(spec.heuristics, MIN)
-        self.passed: dict[int, tuple[int, int]] = {}
-        """As in View."""
+        self.late = LateRecords()
         self.budgets = {ppm: Budget(ppm) for ppm in spec.budgets}
         self.since = 0
         self.history = History()
@@ -169,24 +152,11 @@ class Computation:
         """
         self.told_by = 0
         """The claim under which it has."""
-        self.last_batch: tuple[int, bytes] | None = None
-        self.committed_by = 0
-        """The claim that committed it."""
         self.granted: OrderedDict[bytes, Granted] = OrderedDict()
-        self._ops: list[pb.Op] = []
-        self._changes: dict[int, Changes] = {}
-        self._refused_of_batch: list[Refused] = []
-        """What was refused of the last committed batch, since this process holds it: its driver may
-        ask again."""
+        self.staged = Staged()
         self._mass_changed = False
         self.mass_turns = 0
         """Grows with each record in which a mass, or a frontier, has changed."""
-        self._came: list[tuple[int, dict[int, int], dict[int, int]]] = []
-        """Of this round: what lateness counts from, records by bucket of it, and those behind by
-        budget."""
-        self._came_records = 0
-        """How many they are."""
-        self._strong = False
         self.published = self._view()
         self.published_layout = self.layout
 
@@ -212,7 +182,7 @@ class Computation:
         prepared = self.batches.prepared
         if prepared is not None and prepared.request.batch < request.generation:
             self._apply_prepared(now, wall)
-        self._flush()
+        self.staged.flush(self.map)
         op = pb.Op()
         claim = op.claim  # made where it stays: a copy of millions of bounds takes long
         claim.sequencer = max(self.last_sequencer, self.epoch_base) + 1
@@ -228,8 +198,7 @@ class Computation:
         claim.input_version = self.spec.input_version
         group, taken = self._apply_claim(claim, now, request.bounds)
         group.last_report = now  # nobody is accused of silence from the time of an owner before it
-        self._ops.append(op)
-        self._strong = True
+        self.staged.append(op)
         watermarks = self.map.columns.values[group.slots()].copy()
         fenced = tuple(self._fenced(taken, "a newer claim took it over"))
         return Grant(group.sequencer, watermarks, self.reference, fenced)
@@ -313,8 +282,8 @@ class Computation:
                 f"of the older generation {order[0]}, ordinal {order[1]}. Stop this run: it has been replaced."
             )
             raise errors.OlderClaim(msg, metadata=self._about_older(order, newest))
-        if self.last_batch is not None and request.generation <= self.last_batch[0]:
-            batch, digest = self.last_batch
+        if self.batches.last is not None and request.generation <= self.batches.last[0]:
+            batch, digest = self.batches.last
             if not (request.generation == batch and request.batch_digest and request.batch_digest == digest):
                 msg = (
                     f"batch {batch} of {self.spec.name} is committed, but this run starts at batch {request.generation}: its "
@@ -371,8 +340,8 @@ class Computation:
         )
         taken = self.map.claim(group, codec.int64s(op.bound_micros), now)
         self._carry(taken, group)
-        self._hand_over_arrivals(group, taken)
-        self._hand_over_masses(group, taken, bounded=bool(op.bound_micros))
+        inherit_arrivals(group, taken)
+        inherit_masses(group, taken, bounded=bool(op.bound_micros))
         group.finished = bool((self.map.columns.values[group.slots()] == MAX).all())
         self._regrouped(taken, group)
         self.last_sequencer = op.sequencer
@@ -383,8 +352,6 @@ class Computation:
             self.granted[op.request_id] = Granted(op.sequencer, op.asked)
             if len(self.granted) > GRANTS_KEPT:
                 self.granted.popitem(last=False)
-        self._mass_changed = True
-        self._forget_dead_batches()
         return group, taken
 
     def _bind(self, identity: str) -> None:
@@ -393,58 +360,16 @@ class Computation:
     def _carry(self, taken: Sequence[Taken], group: Group) -> None:
         """Let a new group of ranges go on with what the groups that it replaces have of their own."""
 
-    def _hand_over_masses(self, group: Group | None, taken: Sequence[Taken], *, bounded: bool = False) -> None:
-        """Let a claim stand on the masses of the groups it replaced as a whole; of a part, nobody knows the mass.
-
-        Nor of what had none any more, being finished or retired, and comes back by a claim (``bounded``: with a bound).
-        """
-        stand_ins: list[Mass] = []
-        known = True
-        for lost in taken:
-            partly = bool(lost.group.live_count) or bool(lost.remainders)
-            if lost.group.state is GroupState.RETIRED:
-                known = False
-            elif lost.group.finished:
-                known = known and not bounded
-            elif partly or not lost.group.mass_known:
-                known = False
-            else:
-                stand_ins.extend(lost.group.masses())
-            if partly:
-                lost.group.mass_known = False
-            if lost.group.live_count:
-                self._settle_finished(lost.group)
-        if group is not None:
-            group.mass_known = known
-            group.stand_ins = stand_ins if known else []
-
-    def _regrouped(self, taken: Sequence[Taken], *new: Group) -> None:
-        """Ranges have gone from some groups to new ones."""
-        for group in (*new, *(lost.group for lost in taken), *(each for lost in taken for each in lost.remainders)):
+    def _regrouped(self, losses: Sequence[Taken], *new: Group) -> None:
+        """Follow ranges that went from some groups to new ones."""
+        for loss in losses:
+            if loss.group.live_count:
+                self._settle_finished(loss.group)
+        remainders = chain.from_iterable(loss.remainders for loss in losses)
+        for group in (*new, *(loss.group for loss in losses), *remainders):
             self.masses.changed(group)
-
-    def _hand_over_arrivals(self, group: Group | None, taken: Sequence[Taken]) -> None:
-        """Let what weighed in R stay where its ranges go: with all of a claim, or by as many of its ranges as each has got.
-
-        Nobody knows which of them had the records. Together they weigh what the claim did, so that no cut and no merge makes more of it.
-        """
-        stood: list[tuple[int, int]] = []
-        for lost in taken:
-            told = lost.group.arrived()
-            if told is None or lost.group.state is GroupState.RETIRED or lost.group.finished:
-                continue
-            frontier, rest = told
-            ranges = sum(high - low for low, high in lost.handles) + lost.group.live_count + len(lost.remainders)
-            for remainder in lost.remainders:
-                remainder.arrived_before = frontier, told[1] // ranges
-                rest -= told[1] // ranges
-            if lost.group.live_count:
-                lost.group.keep_arrived(lost.group.live_count, ranges)
-                rest -= 0 if (left := lost.group.arrived()) is None else left[1]
-            if rest:
-                stood.append((frontier, rest))
-        if group is not None and stood:
-            group.arrived_before = min(frontier for frontier, _ in stood), sum(recent for _, recent in stood)
+        self._mass_changed = True
+        self._forget_dead_batches()
 
     def _fenced(self, taken: Iterable[Taken], reason: str) -> Iterable[Fenced]:
         for lost in taken:
@@ -467,11 +392,10 @@ class Computation:
         if expected != self.layout.version:
             msg = f"version {self.layout.version} of the layout of {self.spec.name} is wanted, not {expected}; look at it first"
             raise errors.LayoutConflict(msg, metadata=self._about(version=self.layout.version))
-        self._flush()
+        self.staged.flush(self.map)
         op = pb.Layout(version=wanted.version, starts=starts, tasks=tasks)
         self._apply_layout(op)
-        self._ops.append(pb.Op(layout=op))
-        self._strong = True
+        self.staged.append(pb.Op(layout=op))
         return wanted.version
 
     def _apply_layout(self, op: pb.Layout) -> None:
@@ -492,11 +416,10 @@ class Computation:
     def release(self, sequencer: int) -> None:
         """Leave a claim's ranges unowned, holding their values. Raises StaleSequencer."""
         self._owned(sequencer)
-        self._flush()
+        self.staged.flush(self.map)
         op = pb.Release(sequencer=sequencer)
         self._apply_release(op)
-        self._ops.append(pb.Op(release=op))
-        self._strong = True
+        self.staged.append(pb.Op(release=op))
 
     def _apply_release(self, op: pb.Release) -> None:
         group = self.map.groups[op.sequencer]
@@ -541,7 +464,7 @@ class Computation:
         said did not know of what comes from there, and nobody may claim the range before others move on. Masses
         did not know either, nor did frontiers of lateness.
         """
-        self._flush()
+        self.staged.flush(self.map)
         fenced = [
             Fenced(self.spec.name, group.sequencer, None, reason)
             for group in self.map.groups.values()
@@ -549,8 +472,7 @@ class Computation:
         ]
         op = pb.Revoke(input_version=input_version, bound_micros=bound)
         self._apply_revoke(op, now)
-        self._ops.append(pb.Op(revoke=op))
-        self._strong = True
+        self.staged.append(pb.Op(revoke=op))
         return fenced
 
     def _apply_revoke(self, op: pb.Revoke, now: int) -> None:
@@ -614,11 +536,10 @@ class Computation:
             )
             raise errors.OwnedRanges(msg, metadata=self._about(workers=", ".join(sorted(owners))))
         ranges = sum(high - low for _, low, high in self.map.overlapping(start, end))
-        self._flush()
+        self.staged.flush(self.map)
         op = pb.Retire(start=start, end=end)
         taken = self._apply_retire(op, now)
-        self._ops.append(pb.Op(retire=op))
-        self._strong = True
+        self.staged.append(pb.Op(retire=op))
         return ranges, list(self._fenced(taken, "an operator retired it"))
 
     def _check_retire(self, start: bytes, end: bytes, sequencer: int) -> None:
@@ -646,11 +567,9 @@ class Computation:
         taken = self.map.retire(op.start, op.end, now)
         retired = [group for group, _, _ in self.map.overlapping(op.start, op.end)]
         self._carry_retired(taken, retired[0])
-        self._hand_over_arrivals(None, taken)
-        self._hand_over_masses(None, taken)
+        inherit_arrivals(None, taken)
+        inherit_masses(None, taken)
         self._regrouped(taken, *retired)
-        self._mass_changed = True
-        self._forget_dead_batches()
         return taken
 
     # -- reports -----------------------------------------------------------------------------------
@@ -687,7 +606,7 @@ class Computation:
         if newest is None and sender != OWN_TURNS and len(group.senders) >= SENDERS_KEPT:
             msg = f"{SENDERS_KEPT} senders have reported for this claim, and none of them may be forgotten; claim again"
             return [Refused(group.sequencer, errors.StaleSequencer.reason, msg)]
-        if refusal := self._check_report(group, report, required):
+        if refusal := _wrong(group, report, required):
             return [refusal]
         group.senders[sender] = number
         if newest is None or newest[0] < number[0]:
@@ -729,29 +648,6 @@ class Computation:
         each = zip(self.spec.inputs, fold.input_incarnations, strict=False)
         names = [name for name, incarnation in each if not incarnation]
         return f"{' and '.join(names) or 'an input'} is folded as not registered, which is unknown"
-
-    def _check_report(self, group: Group, report: GroupReport, required: Fold) -> Refused | None:
-        ranges = group.granted if report.handles is None else len(report.handles)
-        problem = ""
-        if len(report.watermarks) not in (1, ranges):
-            problem = f"watermarks_micros has {len(report.watermarks)} values for {ranges} ranges; send one a range, or one for all"
-        elif report.handles is not None and ranges and int(report.handles.max()) >= group.granted:
-            problem = (
-                f"handles names {int(report.handles.max())}, but the claim has the handles 0 to {group.granted - 1}"
-            )
-        elif report.handles is not None and not _distinct(report.handles):
-            problem = "handles names a range twice; send one value a range"
-        else:
-            problem = wrong_operation(report.oldest_operation)
-        if problem:
-            return Refused(group.sequencer, errors.InvalidArgument.reason, problem, report.handles)
-        if report.fold.input_version != required.input_version:
-            msg = (
-                f"the report folds version {report.fold.input_version} of the inputs, but {required.input_version} is in force; "
-                "claim again to learn the new inputs"
-            )
-            return Refused(group.sequencer, errors.InputVersion.reason, msg, report.handles)
-        return None
 
     def _take_values(
         self,
@@ -834,7 +730,9 @@ class Computation:
             return [Refused(group.sequencer, errors.InvalidArgument.reason, problem)]
         # A record from the far future is as far as any may be: one bad timestamp must not carry the
         # computation off.
-        mass = self._bounded_mass(mass, limit)
+        mass = replace(mass, starts=np.minimum(mass.starts, limit))
+        if self.TAKES_WHOLE_MASSES:
+            mass = mass.at_most(limit)  # see RootComputation._take_lateness
         for share, micros in chain.from_iterable(part.frontiers.items() for part in mass.parts):
             if limit < micros != MAX:
                 msg = (
@@ -845,74 +743,15 @@ class Computation:
         self._set_mass(group, mass)
         return []
 
-    def _take_lateness(self, group: Group, told: Lateness, now: int, wall: int) -> list[Refused]:
-        """Count what came since the claim told it last, judged by what is published now."""
-        known = group.arrivals or Arrivals()
-        more = {bucket: count - known.counts.get(bucket, 0) for bucket, count in told.counts.items()}
-        records = sum(more.values())
-        new = {ppm: told.behind[ppm][0] - known.behind.get(ppm, 0) for ppm in self.budgets if ppm in told.behind}
-        problem = ""
-        if min(more.values(), default=0) < 0 or not known.counts.keys() <= told.counts.keys():
-            problem = (
-                "lateness has fewer records than before; send all that the claim has handed on since it was granted"
-            )
-        elif (total := sum(told.counts.values())) > MOST_RECORDS:
-            problem = f"lateness.counts has more than {MOST_RECORDS} records; no claim has that many, send those that it has handed on"
-        elif max(budget.records for budget in self.budgets.values()) + self._came_records + records > MOST_ARRIVED:
-            problem = f"lateness.counts takes {self.spec.name} beyond {MOST_ARRIVED} records; begin a new incarnation with 'lowwater reset {self.spec.name}'"
-        elif min(new.values(), default=0) < 0:
-            problem = "lateness.behind has fewer records than before; send how many of all came behind"
-        elif wrong := [told.behind[ppm][0] for ppm in new if told.behind[ppm][0] > total]:
-            problem = f"lateness.behind has {wrong[0]} of {total} records; send how many of all came behind"
-        if problem:
-            return [Refused(group.sequencer, errors.InvalidArgument.reason, problem)]
-        limit = wall + self.spec.max_skew
-        far = limit < told.frontier != MAX
-        if far or (records and told.reference > limit):
-            msg = (
-                f"lateness.{'frontier' if far else 'reference'}_micros is more than {self.spec.max_skew // 1_000_000} s ahead of the clock; "
-                "nothing of it counts"
-            )
-            return [Refused(group.sequencer, errors.TooFarAhead.reason, msg)]
-        if not records and group.arrivals is not None and told.frontier == known.frontier:
-            return []
-        behind = []
-        for ppm, mark in ((kept.ppm, kept.micros) for kept in self.published.budgets if records):
-            exactly = ppm in told.behind and told.behind[ppm][1] == mark
-            may_be = 0 if exactly or mark == MIN else lateness.behind(more, told.reference, mark)
-            # More than came anew when it was left out before: those were judged by the buckets.
-            counted = max(min(new.get(ppm, 0), records), may_be)
-            behind.append(pb.Behind(ppm=ppm, told=new.get(ppm, 0), counted=counted))
-        passed = [
-            pb.Passed(ppm=ppm, records=records, behind=lateness.behind(more, told.reference, mark))
-            for ppm, mark in self.published.heuristics
-            if records and mark != MIN
-        ]
-        buckets = sorted(bucket for bucket, count in more.items() if count)
-        op = pb.Arrived(
-            frontier_micros=told.frontier,
-            reference_micros=told.reference,
-            buckets=buckets,
-            counts=[more[bucket] for bucket in buckets],
-            behind=behind,
-            passed=passed,
-            time_micros=now,
-        )
-        self._apply_arrived(group, op)
-        self._changes.setdefault(group.sequencer, Changes()).arrived.append(op)
+    def _take_lateness(self, group: Group, reported: Lateness, now: int, wall: int) -> list[Refused]:
+        """Count what a claim has not reported before, judged by what is published now."""
+        op = self.late.arrived(self.spec, group, reported, self.published, self.budgets, now, wall)
+        if isinstance(op, Refused):
+            return [op]
+        if op is not None:
+            self.late.add(group, op)
+            self.staged.of(group.sequencer).arrived.append(op)
         return []
-
-    def _apply_arrived(self, group: Group, op: pb.Arrived) -> None:
-        counts = dict(zip(op.buckets, op.counts, strict=True))
-        group.arrivals = group.arrivals or Arrivals()
-        group.arrivals.add(counts, {each.ppm: each.told for each in op.behind}, op.frontier_micros, op.time_micros)
-        if group.arrived_before is not None and group.arrivals.recent.total >= group.arrived_before[1]:
-            group.arrived_before = None
-        self._came.append((op.reference_micros, counts, {each.ppm: each.counted for each in op.behind}))
-        self._came_records += sum(op.counts)
-        for each in op.passed:
-            records, late = self.passed.get(each.ppm, (0, 0))
-            self.passed[each.ppm] = records + each.records, late + each.behind
 
     # -- micro-batches -----------------------------------------------------------------------------
 
@@ -961,12 +800,12 @@ class Computation:
         if problem := wrong_operation(request.oldest_operation):
             fix = "a time in microseconds since 1970, or 0"
             raise errors.InvalidArgument(problem, metadata=self._about(field="oldest_operation_micros", fix=fix))
-        if self.last_batch is not None:
+        if self.batches.last is not None:
             # A delayed repeat: committing it once more would put the older batch's values over the
             # newer one's.
-            if request.batch < self.last_batch[0]:
+            if request.batch < self.batches.last[0]:
                 return list(request.tasks)
-            if (request.sequencer, request.batch) == (self.committed_by, self.last_batch[0]):
+            if (request.sequencer, request.batch) == (self.batches.committed_by, self.batches.last[0]):
                 return []
         return self.batches.prepare(request, group.granted)
 
@@ -980,8 +819,8 @@ class Computation:
         self._owned(sequencer)
         prepared = self.batches.prepared
         if prepared is None or (prepared.request.sequencer, prepared.request.batch) != (sequencer, batch):
-            if self.last_batch is not None and self.last_batch[0] == batch:
-                return self._refused_of_batch
+            if self.batches.last is not None and self.batches.last[0] == batch:
+                return self.batches.refused
             msg = (
                 f"no whole set of task parts is prepared for batch {batch} of {self.spec.name}; the stage holds until a later "
                 "batch is prepared. Run an empty batch."
@@ -1021,11 +860,10 @@ class Computation:
             msg = f"through_micros has {through}, more than {self.spec.max_skew // 1_000_000} s ahead of the clock: is it in microseconds?"
             fix = "event times up to max_skew ahead of the clock"
             raise errors.TooFarAhead(msg, metadata=self._about(field="through_micros", fix=fix))
-        self._flush()
+        self.staged.flush(self.map)
         op = pb.Vouch(through_micros=through)
         self._apply_vouch(op)
-        self._ops.append(pb.Op(vouch=op))
-        self._strong = True
+        self.staged.append(pb.Op(vouch=op))
 
     def _apply_vouch(self, op: pb.Vouch) -> None:
         self.vouched = max(self.vouched, op.through_micros)
@@ -1046,19 +884,14 @@ class Computation:
         refused = self._take_mass(group, prepared.mass(group.recent.total), wall)
         handles = np.flatnonzero(known).astype(np.uint32)
         refused += self._take_values(group, handles, values[known], finish=request.bound == MAX, now=now, wall=wall)
-        self._flush()
+        self.staged.flush(self.map)
         op = pb.Batch(
             sequencer=request.sequencer, number=request.batch, digest=request.digest, finished=prepared.finished
         )
-        self._apply_batch(op)
-        self._ops.append(pb.Op(batch=op))
-        self._strong = True
-        self._refused_of_batch = refused
+        self.batches.apply(op)
+        self.staged.append(pb.Op(batch=op))
+        self.batches.refused = refused
         return refused
-
-    def _apply_batch(self, op: pb.Batch) -> None:
-        if self.last_batch is None or op.number >= self.last_batch[0]:
-            self.last_batch, self.committed_by = (op.number, op.digest), op.sequencer
 
     # -- what a round has changed ------------------------------------------------------------------
 
@@ -1085,7 +918,7 @@ class Computation:
         changed = old != values
         if not changed.any():
             return
-        changes = self._changes.setdefault(group.sequencer, Changes())
+        changes = self.staged.of(group.sequencer)
         changes.lowers = changes.lowers or bool((values < old).any())
         if places is None and changed.all():
             changes.whole = True
@@ -1106,15 +939,12 @@ class Computation:
             self._mass_changed = True
             self.masses.changed(group)
 
-    def _bounded_mass(self, mass: Mass, limit: int) -> Mass:
-        return replace(mass, starts=np.minimum(mass.starts, limit))
-
     def _set_mass(self, group: Group, mass: Mass) -> None:
         if group.mass_known is not mass.unknown and mass.same(group.mass):
             return
         group.mass, group.mass_known, group.stand_ins = mass, not mass.unknown, []
         self.masses.changed(group)
-        self._changes.setdefault(group.sequencer, Changes()).mass = True
+        self.staged.of(group.sequencer).mass = True
         self._mass_changed = True
 
     def _note_number(self, group: Group, *, strong: bool) -> None:
@@ -1122,32 +952,8 @@ class Computation:
 
         ``strong``: it is not safe to lose that.
         """
-        changes = self._changes.setdefault(group.sequencer, Changes())
+        changes = self.staged.of(group.sequencer)
         changes.newer = changes.newer or strong
-
-    def _flush(self) -> None:
-        """Turn the changed values into ops, so that ops stand in the order of the checks."""
-        for sequencer, changes in self._changes.items():
-            group = self.map.groups[sequencer]
-            places = None if changes.whole else _united(changes.places, group.count)
-            slots = group.slots() if places is None else group.base + places
-            self._ops.append(
-                pb.Op(
-                    values=pb.Values(
-                        sequencer=sequencer,
-                        handles=b"" if places is None else codec.handle_bytes(group.handles_of(places)),
-                        micros=codec.int64_bytes(_shortened(self.map.columns.values[slots])),
-                        lowers=changes.lowers,
-                        senders=codec.senders(group.senders),
-                        oldest_operation_micros=group.oldest_operation,
-                        mass=codec.mass(group.mass) if changes.mass and group.mass is not None else None,
-                        arrived=changes.arrived,
-                        kept=codec.kept(group.kept) if changes.kept else None,
-                    )
-                )
-            )
-            self._strong = self._strong or changes.lowers or changes.newer
-        self._changes.clear()
 
     def _apply_values(self, op: pb.Values, now: int) -> None:
         group = self.map.owned_by(op.sequencer)
@@ -1166,7 +972,7 @@ class Computation:
         if op.HasField("mass"):
             self._set_mass(group, codec.mass_from(op.mass))
         for arrived in op.arrived:
-            self._apply_arrived(group, arrived)
+            self.late.add(group, arrived)
         if op.kept:
             group.kept = codec.kept_from(op.kept)
         group.senders = codec.senders_from(op.senders)
@@ -1181,31 +987,28 @@ class Computation:
 
         Strong means claim-class: losing it is not safe (rule 10).
         """
-        self._flush()
-        if not self._ops and not self.tasks.changed:
+        self.staged.flush(self.map)
+        if not self.staged.ops and not self.tasks.changed:
             return None
         low = self.map.minimum()
         # Nobody says that nothing will ever come where nobody is left to say it: a watermark holds
         # without any range.
         self.raise_low(self.low if low == MAX and self.map.all_retired else max(self.low, low), now)
-        self._stage_budgets()
+        self._move_budgets()
         self._move_heuristics()
         self.tasks.pass_low(self.low)
         steps, strong = self.tasks.take_steps()
-        self._ops += [pb.Op(task=step) for step in steps]
-        self._strong = self._strong or strong
+        ops, is_strong = self.staged.take()
         record = pb.Record(
             incarnation=self.incarnation,
             time_micros=now,
-            ops=self._ops,
+            ops=[*ops, *(pb.Op(task=step) for step in steps)],
             low_micros=self.low,
             heuristics=codec.shares(self.heuristics),
             budgets=codec.shares({ppm: budget.value for ppm, budget in self.budgets.items()}),
             budget_references=codec.shares({ppm: budget.reference for ppm, budget in self.budgets.items()}),
         )
-        strong = self._strong
-        self._ops, self._strong = [], False
-        return record.SerializeToString(), strong
+        return record.SerializeToString(), strong or is_strong
 
     def raise_low(self, low: int, now: int) -> None:
         """Move the low watermark as a record says, and note the steps that it completes."""
@@ -1230,48 +1033,22 @@ class Computation:
         for share, value in self.heuristics.items():
             self.heuristics[share] = max(value, self.low, moved.get(share, MIN))
 
-    def _arrived_at(self, ppm: int) -> int:
-        groups = self.map.open_groups()
-        return reached((told for group in groups if (told := group.arrived()) is not None), ppm)
+    def _move_budgets(self, record: pb.Record | None = None) -> None:
+        """Move the budgets by what this round has counted, or a record that is replayed.
 
-    def _move_budgets(self, references: Mapping[int, int], pending: Pending) -> None:
-        came, self._came, self._came_records = self._came, [], 0
-        told: dict[int, dict[int, int]] = {}
-        late = dict.fromkeys(self.budgets, 0)
-        for counted_from, some, behind in came:
-            total = told.setdefault(counted_from, {})
-            for bucket, count in some.items():
-                total[bucket] = total.get(bucket, 0) + count
-            for ppm, records in behind.items():
-                late[ppm] = late.get(ppm, 0) + records
-        by_pending = pending if self.spec.all_pending else None
-        counts: dict[int, dict[int, int]] = {}
-        for ppm, budget in self.budgets.items():
-            reference = max(budget.reference, references.get(ppm, MIN))
-            if reference == MAX:
-                reference = budget.reference
-            if reference not in counts:
-                counts[reference] = seen_from(told, reference)
-            budget.tick(counts[reference], late[ppm], reference, self.low, by_pending)
-
-    def _stage_budgets(self) -> None:
-        """Move the budgets by what this round has counted."""
-        if self._came or self._mass_changed:
-            self._move_budgets({ppm: self._arrived_at(ppm) for ppm in self.budgets}, self._pending())
-        else:
-            self._move_budgets({}, _NOTHING_KNOWN)
-
-    def _replay_moves(self, record: pb.Record) -> None:
-        """Move the budgets by what a record has counted."""
-        self._move_budgets(codec.shares_from(record.budget_references), _NOTHING_KNOWN)
-
-    def _pending(self) -> Pending:
-        """Return all that is still to come, if the claims tell it; with an unknown frontier while any has not. O(buckets log buckets)."""
-        if not self.spec.all_pending:
-            return _NOTHING_KNOWN
-        groups = self.map.open_groups()
-        known = all(group.mass_known and group.masses() for group in groups)
-        return Pending.of([mass for group in groups for mass in group.masses()] if known else [])
+        O(buckets log buckets), where the claims report all that is pending.
+        """
+        references: dict[int, int] = {}
+        pending = Pending.of([])  # unknown
+        if record is not None:
+            references = codec.shares_from(record.budget_references)
+        elif self.budgets and (self.late or self._mass_changed):
+            groups = self.map.open_groups()
+            arrived = [position for group in groups if (position := group.arrived()) is not None]
+            references = {ppm: reached(arrived, ppm) for ppm in self.budgets}
+            if self.spec.all_pending and all(group.mass_known and group.masses() for group in groups):
+                pending = Pending.of([mass for group in groups for mass in group.masses()])
+        self.late.move(self.budgets, references, self.low, pending if self.spec.all_pending else None)
 
     def replay_budgets(self, record: pb.Record) -> None:
         """Move the budgets as a record says; what it published rules.
@@ -1280,7 +1057,7 @@ class Computation:
         """
         stored = codec.shares_from(record.budgets)
         before = {ppm: budget.value for ppm, budget in self.budgets.items()}
-        self._replay_moves(record)
+        self._move_budgets(record)
         for ppm, budget in self.budgets.items():
             # A record of a release that knows no budgets has none.
             budget.value = stored.get(ppm, budget.value)
@@ -1310,7 +1087,7 @@ class Computation:
                 self._apply_retire(op.retire, now)
             case "batch":
                 self.map.groups[op.batch.sequencer].recent.add(now, op.batch.finished)
-                self._apply_batch(op.batch)
+                self.batches.apply(op.batch)
             case "vouch":
                 self._apply_vouch(op.vouch)
             case "task":
@@ -1319,7 +1096,7 @@ class Computation:
                 self._apply_layout(op.layout)
             case _:
                 self._replay_other(op, now)
-        self._changes.clear()
+        self.staged.changes.clear()
 
     def _replay_other(self, op: pb.Op, now: int) -> None:
         del now
@@ -1338,7 +1115,7 @@ class Computation:
             len(self.map),
             self.map.holder(),
             tuple(budget.view() for budget in self.budgets.values()),
-            dict(self.passed),
+            dict(self.late.passed),
         )
 
     def check(self) -> None:
@@ -1368,6 +1145,29 @@ def wrong_operation(micros: int) -> str:
     if 0 <= micros < MAX:
         return ""
     return f"oldest_operation_micros is {micros}; send the time by the wall clock, in microseconds since 1970, or 0 for none"
+
+
+def _wrong(group: Group, report: GroupReport, required: Fold) -> Refused | None:
+    """Return the refusal of a report that cannot be of this claim, or folds other inputs than are in force."""
+    ranges = group.granted if report.handles is None else len(report.handles)
+    problem = ""
+    if len(report.watermarks) not in (1, ranges):
+        problem = f"watermarks_micros has {len(report.watermarks)} values for {ranges} ranges; send one a range, or one for all"
+    elif report.handles is not None and ranges and int(report.handles.max()) >= group.granted:
+        problem = f"handles names {int(report.handles.max())}, but the claim has the handles 0 to {group.granted - 1}"
+    elif report.handles is not None and not _distinct(report.handles):
+        problem = "handles names a range twice; send one value a range"
+    else:
+        problem = wrong_operation(report.oldest_operation)
+    if problem:
+        return Refused(group.sequencer, errors.InvalidArgument.reason, problem, report.handles)
+    if report.fold.input_version != required.input_version:
+        msg = (
+            f"the report folds version {report.fold.input_version} of the inputs, but {required.input_version} is in force; "
+            "claim again to learn the new inputs"
+        )
+        return Refused(group.sequencer, errors.InputVersion.reason, msg, report.handles)
+    return None
 
 
 def _older(report: GroupReport, newest: int) -> Refused:
@@ -1403,18 +1203,3 @@ def _distinct(handles: npt.NDArray[np.uint32]) -> bool:
 def _named(handles: npt.NDArray[np.intp] | None, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
     chosen = np.flatnonzero(mask) if handles is None else handles[mask]
     return chosen.astype(np.uint32)
-
-
-def _shortened(values: Int64s) -> Int64s:
-    """Return one value for all when they are equal: most reports say the same of all ranges."""
-    return values[:1] if len(values) and bool((values == values[0]).all()) else values
-
-
-def _united(places: Sequence[npt.NDArray[np.intp]], count: int) -> npt.NDArray[np.intp]:
-    """Return the places that any of the arrays names, ascending, without a sort."""
-    if len(places) == 1 and bool((places[0][1:] > places[0][:-1]).all()):
-        return places[0]
-    named = np.zeros(count, dtype=np.bool_)
-    for some in places:
-        named[some] = True
-    return np.flatnonzero(named)

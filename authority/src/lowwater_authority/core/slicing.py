@@ -20,9 +20,10 @@ import numpy as np
 from lowwater import errors
 from lowwater_authority.core import codec
 from lowwater_authority.core.budget import Budget
-from lowwater_authority.core.computation import LARGEST_EPOCH, STALE, Changes, Computation
+from lowwater_authority.core.computation import LARGEST_EPOCH, STALE, Computation
 from lowwater_authority.core.groups import MOST_RECORDS, NO_RECORDS, Mass
 from lowwater_authority.core.heuristics import Masses
+from lowwater_authority.core.inheritance import inherit_arrivals, inherit_masses
 from lowwater_authority.core.interval_map import IntervalMap
 from lowwater_authority.core.layout import Layout
 from lowwater_authority.core.names import CUT, carried, is_slicing, slicing
@@ -206,9 +207,6 @@ class RootComputation(Computation):
         if group.live_count != group.granted or (group.bounds[0], group.bounds[-1]) != (start, end):
             raise errors.StaleSequencer(STALE, metadata=self._about(sequencer=sequencer))
 
-    def _bounded_mass(self, mass: Mass, limit: int) -> Mass:
-        return super()._bounded_mass(mass, limit).at_most(limit)  # see _take_lateness
-
     def _take_lateness(self, group: Group, told: Lateness, now: int, wall: int) -> list[Refused]:
         """Take over a slice's budgets: of each its watermark, all records, and the late ones."""
         del now
@@ -225,14 +223,15 @@ class RootComputation(Computation):
             return [Refused(group.sequencer, errors.InvalidArgument.reason, msg)]
         if kept != group.kept:
             group.kept = kept
-            self._changes.setdefault(group.sequencer, Changes()).kept = True
+            self.staged.of(group.sequencer).kept = True
         return []
 
-    def _stage_budgets(self) -> None:
+    def _move_budgets(self, record: pb.Record | None = None) -> None:
         """Move each budget to the slowest slice's watermark, with the records of all slices.
 
         Each slice keeps the budget by itself, so all of them together keep it.
         """
+        del record
         groups, open_ = self.map.run_groups(), self.map.open_groups()
         unknown = MIN, 0, 0
         for ppm, budget in self.budgets.items():
@@ -240,10 +239,6 @@ class RootComputation(Computation):
             budget.value = max(budget.value, self.low, least if least != MAX else MIN)
             budget.records = sum(group.kept.get(ppm, unknown)[1] for group in groups)
             budget.behind = sum(group.kept.get(ppm, unknown)[2] for group in groups)
-
-    def _replay_moves(self, record: pb.Record) -> None:
-        del record
-        self._stage_budgets()
 
 
 class SliceComputation(Computation):
@@ -324,11 +319,10 @@ class SliceComputation(Computation):
         """
         end = self.spec.keys.span[1]
         assert end, "a slice that hands keys over ends before them"
-        self._flush()
+        self.staged.flush(self.map)
         op = pb.MoveOut(start=end, to=to, cut_version=self.spec.keys.version)
         taken = self._apply_move_out(op)
-        self._ops.append(pb.Op(move_out=op))
-        self._strong = True
+        self.staged.append(pb.Op(move_out=op))
         return list(self._fenced(taken, f"its keys were moved to {to}: claim them again"))
 
     def _apply_move_out(self, op: pb.MoveOut) -> list[Taken]:
@@ -349,9 +343,9 @@ class SliceComputation(Computation):
             vouched_micros=None if self.vouched == MIN else self.vouched,
             budgets=[codec.budget(Budget(ppm, value=budget.value)) for ppm, budget in self.budgets.items()],
         )
-        if self.last_batch is not None:
-            state.has_batch, state.batch_sequencer = True, self.committed_by
-            state.batch, state.batch_digest = self.last_batch
+        if self.batches.last is not None:
+            state.has_batch, state.batch_sequencer = True, self.batches.committed_by
+            state.batch, state.batch_digest = self.batches.last
         for group, values, since in known:
             codec.unclaimed(state.groups.add(), group, values, since)
         # The keys of an older cut were received by now: before that the graph allows no other cut.
@@ -359,11 +353,9 @@ class SliceComputation(Computation):
         self.cut_version = op.cut_version
         if self.layout.starts:  # the layout names keys that this slice has handed over
             self.layout = Layout(self.layout.version + 1)
-        self._hand_over_arrivals(None, taken)
-        self._hand_over_masses(None, taken)
+        inherit_arrivals(None, taken)
+        inherit_masses(None, taken)
         self._regrouped(taken)
-        self._mass_changed = True
-        self._forget_dead_batches()
         return taken
 
     def take_in(self, state: pb.Snapshot) -> None:
@@ -390,8 +382,7 @@ class SliceComputation(Computation):
         op.take_in.state.CopyFrom(state)
         op.take_in.cut_version = self.spec.keys.version
         self._apply_take_in(op.take_in)
-        self._ops.append(op)
-        self._strong = True
+        self.staged.append(op)
 
     def _apply_take_in(self, op: pb.TakeIn) -> None:
         state = op.state
@@ -409,7 +400,7 @@ class SliceComputation(Computation):
         self.input_version = state.input_version
         self.vouched = state.vouched_micros if state.HasField("vouched_micros") else MIN
         if state.has_batch:
-            self.last_batch, self.committed_by = (state.batch, state.batch_digest), state.batch_sequencer
+            self.batches.last, self.batches.committed_by = (state.batch, state.batch_digest), state.batch_sequencer
         for grant in state.granted:
             self.granted[grant.request_id] = Granted(grant.sequencer, grant.asked)
         for shown in map(codec.budget_from, state.budgets):
