@@ -1,11 +1,9 @@
 """One computation: its claims, its rounds, and the watermarks it publishes.
 
-In this order: claims, reports, micro-batches, what a round has changed so far, rounds.
-
-The state here is the *staged* state: everything that has been checked and is, or is about to be,
-appended. Requests are checked against it in arrival order, so that a report behind a claim in the
-same round meets the new owner. What readers see is :attr:`Computation.published`, which moves only
-after the append: durable before visible.
+The state here is the *staged* state: all that was checked and is appended, or is about to be.
+Requests are checked against it in the order of arrival, so that a report after a claim in the same
+round meets the new owner. Readers see :attr:`Computation.published`, which moves only after the
+append: durable before visible.
 
 A round is: any number of staging calls, :meth:`take_record`, an append of its result,
 :meth:`publish`.
@@ -33,7 +31,7 @@ from lowwater_authority.core.history import History
 from lowwater_authority.core.inheritance import inherit_arrivals, inherit_masses
 from lowwater_authority.core.interval_map import IntervalMap, Range, Taken
 from lowwater_authority.core.late_records import LateRecords
-from lowwater_authority.core.layout import Layout, Told
+from lowwater_authority.core.layout import Layout, LayoutReport
 from lowwater_authority.core.names import is_slicing, whole
 from lowwater_authority.core.requests import Fenced, Grant, Granted, Refused
 from lowwater_authority.core.staged import Staged
@@ -52,32 +50,29 @@ if TYPE_CHECKING:
 
 
 NAMED: Final = 20
-"""Most workers that a refusal lists."""
+"""Most workers in an error message."""
 
 GRANTS_KEPT: Final = 4096
-"""Request ids remembered, so that a repeated claim gets its first answer even after it was
-superseded."""
+"""Number of request ids that are remembered, so that a repeated claim gets its first answer, even
+after another claim has superseded it."""
 
 SENDERS_KEPT: Final = 64
-"""Senders of one claim whose newest report is remembered. One process owns a claim, so there is
-rarely a second; one more is refused, for an older report of a sender that was forgotten would
-count."""
+"""Most senders of one claim. One process owns a claim, so a second sender is rare. The next one is
+refused: if one were forgotten to make room, its older reports would count again."""
 
 OWN_TURNS: Final = b""
-"""Stands for the sender where the reports of a claim count turns of their own, whatever streams
-they come by."""
+"""Sender of all reports that name a turn. Turns order the reports of a claim across streams."""
 
 LARGEST_EPOCH: Final = 1 << 23
-"""Greatest ownership number that a caller may name. Sequencers have room for twice as many, so a
-made-up number cannot use them up."""
+"""Greatest ownership number that a caller may name. Sequencers have room for twice as many, so that
+an invented number cannot use them up."""
 
 LONGEST_STEP: Final = 1 << 32
-"""Greatest distance between the turns of two reports of a claim. A made-up turn leaves room for all
-that the claim's owner will ever count."""
+"""Greatest distance between the turns of two reports of a claim. An invented turn then leaves room
+for all turns that the claim's owner will ever use."""
 
 LARGEST_STREAM: Final = (1 << 63) - 1
-"""Greatest number of a stream. A sender that counts by a clock has room for it, and no stream ends
-the room of the next one."""
+"""Greatest number of a stream: room for a sender that takes the clock as the number."""
 
 STALE: Final = (
     "the sequencer is stale: a newer claim, a reset or a retirement took the ranges over. Stop writing for them."
@@ -86,37 +81,40 @@ STALE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What readers see of a computation. Durable."""
+    """The durable state of a computation that readers see."""
 
     name: str
     incarnation: int
     low: int
     heuristics: tuple[tuple[int, int], ...]
-    """(share in ppm, micros), largest share first."""
+    """Heuristic watermarks, (share in ppm, micros), largest share first."""
     oldest_operation: int
-    """Of the owners of ranges that are not finished; 0 when none of these tells one."""
+    """Oldest operation of all owners of unfinished ranges; 0 when none reports one."""
     since: int
     ranges: int
     holder: Range | None
     budgets: tuple[Kept, ...]
-    """Least first."""
+    """Lateness budgets, least first."""
     passed: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    """By share in ppm of a heuristic watermark: records that came while it was a time, and those of
-    them that came behind it. Of those whose lateness was told."""
+    """Records that arrived while a heuristic watermark was above MIN, and how many of them were
+    behind it, by share in ppm. Only records whose lateness was reported."""
 
 
 class Computation:
-    """The state machine of one computation in one incarnation: everything that it knows, and the ops that its next record will have.
+    """The state machine of one computation in one incarnation, and the ops of its next record.
 
-    Live requests and replayed ops store values and masses by the same functions. What micro-batches say passes the checks of any
-    report. ``epoch_base`` is the least sequencer of this ownership less one; see ``epoch_base`` in engine/holding.py.
+    Live requests and replayed ops change the state by the same functions. Values of micro-batches
+    pass the checks of any report. ``epoch_base`` is the least sequencer of this ownership less one;
+    see ``epoch_base`` in engine/holding.py. The class is large because each request comes in three
+    parts that belong together: its checks, its op, and the change that live and replayed ops share.
 
-    Cost: a report is O(its handles); a claim O(ranges touched and claimed + log); taking the record O(changed ranges +
-    blocks), plus what :class:`Masses` says when heuristics are registered and a mass or frontier changed.
+    Cost: a report is O(its handles); a claim O(ranges touched and claimed + log); taking the record
+    O(changed ranges + blocks), plus the cost of :class:`Masses` when heuristics are registered and
+    a mass or a frontier has changed.
     """
 
     TAKES_WHOLE_MASSES: ClassVar = False
-    """Whether a report may carry the mass of all claims of a slice."""
+    """True where a report may have the mass of many claims: at a root, whose claims are slices."""
 
     def __init__(self, spec: Spec, *, epoch_base: int = 0) -> None:
         self.spec = spec
@@ -133,35 +131,36 @@ class Computation:
         self.since = 0
         self.history = History()
         self.reference = MIN
-        """The event time that ages of histograms count from, as of the last record; MIN before any
+        """Event time from which the ages of histograms count, as of the last record; MIN before any
         frontier."""
         self.last_sequencer = 0
         self.input_version = 0
-        """Version of the inputs that the log knows: that of the last revocation, and until there is
-        one that of the first claim. 0: neither, in this incarnation. Authorities of 0.2 wrote it
-        with claims of slices only."""
+        """Version of the inputs in the log: that of the last revocation, or else of the first
+        claim. 0: neither is in this incarnation. Authorities of 0.2 wrote it only with claims of
+        slices.
+        """
         self.identity: str | None = None
         self.order = (0, 0)
         self.vouched = MIN
-        """Up to here an output may say that it is complete, reported or not: no input that is added
-        may stand below it."""
-        self.layout = Layout()
-        """The one that is wanted."""
-        self.told: Told | None = None
-        """What the owner has said of its own; None: not since this process holds the computation.
+        """Event time up to which an output may call itself complete. No input below it may be
+        added.
         """
-        self.told_by = 0
-        """The claim under which it has."""
+        self.layout = Layout()
+        """Wanted layout."""
+        self.layout_report: LayoutReport | None = None
+        """The owner's last report of its layout; None: none since this process loaded the log."""
+        self._layout_reporter = 0
+        """Sequencer of the claim that reported it."""
         self.granted: OrderedDict[bytes, Granted] = OrderedDict()
         self.staged = Staged()
         self._mass_changed = False
         self.mass_turns = 0
-        """Grows with each record in which a mass, or a frontier, has changed."""
+        """Number of records in which a mass or a frontier has changed."""
         self.published = self._view()
         self.published_layout = self.layout
 
     def follow(self, spec: Spec) -> None:
-        """Go on with the registration that the graph has now, of the same incarnation or a newer one."""
+        """Replace the registration by a newer one of the same or a later incarnation."""
         self.spec = spec
 
     # -- claims ------------------------------------------------------------------------------------
@@ -169,7 +168,7 @@ class Computation:
     def claim(self, request: ClaimRequest, now: int, wall: int | None = None) -> Grant:
         """Grant the ranges between the request's bounds, or refuse it and change nothing.
 
-        A repeat of a request gets the first answer; its id names no other request
+        A repeat of a request gets the first answer; another request under the same id is refused
         (InvalidArgument). A prepared batch that the claim's generation proves committed is applied
         first. Raises IdentityMismatch, OlderClaim, Rewound, TooFarAhead, StaleSequencer (a repeat
         of a superseded claim). ``wall`` as in report.
@@ -184,7 +183,7 @@ class Computation:
             self._apply_prepared(now, wall)
         self.staged.flush(self.map)
         op = pb.Op()
-        claim = op.claim  # made where it stays: a copy of millions of bounds takes long
+        claim = op.claim  # filled in place: a copy of millions of bounds takes long
         claim.sequencer = max(self.last_sequencer, self.epoch_base) + 1
         claim.bounds.extend(request.bounds)
         claim.worker = request.worker
@@ -196,15 +195,15 @@ class Computation:
         claim.bound_micros = codec.int64_bytes(request.bound_micros)
         claim.asked = request.digest
         claim.input_version = self.spec.input_version
-        group, taken = self._apply_claim(claim, now, request.bounds)
-        group.last_report = now  # nobody is accused of silence from the time of an owner before it
+        group, losses = self._apply_claim(claim, now, request.bounds)
+        group.last_report = now  # the new owner's silence begins now, not with an earlier owner
         self.staged.append(op)
         watermarks = self.map.columns.values[group.slots()].copy()
-        fenced = tuple(self._fenced(taken, "a newer claim took it over"))
+        fenced = tuple(self._fenced(losses, "a newer claim took it over"))
         return Grant(group.sequencer, watermarks, self.reference, fenced)
 
     def begins(self, request: ClaimRequest, wall: int) -> bool:
-        """Whether a claim would be the first of this incarnation: it decides whose the computation is. Not one that is refused."""
+        """Return True when a claim would be granted as the first one, which binds the identity."""
         if self.identity is not None or request.request_id in self.granted:
             return False
         try:
@@ -215,7 +214,7 @@ class Computation:
         return True
 
     def _check_claim(self, request: ClaimRequest) -> str:
-        """Raise what a claim is refused for, if it is; returns the identity that it binds the computation to."""
+        """Refuse a claim, or return the identity to which it binds the computation."""
         identity = self._check_keys(request)
         self._check_identity(identity)
         self._check_order(request)
@@ -223,8 +222,8 @@ class Computation:
         return identity
 
     def _granted_before(self, request: ClaimRequest) -> Grant:
-        sequencer, asked = self.granted[request.request_id]
-        if asked and asked != request.digest:
+        sequencer, digest = self.granted[request.request_id]
+        if digest and digest != request.digest:
             msg = (
                 "request_id named another claim before, which was granted: this one asks for something else, by its bounds, its order or "
                 "its owner; a new claim needs 16 new random bytes"
@@ -236,27 +235,24 @@ class Computation:
         if group is None:
             msg = "this claim was granted and has been superseded since; make a new one if this worker is the owner"
             raise errors.StaleSequencer(msg, metadata=self._about(sequencer=sequencer))
-        watermarks = np.full(group.granted, MIN)  # of what is somebody else's by now nothing is known
+        watermarks = np.full(group.granted, MIN)  # MIN for ranges that another claim has taken since
         places = group.live_places()
         watermarks[group.handles_of(places)] = self.map.columns.values[group.base + places]
         return Grant(sequencer, watermarks, self.reference)
 
     def _check_keys(self, request: ClaimRequest) -> str:
-        """Refuse a claim of keys that no worker may claim here; returns the identity that the claim binds the computation to."""
+        """Refuse keys that no worker may claim here, or return the identity to be bound."""
         if is_slicing(self.spec.name, request.identity):
             raise self._no_root("claims", "identity", request.identity)
         return request.identity
 
     def _no_root(self, what: str, field: str, value: str) -> errors.InvalidArgument:
-        """Return the refusal of what only a slice asks of its root."""
+        """Return the refusal of a request that only a slice may send, to its root."""
         msg = f"{field} is {value}, by which a slice of {self.spec.name} {what}, and that is not cut into slices; leave it out"
         return errors.InvalidArgument(msg, metadata=self._about(field=field, fix="leave it out"))
 
     def has_keys(self, start: bytes, end: bytes) -> bool:
-        """Whether an interval lies in the key space of this computation.
-
-        Its map must not be asked about other keys.
-        """
+        """Return True for an interval in the computation's key space; its map has no other keys."""
         del start, end
         return True
 
@@ -297,12 +293,12 @@ class Computation:
         return self._about(generation=order[0], ordinal=order[1])
 
     def _newest_order(self, request: ClaimRequest) -> tuple[int, int]:
-        """Return the (generation, ordinal) that a claim must not be below."""
+        """Return the least (generation, ordinal) that a claim may have."""
         del request
         return self.order
 
     def _check_place(self, request: ClaimRequest) -> None:
-        """A claim in place of another one is nobody's who has lost that: a zombie's, or a late one's."""
+        """Refuse a claim in place of one that has lost ranges: it is late, or a zombie's."""
         if not request.instead_of:
             return
         group = self._owned(request.instead_of)
@@ -310,7 +306,7 @@ class Computation:
             raise errors.StaleSequencer(STALE, metadata=self._about(sequencer=request.instead_of))
 
     def _check_bounds(self, request: ClaimRequest, wall: int) -> None:
-        """A retired range begins at its bound, so one bad timestamp must not lift it for ever."""
+        """Refuse a bound that leads the clock: revived ranges begin at their bounds, for good."""
         bounds = request.bound_micros
         ahead = bounds[(bounds > wall + self.spec.max_skew) & (bounds != MAX)]
         if len(ahead):
@@ -322,12 +318,12 @@ class Computation:
             raise errors.TooFarAhead(msg, metadata=self._about(field="bound_micros", fix=fix))
 
     def revives(self, request: ClaimRequest) -> bool:
-        """Whether a claim takes what was retired. O(claims that it touches)."""
+        """Return True when a claim takes retired ranges. O(claims that it touches)."""
         touched = self.map.overlapping(request.bounds[0], request.bounds[-1])
         return any(group.state is GroupState.RETIRED for group, _, _ in touched)
 
     def _apply_claim(self, op: pb.Claim, now: int, bounds: Sequence[bytes] | None = None) -> tuple[Group, list[Taken]]:
-        """Take over what a record says; ``bounds`` are its own, where the caller has them: millions take long to read."""
+        """Apply a claim. ``bounds``: those of the op, if the caller has them as a list already."""
         group = Group(
             op.sequencer,
             Bounds(op.bounds if bounds is None else bounds),
@@ -338,12 +334,12 @@ class Computation:
             request_id=op.request_id,
             order=(op.generation, op.ordinal),
         )
-        taken = self.map.claim(group, codec.int64s(op.bound_micros), now)
-        self._carry(taken, group)
-        inherit_arrivals(group, taken)
-        inherit_masses(group, taken, bounded=bool(op.bound_micros))
+        losses = self.map.claim(group, codec.int64s(op.bound_micros), now)
+        self._carry(losses, group)
+        inherit_arrivals(group, losses)
+        inherit_masses(group, losses, bounded=bool(op.bound_micros))
         group.finished = bool((self.map.columns.values[group.slots()] == MAX).all())
-        self._regrouped(taken, group)
+        self._regrouped(losses, group)
         self.last_sequencer = op.sequencer
         self.input_version = self.input_version or op.input_version
         self._bind(op.identity)
@@ -352,13 +348,13 @@ class Computation:
             self.granted[op.request_id] = Granted(op.sequencer, op.asked)
             if len(self.granted) > GRANTS_KEPT:
                 self.granted.popitem(last=False)
-        return group, taken
+        return group, losses
 
     def _bind(self, identity: str) -> None:
         self.identity = identity
 
-    def _carry(self, taken: Sequence[Taken], group: Group) -> None:
-        """Let a new group of ranges go on with what the groups that it replaces have of their own."""
+    def _carry(self, losses: Sequence[Taken], group: Group) -> None:
+        """Pass the budgets of claims on to the claim that replaces them; only a root has these."""
 
     def _regrouped(self, losses: Sequence[Taken], *new: Group) -> None:
         """Follow ranges that went from some groups to new ones."""
@@ -371,47 +367,53 @@ class Computation:
         self._mass_changed = True
         self._forget_dead_batches()
 
-    def _fenced(self, taken: Iterable[Taken], reason: str) -> Iterable[Fenced]:
-        for lost in taken:
-            if lost.group.sequencer and lost.group.state is GroupState.OWNED:
-                whole = sum(high - low for low, high in lost.handles) == lost.group.granted
-                handles = None if whole else [handle for low, high in lost.handles for handle in range(low, high)]
-                yield Fenced(self.spec.name, lost.group.sequencer, handles, reason)
+    def _fenced(self, losses: Iterable[Taken], reason: str) -> Iterable[Fenced]:
+        for loss in losses:
+            if loss.group.sequencer and loss.group.state is GroupState.OWNED:
+                whole = sum(high - low for low, high in loss.handles) == loss.group.granted
+                handles = None if whole else [handle for low, high in loss.handles for handle in range(low, high)]
+                yield Fenced(self.spec.name, loss.group.sequencer, handles, reason)
 
     def change_layout(self, incarnation: int, expected: int, starts: Sequence[int], tasks: Sequence[int]) -> int:
-        """Ask for another layout in place of the one of a version, and return the version that it has. A repeat of the newest change changes nothing.
+        """Replace the layout layout of the version ``expected``, and return the new version.
 
-        Raises IncarnationChanged, LayoutConflict, and InvalidArgument for a root. O(ranges).
+        A repeat of the newest change changes nothing. Raises IncarnationChanged, LayoutConflict,
+        and InvalidArgument for a root. O(ranges).
         """
         if incarnation != self.incarnation:
             msg = f"{self.spec.name} is in incarnation {self.incarnation}, not {incarnation}; look at its ranges again"
             raise errors.IncarnationChanged(msg, metadata=self._about(incarnation=self.incarnation))
-        wanted = Layout(expected + 1, tuple(starts), tuple(tasks))
-        if wanted == self.layout:
-            return wanted.version
+        layout = Layout(expected + 1, tuple(starts), tuple(tasks))
+        if layout == self.layout:
+            return layout.version
         if expected != self.layout.version:
             msg = f"version {self.layout.version} of the layout of {self.spec.name} is wanted, not {expected}; look at it first"
             raise errors.LayoutConflict(msg, metadata=self._about(version=self.layout.version))
         self.staged.flush(self.map)
-        op = pb.Layout(version=wanted.version, starts=starts, tasks=tasks)
+        op = pb.Layout(version=layout.version, starts=starts, tasks=tasks)
         self._apply_layout(op)
         self.staged.append(pb.Op(layout=op))
-        return wanted.version
+        return layout.version
 
     def _apply_layout(self, op: pb.Layout) -> None:
         self.layout = codec.layout_from(op)
 
-    def hear(self, sequencer: int, told: Told | None) -> None:
-        """Remember what the owner says of its layout; nothing, when it leaves out what it has not told here under this claim."""
-        if told is not None and not told.layout.starts:
-            before = self.told_layout(sequencer)
-            known = before is not None and before.version == told.layout.version
-            told = replace(told, layout=before) if before is not None and known else None
-        self.told, self.told_by = told, sequencer
+    def note_layout(self, sequencer: int, report: LayoutReport | None) -> None:
+        """Remember an owner's report of its layout.
 
-    def told_layout(self, sequencer: int) -> Layout | None:
-        """Return the layout that an owner has told of under a claim; None: none."""
-        return self.told.layout if self.told is not None and self.told_by == sequencer else None
+        A report may leave out ranges that the same claim has reported with the same version. If
+        this process does not know them, the report counts as None.
+        """
+        if report is not None and not report.layout.starts:
+            before = self.reported_layout(sequencer)
+            complete = before is not None and before.version == report.layout.version
+            report = replace(report, layout=before) if before is not None and complete else None
+        self.layout_report, self._layout_reporter = report, sequencer
+
+    def reported_layout(self, sequencer: int) -> Layout | None:
+        """Return the layout that an owner has reported under a claim; None: none."""
+        report = self.layout_report if self._layout_reporter == sequencer else None
+        return None if report is None else report.layout
 
     def release(self, sequencer: int) -> None:
         """Leave a claim's ranges unowned, holding their values. Raises StaleSequencer."""
@@ -428,10 +430,7 @@ class Computation:
         self._forget_dead_batches()
 
     def refuse_owners(self, now: int) -> None:
-        """Raise OwnedRanges while a worker owns a range that is not finished.
-
-        Whether it is alive is not known, only when it was heard of last.
-        """
+        """Raise OwnedRanges while a worker owns a range that is not finished, alive or not."""
         owned = [g for g in self.map.groups.values() if g.state is GroupState.OWNED and not g.finished]
         if owned:
             raise self._owned_by(owned, now)
@@ -439,8 +438,10 @@ class Computation:
     def _owned_by(self, owned: Sequence[Group], now: int) -> errors.OwnedRanges:
         workers = sorted({group.worker or "unnamed" for group in owned})
         some = ", ".join(workers[:NAMED]) + (f" and {len(workers) - NAMED} more" if len(workers) > NAMED else "")
-        heard = max(group.last_report for group in owned)
-        last = f"last heard of {duration(max(0, now - heard) / 1e6)} ago" if heard else "not heard of lately"
+        last_report = max(group.last_report for group in owned)
+        last = (
+            f"last heard of {duration(max(0, now - last_report) / 1e6)} ago" if last_report else "not heard of lately"
+        )
         own, them, they = ("owns", "it", "it reports") if len(workers) == 1 else ("own", "them", "they report")
         msg = (
             f"{some} {own} key ranges of {self.spec.name}, {last}. Stop {them} in good order, which releases the ranges, or drop "
@@ -450,7 +451,7 @@ class Computation:
 
     @property
     def known_inputs(self) -> int:
-        """Version of the inputs that the log goes by; 0 while that is not known, and nobody has reported since it may have changed."""
+        """Version of the inputs in the log; 0: the log names none, and no worker has reported."""
         if self.input_version or self.incarnation > 1:
             return self.input_version
         return 1  # the first registration: every later version is in the log
@@ -458,11 +459,12 @@ class Computation:
     def revoke(
         self, input_version: int, now: int, *, bound: int | None = None, reason: str = "its inputs changed"
     ) -> list[Fenced]:
-        """Make every sequencer stale, and demand a newer version of the inputs from those that follow.
+        """Make every sequencer stale. New claims must fold a newer version of the inputs.
 
-        ``bound``, when inputs are added: the least of their low watermarks. No range may stand beyond it: what the old owners
-        said did not know of what comes from there, and nobody may claim the range before others move on. Masses
-        did not know either, nor did frontiers of lateness.
+        ``bound``, when inputs are added: the least of their low watermarks. Values of all ranges
+        are lowered to it, because the old owners did not take the new inputs into account, and no
+        new owner may come before readers act on these values. Frontiers of lateness are lowered
+        too, and masses become unknown.
         """
         self.staged.flush(self.map)
         fenced = [
@@ -507,15 +509,15 @@ class Computation:
         sequencer: int = 0,
         newest_claim: int | None = None,
     ) -> tuple[int, list[Fenced]]:
-        """Take an interval out until it is claimed again.
+        """Retire an interval until it is claimed again.
 
-        Returns how many ranges left, and who lost what.
+        Returns the number of retired ranges, and which claims lost what.
 
         Raises OwnedRanges when a worker owns one of them, unless forced; OtherSlice. ``sequencer``:
-        the claim that has the interval, all of it and nothing else, and asks for that itself;
-        StaleSequencer unless it has. ``newest_claim``: the newest one that the caller has read;
-        None: any. A late message would else take out what a worker has claimed since, and the
-        published value would lead it; StaleSequencer. Claims of other keys are in nobody's way.
+        the claim that retires its own keys; StaleSequencer unless it owns exactly this interval.
+        ``newest_claim``: the newest claim that the caller has read; None: any. If a late message
+        retired keys that a worker has claimed since, the published value would lead that worker;
+        StaleSequencer. Newer claims of other keys do not matter.
         """
         self._check_retire(start, end, sequencer)
         if newest_claim is not None and not self._newest_claim(start, end) <= newest_claim <= self.last_sequencer:
@@ -538,9 +540,9 @@ class Computation:
         ranges = sum(high - low for _, low, high in self.map.overlapping(start, end))
         self.staged.flush(self.map)
         op = pb.Retire(start=start, end=end)
-        taken = self._apply_retire(op, now)
+        losses = self._apply_retire(op, now)
         self.staged.append(pb.Op(retire=op))
-        return ranges, list(self._fenced(taken, "an operator retired it"))
+        return ranges, list(self._fenced(losses, "an operator retired it"))
 
     def _check_retire(self, start: bytes, end: bytes, sequencer: int) -> None:
         """Refuse to retire keys that may not be retired here, or not by this claim."""
@@ -560,17 +562,17 @@ class Computation:
             for group, _, _ in self.map.overlapping(start, end)
         )
 
-    def _carry_retired(self, taken: Sequence[Taken], retired: Group) -> None:
-        """Let retired ranges keep what the groups that they were taken from have of their own."""
+    def _carry_retired(self, losses: Sequence[Taken], retired: Group) -> None:
+        """Pass the budgets of claims on to their retired ranges; only a root has these."""
 
     def _apply_retire(self, op: pb.Retire, now: int) -> list[Taken]:
-        taken = self.map.retire(op.start, op.end, now)
+        losses = self.map.retire(op.start, op.end, now)
         retired = [group for group, _, _ in self.map.overlapping(op.start, op.end)]
-        self._carry_retired(taken, retired[0])
-        inherit_arrivals(None, taken)
-        inherit_masses(None, taken)
-        self._regrouped(taken, *retired)
-        return taken
+        self._carry_retired(losses, retired[0])
+        inherit_arrivals(None, losses)
+        inherit_masses(None, losses)
+        self._regrouped(losses, *retired)
+        return losses
 
     # -- reports -----------------------------------------------------------------------------------
 
@@ -584,13 +586,13 @@ class Computation:
         now: int,
         wall: int | None = None,
     ) -> list[Refused]:
-        """Take over one claim's state, range by range, and return what was refused.
+        """Apply one claim's report, range by range, and return what was refused.
 
-        ``number`` is (stream, number) of the sender; a report that names a turn orders by (turn,
-        number). One that is not above the newest taken over changes nothing and is refused: whoever
-        counts from the start again must hear of it. ``required`` names the inputs as registered
-        now: a fold over other incarnations of them counts as MIN. ``wall`` is the wall clock, which
-        says what is too far ahead; None: as ``now``.
+        ``number`` is (stream, number) of the sender; reports that name a turn are ordered by (turn,
+        number). A report that is not above the newest one changes nothing and is refused, so that a
+        sender that counts from the start again learns of it. ``required`` names the inputs as
+        registered now: a fold over other incarnations of them counts as MIN. ``wall`` is the wall
+        clock, which decides what is too far ahead; None: as ``now``.
         """
         group = self.map.owned_by(report.sequencer)
         if group is None:
@@ -610,9 +612,9 @@ class Computation:
             return [refusal]
         group.senders[sender] = number
         if newest is None or newest[0] < number[0]:
-            # Durable though nothing else may change: reports of an earlier stream may still come,
-            # also after a restart. Before the first stream there was none, so that losing it is
-            # safe.
+            # The number must be durable even if no value changes: reports of an earlier stream may
+            # come late, also after a restart. No stream is before the first one, so losing that
+            # number is safe.
             self._note_number(group, strong=number[0] > 1)
         group.last_report = now
         wall = now if wall is None else wall
@@ -633,20 +635,20 @@ class Computation:
             late = late and replace(late, frontier=MIN)
             msg = f"{self._unregistered(report.fold)}, so {beyond} must be {MIN}, and the report counts as that; fold all inputs"
             refused.append(Refused(group.sequencer, errors.InvalidArgument.reason, msg, report.handles))
-        untold: list[Refused] = []
+        uncounted: list[Refused] = []
         if late is not None and self.budgets:
-            untold = self._take_lateness(group, late, now, wall)
-        refused.extend(untold)
-        # What is pending no more and was not counted either would be lost: a budget that goes by
-        # what is pending would spend it twice.
-        if mass is not None and not (untold and self.spec.all_pending):
+            uncounted = self._take_lateness(group, late, now, wall)
+        refused.extend(uncounted)
+        # A mass without the records that were refused above would lose them: they are neither
+        # pending nor counted, and a budget that goes by pending records would spend them twice.
+        if mass is not None and not (uncounted and self.spec.all_pending):
             refused.extend(self._take_mass(group, mass, wall))
         refused.extend(self._take_values(group, report.handles, values, finish=report.finish, now=now, wall=wall))
         return refused
 
     def _unregistered(self, fold: Fold) -> str:
-        each = zip(self.spec.inputs, fold.input_incarnations, strict=False)
-        names = [name for name, incarnation in each if not incarnation]
+        inputs = zip(self.spec.inputs, fold.input_incarnations, strict=False)
+        names = [name for name, incarnation in inputs if not incarnation]
         return f"{' and '.join(names) or 'an input'} is folded as not registered, which is unknown"
 
     def _take_values(
@@ -659,7 +661,7 @@ class Computation:
         now: int,
         wall: int,
     ) -> list[Refused]:
-        """Store what may be stored of new values and return the rest."""
+        """Store the values that pass the checks, and return the refusals of the others."""
         limit = wall + self.spec.max_skew
         named = None if handles is None else handles.astype(np.intp)
         wrong = np.zeros(0, dtype=np.bool_)
@@ -670,11 +672,11 @@ class Computation:
                 refused.append(self._stale(group.sequencer, _named(named, wrong)))
         if len(values) and int(values.max()) > limit:
             finished = values == MAX
-            # What goes no further than it stands poisons nothing, and a lowering must never be
-            # lost: the clock may be wrong.
+            # A value that raises nothing does no harm however far ahead it is, and a lowering must
+            # never be lost: this clock may be wrong.
             ahead = (values > limit) & ~finished & (values > self._standing(group, named))
             if len(wrong):
-                ahead &= ~wrong  # another claim owns those ranges, and the clock does not hold them
+                ahead &= ~wrong  # ranges of another claim are refused for that, not by the clock
             if ahead.any():
                 least = Watermark(int(np.broadcast_to(values, len(ahead))[ahead].min()))
                 skew = duration(self.spec.max_skew / 1_000_000)
@@ -691,7 +693,7 @@ class Computation:
                 if mask.any():
                     ranges = group.granted if named is None else len(named)
                     spread = np.broadcast_to(mask, ranges) if len(mask) == 1 else mask
-                    spread = spread & ~wrong if len(wrong) else spread  # each range is refused once
+                    spread = spread & ~wrong if len(wrong) else spread  # one refusal a range
                     if spread.any():
                         refused.append(Refused(group.sequencer, reason, text, _named(named, spread)))
                     wrong = spread | wrong if len(wrong) else spread
@@ -705,7 +707,7 @@ class Computation:
         return refused
 
     def _standing(self, group: Group, named: npt.NDArray[np.intp] | None) -> Int64s:
-        """Return where the ranges of some handles stand, None: of all; MIN where they are lost.
+        """Return the values of the ranges of some handles, None: of all; MIN where they are lost.
 
         O(handles).
         """
@@ -728,8 +730,8 @@ class Computation:
             problem = f"mass counts more than {MOST_RECORDS} records; no claim has that many"
         if problem:
             return [Refused(group.sequencer, errors.InvalidArgument.reason, problem)]
-        # A record from the far future is as far as any may be: one bad timestamp must not carry the
-        # computation off.
+        # Pending records from the far future count at the limit: one bad timestamp must not raise a
+        # heuristic watermark for good.
         mass = replace(mass, starts=np.minimum(mass.starts, limit))
         if self.TAKES_WHOLE_MASSES:
             mass = mass.at_most(limit)  # see RootComputation._take_lateness
@@ -758,7 +760,7 @@ class Computation:
     def stage_task(
         self, sequencer: int, batch: int, task: TaskAttempt, part: TaskPart, *, most: int = MAX_PART_BYTES
     ) -> None:
-        """Keep a task's part of a micro-batch, in memory, of all parts at ``most`` so many bytes.
+        """Keep a task's part of a micro-batch in memory; all parts may take ``most`` bytes.
 
         Raises StaleSequencer, InvalidArgument, Overloaded.
         """
@@ -775,14 +777,15 @@ class Computation:
             raise errors.Overloaded(msg, metadata=self._about(batch=batch))
 
     def _forget_dead_batches(self) -> None:
-        """Call when claims may have ended: what waits for their batches would stay until somebody stages another."""
+        """Forget the staged parts of claims that have ended."""
         self.batches.forget_dead(lambda sequencer: self.map.owned_by(sequencer) is not None)
 
     def prepare(self, request: Prepare) -> Sequence[TaskAttempt]:
-        """Fix the accepted attempts of a batch; returns those that never came, in which case nothing is prepared.
+        """Fix the accepted attempts of a batch.
 
-        Raises StaleSequencer, and InvalidArgument for a bound or a frontier above MIN that was folded from what is not registered, and
-        for an oldest operation that is no time.
+        Returns the attempts whose parts never came; if there are any, the batch is not prepared.
+        Raises StaleSequencer; InvalidArgument for a bound or a frontier above MIN that folds an
+        unregistered input, and for an oldest operation that is no time.
         """
         group = self._owned(request.sequencer)
         if 0 in request.fold.input_incarnations:
@@ -801,8 +804,8 @@ class Computation:
             fix = "a time in microseconds since 1970, or 0"
             raise errors.InvalidArgument(problem, metadata=self._about(field="oldest_operation_micros", fix=fix))
         if self.batches.last is not None:
-            # A delayed repeat: committing it once more would put the older batch's values over the
-            # newer one's.
+            # A delayed repeat. If it were committed again, values of an older batch would replace
+            # those of a newer one.
             if request.batch < self.batches.last[0]:
                 return list(request.tasks)
             if (request.sequencer, request.batch) == (self.batches.committed_by, self.batches.last[0]):
@@ -810,11 +813,10 @@ class Computation:
         return self.batches.prepare(request, group.granted)
 
     def commit(self, sequencer: int, batch: int, required: Fold, now: int, wall: int | None = None) -> list[Refused]:
-        """Apply the prepared batch, whole or not at all; returns what was refused of it.
+        """Apply the prepared batch, whole or not at all, and return what was refused of it.
 
-        A repeat gets the first answer.
-
-        Raises StaleSequencer, NotPrepared, InputVersion, IncarnationChanged.
+        A repeat gets the first answer. Raises StaleSequencer, NotPrepared, InputVersion,
+        IncarnationChanged.
         """
         self._owned(sequencer)
         prepared = self.batches.prepared
@@ -835,13 +837,12 @@ class Computation:
         return self._apply_prepared(now, now if wall is None else wall)
 
     def vouch(self, sequencer: int, through: int, fold: Fold, required: Fold, wall: int) -> None:
-        """Let an output say how far it is complete, before that is reported.
+        """Allow an output to call itself complete up to ``through``, before a report says so.
 
-        Inputs are only added that stand no lower.
-
-        ``wall`` as in report: what would be refused as a report is not said either. Raises
-        StaleSequencer, InputVersion, IncarnationChanged, TooFarAhead, and InvalidArgument for more
-        than MIN that was folded from what is not registered.
+        No input below that event time may be added from then on. ``wall`` as in report: a value
+        that a report may not have is refused here too. Raises StaleSequencer, InputVersion,
+        IncarnationChanged, TooFarAhead; InvalidArgument for a value above MIN that folds an
+        unregistered input.
         """
         self._owned(sequencer)
         if fold.input_version != required.input_version:
@@ -876,14 +877,14 @@ class Computation:
         group = self.map.owned_by(request.sequencer)
         if group is None:
             return [self._stale(request.sequencer, None)]
-        values, known = prepared.values()
+        values, reported = prepared.values()
         group.last_report = now
         group.oldest_operation = min(request.oldest_operation, now)
         self.masses.changed(group)
         group.recent.add(now, prepared.finished)
         refused = self._take_mass(group, prepared.mass(group.recent.total), wall)
-        handles = np.flatnonzero(known).astype(np.uint32)
-        refused += self._take_values(group, handles, values[known], finish=request.bound == MAX, now=now, wall=wall)
+        handles = np.flatnonzero(reported).astype(np.uint32)
+        refused += self._take_values(group, handles, values[reported], finish=request.bound == MAX, now=now, wall=wall)
         self.staged.flush(self.map)
         op = pb.Batch(
             sequencer=request.sequencer, number=request.batch, digest=request.digest, finished=prepared.finished
@@ -908,9 +909,9 @@ class Computation:
         return {"computation": self.spec.name} | {key: str(value) for key, value in facts.items()}
 
     def _store(self, group: Group, places: npt.NDArray[np.intp] | None, values: Int64s, now: int) -> None:
-        """Set values that passed all checks, remembering which changed.
+        """Set values that passed all checks, and note which places have changed.
 
-        ``places`` None: all, and all are live.
+        ``places`` None: all places, and all are live.
         """
         columns = self.map.columns
         slots = group.slots() if places is None else group.base + places
@@ -948,9 +949,9 @@ class Computation:
         self._mass_changed = True
 
     def _note_number(self, group: Group, *, strong: bool) -> None:
-        """Journal how far the senders of a claim are, whatever else changes.
+        """Journal the newest numbers of a claim's senders, even if no value changes.
 
-        ``strong``: it is not safe to lose that.
+        ``strong``: they must not be lost.
         """
         changes = self.staged.of(group.sequencer)
         changes.newer = changes.newer or strong
@@ -967,7 +968,7 @@ class Computation:
         if len(values):
             places = group.places_of(handles) if len(handles) else None
             self._store(group, places, values, now)
-            # Also a range that moved and came back within the round.
+            # A range whose value moved and came back within the round is in the op too.
             self.map.columns.since[group.slots() if places is None else group.base + places] = now
         if op.HasField("mass"):
             self._set_mass(group, codec.mass_from(op.mass))
@@ -983,16 +984,16 @@ class Computation:
     # -- rounds ------------------------------------------------------------------------------------
 
     def take_record(self, now: int) -> tuple[bytes, bool] | None:
-        """Return what this round changed as (payload, strong), None when nothing did.
+        """Return the record of this round, and whether it must not be lost (rule 10).
 
-        Strong means claim-class: losing it is not safe (rule 10).
+        None: the round has changed nothing.
         """
         self.staged.flush(self.map)
         if not self.staged.ops and not self.tasks.changed:
             return None
         low = self.map.minimum()
-        # Nobody says that nothing will ever come where nobody is left to say it: a watermark holds
-        # without any range.
+        # A computation whose ranges are all retired keeps its watermark: MAX means "nothing more
+        # will come", and no owner is left to promise that.
         self.raise_low(self.low if low == MAX and self.map.all_retired else max(self.low, low), now)
         self._move_budgets()
         self._move_heuristics()
@@ -1011,7 +1012,7 @@ class Computation:
         return record.SerializeToString(), strong or is_strong
 
     def raise_low(self, low: int, now: int) -> None:
-        """Move the low watermark as a record says, and note the steps that it completes."""
+        """Move the low watermark, and note the steps of the history that this completes."""
         if low != self.low:
             self.history.note(self.incarnation, self.spec.history_step, old=self.low, low=low, now=now)
             self.low, self.since = low, now
@@ -1034,7 +1035,7 @@ class Computation:
             self.heuristics[share] = max(value, self.low, moved.get(share, MIN))
 
     def _move_budgets(self, record: pb.Record | None = None) -> None:
-        """Move the budgets by what this round has counted, or a record that is replayed.
+        """Move the budgets by the records that this round, or a replayed record, has counted.
 
         O(buckets log buckets), where the claims report all that is pending.
         """
@@ -1051,25 +1052,24 @@ class Computation:
         self.late.move(self.budgets, references, self.low, pending if self.spec.all_pending else None)
 
     def replay_budgets(self, record: pb.Record) -> None:
-        """Move the budgets as a record says; what it published rules.
+        """Move the budgets by a replayed record, to the values that it has published.
 
         Raises ValueError when one goes back.
         """
         stored = codec.shares_from(record.budgets)
-        before = {ppm: budget.value for ppm, budget in self.budgets.items()}
+        old = {ppm: budget.value for ppm, budget in self.budgets.items()}
         self._move_budgets(record)
         for ppm, budget in self.budgets.items():
-            # A record of a release that knows no budgets has none.
+            # Records of releases without budgets have no value.
             budget.value = stored.get(ppm, budget.value)
-            if budget.value < before[ppm]:
-                msg = f"the watermark of a lateness budget goes back from {before[ppm]} to {budget.value}"
+            if budget.value < old[ppm]:
+                msg = f"the watermark of a lateness budget goes back from {old[ppm]} to {budget.value}"
                 raise ValueError(msg)
 
     def replay(self, op: pb.Op, now: int) -> None:
         """Apply one journaled op, through the functions that applied it first.
 
-        Raises KeyError when it names a claim that its predecessors do not know, ValueError when it
-        is no op.
+        Raises KeyError or ValueError when it does not follow from the ops before it.
         """
         match op.WhichOneof("kind"):
             case "claim":
@@ -1123,8 +1123,8 @@ class Computation:
         self.map.check()
         self.masses.check(self.map.run_groups())
         self.tasks.check()
-        for some in self.tasks:
-            assert not some.every or some.next == some.start or some.next <= self.low, "no task before L"
+        for tasks in self.tasks:
+            assert not tasks.every or tasks.next == tasks.start or tasks.next <= self.low, "no task before L"
         assert self.published.low <= self.low
         assert self.published.low <= max(self.low, self.map.minimum())
         for value in self.heuristics.values():
@@ -1138,9 +1138,9 @@ class Computation:
 
 
 def wrong_operation(micros: int) -> str:
-    """Return what is wrong with the time of an oldest operation, and the fix; empty: nothing.
+    """Return the fault of an oldest operation's time, and the fix; empty: none.
 
-    One that is only ahead of this clock is nothing wrong: it counts as now.
+    A time ahead of this clock is no fault: it counts as now.
     """
     if 0 <= micros < MAX:
         return ""
@@ -1148,7 +1148,7 @@ def wrong_operation(micros: int) -> str:
 
 
 def _wrong(group: Group, report: GroupReport, required: Fold) -> Refused | None:
-    """Return the refusal of a report that cannot be of this claim, or folds other inputs than are in force."""
+    """Return the refusal of a report with impossible fields, or a fold of other inputs."""
     ranges = group.granted if report.handles is None else len(report.handles)
     problem = ""
     if len(report.watermarks) not in (1, ranges):
@@ -1179,21 +1179,21 @@ def _older(report: GroupReport, newest: int) -> Refused:
 
 
 def _was_reset(folded: Fold, now: Fold) -> bool:
-    """Return whether an input is in another incarnation than the one that was folded.
+    """Return True when an input was reset after it was folded.
 
-    One that was not registered when it was folded is in no other incarnation now: it was folded as
-    unknown, and nothing above MIN with it.
+    An input that was registered after the fold does not count: it was folded as unknown, so no
+    value of the report is above MIN.
     """
     before, after = folded.input_incarnations, now.input_incarnations
-    return len(before) != len(after) or any(a not in (0, b) for a, b in zip(before, after, strict=True))
+    return len(before) != len(after) or any(old not in (0, new) for old, new in zip(before, after, strict=True))
 
 
 def _beyond_unknown(values: Int64s, mass: Mass | None) -> str:
-    """Return the field that says more than an input that is unknown lets it, if one does."""
+    """Return the field that is above MIN though an input is unknown; empty: none."""
     if bool((values > MIN).any()):
         return "watermarks_micros"
-    told = () if mass is None else chain.from_iterable(part.frontiers.values() for part in mass.parts)
-    return "mass.frontiers" if any(each > MIN for each in told) else ""
+    frontiers = () if mass is None else chain.from_iterable(part.frontiers.values() for part in mass.parts)
+    return "mass.frontiers" if any(micros > MIN for micros in frontiers) else ""
 
 
 def _distinct(handles: npt.NDArray[np.uint32]) -> bool:

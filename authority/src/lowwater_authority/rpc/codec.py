@@ -26,7 +26,7 @@ from lowwater_authority.core.codec import int64_bytes
 from lowwater_authority.core.cut import Cut
 from lowwater_authority.core.groups import MOST_RECORDS, NO_RECORDS, GroupState, Mass
 from lowwater_authority.core.heuristics import PPM
-from lowwater_authority.core.layout import Layout, Load, Told
+from lowwater_authority.core.layout import Layout, LayoutReport, Load
 from lowwater_authority.core.names import is_slicing
 from lowwater_authority.core.requests import (
     NO_DIGEST,
@@ -355,7 +355,7 @@ def layout_wish(message: topology_pb2.ChangeLayoutRequest) -> tuple[int, int, li
     return message.incarnation, message.expected_version, starts, tasks
 
 
-def told(message: workers_pb2.CommitBatchRequest) -> Told | None:
+def told(message: workers_pb2.CommitBatchRequest) -> LayoutReport | None:
     """Decode what an owner says of its layout; None when it follows none.
 
     Raises InvalidArgument.
@@ -381,7 +381,7 @@ def told(message: workers_pb2.CommitBatchRequest) -> Told | None:
         Load(each.start, each.end, each.rows, each.micros, each.bytes, tuple(each.parts), each.heaviest)
         for each in message.loads
     ]
-    return Told(layout, message.layout_refused, message.batch, tuple(loads))
+    return LayoutReport(layout, message.layout_refused, message.batch, tuple(loads))
 
 
 def layout_message(value: Layout) -> types_pb2.Layout:
@@ -394,10 +394,10 @@ def layouts_message(computation: Computation) -> topology_pb2.GetLayoutResponse:
     found = topology_pb2.GetLayoutResponse(
         incarnation=computation.incarnation, wanted=layout_message(computation.published_layout)
     )
-    if computation.told is not None:
-        found.current.CopyFrom(layout_message(computation.told.layout))
-        found.refused, found.batch = computation.told.refused, computation.told.batch
-        found.loads.extend(types_pb2.RangeLoad(**each._asdict()) for each in computation.told.loads)
+    if computation.layout_report is not None:
+        found.current.CopyFrom(layout_message(computation.layout_report.layout))
+        found.refused, found.batch = computation.layout_report.refused, computation.layout_report.batch
+        found.loads.extend(types_pb2.RangeLoad(**each._asdict()) for each in computation.layout_report.loads)
     return found
 
 
