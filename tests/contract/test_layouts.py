@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lowwater import errors
-from lowwater_authority.core.layout import Layout, Told
+from lowwater_authority.core.layout import Layout, LayoutReport
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Fenced, GroupReport, Prepare
 from lowwater_authority.core.topology import Spec
 from tests.contract.journal_stores import MemoryStore, Store
@@ -80,17 +80,19 @@ async def test_a_stale_change_is_refused_with_the_version_that_is_wanted(memory:
 
 async def test_an_owner_leaves_out_what_it_has_told_under_its_claim(memory: Store) -> None:
 
-    async def tell(sequencer: int, batch: int, layout: Layout) -> Told | None:
+    async def tell(sequencer: int, batch: int, layout: Layout) -> LayoutReport | None:
         shard.owners.prepare("x", Prepare(sequencer, batch, b"d", (), 5 * HOUR, False, NO_FOLD, 0, {}))
-        await shard.owners.commit("x", sequencer, batch, Told(layout, "", batch))
-        return await shard.reads.ask("x", lambda found, _: found.told)
+        await shard.owners.commit("x", sequencer, batch, LayoutReport(layout, "", batch))
+        return await shard.reads.ask("x", lambda found, _: found.layout_report)
 
     async with serving(memory.make()) as shard:
         await shard.graph.register(Spec("x"))
         first = await shard.owners.claim("x", claim(1))
         assert await tell(first.sequencer, 1, Layout(3)) is None
-        assert await tell(first.sequencer, 2, Layout(3, (0, 9), (0, 2))) == Told(Layout(3, (0, 9), (0, 2)), "", 2)
-        assert await tell(first.sequencer, 3, Layout(3)) == Told(Layout(3, (0, 9), (0, 2)), "", 3)
+        assert await tell(first.sequencer, 2, Layout(3, (0, 9), (0, 2))) == LayoutReport(
+            Layout(3, (0, 9), (0, 2)), "", 2
+        )
+        assert await tell(first.sequencer, 3, Layout(3)) == LayoutReport(Layout(3, (0, 9), (0, 2)), "", 3)
         assert await tell(first.sequencer, 4, Layout(4)) is None, "it is of another version"
         assert await tell(first.sequencer, 5, Layout(3, (0, 9))) is not None
         second = await shard.owners.claim("x", ClaimRequest([b"", b""], request_id=b"2" * 16, generation=6))

@@ -12,6 +12,7 @@ import numpy as np
 
 from lowwater import errors
 from lowwater_authority.core.computation import Computation
+from lowwater_authority.core.cut import Cut
 from lowwater_authority.core.groups import GroupState, Mass
 from lowwater_authority.core.requests import ClaimRequest, Grant, GroupReport, Refused
 from lowwater_authority.core.times import MAX, MIN
@@ -194,7 +195,7 @@ class One:
             await self.rounds
 
     async def claim(self, name: str, *keys: bytes, bound: int | None = None) -> Grant:
-        bounds = list(keys) or list(self.shard.topology.get(name).span)
+        bounds = list(keys) or list(self.shard.topology.get(name).keys.span)
         micros = [] if bound is None else [_micros(bound)]
         asked = ClaimRequest(
             bounds, request_id=next(ids).to_bytes(16), bound_micros=np.array(micros, dtype=np.int64), worker="w"
@@ -234,7 +235,7 @@ class Tree:
         self.top = await self.another("top:1", lambda name: "~" not in name)
         for name in spec.get("inputs", ()):  # type: ignore[attr-defined]
             await self.top.shard.graph.register(Spec(name))
-        await self.top.shard.graph.register(Spec("a", **{"slices": (b"\x80",), **spec}))  # type: ignore[arg-type]
+        await self.top.shard.graph.register(Spec("a", **{"slicing": Cut((b"\x80",)), **spec}))  # type: ignore[arg-type]
         first = set(self.top.shard.topology.get("a").slice_specs())
         if not self._beside:
             self.below = self.beside = await self.another("below:1", lambda name: "~" in name)
@@ -295,7 +296,7 @@ class Tree:
         return group.state
 
     def _span(self, number: int) -> tuple[bytes, bytes]:
-        return self.top.shard.topology.get(f"a~{number}").span
+        return self.top.shard.topology.get(f"a~{number}").keys.span
 
     def low(self, name: str = "a") -> int:
         view = self.owner(name).shard.served.view(name)

@@ -15,6 +15,7 @@ from lowwater.core.router import MOST_NAMES
 from lowwater_authority.core import batches, groups
 from lowwater_authority.core import topology as graph
 from lowwater_authority.core.computation import SENDERS_KEPT
+from lowwater_authority.core.cut import MAX_SLICES
 from lowwater_authority.rpc import codec, refusals, streams
 from lowwater_authority.rpc import watermarks as reads
 from lowwater_authority.serve import MESSAGE_BYTES
@@ -38,7 +39,7 @@ LIMITS = {
     "bytes of a message": MESSAGE_BYTES,
     "bytes of a key": codec.MAX_KEY,
     "ranges of a claim": codec.MAX_RANGES,
-    "slices of a computation": graph.MAX_SLICES,
+    "slices of a computation": MAX_SLICES,
     "characters of `worker`, `host`, `identity`": codec.MAX_NAME,
     "bytes of a digest": codec.MAX_DIGEST,
     "bytes of `waiting_for`": codec.MAX_WAITING_FOR,

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from lowwater.v1 import tasks_pb2, types_pb2, workers_pb2
 from lowwater_authority.core.batches import MAX_PARTS
+from lowwater_authority.core.names import slicing
 from lowwater_authority.core.slicing import MOST_FRONTIERS
-from lowwater_authority.core.topology import slicing
 from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.request_bounds import MAX_NAMES
 from lowwater_authority.rpc.watermarks import MAX_HOLDERS, MAX_INTERVAL_MILLIS, MAX_PAGE

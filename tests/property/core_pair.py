@@ -193,7 +193,7 @@ class Pair(Counting):
             for sender, number in claim.numbers.items():
                 assert claim.durable_numbers.get(sender, (0, 0)) <= group.senders.get(sender, (0, 0)) <= number
             claim.numbers = dict(group.senders)
-        assert core.committed_by == oracle.committed_by
+        assert core.batches.committed_by == oracle.committed_by
         oracle.crash(base)
         self.core, self.oracle = core, oracle
         self.durable, self.shown = oracle.image(), (oracle.low, dict(oracle.heuristics))

@@ -9,11 +9,12 @@ from weakref import WeakKeyDictionary
 
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import Computation
+from lowwater_authority.core.cut import Cut
+from lowwater_authority.core.cut import Part as Part_
 from lowwater_authority.core.interval_map import IntervalMap
 from lowwater_authority.core.slicing import RootComputation, as_slice
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.core.topology import Part as Part_
-from lowwater_authority.core.topology import Spec, Topology
+from lowwater_authority.core.topology import Topology
 from lowwater_authority.engine import slice as slice_module
 from lowwater_authority.engine.cuts import Cuts
 from lowwater_authority.engine.roots import Told
@@ -184,7 +185,7 @@ def keys_are_exported_early(told_of: Part) -> Part:
 
     def has_keys(computation: Computation, topology: Topology) -> Told:
         told: Told = told_of(computation, topology)
-        return told._replace(has_keys=not computation.spec.source)
+        return told._replace(has_keys=not computation.spec.keys.source)
 
     return has_keys
 
@@ -207,12 +208,11 @@ def _unchecked(_: Part) -> Part:
     return lambda self, bounds: None
 
 
-@bug("renewed", Spec)
+@bug("renewed", Cut)
 def resets_keep_a_cut_under_way(_: Part) -> Part:
     """A reset leaves the new slice there, which knows nothing of the sequencers that its keys have had (T7)."""
 
-    def renewed(self: Spec) -> Spec:
-        cut = tuple(Part_(part.number, part.start) for part in self.cut)
-        return replace(self, incarnation=self.incarnation + 1, cut=cut)
+    def renewed(self: Cut) -> Cut:
+        return replace(self, recut=tuple(Part_(part.number, part.start) for part in self.recut))
 
     return renewed

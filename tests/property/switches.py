@@ -74,7 +74,7 @@ class NoRatchet(Computation):
     """Publishes the minimum as it is."""
 
     def take_record(self, now: int) -> tuple[bytes, bool] | None:
-        if self._ops or self._changes:
+        if self.staged.ops or self.staged.changes:
             self.low, self._mass_changed = MIN, True
             self.heuristics = dict.fromkeys(self.heuristics, MIN)
         return super().take_record(now)

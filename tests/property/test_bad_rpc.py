@@ -327,7 +327,7 @@ unit/test_slices.py
     core/computation.py: errors.StaleSequencer in _granted_before
     core/slicing.py: errors.InvalidArgument in _check_slice_order
     core/slicing.py: errors.Unavailable in _check_own
-    core/topology.py: errors.Unavailable in _refuse_moving
+    core/topology.py: errors.Unavailable in split
     engine/cuts.py: errors.Unavailable in _handed_over
     engine/cuts.py: errors.Unavailable in _take_in
     engine/owner_requests.py: errors.Unavailable in claim

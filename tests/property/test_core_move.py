@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lowwater import errors
 from lowwater_authority.core import recovery
+from lowwater_authority.core.cut import Cut
 from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.requests import NO_FOLD
 from lowwater_authority.core.slicing import SliceComputation, as_slice
@@ -34,7 +35,7 @@ def edge(key: int) -> bytes:
 
 def graph() -> Topology:
     return Topology().register(
-        Registered("a", slices=(edge(FIRST), edge(LAST)), heuristics=(500_000,), budgets=(1000,))
+        Registered("a", slicing=Cut((edge(FIRST), edge(LAST))), heuristics=(500_000,), budgets=(1000,))
     )
 
 
@@ -211,7 +212,7 @@ def move(source: Pair, topology: Topology, at: int, *, crash: bool) -> tuple[Pai
         source.crash(short=crash)
     new.core.take_in(source.core.handed_over[name])
     assert new.driver.settle() is True
-    topology = topology.moved(name)
+    topology = topology.received(name)
     new.use(topology)
     source.use(topology)
     new.check()
@@ -303,7 +304,7 @@ def handed_over(one: Pair, topology: Topology, name: str) -> Driver:
         as_slice(Driver(replace(topology.get(name), incarnation=2)).core).take_in(one.core.handed_over[name])
     as_slice(new.core).take_in(one.core.handed_over[name])
     new.settle()
-    new.spec = new.core.spec = topology.moved(name).get(name)
+    new.spec = new.core.spec = topology.received(name).get(name)
     return new
 
 

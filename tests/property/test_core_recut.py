@@ -10,30 +10,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowwater import errors
-from lowwater_authority.core.topology import MAX_SLICES, Spec, Topology
+from lowwater_authority.core.cut import MAX_SLICES, Cut
+from lowwater_authority.core.topology import Spec, Topology
 
 CUTS = (b"g", b"p")
 
 
 def cut() -> Topology:
-    return Topology().register(Spec("a")).register(Spec("b", ("a",), slices=CUTS))
+    return Topology().register(Spec("a")).register(Spec("b", ("a",), slicing=Cut(CUTS)))
 
 
 def slices(graph: Topology) -> list[tuple[str, tuple[bytes, bytes], str]]:
-    return [(name, spec.span, spec.source) for name, spec in graph.get("b").slice_specs().items()]
+    return [(name, spec.keys.span, spec.keys.source) for name, spec in graph.get("b").slice_specs().items()]
 
 
 def check(graph: Topology) -> None:
     root = graph.get("b")
     specs = root.slice_specs()
     assert {name: spec for name, spec in graph.computations.items() if spec.slice_of == "b"} == specs
-    spans = [spec.span for spec in specs.values()]
+    spans = [spec.keys.span for spec in specs.values()]
     assert (spans[0][0], spans[-1][1]) == (b"", b"")
     assert all(one[1] == other[0] and one[1] for one, other in pairwise(spans))
     for name, spec in specs.items():
-        assert root.slices_over(*spec.span) == [name]
-        assert spec.began[0] == spec.span[0]
-        assert not spec.began[1] or (spec.span[1] and spec.span[1] <= spec.began[1])
+        assert root.slices_over(*spec.keys.span) == [name]
+        assert spec.keys.began[0] == spec.keys.span[0]
+        assert not spec.keys.began[1] or (spec.keys.span[1] and spec.keys.span[1] <= spec.keys.began[1])
     assert root.slices_over(b"", b"") == list(specs)
     assert not specs.keys() & graph.dropped.keys()
     assert Topology.decode(graph.encode()) == graph
@@ -48,7 +49,7 @@ def test_a_split_slice_hands_its_last_keys_to_a_new_one() -> None:
         ("b~3", (b"k", b"p"), "b~1"),
         ("b~2", (b"p", b""), ""),
     ]
-    assert graph.get("b~1").began == (b"g", b"p")
+    assert graph.get("b~1").keys.began == (b"g", b"p")
     assert graph.get("b").slices_over(b"h", b"q") == ["b~1", "b~3", "b~2"]
     check(graph)
 
@@ -58,8 +59,8 @@ def test_one_move_at_a_time_and_numbers_are_never_used_again() -> None:
     with pytest.raises(errors.Unavailable) as caught:
         graph.split("b", "b~0", b"c")
     assert caught.value.metadata == {"computation": "b", "slice": "b~3", "source": "b~1"}
-    graph = graph.moved(new)
-    assert graph.moved(new) is graph
+    graph = graph.received(new)
+    assert graph.received(new) is graph
     graph, second = graph.split("b", new, b"m")
     assert second == "b~4"
     check(graph)
@@ -74,17 +75,18 @@ def test_a_reset_undoes_the_cut_that_is_under_way_and_keeps_the_others() -> None
         assert {spec.incarnation for spec in again.get("b").slice_specs().values()} == {2}
         assert new not in again.computations
         assert new in again.dropped
-        assert again.get("b~1").began == again.get("b~1").span
+        assert again.get("b~1").keys.began == again.get("b~1").keys.span
         assert again.split("b", "b~0", b"c")[1] != new
-    graph = graph.moved(new)
+    graph = graph.received(new)
     again = graph.reset("b")[0]
     check(again)
     assert [span for _, span, _ in slices(again)] == [span for _, span, _ in slices(graph)]
-    assert again.get("b~1").began == again.get("b~1").span
+    assert again.get("b~1").keys.began == again.get("b~1").keys.span
 
 
 def test_numbers_of_slices_end() -> None:
-    spec = replace(cut().get("b"), next_slice=MAX_SLICES)
+    root = cut().get("b")
+    spec = replace(root, slicing=replace(root.cut, next_number=MAX_SLICES))
     with pytest.raises(errors.InvalidArgument) as caught:
         spec.split("b~1", b"k")
     assert caught.value.metadata["field"] == "slice"
@@ -108,7 +110,7 @@ def edited(graph: Topology, steps: list[tuple[str, int, bytes]]) -> list[Topolog
                 case "split":
                     graph, _ = graph.split("b", name, at)
                 case "moved":
-                    graph = graph.moved(name)
+                    graph = graph.received(name)
                 case "reset":
                     graph, _ = graph.reset("b")
                 case _:
@@ -146,9 +148,9 @@ def test_two_that_were_cut_apart_merge_to_one_that_covers_all(
     found, known = merged.get("b"), (ours.get("b"), theirs.get("b"))
     newest = [each for each in known if each.incarnation == found.incarnation]
     assert found.inputs in {each.inputs for each in newest if each.input_version == found.input_version}
-    assert found.cut in {each.cut for each in newest if each.cut_version == found.cut_version}
+    assert found.cut in {each.cut for each in newest if each.cut.version == found.cut.version}
     assert found.incarnation == max(each.incarnation for each in known)
     assert found.input_version == max(each.input_version for each in newest)
-    assert found.cut_version == max(each.cut_version for each in newest)
+    assert found.cut.version == max(each.cut.version for each in newest)
     again = merged.merged(theirs)
     assert again.computations == merged.computations

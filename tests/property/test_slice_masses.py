@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowwater_authority.core import slicing
+from lowwater_authority.core.cut import Cut
 from lowwater_authority.core.groups import Mass
 from lowwater_authority.core.requests import ClaimRequest, GroupReport
 from lowwater_authority.core.topology import Spec
@@ -47,7 +48,7 @@ class Both:
     async def start(self) -> None:
         await self.shard.start()
         self._rounds = asyncio.create_task(self.shard.run())
-        await self.shard.graph.register(Spec("cut", slices=CUTS, heuristics=SHARES))
+        await self.shard.graph.register(Spec("cut", slicing=Cut(CUTS), heuristics=SHARES))
         await self.shard.graph.register(Spec("flat", heuristics=SHARES))
         self._claims = [await self._claim(f"cut~{part // 2}", part) for part in range(len(PARTS))]
         self._flat = [await self._claim("flat", part) for part in range(len(PARTS))]

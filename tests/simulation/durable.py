@@ -173,7 +173,7 @@ class Durable:
         name, book = computation.spec.name, self._ledger.book(computation.spec.name)
         about = f"{name}/{computation.incarnation} has come back without its"
         if book.incarnation == computation.incarnation:
-            batch = computation.last_batch[0] if computation.last_batch is not None else 0
+            batch = computation.batches.last[0] if computation.batches.last is not None else 0
             self._expect(computation.order >= book.order, f"{about} order of claims")
             self._expect(batch >= book.batch, f"{about} last batch")
             self._expect(computation.low >= book.lows.get(book.incarnation, MIN), f"{about} low watermark")
@@ -246,7 +246,7 @@ class Durable:
 
     def _took_out(self, name: str, computation: Computation) -> None:
         node = self._pipeline.whole(name)
-        if (name == node.name and node.cuts) or computation.spec.source:
+        if (name == node.name and node.cuts) or computation.spec.keys.source:
             return
         ranges, _ = computation.map.all_ranges(1000)
         for each in ranges:

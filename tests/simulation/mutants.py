@@ -23,11 +23,12 @@ from lowwater.core.reports import ReporterState
 from lowwater.core.router import Router
 from lowwater_authority.cluster.cluster import Cluster
 from lowwater_authority.cluster.membership import Beats, View
-from lowwater_authority.core import recovery, topology
+from lowwater_authority.core import names, recovery, topology
 from lowwater_authority.core.budget import Lateness
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.computation import View as View_
 from lowwater_authority.core.groups import GroupState
+from lowwater_authority.core.late_records import LateRecords
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine import holding, holdings
@@ -105,28 +106,24 @@ def forget_the_budget_on_recovery(replay: Part) -> Part:
     return forgetful
 
 
-@bug("_take_lateness", Computation)
-def judge_by_what_was_not_shown(take: Part) -> Part:
+@bug("arrived", LateRecords)
+def judge_by_what_was_not_shown(arrived: Part) -> Part:
     """Records are judged by where a budget would stand without its ratchet, which no reader sees (rule 2)."""
 
-    def unratcheted(self: Computation, group: Any, told: Lateness, now: int, wall: int) -> Any:
-        published = self.published
-        bare = (
+    def unratcheted(
+        self: LateRecords, spec: Spec, group: Any, reported: Lateness, view: View_, budgets: Any, *times: int
+    ) -> Any:
+        bare = tuple(
             kept._replace(micros=max(MIN, budget.reference - budget.delay())) if budget.reference > MIN else kept
-            for kept, budget in zip(published.budgets, self.budgets.values(), strict=True)
+            for kept, budget in zip(view.budgets, budgets.values(), strict=True)
         )
-        self.published = replace(published, budgets=tuple(bare))
-        before = len(self._changes[group.sequencer].arrived) if group.sequencer in self._changes else 0
-        refused = take(
-            self, group, replace(told, behind={ppm: (n, MAX) for ppm, (n, _) in told.behind.items()}), now, wall
-        )
-        for arrived in self._changes[group.sequencer].arrived[before:] if group.sequencer in self._changes else ():
-            for each in arrived.behind:
-                counts = dict(zip(arrived.buckets, arrived.counts, strict=True))
-                mark = next(kept.micros for kept in self.published.budgets if kept.ppm == each.ppm)
-                each.counted = lateness.behind(counts, arrived.reference_micros, mark) if mark > MIN else 0
-        self.published = published
-        return refused
+        reported = replace(reported, behind={ppm: (n, MAX) for ppm, (n, _) in reported.behind.items()})
+        op = arrived(self, spec, group, reported, replace(view, budgets=bare), budgets, *times)
+        for each in op.behind if isinstance(op, journal_pb2.Arrived) else ():
+            counts = dict(zip(op.buckets, op.counts, strict=True))
+            mark = next(kept.micros for kept in bare if kept.ppm == each.ppm)
+            each.counted = lateness.behind(counts, op.reference_micros, mark) if mark > MIN else 0
+        return op
 
     return unratcheted
 
@@ -345,7 +342,7 @@ def publish_a_slice_as_the_whole(publish: Part) -> Part:
 
     def generous(self: Hub, views: Iterable[View_]) -> None:
         shown = list(views)
-        as_whole = [replace(view, name=topology.whole(view.name)) for view in shown if view.name.endswith("~0")]
+        as_whole = [replace(view, name=names.whole(view.name)) for view in shown if view.name.endswith("~0")]
         publish(self, [*shown, *as_whole])
 
     return generous

@@ -19,9 +19,10 @@ from lowwater.core.attempts import error_of_call
 from lowwater.v1 import topology_pb2, watermarks_pb2, workers_pb2
 from lowwater.v1 import workers_pb2 as pb
 from lowwater_authority.access.policy import Access, Action, Allowance, Principal
+from lowwater_authority.core.cut import MAX_SLICE_KEY, MAX_SLICES
 from lowwater_authority.core.requests import DIGESTED_TOGETHER, PIECE, ClaimRequest, finished
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.core.topology import MAX_INPUTS, MAX_SLICE_KEY, MAX_SLICES
+from lowwater_authority.core.topology import MAX_INPUTS
 from lowwater_authority.engine.observer import Observer
 from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.guard import Guard

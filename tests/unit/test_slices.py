@@ -18,11 +18,13 @@ from lowwater.core.lease import LeaseState
 from lowwater_authority.cluster.peers import _told_lateness
 from lowwater_authority.core.budget import Lateness
 from lowwater_authority.core.computation import LARGEST_EPOCH
+from lowwater_authority.core.cut import Cut
 from lowwater_authority.core.groups import GroupState
+from lowwater_authority.core.names import slicing
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, GroupReport
 from lowwater_authority.core.slicing import CLAIMS_OF_ONE, CUTS_OF_ONE, computation_of
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.core.topology import WHOLE, Spec, Topology, slicing
+from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine.cuts import Cuts
 from lowwater_authority.engine.observer import Observer
 from lowwater_authority.engine.root_here import RangeHere
@@ -193,7 +195,7 @@ async def test_T4_a_process_that_is_alone_does_not_read_its_graph_again(disk: Me
     for name in ("x", "y"):
         await alone.shard.graph.register(Spec(name))
         assert await alone.report(await alone.claim(name), 50, name=name) == []
-    await alone.shard.graph.register(Spec("a", inputs=("x",), slices=(KEY,)))
+    await alone.shard.graph.register(Spec("a", inputs=("x",), slicing=Cut((KEY,))))
     await alone.claim("a~0", b"", KEY)
     read.clear()
     await alone.shard.graph.set_inputs("a", ["x", "y"])
@@ -348,7 +350,7 @@ def test_a_lease_tells_how_a_slice_keeps_its_budgets_and_not_what_it_counts_itse
 
 
 def test_who_claims_for_no_slice_that_there_is_claims_nothing() -> None:
-    computation = computation_of(Spec("a", slices=(b"c", b"f")))
+    computation = computation_of(Spec("a", slicing=Cut((b"c", b"f"))))
     for keys in ([b"", b"f"], [b"c", b"e"], [b"d", b"f"], [b"c", b"d", b"f"], [b"", b""]):
         with pytest.raises(errors.InvalidArgument, match="is no slice of a, which is cut elsewhere"):
             computation.claim(ClaimRequest(keys, identity="a~", request_id=next(ids).to_bytes(16)), 0)
@@ -356,7 +358,7 @@ def test_who_claims_for_no_slice_that_there_is_claims_nothing() -> None:
 
 
 def without_slices(graph: Topology) -> Mapping[str, Spec]:
-    return {name: replace(spec, slices=(), span=WHOLE) for name, spec in graph.computations.items()}
+    return {name: replace(spec, slicing=None) for name, spec in graph.computations.items()}
 
 
 async def merge(shard: Shard, computations: Mapping[str, Spec]) -> None:
@@ -399,7 +401,7 @@ async def test_a_release_that_knows_no_slices_does_not_write_over_what_is_cut(di
     older = await tree.another("older:1", lambda name: name == "b")
     await top.shard.graph.register(Spec("b"))
     await older.shard.confirmation.refresh()
-    await top.shard.graph.register(Spec("a", slices=(KEY,)))
+    await top.shard.graph.register(Spec("a", slicing=Cut((KEY,))))
     before = dict(disk.logs[GRAPH].records)
     with older_release():
         for change in (
@@ -485,7 +487,9 @@ async def test_a_retirement_that_the_store_has_lost_is_made_again(tree: Tree) ->
 
 
 async def claimed_by(one: One, name: str, identity: str) -> bool:
-    asked = ClaimRequest(list(one.shard.topology.get(name).span), identity=identity, request_id=next(ids).to_bytes(16))
+    asked = ClaimRequest(
+        list(one.shard.topology.get(name).keys.span), identity=identity, request_id=next(ids).to_bytes(16)
+    )
     try:
         await one.shard.owners.claim(name, asked)
     except errors.IdentityMismatch:
@@ -573,7 +577,7 @@ async def test_rule4_a_made_up_ownership_number_is_not_taken(tree: Tree) -> None
 
 async def claim_as(one: One, name: str, identity: str, bound: int | None = None) -> None:
     """Claim all of a slice. Raises as Shard.claim does."""
-    span, bounds = list(one.shard.topology.get(name).span), [] if bound is None else [bound]
+    span, bounds = list(one.shard.topology.get(name).keys.span), [] if bound is None else [bound]
     asked = ClaimRequest(
         span, identity=identity, request_id=next(ids).to_bytes(16), bound_micros=np.array(bounds, dtype=np.int64)
     )
@@ -595,12 +599,12 @@ def test_slices_take_no_more_of_the_graph_than_others_can_read_beside_them() -> 
     keys = tuple(number.to_bytes(2) for number in range(1, 1000))
     inputs = [f"i{number}" for number in range(101)]
     with pytest.raises(errors.InvalidArgument, match=r"1000 slices with 101 inputs each.*may have 100000"):
-        Topology().register(Spec("a", inputs=tuple(inputs), slices=keys))
-    made = Topology().register(Spec("a", inputs=tuple(inputs[1:]), slices=keys))
+        Topology().register(Spec("a", inputs=tuple(inputs), slicing=Cut(keys)))
+    made = Topology().register(Spec("a", inputs=tuple(inputs[1:]), slicing=Cut(keys)))
     with pytest.raises(errors.InvalidArgument, match="cut it into fewer slices, or read fewer inputs"):
         made.set_inputs("a", inputs)
     assert len(made.set_inputs("a", inputs[:100]).computations) == 1001
-    full = Topology().register(Spec("a", inputs=tuple(f"i{number}" for number in range(200)), slices=keys[:499]))
+    full = Topology().register(Spec("a", inputs=tuple(f"i{number}" for number in range(200)), slicing=Cut(keys[:499])))
     with pytest.raises(errors.InvalidArgument, match="slice: '501 slices with 200 inputs each") as refused:
         full.split("a", "a~0", b"\x00")
     assert refused.value.metadata["field"] == "slice"
@@ -608,12 +612,12 @@ def test_slices_take_no_more_of_the_graph_than_others_can_read_beside_them() -> 
 
 def test_a_graph_that_is_put_together_has_the_newest_inputs_and_the_newest_cut() -> None:
     """Each changed by a process that did not know of the other: the logs of the slices have these keys, and no reset is needed to go on."""
-    before = Topology().register(Spec("x")).register(Spec("y")).register(Spec("a", inputs=("x",), slices=(b"m",)))
+    before = Topology().register(Spec("x")).register(Spec("y")).register(Spec("a", inputs=("x",), slicing=Cut((b"m",))))
     made, new = before.split("a", "a~1", b"t")
     fed = before.set_inputs("a", ["x", "y"])
-    for merged in (made.moved(new).merged(fed), fed.merged(made.moved(new))):
+    for merged in (made.received(new).merged(fed), fed.merged(made.received(new))):
         assert merged.get("a").inputs == ("x", "y")
-        assert merged.get("a").parts == made.moved(new).get("a").parts
+        assert merged.get("a").cut.parts == made.received(new).get("a").cut.parts
         assert {name: merged.get(name) for name in ("a~0", "a~1", "a~2")} == merged.get("a").slice_specs()
         assert Topology.decode(merged.encode()) == merged
 
@@ -791,7 +795,7 @@ async def test_whoever_dies_at_any_step_the_next_one_goes_on(wide: Tree, which: 
     await wide.hear()
     await settled(wide, "a~1", "a~2")
     assert [wide.stands(number) for number in range(3)] == [9, 6, 6]
-    assert not wide.top.shard.topology.get("a~2").source
+    assert not wide.top.shard.topology.get("a~2").keys.source
     await work(wide, "a~1", 8)
     await work(wide, "a~2", 8)
     await until(lambda: wide.low() == 8)
@@ -880,7 +884,7 @@ async def test_one_process_cuts_what_it_serves_alone(disk: MemoryDisk) -> None:
     shard = Shard(MemoryJournal(disk, shared=False), clock=lambda: 1_000 * HOUR, observer=Observer())
     await shard.start()
     rounds = asyncio.create_task(shard.run())
-    await shard.graph.register(Spec("a", slices=(b"\x80",)))
+    await shard.graph.register(Spec("a", slicing=Cut((b"\x80",))))
     await shard.graph.split("a", "a~1", AT)
     for number, span in enumerate(((b"", b"\x80"), (b"\x80", AT), (AT, b""))):
         asked = ClaimRequest(span, request_id=bytes([number] * 16))

@@ -225,7 +225,7 @@ def _known(graph: Callable[[], Topology]) -> tuple[Callable[[str], bool], Callab
 
     def cut(name: str) -> bool:
         spec = graph().computations.get(name)
-        return spec is not None and bool(spec.slices)
+        return spec is not None and bool(spec.cut.starts)
 
     return lambda name: name in graph().computations, cut
 

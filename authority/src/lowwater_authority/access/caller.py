@@ -14,7 +14,7 @@ from lowwater import errors
 from lowwater.core.events import shortened
 from lowwater_authority.access.limits import limit_reached, overloaded
 from lowwater_authority.access.policy import BUILT_IN, Action
-from lowwater_authority.core.topology import NAME, name_parts, namespace_of, whole
+from lowwater_authority.core.names import NAME, name_parts, namespace_of, whole
 from lowwater_server.audit import Actor
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lowwater.v1 import regions_pb2
 from lowwater_authority.access.policy import Action
-from lowwater_authority.core.topology import is_slicing
+from lowwater_authority.core.names import is_slicing
 
 if TYPE_CHECKING:
     from lowwater_authority.access.caller import Caller

@@ -18,7 +18,7 @@ from lowwater.cli.render import table
 from lowwater.core.checks import is_name
 from lowwater.core.text import counted
 from lowwater_authority.access.policy import DEFAULT_LIMITS, Access, Action, Principal
-from lowwater_authority.core.topology import name_parts
+from lowwater_authority.core.names import name_parts
 from lowwater_authority.files.table import BadFile, date_text
 from lowwater_server.tokens import LEAST_TOKEN, digest, fingerprint, is_token
 

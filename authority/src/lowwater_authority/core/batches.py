@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from lowwater_authority.core.columns import Int64s
-    from lowwater_authority.core.requests import Prepare, TaskAttempt, TaskPart
+    from lowwater_authority.core.requests import Prepare, Refused, TaskAttempt, TaskPart
+    from lowwater_authority.records import journal_pb2 as pb
 
 MAX_PARTS: Final = 100_000
 """Bound of parts waiting per computation; a batch with more tasks is refused."""
@@ -68,7 +69,13 @@ class BatchStage:
         self._committed = (0, -1)
         self.prepared: Prepared | None = None
         self.bytes = 0
-        """Of the parts that wait."""
+        """Bytes of the parts that wait."""
+        self.last: tuple[int, bytes] | None = None
+        """Number and digest of the last committed batch. Durable, as is ``committed_by``."""
+        self.committed_by = 0
+        """Sequencer of the claim that committed it."""
+        self.refused: list[Refused] = []
+        """What was refused of the last batch that this process committed, for a repeated commit."""
 
     def __len__(self) -> int:
         """Return the number of parts waiting."""
@@ -103,6 +110,11 @@ class BatchStage:
         self._committed = max(self._committed, (sequencer, batch))
         if self._key <= self._committed:
             self._parts, self.bytes = {}, 0
+
+    def apply(self, op: pb.Batch) -> None:
+        """Note a committed batch, unless a later one is committed."""
+        if self.last is None or op.number >= self.last[0]:
+            self.last, self.committed_by = (op.number, op.digest), op.sequencer
 
     def forget_dead(self, alive: Callable[[int], bool]) -> None:
         """Forget what nobody will prepare or commit any more: the claim that it is of is over."""

@@ -1,11 +1,9 @@
 """One computation: its claims, its rounds, and the watermarks it publishes.
 
-In this order: claims, reports, micro-batches, what a round has changed so far, rounds.
-
-The state here is the *staged* state: everything that has been checked and is, or is about to be,
-appended. Requests are checked against it in arrival order, so that a report behind a claim in the
-same round meets the new owner. What readers see is :attr:`Computation.published`, which moves only
-after the append: durable before visible.
+The state here is the *staged* state: all that was checked and is appended, or is about to be.
+Requests are checked against it in the order of arrival, so that a report after a claim in the same
+round meets the new owner. Readers see :attr:`Computation.published`, which moves only after the
+append: durable before visible.
 
 A round is: any number of staging calls, :meth:`take_record`, an append of its result,
 :meth:`publish`.
@@ -21,22 +19,24 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import numpy as np
 
 from lowwater import errors
-from lowwater.core import lateness
 from lowwater.core.text import duration
 from lowwater.watermark import Watermark
 from lowwater_authority.core import codec
 from lowwater_authority.core.batches import ALL_PART_BYTES, MAX_PART_BYTES, BatchStage
 from lowwater_authority.core.bounds import Bounds
-from lowwater_authority.core.budget import MOST_ARRIVED, Arrivals, Budget, Kept, Lateness, Pending, reached, seen_from
+from lowwater_authority.core.budget import Budget, Kept, Lateness, Pending, reached
 from lowwater_authority.core.groups import MOST_RECORDS, Group, GroupState, Mass
 from lowwater_authority.core.heuristics import Masses
 from lowwater_authority.core.history import History
+from lowwater_authority.core.inheritance import inherit_arrivals, inherit_masses
 from lowwater_authority.core.interval_map import IntervalMap, Range, Taken
-from lowwater_authority.core.layout import Layout, Told
+from lowwater_authority.core.late_records import LateRecords
+from lowwater_authority.core.layout import Layout, LayoutReport
+from lowwater_authority.core.names import is_slicing, whole
 from lowwater_authority.core.requests import Fenced, Grant, Granted, Refused
+from lowwater_authority.core.staged import Staged
 from lowwater_authority.core.tasks import Tasks
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.core.topology import is_slicing, whole
 from lowwater_authority.records import journal_pb2 as pb
 
 if TYPE_CHECKING:
@@ -50,148 +50,117 @@ if TYPE_CHECKING:
 
 
 NAMED: Final = 20
-"""Most workers that a refusal lists."""
+"""Most workers in an error message."""
 
 GRANTS_KEPT: Final = 4096
-"""Request ids remembered, so that a repeated claim gets its first answer even after it was
-superseded."""
+"""Number of request ids that are remembered, so that a repeated claim gets its first answer, even
+after another claim has superseded it."""
 
 SENDERS_KEPT: Final = 64
-"""Senders of one claim whose newest report is remembered. One process owns a claim, so there is
-rarely a second; one more is refused, for an older report of a sender that was forgotten would
-count."""
+"""Most senders of one claim. One process owns a claim, so a second sender is rare. The next one is
+refused: if one were forgotten to make room, its older reports would count again."""
 
 OWN_TURNS: Final = b""
-"""Stands for the sender where the reports of a claim count turns of their own, whatever streams
-they come by."""
+"""Sender of all reports that name a turn. Turns order the reports of a claim across streams."""
 
 LARGEST_EPOCH: Final = 1 << 23
-"""Greatest ownership number that a caller may name. Sequencers have room for twice as many, so a
-made-up number cannot use them up."""
+"""Greatest ownership number that a caller may name. Sequencers have room for twice as many, so that
+an invented number cannot use them up."""
 
 LONGEST_STEP: Final = 1 << 32
-"""Greatest distance between the turns of two reports of a claim. A made-up turn leaves room for all
-that the claim's owner will ever count."""
+"""Greatest distance between the turns of two reports of a claim. An invented turn then leaves room
+for all turns that the claim's owner will ever use."""
 
 LARGEST_STREAM: Final = (1 << 63) - 1
-"""Greatest number of a stream. A sender that counts by a clock has room for it, and no stream ends
-the room of the next one."""
+"""Greatest number of a stream: room for a sender that takes the clock as the number."""
 
 STALE: Final = (
     "the sequencer is stale: a newer claim, a reset or a retirement took the ranges over. Stop writing for them."
 )
 
 
-_NOTHING_KNOWN: Final = Pending.of([])
-
-
 @dataclass(frozen=True, slots=True)
 class View:
-    """What readers see of a computation. Durable."""
+    """The durable state of a computation that readers see."""
 
     name: str
     incarnation: int
     low: int
     heuristics: tuple[tuple[int, int], ...]
-    """(share in ppm, micros), largest share first."""
+    """Heuristic watermarks, (share in ppm, micros), largest share first."""
     oldest_operation: int
-    """Of the owners of ranges that are not finished; 0 when none of these tells one."""
+    """Oldest operation of all owners of unfinished ranges; 0 when none reports one."""
     since: int
     ranges: int
     holder: Range | None
     budgets: tuple[Kept, ...]
-    """Least first."""
+    """Lateness budgets, least first."""
     passed: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    """By share in ppm of a heuristic watermark: records that came while it was a time, and those of
-    them that came behind it. Of those whose lateness was told."""
-
-
-@dataclass(slots=True)
-class Changes:
-    """What a round changed in one claim, not yet in an op."""
-
-    whole: bool = False
-    places: list[npt.NDArray[np.intp]] = field(default_factory=list)
-    lowers: bool = False
-    mass: bool = False
-    newer: bool = False
-    """Whether it is the first of a stream: losing that lets what an earlier stream said count
-    again, which may be more."""
-    arrived: list[pb.Arrived] = field(default_factory=list)
-    kept: bool = False
+    """Records that arrived while a heuristic watermark was above MIN, and how many of them were
+    behind it, by share in ppm. Only records whose lateness was reported."""
 
 
 class Computation:
-    """The state machine of one computation in one incarnation: everything that it knows, and the ops that its next record will have.
+    """The state machine of one computation in one incarnation, and the ops of its next record.
 
-    Live requests and replayed ops store values and masses by the same functions. What micro-batches say passes the checks of any
-    report. ``epoch_base`` is the least sequencer of this ownership less one; see ``epoch_base`` in engine/holding.py.
+    Live requests and replayed ops change the state by the same functions. Values of micro-batches
+    pass the checks of any report. ``epoch_base`` is the least sequencer of this ownership less one;
+    see ``epoch_base`` in engine/holding.py. The class is large because each request comes in three
+    parts that belong together: its checks, its op, and the change that live and replayed ops share.
 
-    Cost: a report is O(its handles); a claim O(ranges touched and claimed + log); taking the record O(changed ranges +
-    blocks), plus what :class:`Masses` says when heuristics are registered and a mass or frontier changed.
+    Cost: a report is O(its handles); a claim O(ranges touched and claimed + log); taking the record
+    O(changed ranges + blocks), plus the cost of :class:`Masses` when heuristics are registered and
+    a mass or a frontier has changed.
     """
 
     TAKES_WHOLE_MASSES: ClassVar = False
-    """Whether a report may carry the mass of all claims of a slice."""
+    """True where a report may have the mass of many claims: at a root, whose claims are slices."""
 
     def __init__(self, spec: Spec, *, epoch_base: int = 0) -> None:
         self.spec = spec
         self.epoch_base = epoch_base
         self.incarnation = spec.incarnation
-        self.map = IntervalMap(spec.began)
+        self.map = IntervalMap(spec.keys.began)
         self.masses = Masses(spec.heuristics, self.map.run_groups())
         self.batches = BatchStage()
         self.tasks = Tasks()
         self.low = MIN
         self.heuristics = dict.fromkeys(spec.heuristics, MIN)
-        self.passed: dict[int, tuple[int, int]] = {}
-        """As in View."""
+        self.late = LateRecords()
         self.budgets = {ppm: Budget(ppm) for ppm in spec.budgets}
         self.since = 0
         self.history = History()
         self.reference = MIN
-        """The event time that ages of histograms count from, as of the last record; MIN before any
+        """Event time from which the ages of histograms count, as of the last record; MIN before any
         frontier."""
         self.last_sequencer = 0
         self.input_version = 0
-        """Version of the inputs that the log knows: that of the last revocation, and until there is
-        one that of the first claim. 0: neither, in this incarnation. Authorities of 0.2 wrote it
-        with claims of slices only."""
+        """Version of the inputs in the log: that of the last revocation, or else of the first
+        claim. 0: neither is in this incarnation. Authorities of 0.2 wrote it only with claims of
+        slices.
+        """
         self.identity: str | None = None
         self.order = (0, 0)
         self.vouched = MIN
-        """Up to here an output may say that it is complete, reported or not: no input that is added
-        may stand below it."""
-        self.layout = Layout()
-        """The one that is wanted."""
-        self.told: Told | None = None
-        """What the owner has said of its own; None: not since this process holds the computation.
+        """Event time up to which an output may call itself complete. No input below it may be
+        added.
         """
-        self.told_by = 0
-        """The claim under which it has."""
-        self.last_batch: tuple[int, bytes] | None = None
-        self.committed_by = 0
-        """The claim that committed it."""
+        self.layout = Layout()
+        """Wanted layout."""
+        self.layout_report: LayoutReport | None = None
+        """The owner's last report of its layout; None: none since this process loaded the log."""
+        self._layout_reporter = 0
+        """Sequencer of the claim that reported it."""
         self.granted: OrderedDict[bytes, Granted] = OrderedDict()
-        self._ops: list[pb.Op] = []
-        self._changes: dict[int, Changes] = {}
-        self._refused_of_batch: list[Refused] = []
-        """What was refused of the last committed batch, since this process holds it: its driver may
-        ask again."""
+        self.staged = Staged()
         self._mass_changed = False
         self.mass_turns = 0
-        """Grows with each record in which a mass, or a frontier, has changed."""
-        self._came: list[tuple[int, dict[int, int], dict[int, int]]] = []
-        """Of this round: what lateness counts from, records by bucket of it, and those behind by
-        budget."""
-        self._came_records = 0
-        """How many they are."""
-        self._strong = False
+        """Number of records in which a mass or a frontier has changed."""
         self.published = self._view()
         self.published_layout = self.layout
 
     def follow(self, spec: Spec) -> None:
-        """Go on with the registration that the graph has now, of the same incarnation or a newer one."""
+        """Replace the registration by a newer one of the same or a later incarnation."""
         self.spec = spec
 
     # -- claims ------------------------------------------------------------------------------------
@@ -199,7 +168,7 @@ class Computation:
     def claim(self, request: ClaimRequest, now: int, wall: int | None = None) -> Grant:
         """Grant the ranges between the request's bounds, or refuse it and change nothing.
 
-        A repeat of a request gets the first answer; its id names no other request
+        A repeat of a request gets the first answer; another request under the same id is refused
         (InvalidArgument). A prepared batch that the claim's generation proves committed is applied
         first. Raises IdentityMismatch, OlderClaim, Rewound, TooFarAhead, StaleSequencer (a repeat
         of a superseded claim). ``wall`` as in report.
@@ -212,9 +181,9 @@ class Computation:
         prepared = self.batches.prepared
         if prepared is not None and prepared.request.batch < request.generation:
             self._apply_prepared(now, wall)
-        self._flush()
+        self.staged.flush(self.map)
         op = pb.Op()
-        claim = op.claim  # made where it stays: a copy of millions of bounds takes long
+        claim = op.claim  # filled in place: a copy of millions of bounds takes long
         claim.sequencer = max(self.last_sequencer, self.epoch_base) + 1
         claim.bounds.extend(request.bounds)
         claim.worker = request.worker
@@ -226,16 +195,15 @@ class Computation:
         claim.bound_micros = codec.int64_bytes(request.bound_micros)
         claim.asked = request.digest
         claim.input_version = self.spec.input_version
-        group, taken = self._apply_claim(claim, now, request.bounds)
-        group.last_report = now  # nobody is accused of silence from the time of an owner before it
-        self._ops.append(op)
-        self._strong = True
+        group, losses = self._apply_claim(claim, now, request.bounds)
+        group.last_report = now  # the new owner's silence begins now, not with an earlier owner
+        self.staged.append(op)
         watermarks = self.map.columns.values[group.slots()].copy()
-        fenced = tuple(self._fenced(taken, "a newer claim took it over"))
+        fenced = tuple(self._fenced(losses, "a newer claim took it over"))
         return Grant(group.sequencer, watermarks, self.reference, fenced)
 
     def begins(self, request: ClaimRequest, wall: int) -> bool:
-        """Whether a claim would be the first of this incarnation: it decides whose the computation is. Not one that is refused."""
+        """Return True when a claim would be granted as the first one, which binds the identity."""
         if self.identity is not None or request.request_id in self.granted:
             return False
         try:
@@ -246,7 +214,7 @@ class Computation:
         return True
 
     def _check_claim(self, request: ClaimRequest) -> str:
-        """Raise what a claim is refused for, if it is; returns the identity that it binds the computation to."""
+        """Refuse a claim, or return the identity to which it binds the computation."""
         identity = self._check_keys(request)
         self._check_identity(identity)
         self._check_order(request)
@@ -254,8 +222,8 @@ class Computation:
         return identity
 
     def _granted_before(self, request: ClaimRequest) -> Grant:
-        sequencer, asked = self.granted[request.request_id]
-        if asked and asked != request.digest:
+        sequencer, digest = self.granted[request.request_id]
+        if digest and digest != request.digest:
             msg = (
                 "request_id named another claim before, which was granted: this one asks for something else, by its bounds, its order or "
                 "its owner; a new claim needs 16 new random bytes"
@@ -263,31 +231,28 @@ class Computation:
             raise errors.InvalidArgument(
                 msg, metadata=self._about(field="request_id", fix="16 new random bytes for a new claim")
             )
-        group = self.map.groups.get(sequencer)
-        if group is None or group.state is not GroupState.OWNED:
+        group = self.map.owned_by(sequencer)
+        if group is None:
             msg = "this claim was granted and has been superseded since; make a new one if this worker is the owner"
             raise errors.StaleSequencer(msg, metadata=self._about(sequencer=sequencer))
-        watermarks = np.full(group.granted, MIN)  # of what is somebody else's by now nothing is known
+        watermarks = np.full(group.granted, MIN)  # MIN for ranges that another claim has taken since
         places = group.live_places()
         watermarks[group.handles_of(places)] = self.map.columns.values[group.base + places]
         return Grant(sequencer, watermarks, self.reference)
 
     def _check_keys(self, request: ClaimRequest) -> str:
-        """Refuse a claim of keys that no worker may claim here; returns the identity that the claim binds the computation to."""
+        """Refuse keys that no worker may claim here, or return the identity to be bound."""
         if is_slicing(self.spec.name, request.identity):
             raise self._no_root("claims", "identity", request.identity)
         return request.identity
 
     def _no_root(self, what: str, field: str, value: str) -> errors.InvalidArgument:
-        """Return the refusal of what only a slice asks of its root."""
+        """Return the refusal of a request that only a slice may send, to its root."""
         msg = f"{field} is {value}, by which a slice of {self.spec.name} {what}, and that is not cut into slices; leave it out"
         return errors.InvalidArgument(msg, metadata=self._about(field=field, fix="leave it out"))
 
     def has_keys(self, start: bytes, end: bytes) -> bool:
-        """Whether an interval lies in the key space of this computation.
-
-        Its map must not be asked about other keys.
-        """
+        """Return True for an interval in the computation's key space; its map has no other keys."""
         del start, end
         return True
 
@@ -313,8 +278,8 @@ class Computation:
                 f"of the older generation {order[0]}, ordinal {order[1]}. Stop this run: it has been replaced."
             )
             raise errors.OlderClaim(msg, metadata=self._about_older(order, newest))
-        if self.last_batch is not None and request.generation <= self.last_batch[0]:
-            batch, digest = self.last_batch
+        if self.batches.last is not None and request.generation <= self.batches.last[0]:
+            batch, digest = self.batches.last
             if not (request.generation == batch and request.batch_digest and request.batch_digest == digest):
                 msg = (
                     f"batch {batch} of {self.spec.name} is committed, but this run starts at batch {request.generation}: its "
@@ -328,12 +293,12 @@ class Computation:
         return self._about(generation=order[0], ordinal=order[1])
 
     def _newest_order(self, request: ClaimRequest) -> tuple[int, int]:
-        """Return the (generation, ordinal) that a claim must not be below."""
+        """Return the least (generation, ordinal) that a claim may have."""
         del request
         return self.order
 
     def _check_place(self, request: ClaimRequest) -> None:
-        """A claim in place of another one is nobody's who has lost that: a zombie's, or a late one's."""
+        """Refuse a claim in place of one that has lost ranges: it is late, or a zombie's."""
         if not request.instead_of:
             return
         group = self._owned(request.instead_of)
@@ -341,7 +306,7 @@ class Computation:
             raise errors.StaleSequencer(STALE, metadata=self._about(sequencer=request.instead_of))
 
     def _check_bounds(self, request: ClaimRequest, wall: int) -> None:
-        """A retired range begins at its bound, so one bad timestamp must not lift it for ever."""
+        """Refuse a bound that leads the clock: revived ranges begin at their bounds, for good."""
         bounds = request.bound_micros
         ahead = bounds[(bounds > wall + self.spec.max_skew) & (bounds != MAX)]
         if len(ahead):
@@ -353,12 +318,12 @@ class Computation:
             raise errors.TooFarAhead(msg, metadata=self._about(field="bound_micros", fix=fix))
 
     def revives(self, request: ClaimRequest) -> bool:
-        """Whether a claim takes what was retired. O(claims that it touches)."""
+        """Return True when a claim takes retired ranges. O(claims that it touches)."""
         touched = self.map.overlapping(request.bounds[0], request.bounds[-1])
         return any(group.state is GroupState.RETIRED for group, _, _ in touched)
 
     def _apply_claim(self, op: pb.Claim, now: int, bounds: Sequence[bytes] | None = None) -> tuple[Group, list[Taken]]:
-        """Take over what a record says; ``bounds`` are its own, where the caller has them: millions take long to read."""
+        """Apply a claim. ``bounds``: those of the op, if the caller has them as a list already."""
         group = Group(
             op.sequencer,
             Bounds(op.bounds if bounds is None else bounds),
@@ -369,12 +334,12 @@ class Computation:
             request_id=op.request_id,
             order=(op.generation, op.ordinal),
         )
-        taken = self.map.claim(group, codec.int64s(op.bound_micros), now)
-        self._carry(taken, group)
-        self._hand_over_arrivals(group, taken)
-        self._hand_over_masses(group, taken, bounded=bool(op.bound_micros))
+        losses = self.map.claim(group, codec.int64s(op.bound_micros), now)
+        self._carry(losses, group)
+        inherit_arrivals(group, losses)
+        inherit_masses(group, losses, bounded=bool(op.bound_micros))
         group.finished = bool((self.map.columns.values[group.slots()] == MAX).all())
-        self._regrouped(taken, group)
+        self._regrouped(losses, group)
         self.last_sequencer = op.sequencer
         self.input_version = self.input_version or op.input_version
         self._bind(op.identity)
@@ -383,120 +348,80 @@ class Computation:
             self.granted[op.request_id] = Granted(op.sequencer, op.asked)
             if len(self.granted) > GRANTS_KEPT:
                 self.granted.popitem(last=False)
-        self._mass_changed = True
-        self._forget_dead_batches()
-        return group, taken
+        return group, losses
 
     def _bind(self, identity: str) -> None:
         self.identity = identity
 
-    def _carry(self, taken: Sequence[Taken], group: Group) -> None:
-        """Let a new group of ranges go on with what the groups that it replaces have of their own."""
+    def _carry(self, losses: Sequence[Taken], group: Group) -> None:
+        """Pass the budgets of claims on to the claim that replaces them; only a root has these."""
 
-    def _hand_over_masses(self, group: Group | None, taken: Sequence[Taken], *, bounded: bool = False) -> None:
-        """Let a claim stand on the masses of the groups it replaced as a whole; of a part, nobody knows the mass.
-
-        Nor of what had none any more, being finished or retired, and comes back by a claim (``bounded``: with a bound).
-        """
-        stand_ins: list[Mass] = []
-        known = True
-        for lost in taken:
-            partly = bool(lost.group.live_count) or bool(lost.remainders)
-            if lost.group.state is GroupState.RETIRED:
-                known = False
-            elif lost.group.finished:
-                known = known and not bounded
-            elif partly or not lost.group.mass_known:
-                known = False
-            else:
-                stand_ins.extend(lost.group.masses())
-            if partly:
-                lost.group.mass_known = False
-            if lost.group.live_count:
-                self._settle_finished(lost.group)
-        if group is not None:
-            group.mass_known = known
-            group.stand_ins = stand_ins if known else []
-
-    def _regrouped(self, taken: Sequence[Taken], *new: Group) -> None:
-        """Ranges have gone from some groups to new ones."""
-        for group in (*new, *(lost.group for lost in taken), *(each for lost in taken for each in lost.remainders)):
+    def _regrouped(self, losses: Sequence[Taken], *new: Group) -> None:
+        """Follow ranges that went from some groups to new ones."""
+        for loss in losses:
+            if loss.group.live_count:
+                self._settle_finished(loss.group)
+        remainders = chain.from_iterable(loss.remainders for loss in losses)
+        for group in (*new, *(loss.group for loss in losses), *remainders):
             self.masses.changed(group)
+        self._mass_changed = True
+        self._forget_dead_batches()
 
-    def _hand_over_arrivals(self, group: Group | None, taken: Sequence[Taken]) -> None:
-        """Let what weighed in R stay where its ranges go: with all of a claim, or by as many of its ranges as each has got.
-
-        Nobody knows which of them had the records. Together they weigh what the claim did, so that no cut and no merge makes more of it.
-        """
-        stood: list[tuple[int, int]] = []
-        for lost in taken:
-            told = lost.group.arrived()
-            if told is None or lost.group.state is GroupState.RETIRED or lost.group.finished:
-                continue
-            frontier, rest = told
-            ranges = sum(high - low for low, high in lost.handles) + lost.group.live_count + len(lost.remainders)
-            for remainder in lost.remainders:
-                remainder.arrived_before = frontier, told[1] // ranges
-                rest -= told[1] // ranges
-            if lost.group.live_count:
-                lost.group.keep_arrived(lost.group.live_count, ranges)
-                rest -= 0 if (left := lost.group.arrived()) is None else left[1]
-            if rest:
-                stood.append((frontier, rest))
-        if group is not None and stood:
-            group.arrived_before = min(frontier for frontier, _ in stood), sum(recent for _, recent in stood)
-
-    def _fenced(self, taken: Iterable[Taken], reason: str) -> Iterable[Fenced]:
-        for lost in taken:
-            if lost.group.sequencer and lost.group.state is GroupState.OWNED:
-                whole = sum(high - low for low, high in lost.handles) == lost.group.granted
-                handles = None if whole else [handle for low, high in lost.handles for handle in range(low, high)]
-                yield Fenced(self.spec.name, lost.group.sequencer, handles, reason)
+    def _fenced(self, losses: Iterable[Taken], reason: str) -> Iterable[Fenced]:
+        for loss in losses:
+            if loss.group.sequencer and loss.group.state is GroupState.OWNED:
+                whole = sum(high - low for low, high in loss.handles) == loss.group.granted
+                handles = None if whole else [handle for low, high in loss.handles for handle in range(low, high)]
+                yield Fenced(self.spec.name, loss.group.sequencer, handles, reason)
 
     def change_layout(self, incarnation: int, expected: int, starts: Sequence[int], tasks: Sequence[int]) -> int:
-        """Ask for another layout in place of the one of a version, and return the version that it has. A repeat of the newest change changes nothing.
+        """Replace the layout layout of the version ``expected``, and return the new version.
 
-        Raises IncarnationChanged, LayoutConflict, and InvalidArgument for a root. O(ranges).
+        A repeat of the newest change changes nothing. Raises IncarnationChanged, LayoutConflict,
+        and InvalidArgument for a root. O(ranges).
         """
         if incarnation != self.incarnation:
             msg = f"{self.spec.name} is in incarnation {self.incarnation}, not {incarnation}; look at its ranges again"
             raise errors.IncarnationChanged(msg, metadata=self._about(incarnation=self.incarnation))
-        wanted = Layout(expected + 1, tuple(starts), tuple(tasks))
-        if wanted == self.layout:
-            return wanted.version
+        layout = Layout(expected + 1, tuple(starts), tuple(tasks))
+        if layout == self.layout:
+            return layout.version
         if expected != self.layout.version:
             msg = f"version {self.layout.version} of the layout of {self.spec.name} is wanted, not {expected}; look at it first"
             raise errors.LayoutConflict(msg, metadata=self._about(version=self.layout.version))
-        self._flush()
-        op = pb.Layout(version=wanted.version, starts=starts, tasks=tasks)
+        self.staged.flush(self.map)
+        op = pb.Layout(version=layout.version, starts=starts, tasks=tasks)
         self._apply_layout(op)
-        self._ops.append(pb.Op(layout=op))
-        self._strong = True
-        return wanted.version
+        self.staged.append(pb.Op(layout=op))
+        return layout.version
 
     def _apply_layout(self, op: pb.Layout) -> None:
         self.layout = codec.layout_from(op)
 
-    def hear(self, sequencer: int, told: Told | None) -> None:
-        """Remember what the owner says of its layout; nothing, when it leaves out what it has not told here under this claim."""
-        if told is not None and not told.layout.starts:
-            before = self.told_layout(sequencer)
-            known = before is not None and before.version == told.layout.version
-            told = replace(told, layout=before) if before is not None and known else None
-        self.told, self.told_by = told, sequencer
+    def note_layout(self, sequencer: int, report: LayoutReport | None) -> None:
+        """Remember an owner's report of its layout.
 
-    def told_layout(self, sequencer: int) -> Layout | None:
-        """Return the layout that an owner has told of under a claim; None: none."""
-        return self.told.layout if self.told is not None and self.told_by == sequencer else None
+        A report may leave out ranges that the same claim has reported with the same version. If
+        this process does not know them, the report counts as None.
+        """
+        if report is not None and not report.layout.starts:
+            before = self.reported_layout(sequencer)
+            complete = before is not None and before.version == report.layout.version
+            report = replace(report, layout=before) if before is not None and complete else None
+        self.layout_report, self._layout_reporter = report, sequencer
+
+    def reported_layout(self, sequencer: int) -> Layout | None:
+        """Return the layout that an owner has reported under a claim; None: none."""
+        report = self.layout_report if self._layout_reporter == sequencer else None
+        return None if report is None else report.layout
 
     def release(self, sequencer: int) -> None:
         """Leave a claim's ranges unowned, holding their values. Raises StaleSequencer."""
         self._owned(sequencer)
-        self._flush()
+        self.staged.flush(self.map)
         op = pb.Release(sequencer=sequencer)
         self._apply_release(op)
-        self._ops.append(pb.Op(release=op))
-        self._strong = True
+        self.staged.append(pb.Op(release=op))
 
     def _apply_release(self, op: pb.Release) -> None:
         group = self.map.groups[op.sequencer]
@@ -505,10 +430,7 @@ class Computation:
         self._forget_dead_batches()
 
     def refuse_owners(self, now: int) -> None:
-        """Raise OwnedRanges while a worker owns a range that is not finished.
-
-        Whether it is alive is not known, only when it was heard of last.
-        """
+        """Raise OwnedRanges while a worker owns a range that is not finished, alive or not."""
         owned = [g for g in self.map.groups.values() if g.state is GroupState.OWNED and not g.finished]
         if owned:
             raise self._owned_by(owned, now)
@@ -516,8 +438,10 @@ class Computation:
     def _owned_by(self, owned: Sequence[Group], now: int) -> errors.OwnedRanges:
         workers = sorted({group.worker or "unnamed" for group in owned})
         some = ", ".join(workers[:NAMED]) + (f" and {len(workers) - NAMED} more" if len(workers) > NAMED else "")
-        heard = max(group.last_report for group in owned)
-        last = f"last heard of {duration(max(0, now - heard) / 1e6)} ago" if heard else "not heard of lately"
+        last_report = max(group.last_report for group in owned)
+        last = (
+            f"last heard of {duration(max(0, now - last_report) / 1e6)} ago" if last_report else "not heard of lately"
+        )
         own, them, they = ("owns", "it", "it reports") if len(workers) == 1 else ("own", "them", "they report")
         msg = (
             f"{some} {own} key ranges of {self.spec.name}, {last}. Stop {them} in good order, which releases the ranges, or drop "
@@ -527,7 +451,7 @@ class Computation:
 
     @property
     def known_inputs(self) -> int:
-        """Version of the inputs that the log goes by; 0 while that is not known, and nobody has reported since it may have changed."""
+        """Version of the inputs in the log; 0: the log names none, and no worker has reported."""
         if self.input_version or self.incarnation > 1:
             return self.input_version
         return 1  # the first registration: every later version is in the log
@@ -535,13 +459,14 @@ class Computation:
     def revoke(
         self, input_version: int, now: int, *, bound: int | None = None, reason: str = "its inputs changed"
     ) -> list[Fenced]:
-        """Make every sequencer stale, and demand a newer version of the inputs from those that follow.
+        """Make every sequencer stale. New claims must fold a newer version of the inputs.
 
-        ``bound``, when inputs are added: the least of their low watermarks. No range may stand beyond it: what the old owners
-        said did not know of what comes from there, and nobody may claim the range before others move on. Masses
-        did not know either, nor did frontiers of lateness.
+        ``bound``, when inputs are added: the least of their low watermarks. Values of all ranges
+        are lowered to it, because the old owners did not take the new inputs into account, and no
+        new owner may come before readers act on these values. Frontiers of lateness are lowered
+        too, and masses become unknown.
         """
-        self._flush()
+        self.staged.flush(self.map)
         fenced = [
             Fenced(self.spec.name, group.sequencer, None, reason)
             for group in self.map.groups.values()
@@ -549,8 +474,7 @@ class Computation:
         ]
         op = pb.Revoke(input_version=input_version, bound_micros=bound)
         self._apply_revoke(op, now)
-        self._ops.append(pb.Op(revoke=op))
-        self._strong = True
+        self.staged.append(pb.Op(revoke=op))
         return fenced
 
     def _apply_revoke(self, op: pb.Revoke, now: int) -> None:
@@ -585,15 +509,15 @@ class Computation:
         sequencer: int = 0,
         newest_claim: int | None = None,
     ) -> tuple[int, list[Fenced]]:
-        """Take an interval out until it is claimed again.
+        """Retire an interval until it is claimed again.
 
-        Returns how many ranges left, and who lost what.
+        Returns the number of retired ranges, and which claims lost what.
 
         Raises OwnedRanges when a worker owns one of them, unless forced; OtherSlice. ``sequencer``:
-        the claim that has the interval, all of it and nothing else, and asks for that itself;
-        StaleSequencer unless it has. ``newest_claim``: the newest one that the caller has read;
-        None: any. A late message would else take out what a worker has claimed since, and the
-        published value would lead it; StaleSequencer. Claims of other keys are in nobody's way.
+        the claim that retires its own keys; StaleSequencer unless it owns exactly this interval.
+        ``newest_claim``: the newest claim that the caller has read; None: any. If a late message
+        retired keys that a worker has claimed since, the published value would lead that worker;
+        StaleSequencer. Newer claims of other keys do not matter.
         """
         self._check_retire(start, end, sequencer)
         if newest_claim is not None and not self._newest_claim(start, end) <= newest_claim <= self.last_sequencer:
@@ -614,12 +538,11 @@ class Computation:
             )
             raise errors.OwnedRanges(msg, metadata=self._about(workers=", ".join(sorted(owners))))
         ranges = sum(high - low for _, low, high in self.map.overlapping(start, end))
-        self._flush()
+        self.staged.flush(self.map)
         op = pb.Retire(start=start, end=end)
-        taken = self._apply_retire(op, now)
-        self._ops.append(pb.Op(retire=op))
-        self._strong = True
-        return ranges, list(self._fenced(taken, "an operator retired it"))
+        losses = self._apply_retire(op, now)
+        self.staged.append(pb.Op(retire=op))
+        return ranges, list(self._fenced(losses, "an operator retired it"))
 
     def _check_retire(self, start: bytes, end: bytes, sequencer: int) -> None:
         """Refuse to retire keys that may not be retired here, or not by this claim."""
@@ -639,19 +562,17 @@ class Computation:
             for group, _, _ in self.map.overlapping(start, end)
         )
 
-    def _carry_retired(self, taken: Sequence[Taken], retired: Group) -> None:
-        """Let retired ranges keep what the groups that they were taken from have of their own."""
+    def _carry_retired(self, losses: Sequence[Taken], retired: Group) -> None:
+        """Pass the budgets of claims on to their retired ranges; only a root has these."""
 
     def _apply_retire(self, op: pb.Retire, now: int) -> list[Taken]:
-        taken = self.map.retire(op.start, op.end, now)
+        losses = self.map.retire(op.start, op.end, now)
         retired = [group for group, _, _ in self.map.overlapping(op.start, op.end)]
-        self._carry_retired(taken, retired[0])
-        self._hand_over_arrivals(None, taken)
-        self._hand_over_masses(None, taken)
-        self._regrouped(taken, *retired)
-        self._mass_changed = True
-        self._forget_dead_batches()
-        return taken
+        self._carry_retired(losses, retired[0])
+        inherit_arrivals(None, losses)
+        inherit_masses(None, losses)
+        self._regrouped(losses, *retired)
+        return losses
 
     # -- reports -----------------------------------------------------------------------------------
 
@@ -665,16 +586,16 @@ class Computation:
         now: int,
         wall: int | None = None,
     ) -> list[Refused]:
-        """Take over one claim's state, range by range, and return what was refused.
+        """Apply one claim's report, range by range, and return what was refused.
 
-        ``number`` is (stream, number) of the sender; a report that names a turn orders by (turn,
-        number). One that is not above the newest taken over changes nothing and is refused: whoever
-        counts from the start again must hear of it. ``required`` names the inputs as registered
-        now: a fold over other incarnations of them counts as MIN. ``wall`` is the wall clock, which
-        says what is too far ahead; None: as ``now``.
+        ``number`` is (stream, number) of the sender; reports that name a turn are ordered by (turn,
+        number). A report that is not above the newest one changes nothing and is refused, so that a
+        sender that counts from the start again learns of it. ``required`` names the inputs as
+        registered now: a fold over other incarnations of them counts as MIN. ``wall`` is the wall
+        clock, which decides what is too far ahead; None: as ``now``.
         """
-        group = self.map.groups.get(report.sequencer)
-        if group is None or group.state is not GroupState.OWNED:
+        group = self.map.owned_by(report.sequencer)
+        if group is None:
             return [self._stale(report.sequencer, None)]
         if report.turn:
             sender, number = OWN_TURNS, (report.turn, number[1])
@@ -687,13 +608,13 @@ class Computation:
         if newest is None and sender != OWN_TURNS and len(group.senders) >= SENDERS_KEPT:
             msg = f"{SENDERS_KEPT} senders have reported for this claim, and none of them may be forgotten; claim again"
             return [Refused(group.sequencer, errors.StaleSequencer.reason, msg)]
-        if refusal := self._check_report(group, report, required):
+        if refusal := _wrong(group, report, required):
             return [refusal]
         group.senders[sender] = number
         if newest is None or newest[0] < number[0]:
-            # Durable though nothing else may change: reports of an earlier stream may still come,
-            # also after a restart. Before the first stream there was none, so that losing it is
-            # safe.
+            # The number must be durable even if no value changes: reports of an earlier stream may
+            # come late, also after a restart. No stream is before the first one, so losing that
+            # number is safe.
             self._note_number(group, strong=number[0] > 1)
         group.last_report = now
         wall = now if wall is None else wall
@@ -714,44 +635,21 @@ class Computation:
             late = late and replace(late, frontier=MIN)
             msg = f"{self._unregistered(report.fold)}, so {beyond} must be {MIN}, and the report counts as that; fold all inputs"
             refused.append(Refused(group.sequencer, errors.InvalidArgument.reason, msg, report.handles))
-        untold: list[Refused] = []
+        uncounted: list[Refused] = []
         if late is not None and self.budgets:
-            untold = self._take_lateness(group, late, now, wall)
-        refused.extend(untold)
-        # What is pending no more and was not counted either would be lost: a budget that goes by
-        # what is pending would spend it twice.
-        if mass is not None and not (untold and self.spec.all_pending):
+            uncounted = self._take_lateness(group, late, now, wall)
+        refused.extend(uncounted)
+        # A mass without the records that were refused above would lose them: they are neither
+        # pending nor counted, and a budget that goes by pending records would spend them twice.
+        if mass is not None and not (uncounted and self.spec.all_pending):
             refused.extend(self._take_mass(group, mass, wall))
         refused.extend(self._take_values(group, report.handles, values, finish=report.finish, now=now, wall=wall))
         return refused
 
     def _unregistered(self, fold: Fold) -> str:
-        each = zip(self.spec.inputs, fold.input_incarnations, strict=False)
-        names = [name for name, incarnation in each if not incarnation]
+        inputs = zip(self.spec.inputs, fold.input_incarnations, strict=False)
+        names = [name for name, incarnation in inputs if not incarnation]
         return f"{' and '.join(names) or 'an input'} is folded as not registered, which is unknown"
-
-    def _check_report(self, group: Group, report: GroupReport, required: Fold) -> Refused | None:
-        ranges = group.granted if report.handles is None else len(report.handles)
-        problem = ""
-        if len(report.watermarks) not in (1, ranges):
-            problem = f"watermarks_micros has {len(report.watermarks)} values for {ranges} ranges; send one a range, or one for all"
-        elif report.handles is not None and ranges and int(report.handles.max()) >= group.granted:
-            problem = (
-                f"handles names {int(report.handles.max())}, but the claim has the handles 0 to {group.granted - 1}"
-            )
-        elif report.handles is not None and not _distinct(report.handles):
-            problem = "handles names a range twice; send one value a range"
-        else:
-            problem = wrong_operation(report.oldest_operation)
-        if problem:
-            return Refused(group.sequencer, errors.InvalidArgument.reason, problem, report.handles)
-        if report.fold.input_version != required.input_version:
-            msg = (
-                f"the report folds version {report.fold.input_version} of the inputs, but {required.input_version} is in force; "
-                "claim again to learn the new inputs"
-            )
-            return Refused(group.sequencer, errors.InputVersion.reason, msg, report.handles)
-        return None
 
     def _take_values(
         self,
@@ -763,7 +661,7 @@ class Computation:
         now: int,
         wall: int,
     ) -> list[Refused]:
-        """Store what may be stored of new values and return the rest."""
+        """Store the values that pass the checks, and return the refusals of the others."""
         limit = wall + self.spec.max_skew
         named = None if handles is None else handles.astype(np.intp)
         wrong = np.zeros(0, dtype=np.bool_)
@@ -774,11 +672,11 @@ class Computation:
                 refused.append(self._stale(group.sequencer, _named(named, wrong)))
         if len(values) and int(values.max()) > limit:
             finished = values == MAX
-            # What goes no further than it stands poisons nothing, and a lowering must never be
-            # lost: the clock may be wrong.
+            # A value that raises nothing does no harm however far ahead it is, and a lowering must
+            # never be lost: this clock may be wrong.
             ahead = (values > limit) & ~finished & (values > self._standing(group, named))
             if len(wrong):
-                ahead &= ~wrong  # another claim owns those ranges, and the clock does not hold them
+                ahead &= ~wrong  # ranges of another claim are refused for that, not by the clock
             if ahead.any():
                 least = Watermark(int(np.broadcast_to(values, len(ahead))[ahead].min()))
                 skew = duration(self.spec.max_skew / 1_000_000)
@@ -795,7 +693,7 @@ class Computation:
                 if mask.any():
                     ranges = group.granted if named is None else len(named)
                     spread = np.broadcast_to(mask, ranges) if len(mask) == 1 else mask
-                    spread = spread & ~wrong if len(wrong) else spread  # each range is refused once
+                    spread = spread & ~wrong if len(wrong) else spread  # one refusal a range
                     if spread.any():
                         refused.append(Refused(group.sequencer, reason, text, _named(named, spread)))
                     wrong = spread | wrong if len(wrong) else spread
@@ -809,7 +707,7 @@ class Computation:
         return refused
 
     def _standing(self, group: Group, named: npt.NDArray[np.intp] | None) -> Int64s:
-        """Return where the ranges of some handles stand, None: of all; MIN where they are lost.
+        """Return the values of the ranges of some handles, None: of all; MIN where they are lost.
 
         O(handles).
         """
@@ -832,9 +730,11 @@ class Computation:
             problem = f"mass counts more than {MOST_RECORDS} records; no claim has that many"
         if problem:
             return [Refused(group.sequencer, errors.InvalidArgument.reason, problem)]
-        # A record from the far future is as far as any may be: one bad timestamp must not carry the
-        # computation off.
-        mass = self._bounded_mass(mass, limit)
+        # Pending records from the far future count at the limit: one bad timestamp must not raise a
+        # heuristic watermark for good.
+        mass = replace(mass, starts=np.minimum(mass.starts, limit))
+        if self.TAKES_WHOLE_MASSES:
+            mass = mass.at_most(limit)  # see RootComputation._take_lateness
         for share, micros in chain.from_iterable(part.frontiers.items() for part in mass.parts):
             if limit < micros != MAX:
                 msg = (
@@ -845,81 +745,22 @@ class Computation:
         self._set_mass(group, mass)
         return []
 
-    def _take_lateness(self, group: Group, told: Lateness, now: int, wall: int) -> list[Refused]:
-        """Count what came since the claim told it last, judged by what is published now."""
-        known = group.arrivals or Arrivals()
-        more = {bucket: count - known.counts.get(bucket, 0) for bucket, count in told.counts.items()}
-        records = sum(more.values())
-        new = {ppm: told.behind[ppm][0] - known.behind.get(ppm, 0) for ppm in self.budgets if ppm in told.behind}
-        problem = ""
-        if min(more.values(), default=0) < 0 or not known.counts.keys() <= told.counts.keys():
-            problem = (
-                "lateness has fewer records than before; send all that the claim has handed on since it was granted"
-            )
-        elif (total := sum(told.counts.values())) > MOST_RECORDS:
-            problem = f"lateness.counts has more than {MOST_RECORDS} records; no claim has that many, send those that it has handed on"
-        elif max(budget.records for budget in self.budgets.values()) + self._came_records + records > MOST_ARRIVED:
-            problem = f"lateness.counts takes {self.spec.name} beyond {MOST_ARRIVED} records; begin a new incarnation with 'lowwater reset {self.spec.name}'"
-        elif min(new.values(), default=0) < 0:
-            problem = "lateness.behind has fewer records than before; send how many of all came behind"
-        elif wrong := [told.behind[ppm][0] for ppm in new if told.behind[ppm][0] > total]:
-            problem = f"lateness.behind has {wrong[0]} of {total} records; send how many of all came behind"
-        if problem:
-            return [Refused(group.sequencer, errors.InvalidArgument.reason, problem)]
-        limit = wall + self.spec.max_skew
-        far = limit < told.frontier != MAX
-        if far or (records and told.reference > limit):
-            msg = (
-                f"lateness.{'frontier' if far else 'reference'}_micros is more than {self.spec.max_skew // 1_000_000} s ahead of the clock; "
-                "nothing of it counts"
-            )
-            return [Refused(group.sequencer, errors.TooFarAhead.reason, msg)]
-        if not records and group.arrivals is not None and told.frontier == known.frontier:
-            return []
-        behind = []
-        for ppm, mark in ((kept.ppm, kept.micros) for kept in self.published.budgets if records):
-            exactly = ppm in told.behind and told.behind[ppm][1] == mark
-            may_be = 0 if exactly or mark == MIN else lateness.behind(more, told.reference, mark)
-            # More than came anew when it was left out before: those were judged by the buckets.
-            counted = max(min(new.get(ppm, 0), records), may_be)
-            behind.append(pb.Behind(ppm=ppm, told=new.get(ppm, 0), counted=counted))
-        passed = [
-            pb.Passed(ppm=ppm, records=records, behind=lateness.behind(more, told.reference, mark))
-            for ppm, mark in self.published.heuristics
-            if records and mark != MIN
-        ]
-        buckets = sorted(bucket for bucket, count in more.items() if count)
-        op = pb.Arrived(
-            frontier_micros=told.frontier,
-            reference_micros=told.reference,
-            buckets=buckets,
-            counts=[more[bucket] for bucket in buckets],
-            behind=behind,
-            passed=passed,
-            time_micros=now,
-        )
-        self._apply_arrived(group, op)
-        self._changes.setdefault(group.sequencer, Changes()).arrived.append(op)
+    def _take_lateness(self, group: Group, reported: Lateness, now: int, wall: int) -> list[Refused]:
+        """Count what a claim has not reported before, judged by what is published now."""
+        op = self.late.arrived(self.spec, group, reported, self.published, self.budgets, now, wall)
+        if isinstance(op, Refused):
+            return [op]
+        if op is not None:
+            self.late.add(group, op)
+            self.staged.of(group.sequencer).arrived.append(op)
         return []
-
-    def _apply_arrived(self, group: Group, op: pb.Arrived) -> None:
-        counts = dict(zip(op.buckets, op.counts, strict=True))
-        group.arrivals = group.arrivals or Arrivals()
-        group.arrivals.add(counts, {each.ppm: each.told for each in op.behind}, op.frontier_micros, op.time_micros)
-        if group.arrived_before is not None and group.arrivals.recent.total >= group.arrived_before[1]:
-            group.arrived_before = None
-        self._came.append((op.reference_micros, counts, {each.ppm: each.counted for each in op.behind}))
-        self._came_records += sum(op.counts)
-        for each in op.passed:
-            records, late = self.passed.get(each.ppm, (0, 0))
-            self.passed[each.ppm] = records + each.records, late + each.behind
 
     # -- micro-batches -----------------------------------------------------------------------------
 
     def stage_task(
         self, sequencer: int, batch: int, task: TaskAttempt, part: TaskPart, *, most: int = MAX_PART_BYTES
     ) -> None:
-        """Keep a task's part of a micro-batch, in memory, of all parts at ``most`` so many bytes.
+        """Keep a task's part of a micro-batch in memory; all parts may take ``most`` bytes.
 
         Raises StaleSequencer, InvalidArgument, Overloaded.
         """
@@ -936,20 +777,15 @@ class Computation:
             raise errors.Overloaded(msg, metadata=self._about(batch=batch))
 
     def _forget_dead_batches(self) -> None:
-        """Call when claims may have ended: what waits for their batches would stay until somebody stages another."""
-        groups = self.map.groups
-
-        def alive(sequencer: int) -> bool:
-            group = groups.get(sequencer)
-            return group is not None and group.state is GroupState.OWNED
-
-        self.batches.forget_dead(alive)
+        """Forget the staged parts of claims that have ended."""
+        self.batches.forget_dead(lambda sequencer: self.map.owned_by(sequencer) is not None)
 
     def prepare(self, request: Prepare) -> Sequence[TaskAttempt]:
-        """Fix the accepted attempts of a batch; returns those that never came, in which case nothing is prepared.
+        """Fix the accepted attempts of a batch.
 
-        Raises StaleSequencer, and InvalidArgument for a bound or a frontier above MIN that was folded from what is not registered, and
-        for an oldest operation that is no time.
+        Returns the attempts whose parts never came; if there are any, the batch is not prepared.
+        Raises StaleSequencer; InvalidArgument for a bound or a frontier above MIN that folds an
+        unregistered input, and for an oldest operation that is no time.
         """
         group = self._owned(request.sequencer)
         if 0 in request.fold.input_incarnations:
@@ -967,27 +803,26 @@ class Computation:
         if problem := wrong_operation(request.oldest_operation):
             fix = "a time in microseconds since 1970, or 0"
             raise errors.InvalidArgument(problem, metadata=self._about(field="oldest_operation_micros", fix=fix))
-        if self.last_batch is not None:
-            # A delayed repeat: committing it once more would put the older batch's values over the
-            # newer one's.
-            if request.batch < self.last_batch[0]:
+        if self.batches.last is not None:
+            # A delayed repeat. If it were committed again, values of an older batch would replace
+            # those of a newer one.
+            if request.batch < self.batches.last[0]:
                 return list(request.tasks)
-            if (request.sequencer, request.batch) == (self.committed_by, self.last_batch[0]):
+            if (request.sequencer, request.batch) == (self.batches.committed_by, self.batches.last[0]):
                 return []
         return self.batches.prepare(request, group.granted)
 
     def commit(self, sequencer: int, batch: int, required: Fold, now: int, wall: int | None = None) -> list[Refused]:
-        """Apply the prepared batch, whole or not at all; returns what was refused of it.
+        """Apply the prepared batch, whole or not at all, and return what was refused of it.
 
-        A repeat gets the first answer.
-
-        Raises StaleSequencer, NotPrepared, InputVersion, IncarnationChanged.
+        A repeat gets the first answer. Raises StaleSequencer, NotPrepared, InputVersion,
+        IncarnationChanged.
         """
         self._owned(sequencer)
         prepared = self.batches.prepared
         if prepared is None or (prepared.request.sequencer, prepared.request.batch) != (sequencer, batch):
-            if self.last_batch is not None and self.last_batch[0] == batch:
-                return self._refused_of_batch
+            if self.batches.last is not None and self.batches.last[0] == batch:
+                return self.batches.refused
             msg = (
                 f"no whole set of task parts is prepared for batch {batch} of {self.spec.name}; the stage holds until a later "
                 "batch is prepared. Run an empty batch."
@@ -1002,13 +837,12 @@ class Computation:
         return self._apply_prepared(now, now if wall is None else wall)
 
     def vouch(self, sequencer: int, through: int, fold: Fold, required: Fold, wall: int) -> None:
-        """Let an output say how far it is complete, before that is reported.
+        """Allow an output to call itself complete up to ``through``, before a report says so.
 
-        Inputs are only added that stand no lower.
-
-        ``wall`` as in report: what would be refused as a report is not said either. Raises
-        StaleSequencer, InputVersion, IncarnationChanged, TooFarAhead, and InvalidArgument for more
-        than MIN that was folded from what is not registered.
+        No input below that event time may be added from then on. ``wall`` as in report: a value
+        that a report may not have is refused here too. Raises StaleSequencer, InputVersion,
+        IncarnationChanged, TooFarAhead; InvalidArgument for a value above MIN that folds an
+        unregistered input.
         """
         self._owned(sequencer)
         if fold.input_version != required.input_version:
@@ -1027,11 +861,10 @@ class Computation:
             msg = f"through_micros has {through}, more than {self.spec.max_skew // 1_000_000} s ahead of the clock: is it in microseconds?"
             fix = "event times up to max_skew ahead of the clock"
             raise errors.TooFarAhead(msg, metadata=self._about(field="through_micros", fix=fix))
-        self._flush()
+        self.staged.flush(self.map)
         op = pb.Vouch(through_micros=through)
         self._apply_vouch(op)
-        self._ops.append(pb.Op(vouch=op))
-        self._strong = True
+        self.staged.append(pb.Op(vouch=op))
 
     def _apply_vouch(self, op: pb.Vouch) -> None:
         self.vouched = max(self.vouched, op.through_micros)
@@ -1041,36 +874,31 @@ class Computation:
         assert prepared is not None
         request = prepared.request
         self.batches.committed(request.sequencer, request.batch)
-        group = self.map.groups.get(request.sequencer)
-        if group is None or group.state is not GroupState.OWNED:
+        group = self.map.owned_by(request.sequencer)
+        if group is None:
             return [self._stale(request.sequencer, None)]
-        values, known = prepared.values()
+        values, reported = prepared.values()
         group.last_report = now
         group.oldest_operation = min(request.oldest_operation, now)
         self.masses.changed(group)
         group.recent.add(now, prepared.finished)
         refused = self._take_mass(group, prepared.mass(group.recent.total), wall)
-        handles = np.flatnonzero(known).astype(np.uint32)
-        refused += self._take_values(group, handles, values[known], finish=request.bound == MAX, now=now, wall=wall)
-        self._flush()
+        handles = np.flatnonzero(reported).astype(np.uint32)
+        refused += self._take_values(group, handles, values[reported], finish=request.bound == MAX, now=now, wall=wall)
+        self.staged.flush(self.map)
         op = pb.Batch(
             sequencer=request.sequencer, number=request.batch, digest=request.digest, finished=prepared.finished
         )
-        self._apply_batch(op)
-        self._ops.append(pb.Op(batch=op))
-        self._strong = True
-        self._refused_of_batch = refused
+        self.batches.apply(op)
+        self.staged.append(pb.Op(batch=op))
+        self.batches.refused = refused
         return refused
-
-    def _apply_batch(self, op: pb.Batch) -> None:
-        if self.last_batch is None or op.number >= self.last_batch[0]:
-            self.last_batch, self.committed_by = (op.number, op.digest), op.sequencer
 
     # -- what a round has changed ------------------------------------------------------------------
 
     def _owned(self, sequencer: int) -> Group:
-        group = self.map.groups.get(sequencer)
-        if group is None or group.state is not GroupState.OWNED:
+        group = self.map.owned_by(sequencer)
+        if group is None:
             raise errors.StaleSequencer(STALE, metadata=self._about(sequencer=sequencer))
         return group
 
@@ -1081,9 +909,9 @@ class Computation:
         return {"computation": self.spec.name} | {key: str(value) for key, value in facts.items()}
 
     def _store(self, group: Group, places: npt.NDArray[np.intp] | None, values: Int64s, now: int) -> None:
-        """Set values that passed all checks, remembering which changed.
+        """Set values that passed all checks, and note which places have changed.
 
-        ``places`` None: all, and all are live.
+        ``places`` None: all places, and all are live.
         """
         columns = self.map.columns
         slots = group.slots() if places is None else group.base + places
@@ -1091,7 +919,7 @@ class Computation:
         changed = old != values
         if not changed.any():
             return
-        changes = self._changes.setdefault(group.sequencer, Changes())
+        changes = self.staged.of(group.sequencer)
         changes.lowers = changes.lowers or bool((values < old).any())
         if places is None and changed.all():
             changes.whole = True
@@ -1112,54 +940,27 @@ class Computation:
             self._mass_changed = True
             self.masses.changed(group)
 
-    def _bounded_mass(self, mass: Mass, limit: int) -> Mass:
-        return replace(mass, starts=np.minimum(mass.starts, limit))
-
     def _set_mass(self, group: Group, mass: Mass) -> None:
         if group.mass_known is not mass.unknown and mass.same(group.mass):
             return
         group.mass, group.mass_known, group.stand_ins = mass, not mass.unknown, []
         self.masses.changed(group)
-        self._changes.setdefault(group.sequencer, Changes()).mass = True
+        self.staged.of(group.sequencer).mass = True
         self._mass_changed = True
 
     def _note_number(self, group: Group, *, strong: bool) -> None:
-        """Journal how far the senders of a claim are, whatever else changes.
+        """Journal the newest numbers of a claim's senders, even if no value changes.
 
-        ``strong``: it is not safe to lose that.
+        ``strong``: they must not be lost.
         """
-        changes = self._changes.setdefault(group.sequencer, Changes())
+        changes = self.staged.of(group.sequencer)
         changes.newer = changes.newer or strong
 
-    def _flush(self) -> None:
-        """Turn the changed values into ops, so that ops stand in the order of the checks."""
-        for sequencer, changes in self._changes.items():
-            group = self.map.groups[sequencer]
-            places = None if changes.whole else _united(changes.places, group.count)
-            slots = group.slots() if places is None else group.base + places
-            self._ops.append(
-                pb.Op(
-                    values=pb.Values(
-                        sequencer=sequencer,
-                        handles=b"" if places is None else codec.handle_bytes(group.handles_of(places)),
-                        micros=codec.int64_bytes(_shortened(self.map.columns.values[slots])),
-                        lowers=changes.lowers,
-                        senders=codec.senders(group.senders),
-                        oldest_operation_micros=group.oldest_operation,
-                        mass=codec.mass(group.mass) if changes.mass and group.mass is not None else None,
-                        arrived=changes.arrived,
-                        kept=codec.kept(group.kept) if changes.kept else None,
-                    )
-                )
-            )
-            self._strong = self._strong or changes.lowers or changes.newer
-        self._changes.clear()
-
     def _apply_values(self, op: pb.Values, now: int) -> None:
-        group = self.map.groups[op.sequencer]
+        group = self.map.owned_by(op.sequencer)
         values = codec.int64s(op.micros)
         handles = codec.handles(op.handles)
-        if group.state is not GroupState.OWNED or (
+        if group is None or (
             len(values) and group.live is not None and (not len(handles) or group.lost(handles).any())
         ):
             msg = f"values for ranges that the claim {op.sequencer} does not own"
@@ -1167,12 +968,12 @@ class Computation:
         if len(values):
             places = group.places_of(handles) if len(handles) else None
             self._store(group, places, values, now)
-            # Also a range that moved and came back within the round.
+            # A range whose value moved and came back within the round is in the op too.
             self.map.columns.since[group.slots() if places is None else group.base + places] = now
         if op.HasField("mass"):
             self._set_mass(group, codec.mass_from(op.mass))
         for arrived in op.arrived:
-            self._apply_arrived(group, arrived)
+            self.late.add(group, arrived)
         if op.kept:
             group.kept = codec.kept_from(op.kept)
         group.senders = codec.senders_from(op.senders)
@@ -1183,38 +984,35 @@ class Computation:
     # -- rounds ------------------------------------------------------------------------------------
 
     def take_record(self, now: int) -> tuple[bytes, bool] | None:
-        """Return what this round changed as (payload, strong), None when nothing did.
+        """Return the record of this round, and whether it must not be lost (rule 10).
 
-        Strong means claim-class: losing it is not safe (rule 10).
+        None: the round has changed nothing.
         """
-        self._flush()
-        if not self._ops and not self.tasks.changed:
+        self.staged.flush(self.map)
+        if not self.staged.ops and not self.tasks.changed:
             return None
         low = self.map.minimum()
-        # Nobody says that nothing will ever come where nobody is left to say it: a watermark holds
-        # without any range.
+        # A computation whose ranges are all retired keeps its watermark: MAX means "nothing more
+        # will come", and no owner is left to promise that.
         self.raise_low(self.low if low == MAX and self.map.all_retired else max(self.low, low), now)
-        self._stage_budgets()
+        self._move_budgets()
         self._move_heuristics()
         self.tasks.pass_low(self.low)
         steps, strong = self.tasks.take_steps()
-        self._ops += [pb.Op(task=step) for step in steps]
-        self._strong = self._strong or strong
+        ops, is_strong = self.staged.take()
         record = pb.Record(
             incarnation=self.incarnation,
             time_micros=now,
-            ops=self._ops,
+            ops=[*ops, *(pb.Op(task=step) for step in steps)],
             low_micros=self.low,
             heuristics=codec.shares(self.heuristics),
             budgets=codec.shares({ppm: budget.value for ppm, budget in self.budgets.items()}),
             budget_references=codec.shares({ppm: budget.reference for ppm, budget in self.budgets.items()}),
         )
-        strong = self._strong
-        self._ops, self._strong = [], False
-        return record.SerializeToString(), strong
+        return record.SerializeToString(), strong or is_strong
 
     def raise_low(self, low: int, now: int) -> None:
-        """Move the low watermark as a record says, and note the steps that it completes."""
+        """Move the low watermark, and note the steps of the history that this completes."""
         if low != self.low:
             self.history.note(self.incarnation, self.spec.history_step, old=self.low, low=low, now=now)
             self.low, self.since = low, now
@@ -1236,69 +1034,42 @@ class Computation:
         for share, value in self.heuristics.items():
             self.heuristics[share] = max(value, self.low, moved.get(share, MIN))
 
-    def _arrived_at(self, ppm: int) -> int:
-        groups = (g for g in self.map.run_groups() if g.state is not GroupState.RETIRED and not g.finished)
-        return reached((told for group in groups if (told := group.arrived()) is not None), ppm)
+    def _move_budgets(self, record: pb.Record | None = None) -> None:
+        """Move the budgets by the records that this round, or a replayed record, has counted.
 
-    def _move_budgets(self, references: Mapping[int, int], pending: Pending) -> None:
-        came, self._came, self._came_records = self._came, [], 0
-        told: dict[int, dict[int, int]] = {}
-        late = dict.fromkeys(self.budgets, 0)
-        for counted_from, some, behind in came:
-            total = told.setdefault(counted_from, {})
-            for bucket, count in some.items():
-                total[bucket] = total.get(bucket, 0) + count
-            for ppm, records in behind.items():
-                late[ppm] = late.get(ppm, 0) + records
-        by_pending = pending if self.spec.all_pending else None
-        counts: dict[int, dict[int, int]] = {}
-        for ppm, budget in self.budgets.items():
-            reference = max(budget.reference, references.get(ppm, MIN))
-            if reference == MAX:
-                reference = budget.reference
-            if reference not in counts:
-                counts[reference] = seen_from(told, reference)
-            budget.tick(counts[reference], late[ppm], reference, self.low, by_pending)
-
-    def _stage_budgets(self) -> None:
-        """Move the budgets by what this round has counted."""
-        if self._came or self._mass_changed:
-            self._move_budgets({ppm: self._arrived_at(ppm) for ppm in self.budgets}, self._pending())
-        else:
-            self._move_budgets({}, _NOTHING_KNOWN)
-
-    def _replay_moves(self, record: pb.Record) -> None:
-        """Move the budgets by what a record has counted."""
-        self._move_budgets(codec.shares_from(record.budget_references), _NOTHING_KNOWN)
-
-    def _pending(self) -> Pending:
-        """Return all that is still to come, if the claims tell it; with an unknown frontier while any has not. O(buckets log buckets)."""
-        if not self.spec.all_pending:
-            return _NOTHING_KNOWN
-        groups = [g for g in self.map.run_groups() if g.state is not GroupState.RETIRED and not g.finished]
-        known = all(group.mass_known and group.masses() for group in groups)
-        return Pending.of([mass for group in groups for mass in group.masses()] if known else [])
+        O(buckets log buckets), where the claims report all that is pending.
+        """
+        references: dict[int, int] = {}
+        pending = Pending.of([])  # unknown
+        if record is not None:
+            references = codec.shares_from(record.budget_references)
+        elif self.budgets and (self.late or self._mass_changed):
+            groups = self.map.open_groups()
+            arrived = [position for group in groups if (position := group.arrived()) is not None]
+            references = {ppm: reached(arrived, ppm) for ppm in self.budgets}
+            if self.spec.all_pending and all(group.mass_known and group.masses() for group in groups):
+                pending = Pending.of([mass for group in groups for mass in group.masses()])
+        self.late.move(self.budgets, references, self.low, pending if self.spec.all_pending else None)
 
     def replay_budgets(self, record: pb.Record) -> None:
-        """Move the budgets as a record says; what it published rules.
+        """Move the budgets by a replayed record, to the values that it has published.
 
         Raises ValueError when one goes back.
         """
         stored = codec.shares_from(record.budgets)
-        before = {ppm: budget.value for ppm, budget in self.budgets.items()}
-        self._replay_moves(record)
+        old = {ppm: budget.value for ppm, budget in self.budgets.items()}
+        self._move_budgets(record)
         for ppm, budget in self.budgets.items():
-            # A record of a release that knows no budgets has none.
+            # Records of releases without budgets have no value.
             budget.value = stored.get(ppm, budget.value)
-            if budget.value < before[ppm]:
-                msg = f"the watermark of a lateness budget goes back from {before[ppm]} to {budget.value}"
+            if budget.value < old[ppm]:
+                msg = f"the watermark of a lateness budget goes back from {old[ppm]} to {budget.value}"
                 raise ValueError(msg)
 
     def replay(self, op: pb.Op, now: int) -> None:
         """Apply one journaled op, through the functions that applied it first.
 
-        Raises KeyError when it names a claim that its predecessors do not know, ValueError when it
-        is no op.
+        Raises KeyError or ValueError when it does not follow from the ops before it.
         """
         match op.WhichOneof("kind"):
             case "claim":
@@ -1316,7 +1087,7 @@ class Computation:
                 self._apply_retire(op.retire, now)
             case "batch":
                 self.map.groups[op.batch.sequencer].recent.add(now, op.batch.finished)
-                self._apply_batch(op.batch)
+                self.batches.apply(op.batch)
             case "vouch":
                 self._apply_vouch(op.vouch)
             case "task":
@@ -1325,7 +1096,7 @@ class Computation:
                 self._apply_layout(op.layout)
             case _:
                 self._replay_other(op, now)
-        self._changes.clear()
+        self.staged.changes.clear()
 
     def _replay_other(self, op: pb.Op, now: int) -> None:
         del now
@@ -1344,7 +1115,7 @@ class Computation:
             len(self.map),
             self.map.holder(),
             tuple(budget.view() for budget in self.budgets.values()),
-            dict(self.passed),
+            dict(self.late.passed),
         )
 
     def check(self) -> None:
@@ -1352,8 +1123,8 @@ class Computation:
         self.map.check()
         self.masses.check(self.map.run_groups())
         self.tasks.check()
-        for some in self.tasks:
-            assert not some.every or some.next == some.start or some.next <= self.low, "no task before L"
+        for tasks in self.tasks:
+            assert not tasks.every or tasks.next == tasks.start or tasks.next <= self.low, "no task before L"
         assert self.published.low <= self.low
         assert self.published.low <= max(self.low, self.map.minimum())
         for value in self.heuristics.values():
@@ -1367,13 +1138,36 @@ class Computation:
 
 
 def wrong_operation(micros: int) -> str:
-    """Return what is wrong with the time of an oldest operation, and the fix; empty: nothing.
+    """Return the fault of an oldest operation's time, and the fix; empty: none.
 
-    One that is only ahead of this clock is nothing wrong: it counts as now.
+    A time ahead of this clock is no fault: it counts as now.
     """
     if 0 <= micros < MAX:
         return ""
     return f"oldest_operation_micros is {micros}; send the time by the wall clock, in microseconds since 1970, or 0 for none"
+
+
+def _wrong(group: Group, report: GroupReport, required: Fold) -> Refused | None:
+    """Return the refusal of a report with impossible fields, or a fold of other inputs."""
+    ranges = group.granted if report.handles is None else len(report.handles)
+    problem = ""
+    if len(report.watermarks) not in (1, ranges):
+        problem = f"watermarks_micros has {len(report.watermarks)} values for {ranges} ranges; send one a range, or one for all"
+    elif report.handles is not None and ranges and int(report.handles.max()) >= group.granted:
+        problem = f"handles names {int(report.handles.max())}, but the claim has the handles 0 to {group.granted - 1}"
+    elif report.handles is not None and not _distinct(report.handles):
+        problem = "handles names a range twice; send one value a range"
+    else:
+        problem = wrong_operation(report.oldest_operation)
+    if problem:
+        return Refused(group.sequencer, errors.InvalidArgument.reason, problem, report.handles)
+    if report.fold.input_version != required.input_version:
+        msg = (
+            f"the report folds version {report.fold.input_version} of the inputs, but {required.input_version} is in force; "
+            "claim again to learn the new inputs"
+        )
+        return Refused(group.sequencer, errors.InputVersion.reason, msg, report.handles)
+    return None
 
 
 def _older(report: GroupReport, newest: int) -> Refused:
@@ -1385,21 +1179,21 @@ def _older(report: GroupReport, newest: int) -> Refused:
 
 
 def _was_reset(folded: Fold, now: Fold) -> bool:
-    """Return whether an input is in another incarnation than the one that was folded.
+    """Return True when an input was reset after it was folded.
 
-    One that was not registered when it was folded is in no other incarnation now: it was folded as
-    unknown, and nothing above MIN with it.
+    An input that was registered after the fold does not count: it was folded as unknown, so no
+    value of the report is above MIN.
     """
     before, after = folded.input_incarnations, now.input_incarnations
-    return len(before) != len(after) or any(a not in (0, b) for a, b in zip(before, after, strict=True))
+    return len(before) != len(after) or any(old not in (0, new) for old, new in zip(before, after, strict=True))
 
 
 def _beyond_unknown(values: Int64s, mass: Mass | None) -> str:
-    """Return the field that says more than an input that is unknown lets it, if one does."""
+    """Return the field that is above MIN though an input is unknown; empty: none."""
     if bool((values > MIN).any()):
         return "watermarks_micros"
-    told = () if mass is None else chain.from_iterable(part.frontiers.values() for part in mass.parts)
-    return "mass.frontiers" if any(each > MIN for each in told) else ""
+    frontiers = () if mass is None else chain.from_iterable(part.frontiers.values() for part in mass.parts)
+    return "mass.frontiers" if any(micros > MIN for micros in frontiers) else ""
 
 
 def _distinct(handles: npt.NDArray[np.uint32]) -> bool:
@@ -1409,18 +1203,3 @@ def _distinct(handles: npt.NDArray[np.uint32]) -> bool:
 def _named(handles: npt.NDArray[np.intp] | None, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
     chosen = np.flatnonzero(mask) if handles is None else handles[mask]
     return chosen.astype(np.uint32)
-
-
-def _shortened(values: Int64s) -> Int64s:
-    """Return one value for all when they are equal: most reports say the same of all ranges."""
-    return values[:1] if len(values) and bool((values == values[0]).all()) else values
-
-
-def _united(places: Sequence[npt.NDArray[np.intp]], count: int) -> npt.NDArray[np.intp]:
-    """Return the places that any of the arrays names, ascending, without a sort."""
-    if len(places) == 1 and bool((places[0][1:] > places[0][:-1]).all()):
-        return places[0]
-    named = np.zeros(count, dtype=np.bool_)
-    for some in places:
-        named[some] = True
-    return np.flatnonzero(named)

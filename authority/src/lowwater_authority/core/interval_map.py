@@ -117,6 +117,19 @@ class IntervalMap:
         """Return the least value of all ranges; MAX when all are finished or retired."""
         return self.columns.minimum()
 
+    def owned_by(self, sequencer: int) -> Group | None:
+        """Return the group that a sequencer owns; None when the sequencer is stale or unknown. O(1).
+
+        This is the only test of ownership: each request of a worker that names a sequencer passes it.
+        """
+        group = self.groups.get(sequencer)
+        return group if group is not None and group.state is GroupState.OWNED else None
+
+    def open_groups(self) -> list[Group]:
+        """Return the groups that hold L or a heuristic: neither retired nor finished. O(runs)."""
+        groups = self.run_groups()
+        return [group for group in groups if group.state is not GroupState.RETIRED and not group.finished]
+
     def runs(self) -> Iterator[Run]:
         """Iterate over the runs in key order."""
         yield from self._runs.values()

@@ -1,8 +1,8 @@
-"""How the key space of a computation is to be cut, and where its ranges are to run.
+"""Layouts: the key ranges that an owner should claim, and the tasks that they should run in.
 
-It is a wish of an operator, or of what balances a computation. It changes no claim, no value and no
-watermark: the owner takes it between two micro-batches, by a claim with other bounds. The version
-grows with every change, across resets and drops too.
+An operator, or a balancer, asks for a layout. It changes no claim, no value and no watermark: the
+owner adopts it between two micro-batches, by a claim with other bounds. The version grows with
+every change, across resets and drops too.
 """
 
 from __future__ import annotations
@@ -13,27 +13,28 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A layout. The first one has version 0, and says nothing."""
+    """A layout. Version 0 is empty: none was asked for."""
 
     version: int = 0
     starts: tuple[int, ...] = ()
-    """Slot in which each range starts; empty: as the owner cuts the key space by itself."""
+    """First slot of each range; empty: the owner chooses the ranges."""
     tasks: tuple[int, ...] = ()
-    """Of each range the task that it is to run in, counted from 1, 0 for any; empty: any, for all.
+    """Task in which each range should run, counted from 1; 0: any task; empty: any, for all ranges.
     """
 
-    def differs(self, told: Layout) -> bool:
-        """Return whether this one, which is wanted, is another than an owner's; of one whose starts are not known its version decides.
+    def differs(self, reported: Layout) -> bool:
+        """Return True when an owner reports another layout than this wanted one.
 
-        One version may stand for two: what is wanted is as old as the journal, which may have been restored from a copy.
+        Starts are compared too where both are known, because two layouts may have one version: a
+        journal that was restored from a copy counts versions again.
         """
-        if self.version != told.version:
+        if self.version != reported.version:
             return True
-        return bool(self.starts and told.starts) and self != told
+        return bool(self.starts and reported.starts) and self != reported
 
 
 class Load(NamedTuple):
-    """What a key range cost its owner in one micro-batch."""
+    """Cost of a key range in one micro-batch of its owner."""
 
     start: int
     end: int
@@ -47,12 +48,12 @@ class Load(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What the owner has said with a commit. In memory only: it says it again with the next."""
+class LayoutReport:
+    """An owner's report of its layout, with a commit. In memory only: each commit has one."""
 
     layout: Layout
-    """Its own; without starts where it has told them before, under the same claim."""
+    """The owner's layout; without starts where the same claim has reported them before."""
     refused: str = ""
-    """Why it does not follow what is wanted."""
+    """Reason why the owner does not follow the wanted layout; empty: none."""
     batch: int = 0
     loads: tuple[Load, ...] = ()

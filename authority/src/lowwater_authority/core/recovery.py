@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 from lowwater_authority.core import codec
 from lowwater_authority.core.bounds import Bounds, head
 from lowwater_authority.core.computation import Computation
+from lowwater_authority.core.cut import WHOLE
 from lowwater_authority.core.groups import Group, GroupState
 from lowwater_authority.core.heuristics import Masses
 from lowwater_authority.core.history import History
@@ -25,7 +26,6 @@ from lowwater_authority.core.requests import Granted
 from lowwater_authority.core.slicing import SliceComputation, computation_of
 from lowwater_authority.core.tasks import Tasks, restored, restored_task
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.core.topology import WHOLE
 from lowwater_authority.records import journal_pb2 as pb
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _life(spec: Spec, incarnation: int) -> Spec:
     is kept of it.
     """
     over = bool(spec.slice_of) and incarnation < spec.incarnation
-    return replace(spec, span=WHOLE, began_end=None) if over else spec
+    return replace(spec, slicing=replace(spec.keys, span=WHOLE, began_end=None)) if over else spec
 
 
 def _span(groups: list[tuple[Group, Int64s, Int64s]]) -> tuple[bytes, bytes]:
@@ -206,7 +206,8 @@ def pieces(computation: Computation) -> Iterator[bytes]:
         history=codec.completions(computation.history),
         budgets=[codec.budget(budget) for budget in computation.budgets.values()],
         passed=[
-            pb.Passed(ppm=ppm, records=records, behind=behind) for ppm, (records, behind) in computation.passed.items()
+            pb.Passed(ppm=ppm, records=records, behind=behind)
+            for ppm, (records, behind) in computation.late.passed.items()
         ],
     )
     if computation.vouched != MIN:
@@ -217,10 +218,10 @@ def pieces(computation: Computation) -> Iterator[bytes]:
         message.handed_over.extend(pb.HandedOver(to=to, state=state) for to, state in computation.handed_over.items())
     if computation.layout.version:
         message.layout.CopyFrom(codec.layout(computation.layout))
-    if computation.last_batch is not None:
+    if computation.batches.last is not None:
         message.has_batch = True
-        message.batch, message.batch_digest = computation.last_batch
-        message.batch_sequencer = computation.committed_by
+        message.batch, message.batch_digest = computation.batches.last
+        message.batch_sequencer = computation.batches.committed_by
     yield message.SerializeToString()
     for group in computation.map.run_groups():
         encoded = _group(group, columns)
@@ -267,7 +268,7 @@ def _restore(computation: Computation, snapshot: bytes) -> Iterator[int]:
     yield len(rest)
     computation.incarnation = message.incarnation
     computation.spec = _life(computation.spec, message.incarnation)
-    computation.map = IntervalMap(computation.spec.began)
+    computation.map = IntervalMap(computation.spec.keys.began)
     computation.masses = Masses(computation.spec.heuristics, computation.map.run_groups())
     groups = []
     for group in (pb.Group.FromString(snapshot[place]) for place in places):
@@ -293,7 +294,7 @@ def _restore(computation: Computation, snapshot: bytes) -> Iterator[int]:
     for ppm, budget in computation.budgets.items():
         computation.budgets[ppm] = kept.get(ppm, budget)
         computation.budgets[ppm].value = max(computation.budgets[ppm].value, message.low_micros)
-    computation.passed = {each.ppm: (each.records, each.behind) for each in message.passed}
+    computation.late.passed = {each.ppm: (each.records, each.behind) for each in message.passed}
     computation.since = message.since_micros
     computation.history = History(codec.completions_from(message.history))
     computation.last_sequencer = message.last_sequencer
@@ -302,8 +303,8 @@ def _restore(computation: Computation, snapshot: bytes) -> Iterator[int]:
     computation.input_version = message.input_version
     computation.vouched = message.vouched_micros if message.HasField("vouched_micros") else MIN
     computation.layout = codec.layout_from(message.layout)
-    computation.last_batch = (message.batch, message.batch_digest) if message.has_batch else None
-    computation.committed_by = message.batch_sequencer
+    computation.batches.last = (message.batch, message.batch_digest) if message.has_batch else None
+    computation.batches.committed_by = message.batch_sequencer
     groups_of_tasks = []
     for found in message.tasks:
         groups_of_tasks.append(restored(found))

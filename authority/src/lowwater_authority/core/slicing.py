@@ -20,14 +20,15 @@ import numpy as np
 from lowwater import errors
 from lowwater_authority.core import codec
 from lowwater_authority.core.budget import Budget
-from lowwater_authority.core.computation import LARGEST_EPOCH, STALE, Changes, Computation
-from lowwater_authority.core.groups import MOST_RECORDS, NO_RECORDS, GroupState, Mass
+from lowwater_authority.core.computation import LARGEST_EPOCH, STALE, Computation
+from lowwater_authority.core.groups import MOST_RECORDS, NO_RECORDS, Mass
 from lowwater_authority.core.heuristics import Masses
+from lowwater_authority.core.inheritance import inherit_arrivals, inherit_masses
 from lowwater_authority.core.interval_map import IntervalMap
 from lowwater_authority.core.layout import Layout
+from lowwater_authority.core.names import CUT, carried, is_slicing, slicing
 from lowwater_authority.core.requests import Granted, Refused, finished
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.core.topology import CUT, carried, is_slicing, slicing
 from lowwater_authority.records import journal_pb2 as pb
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ So a late claim never counts after a newer one, whichever process made the newer
 
 def computation_of(spec: Spec, *, epoch_base: int = 0) -> Computation:
     """Return a new computation of the kind that a registration asks for: uncut, root or slice."""
-    kind = RootComputation if spec.slices else SliceComputation if spec.slice_of else Computation
+    kind = RootComputation if spec.cut.starts else SliceComputation if spec.slice_of else Computation
     return kind(spec, epoch_base=epoch_base)
 
 
@@ -68,7 +69,7 @@ def of_kind(computation: Computation, spec: Spec) -> Computation:
     Only a merge of two graphs changes the kind: a store has lost a registration, and another
     process registered the name cut into slices, or no longer cut. All that is known of it stays.
     """
-    if isinstance(computation, RootComputation) == bool(spec.slices):
+    if isinstance(computation, RootComputation) == bool(spec.cut.starts):
         return computation
     other = computation_of(spec)
     vars(other).update(vars(computation))
@@ -206,9 +207,6 @@ class RootComputation(Computation):
         if group.live_count != group.granted or (group.bounds[0], group.bounds[-1]) != (start, end):
             raise errors.StaleSequencer(STALE, metadata=self._about(sequencer=sequencer))
 
-    def _bounded_mass(self, mass: Mass, limit: int) -> Mass:
-        return super()._bounded_mass(mass, limit).at_most(limit)  # see _take_lateness
-
     def _take_lateness(self, group: Group, told: Lateness, now: int, wall: int) -> list[Refused]:
         """Take over a slice's budgets: of each its watermark, all records, and the late ones."""
         del now
@@ -225,26 +223,22 @@ class RootComputation(Computation):
             return [Refused(group.sequencer, errors.InvalidArgument.reason, msg)]
         if kept != group.kept:
             group.kept = kept
-            self._changes.setdefault(group.sequencer, Changes()).kept = True
+            self.staged.of(group.sequencer).kept = True
         return []
 
-    def _stage_budgets(self) -> None:
+    def _move_budgets(self, record: pb.Record | None = None) -> None:
         """Move each budget to the slowest slice's watermark, with the records of all slices.
 
         Each slice keeps the budget by itself, so all of them together keep it.
         """
-        groups = self.map.run_groups()
-        open_ = [group for group in groups if group.state is not GroupState.RETIRED and not group.finished]
+        del record
+        groups, open_ = self.map.run_groups(), self.map.open_groups()
         unknown = MIN, 0, 0
         for ppm, budget in self.budgets.items():
             least = min((group.kept.get(ppm, unknown)[0] for group in open_), default=MIN)
             budget.value = max(budget.value, self.low, least if least != MAX else MIN)
             budget.records = sum(group.kept.get(ppm, unknown)[1] for group in groups)
             budget.behind = sum(group.kept.get(ppm, unknown)[2] for group in groups)
-
-    def _replay_moves(self, record: pb.Record) -> None:
-        del record
-        self._stage_budgets()
 
 
 class SliceComputation(Computation):
@@ -275,7 +269,7 @@ class SliceComputation(Computation):
         forgotten.
         """
         super().follow(spec)
-        if not spec.taker:
+        if not spec.keys.receiver:
             self.handed_over = {}
 
     def _check_keys(self, request: ClaimRequest) -> str:
@@ -299,17 +293,17 @@ class SliceComputation(Computation):
         """Whether an interval lies in its key space. Its map must not be asked about other keys."""
         # Both the keys of the graph and those of the log count: if a store has lost the newest
         # cut, the graph names an older one.
-        spans = self.spec.span, self.map.span
+        spans = self.spec.keys.span, self.map.span
         return all(start >= first and (not last or bool(end and end <= last)) for first, last in spans)
 
     def _check_own(self, start: bytes, end: bytes, what: str) -> None:
         """Raise Unavailable until this slice has received its keys, OtherSlice for foreign keys."""
-        if self.spec.source:
-            msg = f"{self.spec.name} is still taking its keys over from {self.spec.source}; nothing was changed, try again in a moment"
-            raise errors.Unavailable(msg, metadata=self._about(source=self.spec.source))
+        if self.spec.keys.source:
+            msg = f"{self.spec.name} is still taking its keys over from {self.spec.keys.source}; nothing was changed, try again in a moment"
+            raise errors.Unavailable(msg, metadata=self._about(source=self.spec.keys.source))
         if self.has_keys(start, end):
             return
-        own_start, own_end = self.spec.span
+        own_start, own_end = self.spec.keys.span
         root, _, number = self.spec.name.rpartition(CUT)
         msg = (
             f"{self.spec.name} is slice {number} of {root}, [{own_start.hex()}, {own_end.hex()}): these keys are not all in it; {what} by {root}, "
@@ -323,13 +317,12 @@ class SliceComputation(Computation):
         Returns which claims lost what. ``handed_over`` keeps the state of these keys for the
         receiving slice, until :meth:`follow` learns that it has received them.
         """
-        end = self.spec.span[1]
+        end = self.spec.keys.span[1]
         assert end, "a slice that hands keys over ends before them"
-        self._flush()
-        op = pb.MoveOut(start=end, to=to, cut_version=self.spec.cut_version)
+        self.staged.flush(self.map)
+        op = pb.MoveOut(start=end, to=to, cut_version=self.spec.keys.version)
         taken = self._apply_move_out(op)
-        self._ops.append(pb.Op(move_out=op))
-        self._strong = True
+        self.staged.append(pb.Op(move_out=op))
         return list(self._fenced(taken, f"its keys were moved to {to}: claim them again"))
 
     def _apply_move_out(self, op: pb.MoveOut) -> list[Taken]:
@@ -350,9 +343,9 @@ class SliceComputation(Computation):
             vouched_micros=None if self.vouched == MIN else self.vouched,
             budgets=[codec.budget(Budget(ppm, value=budget.value)) for ppm, budget in self.budgets.items()],
         )
-        if self.last_batch is not None:
-            state.has_batch, state.batch_sequencer = True, self.committed_by
-            state.batch, state.batch_digest = self.last_batch
+        if self.batches.last is not None:
+            state.has_batch, state.batch_sequencer = True, self.batches.committed_by
+            state.batch, state.batch_digest = self.batches.last
         for group, values, since in known:
             codec.unclaimed(state.groups.add(), group, values, since)
         # The keys of an older cut were received by now: before that the graph allows no other cut.
@@ -360,11 +353,9 @@ class SliceComputation(Computation):
         self.cut_version = op.cut_version
         if self.layout.starts:  # the layout names keys that this slice has handed over
             self.layout = Layout(self.layout.version + 1)
-        self._hand_over_arrivals(None, taken)
-        self._hand_over_masses(None, taken)
+        inherit_arrivals(None, taken)
+        inherit_masses(None, taken)
         self._regrouped(taken)
-        self._mass_changed = True
-        self._forget_dead_batches()
         return taken
 
     def take_in(self, state: pb.Snapshot) -> None:
@@ -384,15 +375,14 @@ class SliceComputation(Computation):
                 f"{self.spec.name} is in incarnation {self.incarnation}, and would take in keys of {state.incarnation}"
             )
             raise errors.IncarnationChanged(msg, metadata=self._about(incarnation=self.incarnation))
-        if span_of(state) != self.spec.span:
+        if span_of(state) != self.spec.keys.span:
             msg = f"{self.spec.name} would take in other keys than its own"
             raise ValueError(msg)
         op = pb.Op()
         op.take_in.state.CopyFrom(state)
-        op.take_in.cut_version = self.spec.cut_version
+        op.take_in.cut_version = self.spec.keys.version
         self._apply_take_in(op.take_in)
-        self._ops.append(op)
-        self._strong = True
+        self.staged.append(op)
 
     def _apply_take_in(self, op: pb.TakeIn) -> None:
         state = op.state
@@ -410,7 +400,7 @@ class SliceComputation(Computation):
         self.input_version = state.input_version
         self.vouched = state.vouched_micros if state.HasField("vouched_micros") else MIN
         if state.has_batch:
-            self.last_batch, self.committed_by = (state.batch, state.batch_digest), state.batch_sequencer
+            self.batches.last, self.batches.committed_by = (state.batch, state.batch_digest), state.batch_sequencer
         for grant in state.granted:
             self.granted[grant.request_id] = Granted(grant.sequencer, grant.asked)
         for shown in map(codec.budget_from, state.budgets):
@@ -442,7 +432,7 @@ class SliceComputation(Computation):
         ``MOST_RECORDS`` records are scaled down, because no claim may have more.
         O(claims + buckets).
         """
-        groups = [g for g in self.map.run_groups() if g.state is not GroupState.RETIRED and not g.finished]
+        groups = self.map.open_groups()
         masses = [mass for group in groups for mass in group.masses()]
         starts, places = np.unique(np.concatenate([NO_RECORDS, *(m.starts for m in masses)]), return_inverse=True)
         counts = np.zeros(len(starts), dtype=np.int64)

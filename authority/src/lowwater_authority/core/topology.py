@@ -1,25 +1,25 @@
-"""The pipeline graph: one versioned record for the whole deployment.
+"""The pipeline graph: which computations are registered, and which of them read which.
 
-MillWheel 4.5: the low watermark of A is min(oldest work of A, low watermark of C : C outputs to A);
-the graph says who outputs to whom. All functions here are pure: a change returns a new graph, which
-the shard makes durable before use.
+One versioned graph serves the whole deployment. MillWheel 4.5: the low watermark of A is min(oldest
+work of A, low watermark of C : C outputs to A). All functions here are pure: a change returns a new
+graph, which the shard appends before it uses it.
 """
 
 from __future__ import annotations
 
-import re
-from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 from hashlib import blake2b
-from itertools import chain, pairwise
+from itertools import chain
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from lowwater import errors
 from lowwater.core.text import counted
 from lowwater_authority.core.budget import LEAST, MOST
+from lowwater_authority.core.cut import ALL_KEYS, MAX_SLICE_KEY, MAX_SLICES, UNCUT, WHOLE, Cut, Part, SliceKeys
 from lowwater_authority.core.heuristics import PPM
 from lowwater_authority.core.history import HOUR, LARGEST_STEP, LEAST_STEP
+from lowwater_authority.core.names import CUT, NAME, namespace_of, slice_name
 from lowwater_authority.core.requests import NO_FOLD, Fold
 from lowwater_authority.core.times import ANY_SKEW, DAY
 from lowwater_authority.records import journal_pb2 as pb
@@ -29,237 +29,157 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-CUT: Final = "~"
-"""Between the name of a computation and the number of one of its slices. No name that anybody
-registers has one, so nobody reads a slice."""
-
-NAME: Final = re.compile(r"(?:[A-Za-z0-9_.-]{1,128}/)?[A-Za-z0-9_.-]{1,128}")
-"""[namespace/]name."""
-
-SLICE: Final = re.compile(rf"({NAME.pattern}){CUT}[0-9]{{1,3}}")
-"""The name of a slice."""
-
-MAX_SLICES: Final = 1000
-MAX_SLICE_KEY: Final = 1024
 MAX_INPUTS: Final = 1000
 MAX_SLICE_INPUTS: Final = 100_000
-"""Inputs of all slices of a computation together: each is written with all of them, and whoever
-reads the graph is sent them."""
+"""Most inputs of all slices of a computation together. Each slice is stored, and sent to every
+reader of the graph, with all of its inputs."""
 MAX_HEURISTICS: Final = 16
 MAX_BUDGETS: Final = 4
 MAX_HASH: Final = 64
 
 TOMBSTONE_BYTES: Final = 8 << 20
-"""Bytes of all tombstones: some 120,000. A namespace may have as many as it leaves free, which is
-half when it is alone."""
+"""Most bytes of all tombstones, enough for some 120,000. One namespace may use as many bytes as it
+leaves free: half of them when no other namespace has any."""
 
 DIGESTS: Final = (1 << 64) - 1
-"""Digests are counted modulo 2^64."""
+"""Mask of a digest: sums of digests are taken modulo 2^64."""
 
 NAMED: Final = 20
-"""Most names that a refusal lists."""
+"""Most names in an error message."""
 
-KEPT: Final = ("incarnation", "input_version", "first", "cut", "cut_version", "next_slice")
-"""What a registration does not say of a computation."""
-
-WHOLE: Final = (b"", b"")
-"""The whole key space."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A slice of a computation that was cut anew."""
-
-    number: int
-    start: bytes
-    """Its first key."""
-    source: int | None = None
-    """The number of the slice whose keys it is to take in; None: it has them."""
-    began_end: bytes | None = None
-    """Of one that has become smaller in this incarnation: where it ended before; None: where it
-    does now."""
+UNREGISTERED: Final = ("incarnation", "input_version", "first", "slicing")
+"""Fields of a Spec that a registration does not ask for; of ``slicing`` only the starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A registered computation. ``heuristics`` are shares in parts per million, largest first."""
+    """A registered computation, or the tombstone of a dropped one."""
 
     name: str
     inputs: tuple[str, ...] = ()
     heuristics: tuple[int, ...] = ()
+    """Shares of the heuristic watermarks in parts per million, largest first."""
     key_hash: str = ""
     max_skew: int = DAY
-    """How far ahead of the clock its reports may be, microseconds. 0 in a registration: as
-    :meth:`Topology.register` says."""
+    """Most microseconds by which its reports may lead the clock. 0 in a registration: see
+    :meth:`Topology.register`."""
     incarnation: int = 1
     input_version: int = 1
     history_step: int = HOUR
-    """Step of the completeness history, microseconds. 0 in a registration: as registered before,
-    else an hour."""
+    """Step of the completeness history, microseconds. 0 in a registration: the registered step, or
+    one hour for a new name."""
     estimated: bool = False
-    """Whether it was registered as one whose watermarks nobody promises. Only estimated
-    computations may read it: an exact one has exact inputs. See :meth:`Topology.is_estimated` for
-    one that a heal has made the reader of an estimate."""
+    """True when the registration promises no watermark. Exact computations may not read this one.
+    See :meth:`Topology.is_estimated` for an exact one that a heal has made its reader."""
     first: int = 1
-    """The incarnation in which the name was registered: the next one after a drop, else the first.
-    Later ones are resets."""
+    """Incarnation in which the name was registered. Later incarnations are resets; a drop and a new
+    registration begin the next one."""
     budgets: tuple[int, ...] = ()
     """Lateness budgets in parts per million, least first."""
     all_pending: bool = False
-    """Whether its workers tell of all records that are still to come before their frontiers."""
-    slices: tuple[bytes, ...] = ()
-    """Where its slices but the first begin, ascending; empty: it is not cut."""
-    span: tuple[bytes, bytes] = WHOLE
-    """Its key space, ``[start, end)``: that of a slice is a part."""
-    cut: tuple[Part, ...] = ()
-    """Its slices in the order of their keys, when it was cut anew; empty: as ``slices`` says."""
-    cut_version: int = 0
-    """Grows each time it is cut anew; also of its slices."""
-    next_slice: int = 0
-    """Then: the number that its next slice gets. None is ever used again, for the log of a slice
-    outlives it."""
-    source: str = ""
-    """Of a slice: the one whose keys it is to take in; empty: it has them."""
-    began_end: bytes | None = None
-    """Of a slice: see Part."""
-    taker: str = ""
-    """Of a slice: the one that is to take in keys of it; empty: there is none."""
+    """True when its workers report all records that are still to come before their frontiers."""
+    slicing: Cut | SliceKeys | None = None
+    """Cut of a computation into slices, or keys of one slice; None for an uncut computation and for
+    a tombstone."""
 
     @property
-    def began(self) -> tuple[bytes, bytes]:
-        """The key space that its log begins with in this incarnation."""
-        return self.span if self.began_end is None else (self.span[0], self.began_end)
+    def cut(self) -> Cut:
+        """Its cut into slices; ``UNCUT`` where there is none."""
+        return self.slicing if isinstance(self.slicing, Cut) else UNCUT
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        """Its slices, in the order of their keys; empty: it is not cut."""
-        if self.cut or not self.slices:
-            return self.cut
-        return tuple(Part(number, start) for number, start in enumerate((b"", *self.slices)))
+    def keys(self) -> SliceKeys:
+        """The keys of a slice; ``ALL_KEYS`` where the computation is none."""
+        return self.slicing if isinstance(self.slicing, SliceKeys) else ALL_KEYS
 
     @property
     def slice_of(self) -> str:
-        """The computation that it is a slice of; empty: it is none."""
+        """The root of a slice; empty where the computation is no slice."""
         return self.name.rpartition(CUT)[0] if CUT in self.name else ""
 
     def slice_specs(self) -> dict[str, Spec]:
-        """Return its slices by name, in the order of their keys: registered as it is, each with a part of the key space."""
-        parts = self.parts
-        if not parts:
-            return {}
-        ends = (*(part.start for part in parts[1:]), b"")
-        takers = {part.source: self._slice(part.number) for part in parts if part.source is not None}
-        return {
-            (name := self._slice(part.number)): replace(
-                self,
-                name=name,
-                slices=(),
-                span=(part.start, end),
-                cut=(),
-                next_slice=0,
-                source="" if part.source is None else self._slice(part.source),
-                began_end=part.began_end,
-                taker=takers.get(part.number, ""),
-            )
-            for part, end in zip(parts, ends, strict=True)
-        }
+        """Return the registrations of all slices by name, in the order of their keys."""
+        spans = self.cut.spans()
+        receivers = {part.source: self._slice(part.number) for part, _ in spans if part.source is not None}
+        specs: dict[str, Spec] = {}
+        for part, span in spans:
+            name, source = self._slice(part.number), "" if part.source is None else self._slice(part.source)
+            receiver = receivers.get(part.number, "")
+            keys = SliceKeys(span, source, part.began_end, receiver, self.cut.version)
+            specs[name] = replace(self, name=name, slicing=keys)
+        return specs
 
     def _slice(self, number: int) -> str:
-        return f"{self.name}{CUT}{number}"
+        return slice_name(self.name, number)
 
     def span_of(self, name: str) -> tuple[bytes, bytes] | None:
-        """Return the key space of one of its slices; None when it has no slice of that name.
-
-        O(slices).
-        """
-        parts = self.parts
-        for index, part in enumerate(parts):
-            if self._slice(part.number) == name:
-                return part.start, parts[index + 1].start if index + 1 < len(parts) else b""
-        return None
+        """Return the keys of a slice; None when there is no slice of that name. O(slices)."""
+        return next((span for part, span in self.cut.spans() if self._slice(part.number) == name), None)
 
     def slices_over(self, start: bytes, end: bytes) -> list[str]:
         """Return the names of the slices that share keys with an interval. O(slices)."""
-        parts = self.parts
-        starts = [part.start for part in parts]
-        first = bisect_right(starts, start) - 1
-        last = bisect_left(starts, end) if end else len(parts)
-        return [self._slice(part.number) for part in parts[first : max(first + 1, last)]]
+        return [self._slice(number) for number in self.cut.over(start, end)]
 
-    def part_of(self, name: str) -> Part:
-        """Return one of its slices. Raises InvalidArgument."""
-        for part in self.parts:
+    def _part(self, name: str) -> tuple[Part, tuple[bytes, bytes]]:
+        """Return a slice and its keys. Raises InvalidArgument."""
+        for part, span in self.cut.spans():
             if self._slice(part.number) == name:
-                return part
+                return part, span
         fix = f"name one of its slices: `lowwater slices list {self.name}` shows them"
-        if not self.parts:
+        if not self.cut.starts:
             fix = f"{self.name} is not cut: to cut it, drop it and register it with slices"
         msg = f"{name} is no slice of {self.name}; {fix}"
         raise errors.InvalidArgument(msg, metadata={"computation": self.name, "field": "slice", "fix": fix})
 
-    def _recut(self, parts: Iterable[Part]) -> Spec:
-        return replace(self, cut=tuple(parts), cut_version=self.cut_version + 1)
-
     def split(self, name: str, at: bytes) -> tuple[Spec, str]:
-        """Return it with a slice cut in two at a key, and the name of the new slice, which has the keys from there on.
+        """Return the registration with a slice cut in two at a key, and the new slice's name.
 
-        The new one has nothing before it has taken in what the old one knows of these keys, see :meth:`moved`. Raises InvalidArgument; Unavailable while another
-        one is still taken in.
+        The new slice gets the keys from ``at`` on. It stays empty until it has received the state
+        of these keys, see :meth:`received`. Raises InvalidArgument; Unavailable while another cut
+        is under way.
         """
-        known = self.part_of(name)
-        parts = self.parts
-        self._refuse_moving()
-        end = self.slice_specs()[name].span[1]
-        if not known.start < at or (end and at >= end) or len(at) > MAX_SLICE_KEY:
-            keys = f"from 0x{known.start.hex()}" if known.start else "from the first key"
+        part, (start, end) = self._part(name)
+        receiver = self.cut.under_way()
+        if receiver is not None and receiver.source is not None:
+            new, source = self._slice(receiver.number), self._slice(receiver.source)
+            msg = f"{new} is still taking over keys of {source}; try again when it has. A reset of {self.name} undoes that cut"
+            raise errors.Unavailable(msg, metadata={"computation": self.name, "slice": new, "source": source})
+        if not start < at or (end and at >= end) or len(at) > MAX_SLICE_KEY:
+            keys = f"from 0x{start.hex()}" if start else "from the first key"
             keys += f" up to 0x{end.hex()}" if end else " on"
             _refuse(
                 "at",
                 f"0x{at.hex()}",
                 f"give a key of 1 to {MAX_SLICE_KEY} bytes inside of {name}, which has the keys {keys}, and behind its first key",
             )
-        number = self.next_slice or len(parts)
+        number = self.cut.next_number or len(self.cut.parts)
         if number >= MAX_SLICES:
             _refuse(
                 "slice",
                 name,
                 f"none: {self.name} has used up {MAX_SLICES} numbers of slices. Drop it and register it cut as it is needed",
             )
-        index = parts.index(known)
-        smaller = replace(known, began_end=end if known.began_end is None else known.began_end)
-        cut = (*parts[:index], smaller, Part(number, at, known.number), *parts[index + 1 :])
-        found = replace(self._recut(cut), next_slice=number + 1)
-        _validate_slices(found, "slice")
-        return found, self._slice(number)
+        spec = replace(self, slicing=self.cut.split(part, end, at, number))
+        _validate_slices(spec, "slice")
+        return spec, self._slice(number)
 
-    def _refuse_moving(self) -> None:
-        for part in self.parts:
-            if part.source is not None:
-                name, source = self._slice(part.number), self._slice(part.source)
-                msg = f"{name} is still taking over keys of {source}; try again when it has. A reset of {self.name} undoes that cut"
-                raise errors.Unavailable(msg, metadata={"computation": self.name, "slice": name, "source": source})
+    def received(self, name: str) -> Spec:
+        """Return the registration with a slice that has received its keys.
 
-    def moved(self, name: str) -> Spec:
-        """Return it with a slice that has taken in its keys.
-
-        The same if it had before. Raises InvalidArgument.
+        The same registration if it had received them before. Raises InvalidArgument.
         """
-        known = self.part_of(name)
-        if known.source is None:
-            return self
-        return self._recut(replace(part, source=None) if part is known else part for part in self.parts)
+        part, _ = self._part(name)
+        return self if part.source is None else replace(self, slicing=self.cut.received(part))
 
     def renewed(self) -> Spec:
-        """Return its next incarnation, without the cut that is under way: nobody has anything to take in, for nothing is known of any key.
-
-        The new slice of that cut is gone, and the old one has its keys again: only that one has granted claims of them, and only its later sequencers are above theirs.
-        """
-        cut = tuple(Part(part.number, part.start) for part in self.cut if part.source is None)
-        return replace(self, incarnation=self.incarnation + 1, cut=cut)
+        """Return the registration of the next incarnation, without a cut that is under way."""
+        slicing = self.slicing.renewed() if isinstance(self.slicing, Cut) else self.slicing
+        return replace(self, incarnation=self.incarnation + 1, slicing=slicing)
 
     def same_registration(self, other: Spec) -> bool:
-        """Whether another registration asks for the same."""
-        return replace(other, **{name: getattr(self, name) for name in KEPT}) == self
+        """Return True when another registration asks for the same."""
+        unregistered = {name: getattr(self, name) for name in UNREGISTERED}
+        return replace(other, **unregistered) == self and other.cut.starts == self.cut.starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,41 +189,45 @@ class Topology:
     version: int = 0
     computations: Mapping[str, Spec] = field(default_factory=dict)
     dropped: Mapping[str, Spec] = field(default_factory=dict)
-    """Tombstones: the last incarnation, and version of the inputs, of names that are not registered
-    any more. A re-registration goes on above them, so nobody takes its values for older ones. They
-    stay until an operator has them forgotten."""
+    """Tombstones of dropped names: the last incarnation and version of the inputs. A new
+    registration of the name goes on above both, so that no reader takes its values for older ones.
+    Tombstones stay until an operator has them forgotten."""
     forgotten: int = 0
-    """The greatest incarnation, or version of the inputs, of all tombstones that were forgotten.
-    Every name is registered above it, and so above what was ever shown of that name."""
+    """Greatest incarnation, or version of the inputs, of all forgotten tombstones. Every new name
+    is registered above it, and so above all that was ever published of that name."""
     _guesses: frozenset[str] | None = field(default=None, init=False, compare=False, repr=False)
-    """What is estimated, by its registration or by what it reads. Derived, never stored: it ends
-    with its reason. None: to be found."""
+    """Names of the estimated computations, by their registrations or by what they read. Derived and
+    never stored; None: not computed yet."""
     _digest: int | None = field(default=None, init=False, compare=False, repr=False)
-    """See :attr:`digest`. None: to be found."""
+    """Digest of the graph; None: not computed yet."""
 
     @property
     def _estimated(self) -> frozenset[str]:
-        return self._known("_guesses", self._guesses, lambda: _estimated(self.computations))
+        return self._cached("_guesses", self._guesses, lambda: _estimated(self.computations))
 
     @property
     def digest(self) -> int:
-        """What tells two graphs of one version apart, 64 bits: the sum of the digests of all that is in it.
+        """A number of 64 bits that tells two graphs of one version apart.
 
-        O(graph), but for what was encoded as a change, or read: that is counted on from the graph before it.
+        It is the sum of the digests of all computations and tombstones. O(graph); O(change) once
+        the graph was encoded as a change, or replayed.
         """
-        return self._known("_digest", self._digest, lambda: _digest(self.computations.values(), self.dropped.values()))
+        return self._cached("_digest", self._digest, lambda: _digest(self.computations.values(), self.dropped.values()))
 
-    def _known(self, field_name: str, known: T | None, find: Callable[[], T]) -> T:
-        """Return what is derived from the graph, which is found once."""
-        if known is None:
-            known = find()
-            object.__setattr__(self, field_name, known)
-        return known
+    def _cached(self, field_name: str, value: T | None, compute: Callable[[], T]) -> T:
+        """Return a value that is derived from the graph, computed once."""
+        if value is None:
+            value = compute()
+            object.__setattr__(self, field_name, value)
+        return value
 
     @property
     def needs_newest(self) -> bool:
-        """Whether something in it is cut into slices, or was forgotten: who does not know that must not read what is written of it. O(graph)."""
-        return bool(self.forgotten) or any(spec.slices for spec in self.computations.values())
+        """True when the graph has cuts or ``forgotten``, so that older releases must not read it.
+
+        O(graph).
+        """
+        return bool(self.forgotten) or any(spec.cut.starts for spec in self.computations.values())
 
     def get(self, name: str) -> Spec:
         """Return a computation. Raises UnknownComputation."""
@@ -325,22 +249,22 @@ class Topology:
         return spec
 
     def check_incarnation(self, name: str, meant: int) -> None:
-        """Refuse a change that was decided on in another incarnation: it comes late.
+        """Refuse a late change: one that was meant for another incarnation; 0: any.
 
-        0: any. Raises UnknownComputation, IncarnationChanged.
+        Raises UnknownComputation, IncarnationChanged.
         """
-        found = self.get(name).incarnation
-        if meant not in (0, found):
-            msg = f"incarnation {found} of {name} is in force, not {meant}; nothing was changed, look at it again"
-            raise errors.IncarnationChanged(msg, metadata={"computation": name, "incarnation": str(found)})
+        current = self.get(name).incarnation
+        if meant not in (0, current):
+            msg = f"incarnation {current} of {name} is in force, not {meant}; nothing was changed, look at it again"
+            raise errors.IncarnationChanged(msg, metadata={"computation": name, "incarnation": str(current)})
 
     def refuse_slice(self, name: str) -> None:
         """Refuse a slice where an answer would promise that event times are complete.
 
-        Raises UnknownComputation, InvalidArgument.
+        New inputs of a root are compared with the root's watermark alone. A slice whose watermark
+        leads the root's would already have promised too much.
 
-        Inputs are added at the root, and compared with the root's watermark alone. A slice that is
-        further on has published too much by then.
+        Raises UnknownComputation, InvalidArgument.
         """
         root = self.get(name).slice_of
         if root:
@@ -349,60 +273,67 @@ class Topology:
             raise errors.InvalidArgument(msg, metadata={"computation": name, "field": "computation", "fix": fix})
 
     def required(self, name: str) -> Fold:
-        """Return what a fold of a computation's inputs must name: 0 for an input that is not registered."""
+        """Return what a fold of a computation's inputs must name.
+
+        An input that is not registered has the incarnation 0.
+        """
         spec = self.get(name)
         if not spec.inputs:
             return NO_FOLD
         inputs = (self.computations.get(input_name) for input_name in spec.inputs)
-        return Fold(spec.input_version, tuple(each.incarnation if each else 0 for each in inputs))
+        return Fold(spec.input_version, tuple(source.incarnation if source else 0 for source in inputs))
 
     def is_estimated(self, name: str) -> bool:
-        """Whether nobody can promise a computation's watermarks: it is registered as estimated, or reads what is estimated. O(1).
+        """Return True when a computation's watermarks are estimates. O(1).
 
-        An exact computation comes to read an estimate by a heal alone, where nobody could refuse it; see :meth:`merged`.
+        It is registered as estimated, or reads an estimate. An exact computation can read an
+        estimate only after a heal, see :meth:`merged`.
         """
         return name in self._estimated
 
     def register(self, spec: Spec, *, unused: bool = False) -> Topology:
-        """Return the graph with a computation; the same graph when it is there already.
+        """Return the graph with a computation; the same graph when the same is registered.
 
-        ``unused``: nobody has ever claimed the one that is known, and no intervals of tasks rely on
-        it. If that one is exact, and no exact one reads it, it becomes estimated when that is all
-        that is asked to change: authorities of 0.1 keep estimated ones as exact.
+        ``unused``: no worker has ever claimed the registered computation, and no intervals of tasks
+        rely on it. Then an exact computation that no exact one reads may become estimated:
+        authorities of 0.1 store estimated computations as exact.
 
-        ``max_skew`` may grow, and a smaller one than registered changes nothing. Where it is left
-        out, it is what was registered, else a day, and not less than that of any input: what an
-        input publishes was compared with the clock before, so a smaller one would only keep the
-        reader from following. ANY_SKEW of an input is not taken over: nothing here compares such an
-        input.
+        ``max_skew`` may grow; a smaller one changes nothing. Left out, it is the registered one, or
+        a day for a new name, and at least the one of any input: an input's values were compared
+        with the clock already, so a smaller one would only keep the reader from following. The
+        exception is an input with ANY_SKEW, whose values are compared with no clock.
 
         Raises InvalidArgument, RegistrationConflict, Cycle, EstimatedInput.
         """
-        known = self.computations.get(spec.name)
+        registered = self.computations.get(spec.name)
         if not spec.history_step:
-            spec = replace(spec, history_step=known.history_step if known else HOUR)
+            spec = replace(spec, history_step=registered.history_step if registered else HOUR)
         if not spec.max_skew:
             inputs = [self.computations[name].max_skew for name in spec.inputs if name in self.computations]
-            least = known.max_skew if known else DAY
+            least = registered.max_skew if registered else DAY
             spec = replace(spec, max_skew=max([least, *(skew for skew in inputs if skew < ANY_SKEW)]))
         _validate(spec)
-        if known is not None:
-            spec = replace(spec, max_skew=max(known.max_skew, spec.max_skew))
-            if replace(known, max_skew=spec.max_skew).same_registration(spec):
-                return self if spec.max_skew == known.max_skew else self._with(replace(known, max_skew=spec.max_skew))
-            if unused and replace(known, estimated=True).same_registration(spec):
-                return self._with(replace(known, estimated=True))
-            if known.slices != spec.slices:
+        if registered is not None:
+            spec = replace(spec, max_skew=max(registered.max_skew, spec.max_skew))
+            if replace(registered, max_skew=spec.max_skew).same_registration(spec):
+                return (
+                    self
+                    if spec.max_skew == registered.max_skew
+                    else self._with(replace(registered, max_skew=spec.max_skew))
+                )
+            if unused and replace(registered, estimated=True).same_registration(spec):
+                return self._with(replace(registered, estimated=True))
+            if registered.cut.starts != spec.cut.starts:
+                slices = len(registered.cut.starts) + 1
                 msg = (
-                    f"{spec.name} is registered with {counted(len(known.slices) + 1, 'slice')}, cut elsewhere than asked: "
+                    f"{spec.name} is registered with {counted(slices, 'slice')}, cut elsewhere than asked: "
                     "register the same, and cut slices in two as `lowwater slices split` does, or drop it and register it anew."
                 )
-                slices = str(len(known.slices) + 1)
-                raise errors.RegistrationConflict(msg, metadata={"computation": spec.name, "slices": slices})
+                raise errors.RegistrationConflict(msg, metadata={"computation": spec.name, "slices": str(slices)})
             msg = (
-                f"{spec.name} is registered with inputs {list(known.inputs)}, heuristics {list(known.heuristics)} ppm, key hash "
-                f"{known.key_hash!r}, lateness budgets {list(known.budgets)} ppm{' by all that is pending' if known.all_pending else ''}, max skew {known.max_skew} us and history step {known.history_step} us, as "
-                f"{'estimated' if known.estimated else 'exact'}. Register the same, or change the inputs with set_inputs."
+                f"{spec.name} is registered with inputs {list(registered.inputs)}, heuristics {list(registered.heuristics)} ppm, key hash "
+                f"{registered.key_hash!r}, lateness budgets {list(registered.budgets)} ppm{' by all that is pending' if registered.all_pending else ''}, max skew {registered.max_skew} us and history step {registered.history_step} us, as "
+                f"{'estimated' if registered.estimated else 'exact'}. Register the same, or change the inputs with set_inputs."
             )
             raise errors.RegistrationConflict(msg, metadata={"computation": spec.name})
         before = self.dropped.get(spec.name) or Spec(spec.name, incarnation=0, input_version=0)
@@ -412,26 +343,27 @@ class Topology:
 
     @property
     def tombstone_bytes(self) -> int:
-        """How many bytes the tombstones take in the journal, about. O(tombstones)."""
+        """Approximate bytes of the tombstones in the journal. O(tombstones)."""
         return sum(map(_tombstone_bytes, self.dropped))
 
     def without_tombstones(self, namespace: str) -> Topology:
-        """Return the graph without the tombstones of a namespace; the same graph when there are none.
+        """Return the graph without the tombstones of a namespace; the same graph if it has none.
 
-        One number takes the place of them all, so no name begins again with what was shown before. But a graph from before the drop, should a store lose
-        changes or another process have it in memory, brings the computation back: see :meth:`merged`.
+        ``forgotten`` takes their place, so that no name begins again with published values. But if
+        a store loses changes, or another process still has a graph from before the drop, a merge
+        with that graph brings the dropped computation back; see :meth:`merged`.
         """
         ended = [spec for name, spec in self.dropped.items() if namespace_of(name) == namespace]
         if not ended:
             return self
         numbers = chain.from_iterable((spec.incarnation, spec.input_version) for spec in ended)
-        kept = {name: spec for name, spec in self.dropped.items() if namespace_of(name) != namespace}
-        return Topology(self.version + 1, self.computations, kept, max(self.forgotten, *numbers))
+        rest = {name: spec for name, spec in self.dropped.items() if namespace_of(name) != namespace}
+        return Topology(self.version + 1, self.computations, rest, max(self.forgotten, *numbers))
 
     def _refuse_tombstones(self, name: str, ended: Iterable[str], most: int) -> None:
-        """Raise LimitReached when the namespace would have more bytes of tombstones than it leaves free. One without any may have all that are free.
+        """Raise LimitReached when the tombstones of a namespace would exceed what they leave free.
 
-        O(tombstones).
+        A namespace without any tombstone may use all free bytes. O(tombstones).
         """
         namespace, more = namespace_of(name), sum(map(_tombstone_bytes, ended))
         own = others = 0
@@ -455,12 +387,13 @@ class Topology:
         raise errors.LimitReached(msg, metadata={"computation": name, "bound": "tombstones", "limit": str(most)})
 
     def drop(self, name: str, *, most: int = TOMBSTONE_BYTES) -> Topology:
-        """Return the graph without a computation, but with its tombstone; ``most`` bytes of these it may have.
+        """Return the graph with a tombstone in place of a computation.
 
-        Raises UnknownComputation, StillRead, LimitReached. O(graph).
+        ``most``: bytes that all tombstones may take. Raises UnknownComputation, StillRead,
+        LimitReached. O(graph).
         """
-        known = self._own(name)
-        readers = sorted(each.name for each in self.computations.values() if name in each.inputs)
+        spec = self._own(name)
+        readers = sorted(reader.name for reader in self.computations.values() if name in reader.inputs)
         if readers:
             some = ", ".join(readers[:NAMED]) + (f" and {len(readers) - NAMED} more" if len(readers) > NAMED else "")
             msg = (
@@ -468,26 +401,29 @@ class Topology:
                 "first."
             )
             raise errors.StillRead(msg, metadata={"computation": name, "consumers": ", ".join(readers[:NAMED])})
-        ended = {each.name: _tombstone(each) for each in (known, *known.slice_specs().values())}
+        ended = {part.name: _tombstone(part) for part in (spec, *spec.slice_specs().values())}
         self._refuse_tombstones(name, ended, most)
-        kept = {other: spec for other, spec in self.computations.items() if other not in ended}
-        return Topology(self.version + 1, kept, {**self.dropped, **ended}, self.forgotten)
+        rest = {other: registered for other, registered in self.computations.items() if other not in ended}
+        return Topology(self.version + 1, rest, {**self.dropped, **ended}, self.forgotten)
 
     def set_inputs(self, name: str, inputs: Sequence[str]) -> Topology:
         """Return the graph with other inputs for a computation. Raises as register does.
 
-        One that was registered as exact, and read an estimate, begins a new incarnation with all
-        that reads it: what it has published was a guess.
+        A computation that is registered as exact and read an estimate is reset, with all that reads
+        it, because its published values were estimates.
         """
-        known = self._own(name)
-        spec = replace(known, inputs=tuple(inputs), input_version=known.input_version + 1)
+        registered = self._own(name)
+        spec = replace(registered, inputs=tuple(inputs), input_version=registered.input_version + 1)
         _validate(spec)
         changed = self._with(spec)
-        guessed = self.is_estimated(name) and not known.estimated
+        guessed = self.is_estimated(name) and not registered.estimated
         return changed.reset(name)[0] if guessed else changed
 
     def reset(self, name: str) -> tuple[Topology, list[str]]:
-        """Return the graph with a new incarnation of a computation and of all that reads it, and their names in order; slices follow."""
+        """Return the graph after a reset, and the names of what was reset, in topological order.
+
+        The computation, its slices, and all that reads them begin a new incarnation.
+        """
         names = self.downstream(self._own(name).name)
         fresh = dict(
             chain.from_iterable(
@@ -500,55 +436,60 @@ class Topology:
             for name, spec in self.computations[n].slice_specs().items()
             if name not in fresh
         }
-        kept = {n: spec for n, spec in self.computations.items() if n not in undone}
-        changed = Topology(self.version + 1, {**kept, **fresh}, {**self.dropped, **undone}, self.forgotten)
+        rest = {n: spec for n, spec in self.computations.items() if n not in undone}
+        changed = Topology(self.version + 1, {**rest, **fresh}, {**self.dropped, **undone}, self.forgotten)
         return changed, [n for n in names if n not in undone]
 
     def split(self, name: str, part: str, at: bytes) -> tuple[Topology, str]:
-        """Return the graph with a slice of a computation cut in two, and the name of the new one.
+        """Return the graph with a slice of a computation cut in two, and the new slice's name.
 
         Raises as :meth:`Spec.split`, and UnknownComputation.
         """
         spec, new = self._own(name).split(part, at)
         return self._with(spec), new
 
-    def moved(self, name: str) -> Topology:
-        """Return the graph with a slice that has taken in its keys; the same graph if it had before. Raises UnknownComputation."""
+    def received(self, name: str) -> Topology:
+        """Return the graph with a slice that has received its keys.
+
+        The same graph if it had received them before. Raises UnknownComputation.
+        """
         root = self.get(self.get(name).slice_of)
-        spec = root.moved(name)
+        spec = root.received(name)
         return self if spec is root else self._with(spec)
 
     def merged(self, other: Topology, *, prefer_other: bool = False) -> Topology:
-        """Return the graph with all that either knows, of each computation the newer; for a store that has lost changes.
+        """Return the merge of two graphs after a store lost changes: the newer registrations.
 
-        Of two changes of one age one took the place of another that was lost: then this graph counts, or the other one with ``prefer_other``. That
-        is to be the graph that the store has, for by that the owners of computations have gone on. Where the two have other inputs, the version
-        of the inputs grows: no report that folds the lost ones counts any more.
+        Two different registrations of one age: one replaced a lost one. Then this graph's counts,
+        or the other graph's with ``prefer_other``. Prefer the graph that the store has, because the
+        owners of computations go by it. If the inputs differ, their version grows, so that no
+        report that folds the lost inputs counts.
 
-        The version is above both when they differ. Each was free of cycles; should the two together form one, it holds all in
-        it until an operator changes their inputs. What either knows as estimated is estimated, whichever is newer: somebody was told
-        so, and reports guesses. What is exact and reads it counts as estimated for as long as it does: nobody can promise it. This holds
-        for one registration and its resets: what was dropped and registered again is what it was registered as then.
+        The merged graph's version is above both when the graphs differ. Two graphs without a cycle
+        may form one together: its computations hold until an operator changes their inputs. A
+        registration is estimated if either graph says so, because its workers may already report
+        estimates; it stays so through resets. An exact computation that reads an estimate then
+        counts as estimated for as long as it does.
         """
         newest = dict(self.computations)
         for name, spec in other.computations.items():
-            known = newest.get(name)
-            if known is None:
+            own = newest.get(name)
+            if own is None:
                 newest[name] = spec
                 continue
-            if _age(known) == _age(spec):
-                newest[name] = _settled(spec, known) if prefer_other else _settled(known, spec)
+            if _age(own) == _age(spec):
+                newest[name] = _settled(spec, own) if prefer_other else _settled(own, spec)
             else:
-                newest[name] = _recut_as(spec, known) if _age(known) < _age(spec) else _recut_as(known, spec)
-            if known.first == spec.first:
-                newest[name] = replace(newest[name], estimated=known.estimated or spec.estimated)
+                newest[name] = _recut_as(spec, own) if _age(own) < _age(spec) else _recut_as(own, spec)
+            if own.first == spec.first:
+                newest[name] = replace(newest[name], estimated=own.estimated or spec.estimated)
         dropped = dict(self.dropped)
         _follow_roots(newest, dropped)
         for name, spec in other.dropped.items():
             if name not in dropped or _age(dropped[name]) < _age(spec):
                 dropped[name] = spec
         for name in dropped.keys() & newest.keys():
-            # What was dropped stays so, until it is registered again, in a later incarnation.
+            # A dropped name stays dropped until it is registered again, in a later incarnation.
             ended = dropped if newest[name].incarnation > dropped[name].incarnation else newest
             del ended[name]
         _end_orphans(newest, dropped)
@@ -559,9 +500,10 @@ class Topology:
         return Topology(max(self.version, other.version) + 1, newest, dropped, forgotten)
 
     def downstream(self, name: str) -> list[str]:
-        """Return a computation and all that reads it, directly or not, in topological order, if there is one. O(graph).
+        """Return a computation and all that reads it, directly or not, in topological order.
 
-        A heal may have made a cycle, see :meth:`merged`: then whatever was found first comes first.
+        If a heal has made a cycle, see :meth:`merged`, the order is the one of the search.
+        O(graph).
         """
         self.get(name)
         readers: dict[str, list[str]] = {}
@@ -584,7 +526,7 @@ class Topology:
     def _with(self, spec: Spec) -> Topology:
         dropped, new = self.dropped, dict(_with_slices(spec))
         if not new.keys().isdisjoint(dropped):
-            dropped = {name: known for name, known in dropped.items() if name not in new}
+            dropped = {name: ended for name, ended in dropped.items() if name not in new}
         computations = {**self.computations, **new}
         changed = Topology(self.version + 1, computations, dropped, self.forgotten)
         object.__setattr__(changed, "_guesses", self._guesses_with(spec))
@@ -599,13 +541,14 @@ class Topology:
         return changed
 
     def _guesses_with(self, spec: Spec) -> frozenset[str] | None:
-        """Return what is estimated once a computation is there; None where all of the graph has to be looked at."""
+        """Return the estimated names once a computation is registered; None: compute them anew."""
         same = not spec.estimated and spec.name not in self._estimated and self._estimated.isdisjoint(spec.inputs)
         return self._estimated if same else None
 
     def _refuse_estimates(self, spec: Spec) -> None:
-        """Raise EstimatedInput when an exact computation reads an estimated one, on either side of a changed one."""
-        readers = [each for each in self.computations.values() if spec.name in each.inputs] if spec.estimated else []
+        """Raise EstimatedInput when a changed computation makes an exact one read an estimate."""
+        others = self.computations.values() if spec.estimated else ()
+        readers = [other for other in others if spec.name in other.inputs]
         for reader in (spec, *readers):
             for name in () if reader.estimated else reader.inputs:
                 if self.is_estimated(name):
@@ -638,18 +581,21 @@ class Topology:
         return []
 
     def changed(self, over: Topology) -> list[str]:
-        """Return the names of what is not as it is in another graph: registered, changed or dropped since. O(graph), by identity."""
+        """Return the names that were registered, changed or dropped since another graph.
+
+        O(graph), by identity.
+        """
         return [*_differing(self.computations, over.computations), *_differing(self.dropped, over.dropped)]
 
     def encode(self, over: Topology | None = None) -> bytes:
-        """Serialise for the journal: all of it, or what has changed since ``over``, from which changes of this class have led here."""
+        """Return the journal record of the graph, or of its changes since the graph ``over``."""
         if over is None or not over.version:
             return _record(
                 self.version, 0, self.digest, self.computations.values(), self.dropped.values(), self.forgotten
             )
         names = self.changed(over)
         computations, dropped = self._named(names)
-        self._known(
+        self._cached(
             "_digest",
             self._digest,
             lambda: over.digest + _digest(computations, dropped) - _digest(*over._named(names)) & DIGESTS,
@@ -663,9 +609,9 @@ class Topology:
         ]
 
     def replayed(self, payloads: Iterable[bytes]) -> Topology:
-        """Return the graph behind this one in a log whose next records these are, whole graphs and changes. O(graph + records).
+        """Return the graph after the next records of a log, whole graphs and changes.
 
-        Raises WrongGraph for a change of another graph than the one in front of it.
+        O(graph + records). Raises WrongGraph for a change that is not one of the graph before it.
         """
         version, computations, dropped = self.version, dict(self.computations), dict(self.dropped)
         digest, forgotten = self._digest, self.forgotten
@@ -693,9 +639,10 @@ class Topology:
 
     @classmethod
     def gathered(cls, payloads: Iterable[bytes]) -> Topology:
-        """Return all that is told by a log whose changes do not fit each other, of each computation the newest. O(records x graph).
+        """Return the newest registration of each computation in a log that has lost records.
 
-        Each record was acknowledged, whatever was lost in front of it: as much as is known of a store that has lost changes.
+        Every record that is still there was acknowledged, so it counts whatever was lost before it.
+        O(records x graph).
         """
         gathered = cls()
         for payload in payloads:
@@ -703,39 +650,39 @@ class Topology:
             computations: dict[str, Spec] = {}
             dropped: dict[str, Spec] = {}
             _apply(message, computations, dropped)
-            found = cls(message.version, computations, dropped, message.forgotten)
-            gathered = gathered.merged(found, prefer_other=True)
+            graph = cls(message.version, computations, dropped, message.forgotten)
+            gathered = gathered.merged(graph, prefer_other=True)
         return gathered
 
     @classmethod
     def decode(cls, payload: bytes) -> Topology:
-        """Read what encode wrote of a whole graph. Raises WrongGraph for a change of one."""
+        """Return the graph of an encoded whole graph. Raises WrongGraph for an encoded change."""
         return cls().replayed([payload])
 
 
 class WrongGraph(ValueError):
-    """A change of the graph is not of the graph that it stands behind."""
+    """A change of the graph follows another graph in the log than the one that it changes."""
 
 
 def _differing(specs: Mapping[str, Spec], over: Mapping[str, Spec]) -> list[str]:
-    return [name for name, spec in specs.items() if (known := over.get(name)) is not spec and known != spec]
+    return [name for name, spec in specs.items() if (old := over.get(name)) is not spec and old != spec]
 
 
 def _apply(message: pb.Topology, computations: dict[str, Spec], dropped: dict[str, Spec]) -> int:
-    """Put what a record tells into a graph; returns by how much the digest of a change has grown."""
+    """Put a record's computations into a graph; return the growth of the digest by a change."""
     grown = 0
-    for each in message.computations:
-        name, new = each.name, _spec(each)
+    for change in message.computations:
+        name, new = change.name, _spec(change)
         if message.over:
             old = [spec for spec in (computations.get(name),) if spec], [spec for spec in (dropped.get(name),) if spec]
-            grown += (_digest((), (new,)) if each.dropped else _digest((new,), ())) - _digest(*old)
-        (computations if each.dropped else dropped).pop(name, None)
-        (dropped if each.dropped else computations)[name] = new
+            grown += (_digest((), (new,)) if change.dropped else _digest((new,), ())) - _digest(*old)
+        (computations if change.dropped else dropped).pop(name, None)
+        (dropped if change.dropped else computations)[name] = new
     return grown
 
 
 def _digest(computations: Iterable[Spec], dropped: Iterable[Spec]) -> int:
-    """Return the sum of the digests of what is registered and what was dropped, as they are written."""
+    """Return the sum of the digests of registrations and tombstones, as they are stored."""
     messages = (*map(_message, computations), *(_message(spec, dropped=True) for spec in dropped))
     digests = (blake2b(message.SerializeToString(deterministic=True), digest_size=8).digest() for message in messages)
     return sum(int.from_bytes(digest, "little") for digest in digests) & DIGESTS
@@ -766,18 +713,18 @@ def _message(spec: Spec, *, dropped: bool = False) -> pb.Computation:
         first=spec.first if spec.first > 1 else 0,
         lateness_budgets_ppm=spec.budgets,
         all_pending=spec.all_pending,
-        slices=spec.slices,
-        slice_start=spec.span[0],
-        slice_end=spec.span[1],
+        slices=spec.cut.starts,
+        slice_start=spec.keys.span[0],
+        slice_end=spec.keys.span[1],
         cut=[
             pb.Part(number=part.number, start=part.start, source=part.source, began_end=part.began_end)
-            for part in spec.cut
+            for part in spec.cut.recut
         ],
-        cut_version=spec.cut_version,
-        next_slice=spec.next_slice,
-        source=spec.source,
-        began_end=spec.began_end,
-        taker=spec.taker,
+        cut_version=spec.cut.version or spec.keys.version,
+        next_slice=spec.cut.next_number,
+        source=spec.keys.source,
+        began_end=spec.keys.began_end,
+        taker=spec.keys.receiver,
     )
 
 
@@ -795,27 +742,31 @@ def _spec(message: pb.Computation) -> Spec:
         message.first or 1,
         tuple(message.lateness_budgets_ppm),
         message.all_pending,
-        tuple(message.slices),
-        (message.slice_start, message.slice_end),
-        tuple(
-            Part(
-                part.number,
-                part.start,
-                part.source if part.HasField("source") else None,
-                part.began_end if part.HasField("began_end") else None,
-            )
-            for part in message.cut
-        ),
-        message.cut_version,
-        message.next_slice,
-        message.source,
-        message.began_end if message.HasField("began_end") else None,
-        message.taker,
+        _slicing(message),
     )
 
 
+def _slicing(message: pb.Computation) -> Cut | SliceKeys | None:
+    span = message.slice_start, message.slice_end
+    if span != WHOLE:
+        began_end = message.began_end if message.HasField("began_end") else None
+        return SliceKeys(span, message.source, began_end, message.taker, message.cut_version)
+    if not message.slices:
+        return None
+    recut = tuple(
+        Part(
+            part.number,
+            part.start,
+            part.source if part.HasField("source") else None,
+            part.began_end if part.HasField("began_end") else None,
+        )
+        for part in message.cut
+    )
+    return Cut(tuple(message.slices), recut, message.cut_version, message.next_slice)
+
+
 def _tombstone(spec: Spec) -> Spec:
-    """Return what is kept of a computation that is dropped: its numbers."""
+    """Return the tombstone of a computation: its name, incarnation and version of the inputs."""
     return Spec(spec.name, incarnation=spec.incarnation, input_version=spec.input_version)
 
 
@@ -823,118 +774,64 @@ def _tombstone_bytes(name: str) -> int:
     return len(name) + 24
 
 
-def name_parts(name: str) -> tuple[str, str]:
-    """Return the namespace and the rest of the name of a computation or a slice; the namespace is empty where there is none.
-
-    What can be nobody's name is not made into one:
-
-    >>> name_parts("flights/hourly~3"), name_parts("hourly"), name_parts("/hourly"), name_parts("a/b/c")
-    (('flights', 'hourly~3'), ('', 'hourly'), ('', '/hourly'), ('a', 'b/c'))
-    """
-    namespace, _, plain = name.partition("/")
-    return (namespace, plain) if namespace and plain else ("", name)
-
-
-def namespace_of(name: str) -> str:
-    """Return the namespace of a computation or a slice; empty: it has none."""
-    return name_parts(name)[0]
-
-
-def whole(name: str) -> str:
-    """Return the computation that a name is a slice of; the name itself when it is none.
-
-    >>> whole("ns/hourly~12"), whole("hourly")
-    ('ns/hourly', 'hourly')
-    """
-    found = SLICE.fullmatch(name)
-    return name if found is None else found[1]
-
-
-def slicing(name: str, incarnation: int = 0, identity: str | None = None) -> str:
-    """Return the identity by which a slice of a computation claims its part of it.
-
-    With ``identity``: that by which a worker has claimed ranges of the slice, or is about to, in an
-    incarnation. It binds the computation.
-    """
-    return f"{name}{CUT}" if identity is None else f"{name}{CUT}{incarnation}:{identity}"
-
-
-def is_slicing(name: str, identity: str) -> bool:
-    """Whether an identity is one of those by which slices of a computation claim.
-
-    >>> [is_slicing("hourly", each) for each in ("hourly~", slicing("hourly", 2, "job"), "hourly", "job", "daily~")]
-    [True, True, False, False, False]
-    """
-    whose, cut, rest = identity.partition(CUT)
-    number, carries, _ = rest.partition(":")
-    return bool(cut) and whose == name and (not rest or (bool(carries) and number.isdecimal()))
-
-
-def carried(name: str, incarnation: int, identity: str) -> str | None:
-    """Return the worker's identity that a slice's one carries; None: there is none, or it is of another incarnation.
-
-    >>> carried("hourly", 2, slicing("hourly", 2, "job")), carried("hourly", 3, slicing("hourly", 2, "job")), carried("hourly", 2, "hourly~")
-    ('job', None, None)
-    """
-    prefix = slicing(name, incarnation, "")
-    return identity.removeprefix(prefix) if identity.startswith(prefix) else None
-
-
 def _with_slices(spec: Spec) -> Iterable[tuple[str, Spec]]:
     return [(spec.name, spec), *spec.slice_specs().items()]
 
 
 def _follow_roots(computations: dict[str, Spec], dropped: dict[str, Spec]) -> None:
-    """Let slices be as what they are slices of says.
+    """Rebuild the slices of every cut computation from its root.
 
-    One that it does not have is of another registration, which nobody could drop, or of a cut that
-    is lost.
+    A slice that its root does not name is of another registration, or of a cut that is lost.
     """
-    for root in [spec for spec in computations.values() if spec.slices]:
+    for root in [spec for spec in computations.values() if spec.cut.starts]:
         computations.update(root.slice_specs())
     _end_orphans(computations, dropped)
 
 
 def _end_orphans(computations: dict[str, Spec], dropped: dict[str, Spec]) -> None:
-    """Let no slice stand that nothing has: nobody could drop it, nor what it reads."""
+    """Drop the slices that no root names: no request could drop them, nor the inputs they read."""
     for name, spec in list(computations.items()):
-        of = spec.slice_of and computations.get(spec.slice_of)
-        if spec.slice_of and (not of or of.span_of(name) is None):
+        root = spec.slice_of and computations.get(spec.slice_of)
+        if spec.slice_of and (not root or root.span_of(name) is None):
             dropped[name] = _tombstone(computations.pop(name))
 
 
 def _age(spec: Spec) -> tuple[int, int, int]:
-    """What grows with each change of a computation."""
-    return spec.incarnation, spec.input_version, spec.cut_version
+    """Return numbers that grow with each change of a computation."""
+    return spec.incarnation, spec.input_version, spec.cut.version or spec.keys.version
 
 
 def _settled(spec: Spec, lost: Spec) -> Spec:
-    """Return one of two changes of one age, in the place of the other; see :meth:`Topology.merged`."""
+    """Return the change that counts of two of one age; see :meth:`Topology.merged`."""
     return spec if spec.inputs == lost.inputs else replace(spec, input_version=spec.input_version + 1)
 
 
 def _recut_as(spec: Spec, other: Spec) -> Spec:
-    """Return the newer of two, cut as the older one if that is cut anew since: logs of slices have followed, and inputs say nothing of keys."""
-    lives = [(each.first, each.incarnation, each.slices) for each in (spec, other)]
-    if lives[0] != lives[1] or other.cut_version <= spec.cut_version:
-        return spec
-    return replace(spec, cut=other.cut, cut_version=other.cut_version, next_slice=other.next_slice)
+    """Return the newer of two registrations, with the newer of their two cuts.
+
+    The older registration may have the newer cut, and logs of slices have followed that.
+    """
+    lives = [(life.first, life.incarnation, life.cut.starts) for life in (spec, other)]
+    older = lives[0] != lives[1] or other.cut.version <= spec.cut.version
+    return spec if older else replace(spec, slicing=other.slicing)
 
 
 def _estimated(computations: Mapping[str, Spec]) -> frozenset[str]:
-    """Return what is estimated, or reads something estimated, directly or not.
+    """Return the names of estimated computations and of all that read them, directly or not.
 
-    O(graph), times the longest path when anything is.
+    O(graph), times the longest path when any computation is estimated.
     """
-    found = frozenset(name for name, spec in computations.items() if spec.estimated)
-    while found:
+    estimated = frozenset(name for name, spec in computations.items() if spec.estimated)
+    while estimated:
         readers = [
-            name for name, spec in computations.items() if name not in found and not found.isdisjoint(spec.inputs)
+            name
+            for name, spec in computations.items()
+            if name not in estimated and not estimated.isdisjoint(spec.inputs)
         ]
         if not readers:
             break
-        found = found.union(readers)
-    return found
+        estimated = estimated.union(readers)
+    return estimated
 
 
 def _validate(spec: Spec) -> None:
@@ -971,21 +868,14 @@ def _validate_budgets(spec: Spec) -> None:
 
 
 def _validate_slices(spec: Spec, field: str = "slices") -> None:
-    """Refuse a cut that cannot be. ``field`` is what of the request has asked for it."""
-    if len(spec.slices) >= MAX_SLICES:
-        _refuse("slices", f"{len(spec.slices) + 1} slices", f"cut it into at most {MAX_SLICES}")
-    if any(not 0 < len(key) <= MAX_SLICE_KEY for key in spec.slices):
-        _refuse(
-            "slices",
-            "a key that is empty or too long",
-            f"give keys of 1 to {MAX_SLICE_KEY} bytes: where the second slice begins, and so on",
-        )
-    if any(a >= b for a, b in pairwise(spec.slices)):
-        _refuse("slices", [key.hex() for key in spec.slices[:NAMED]], "give ascending keys, each once")
-    if len(spec.parts) * len(spec.inputs) > MAX_SLICE_INPUTS:
+    """Refuse a cut that cannot be. ``field`` names the field of the request that asks for it."""
+    if wrong := spec.cut.wrong():
+        _refuse("slices", *wrong)
+    slices = len(spec.cut.parts)
+    if slices * len(spec.inputs) > MAX_SLICE_INPUTS:
         fix = f"cut it into fewer slices, or read fewer inputs: each slice has all of them, and together they may have {MAX_SLICE_INPUTS}"
-        _refuse(field, f"{len(spec.parts)} slices with {len(spec.inputs)} inputs each", fix)
-    if spec.slices and spec.all_pending:
+        _refuse(field, f"{slices} slices with {len(spec.inputs)} inputs each", fix)
+    if slices and spec.all_pending:
         fix = "leave one of the two out: a slice tells nobody of all records that are still to come"
         _refuse("all_pending", value=True, fix=fix)
 

@@ -54,7 +54,7 @@ class Cuts:
 
         Raises Unavailable while the other slice has not done its step.
         """
-        if self._requests.topology.get(name).source:
+        if self._requests.topology.get(name).keys.source:
             await self._take_in(name)
         else:
             await self._move_out(name)
@@ -63,11 +63,11 @@ class Cuts:
         def stage(round_: Round) -> str | None:
             computation, spec = as_slice(self._served.computation(name)), self._requests.topology.get(name)
             (start, end), root = computation.map.span, self._requests.topology.get(spec.slice_of)
-            if spec.source or (start, end) == spec.span:
+            if spec.keys.source or (start, end) == spec.keys.span:
                 return None
-            to = spec.taker
-            smaller = bool(spec.span[1]) and (not end or spec.span[1] < end)
-            if start != spec.span[0] or not smaller or (to and root.span_of(to) != (spec.span[1], end)):
+            to = spec.keys.receiver
+            smaller = bool(spec.keys.span[1]) and (not end or spec.keys.span[1] < end)
+            if start != spec.keys.span[0] or not smaller or (to and root.span_of(to) != (spec.keys.span[1], end)):
                 msg = f"the log of {name} has other keys than its last cut left it: the store has lost records of it, or of the graph. Reset {root.name}"
                 raise errors.Unavailable(msg, metadata={"computation": name})
             round_.touch(name, computation)
@@ -82,10 +82,10 @@ class Cuts:
     async def _take_in(self, name: str) -> None:
         """Append in one step that the slice has its keys, to its log and to the graph."""
         spec = self._requests.topology.get(name)
-        state = await self._handed_over(spec.source, name)
+        state = await self._handed_over(spec.keys.source, name)
         if state is None:
-            msg = f"{spec.source} has not handed over yet what it knows of the keys of {name}"
-            raise errors.Unavailable(msg, metadata={"computation": name, "source": spec.source})
+            msg = f"{spec.keys.source} has not handed over yet what it knows of the keys of {name}"
+            raise errors.Unavailable(msg, metadata={"computation": name, "source": spec.keys.source})
 
         def stage(round_: Round) -> bool:
             graph, computation = self._requests.topology, as_slice(self._served.computation(name))
@@ -94,12 +94,12 @@ class Cuts:
             round_.touch(name, computation)
             if not computation.cut_version:  # else the store has lost only the graph's record of it
                 computation.take_in(state)
-            round_.topology = graph.moved(name)
+            round_.topology = graph.received(name)
             return True
 
         if await self._requests.write(stage, alone=True, needs_root=False):
-            told = event("slice_taken_in", computation=name, source=spec.source)
-            log.info("%s has taken its keys over from %s", name, spec.source, extra=told)
+            told = event("slice_taken_in", computation=name, source=spec.keys.source)
+            log.info("%s has taken its keys over from %s", name, spec.keys.source, extra=told)
 
     async def _handed_over(self, source: str, name: str) -> Snapshot | None:
         """Return the durable state that a slice has handed over, whichever shard serves that slice.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from lowwater_authority.core.computation import Computation
     from lowwater_authority.core.interval_map import IntervalMap
-    from lowwater_authority.core.layout import Told
+    from lowwater_authority.core.layout import LayoutReport
     from lowwater_authority.core.requests import ClaimRequest, Fold, Grant, GroupReport, Prepare, TaskAttempt, TaskPart
     from lowwater_authority.engine.placement import Lows
     from lowwater_authority.engine.requests import Permit, Requests, RoomForRanges
@@ -78,7 +78,7 @@ class OwnerRequests:
             if not adopts or request.request_id in computation.granted:
                 # Only a claim that divides ranges needs room: no repeat, none at a root, whose
                 # slices have the ranges, and none of foreign keys, which is refused.
-                divides = request.request_id not in computation.granted and not computation.spec.slices
+                divides = request.request_id not in computation.granted and not computation.spec.cut.starts
                 if divides and computation.has_keys(request.bounds[0], request.bounds[-1]):
                     room(_ranges_with(computation.map, request.bounds))
                 binds = self._is_unbound(name, request, round_.wall)
@@ -294,7 +294,7 @@ class OwnerRequests:
         """Fix the accepted attempts of a batch, in memory only. Returns the missing ones."""
         return self._served.computation(name).prepare(request)
 
-    async def commit(self, name: str, sequencer: int, batch: int, told: Told | None = None) -> list[Refused]:
+    async def commit(self, name: str, sequencer: int, batch: int, told: LayoutReport | None = None) -> list[Refused]:
         """Apply a prepared batch, and remember the layout that its owner reports.
 
         Raises StaleSequencer, NotPrepared, InputVersion, IncarnationChanged.
@@ -303,7 +303,7 @@ class OwnerRequests:
         def stage(round_: Round) -> list[Refused]:
             computation, required = self._requests.touch(round_, name), self._requests.topology.required(name)
             refused = computation.commit(sequencer, batch, required, round_.now, round_.wall)
-            computation.hear(sequencer, told)
+            computation.note_layout(sequencer, told)
             return refused
 
         return await self._requests.write(stage)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from lowwater_authority.core.cut import WHOLE
 from lowwater_authority.core.slicing import CLAIMS_OF_ONE, CUTS_OF_ONE
-from lowwater_authority.core.topology import WHOLE
 
 if TYPE_CHECKING:
     from lowwater_authority.core.groups import Mass

@@ -167,7 +167,7 @@ class Served:
     def reported_layout(self, name: str, sequencer: int) -> Layout | None:
         """Return the layout that an owner has reported under a claim; None if not known here."""
         computation = self.held.computation(name)
-        return None if computation is None else computation.told_layout(sequencer)
+        return None if computation is None else computation.reported_layout(sequencer)
 
     def reference(self, name: str) -> int:
         """Return the event time from which a computation's histograms count ages. Raises Moved."""

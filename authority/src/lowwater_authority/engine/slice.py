@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lowwater import errors
 from lowwater.core.events import event
+from lowwater_authority.core.names import slicing
 from lowwater_authority.core.requests import Fold
 from lowwater_authority.core.slicing import CLAIMS_OF_ONE, as_slice
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.core.topology import slicing
 from lowwater_authority.engine.cuts import inputs_of
 from lowwater_authority.engine.root_here import Here
 from lowwater_authority.engine.roots import Asked, Told
@@ -63,7 +63,7 @@ def told_of(computation: Computation, topology: Topology) -> Told:
         identity=computation.identity,
         span=computation.map.span,
         cut_version=as_slice(computation).cut_version,
-        has_keys=computation.map.span == spec.span and not spec.source,
+        has_keys=computation.map.span == spec.keys.span and not spec.keys.source,
     )
 
 
@@ -156,7 +156,7 @@ class Slice:
         A reset keeps these. A drop and a new registration does not.
         """
         mine = self._spec
-        return (mine.span, mine.heuristics, mine.first) == (spec.span, spec.heuristics, spec.first)
+        return (mine.keys.span, mine.heuristics, mine.first) == (spec.keys.span, spec.heuristics, spec.first)
 
     def is_settled(self) -> bool:
         """Whether answers may leave: no value that may count at the root leads the durable one."""

@@ -23,9 +23,11 @@ from lowwater.v1 import topology_pb2, types_pb2, watermarks_pb2, workers_pb2
 from lowwater_authority.core.batches import MAX_PARTS
 from lowwater_authority.core.budget import BUCKETS, Kept, Lateness
 from lowwater_authority.core.codec import int64_bytes
+from lowwater_authority.core.cut import Cut
 from lowwater_authority.core.groups import MOST_RECORDS, NO_RECORDS, GroupState, Mass
 from lowwater_authority.core.heuristics import PPM
-from lowwater_authority.core.layout import Layout, Load, Told
+from lowwater_authority.core.layout import Layout, LayoutReport, Load
+from lowwater_authority.core.names import is_slicing
 from lowwater_authority.core.requests import (
     NO_DIGEST,
     PIECE,
@@ -38,7 +40,7 @@ from lowwater_authority.core.requests import (
 )
 from lowwater_authority.core.slicing import MOST_FRONTIERS
 from lowwater_authority.core.times import MAX, MIN
-from lowwater_authority.core.topology import MAX_BUDGETS, MAX_HEURISTICS, Spec, is_slicing
+from lowwater_authority.core.topology import MAX_BUDGETS, MAX_HEURISTICS, Spec
 from lowwater_authority.rpc.refusals import MESSAGE_BYTES, bad_field
 
 if TYPE_CHECKING:
@@ -121,7 +123,7 @@ def spec(message: topology_pb2.RegisterRequest) -> Spec:
         estimated=message.estimated,
         budgets=tuple(sorted(message.lateness_budgets_ppm)),
         all_pending=message.all_pending,
-        slices=tuple(message.slices),
+        slicing=Cut(tuple(message.slices)) if message.slices else None,
     )
 
 
@@ -336,7 +338,7 @@ def layout_wish(message: topology_pb2.ChangeLayoutRequest) -> tuple[int, int, li
     return message.incarnation, message.expected_version, starts, tasks
 
 
-def layout_report(message: workers_pb2.CommitBatchRequest) -> Told | None:
+def layout_report(message: workers_pb2.CommitBatchRequest) -> LayoutReport | None:
     """Decode what an owner reports of its layout; None when it follows none.
 
     Raises InvalidArgument.
@@ -362,7 +364,7 @@ def layout_report(message: workers_pb2.CommitBatchRequest) -> Told | None:
         Load(load.start, load.end, load.rows, load.micros, load.bytes, tuple(load.parts), load.heaviest)
         for load in message.loads
     ]
-    return Told(layout, message.layout_refused, message.batch, tuple(loads))
+    return LayoutReport(layout, message.layout_refused, message.batch, tuple(loads))
 
 
 def layout_message(value: Layout) -> types_pb2.Layout:
@@ -375,10 +377,10 @@ def layouts_message(computation: Computation) -> topology_pb2.GetLayoutResponse:
     response = topology_pb2.GetLayoutResponse(
         incarnation=computation.incarnation, wanted=layout_message(computation.published_layout)
     )
-    if computation.told is not None:
-        response.current.CopyFrom(layout_message(computation.told.layout))
-        response.refused, response.batch = computation.told.refused, computation.told.batch
-        response.loads.extend(types_pb2.RangeLoad(**load._asdict()) for load in computation.told.loads)
+    if computation.layout_report is not None:
+        response.current.CopyFrom(layout_message(computation.layout_report.layout))
+        response.refused, response.batch = computation.layout_report.refused, computation.layout_report.batch
+        response.loads.extend(types_pb2.RangeLoad(**load._asdict()) for load in computation.layout_report.loads)
     return response
 
 
@@ -505,11 +507,11 @@ def computation_message(spec: Spec, topology: Topology) -> topology_pb2.Computat
         estimated=topology.is_estimated(spec.name),
         lateness_budgets_ppm=spec.budgets,
         all_pending=spec.all_pending,
-        slices=spec.slices,
+        slices=spec.cut.starts,
         slice_of=spec.slice_of,
-        slice_start=spec.span[0],
-        slice_end=spec.span[1],
-        slice_source=spec.source,
+        slice_start=spec.keys.span[0],
+        slice_end=spec.keys.span[1],
+        slice_source=spec.keys.source,
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lowwater import errors
 from lowwater.v1 import workers_pb2 as pb
-from lowwater_authority.core.topology import NAME, whole
+from lowwater_authority.core.names import NAME, whole
 from lowwater_authority.engine.admission import Admission
 from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.acknowledgement import MESSAGE_BYTES, Acknowledgement

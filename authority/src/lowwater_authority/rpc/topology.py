@@ -34,7 +34,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         caller = calling()
         spec = await shard.graph.register(
             spec,
-            room=room(spec.name, len(spec.slices) + bool(spec.slices), self.services.limits),
+            room=room(spec.name, len(spec.cut.parts), self.services.limits),
             principal="" if caller is None else caller.principal.name,
         )
         return topology_pb2.RegisterResponse(
