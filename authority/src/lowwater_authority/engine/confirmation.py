@@ -14,7 +14,7 @@ from lowwater_authority.engine.holdings import BrokenGraph
 from lowwater_authority.engine.round import GivenUp, GraphMoved, Round
 from lowwater_authority.engine.waiting import within
 from lowwater_authority.engine.writes import StoreState
-from lowwater_authority.journal import GRAPH, JournalCorrupt, JournalError, JournalFailed, JournalFenced, JournalLost
+from lowwater_authority.journal import GRAPH, JournalCorrupt, JournalError, JournalFailed, JournalLost
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -91,9 +91,8 @@ class Confirmation:
             except errors.Unavailable as doubt:
                 raise GivenUp from doubt
             try:
-                end = await self._held.confirm(names)
-            except JournalFenced as error:
-                self._served.lose(error.owners)
+                with self._served.losing():
+                    end = await self._held.confirm(names)
             except JournalLost as lost:
                 await self._heal(lost)
             except JournalFailed as error:

@@ -14,7 +14,7 @@ from lowwater_authority.engine.placement import moved
 from lowwater_authority.engine.requests import allow
 from lowwater_authority.engine.round import DROPPED, GivenUp
 from lowwater_authority.engine.waiting import within
-from lowwater_authority.journal import JournalError, JournalFenced
+from lowwater_authority.journal import JournalError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -285,13 +285,13 @@ class GraphRequests:
         if not held:
             return
         try:
-            await self._held.of(name).refuse_usurped()
-        except JournalFenced as error:
-            self._served.lose(error.owners)
-            raise moved(name) from error
+            with self._served.losing() as lost:
+                await self._held.of(name).refuse_usurped()
         except JournalError as error:
             msg = f"the store does not tell who owns the log of {name}, nothing was changed: {error}"
             raise errors.Unavailable(msg, metadata={"computation": name}) from error
+        if lost:
+            raise moved(name)
 
     async def _fence_dropped(self, name: str) -> None:
         msg = (

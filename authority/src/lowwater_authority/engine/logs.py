@@ -6,7 +6,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from lowwater.core.events import event
 from lowwater_authority.engine.writes import Writes
@@ -147,6 +147,14 @@ class Record(NamedTuple):
 T = TypeVar("T")
 
 
+class Drop(Protocol):
+    """Drops the logs that other processes own now out of an append."""
+
+    def __call__(self, fenced: JournalFenced, *, in_doubt: bool) -> None:
+        """``in_doubt``: whether the records of these logs may be written all the same."""
+        ...
+
+
 class _Append:
     """One append to several logs, and what of it may be written by now."""
 
@@ -273,35 +281,33 @@ class Logs:
         readings: Mapping[Log, int],
         apart: Container[str] = (),
         beside: Iterable[str] = (),
-        drop: Callable[[JournalFenced, bool], None] | None = None,
-    ) -> list[str]:
-        """Append records in one step; returns when durable.
+        drop: Drop | None = None,
+    ) -> None:
+        """Append records in one step; returns when they are durable.
 
-        Raises JournalFailed, JournalFenced, ...
-
-        ``readings`` are those of the logs, but for the graph's, when what is appended was staged:
-        what was let go since, and perhaps taken again, must not get it, and is fenced. ``beside``:
-        logs that get no record, and must be this process's own all the same. Those are returned of
-        which that was not asked in the end, because nothing was left to write. ``apart``: logs
-        whose memory does not have the record yet, so that it is still to be written when they were
-        healed. ``drop`` is told which logs other processes own now, and whether their records may
-        be written all the same; the others are written without them. Without it, such a log is
-        refused with all others.
+        ``readings``: reading of each log, but the graph's, when its record was staged. A log that
+        was let go since, and perhaps taken again, must not get the record, and is fenced.
+        ``beside``: logs that get no record; that this process owns them is confirmed all the same.
+        ``apart``: logs whose record is not in memory yet, so a heal does not write it. ``drop``:
+        called when other processes own some logs; the others go on without them. If it is None,
+        the whole append fails then. Raises JournalFailed, JournalFenced, JournalPosition, InDoubt.
         """
-        if not records:
-            return list(beside)
-        self.unconfirmed_since = now
         appending = _Append(records, readings, apart, beside)
-        with self._observer.append(sum(len(record.payload) for record in records)):
+        if records:
+            await self._append_in_time(appending, now, drop)
+        await self._confirm(appending.beside, drop)
+
+    async def _append_in_time(self, appending: _Append, now: int, drop: Drop | None) -> None:
+        self.unconfirmed_since = now
+        with self._observer.append(sum(len(record.payload) for record in appending.records)):
             try:
                 await self._append(appending, drop)
             except (JournalFailed, JournalFenced, JournalPosition, InDoubt):
                 self.unconfirmed_since = None
                 raise
         self.unconfirmed_since = None
-        return appending.beside
 
-    async def _append(self, appending: _Append, drop: Callable[[JournalFenced, bool], None] | None) -> None:
+    async def _append(self, appending: _Append, drop: Drop | None) -> None:
         while appending.records:
             entries = appending.entries()
             try:
@@ -319,9 +325,25 @@ class Logs:
                 if drop is None:
                     appending.refuse_if_doubted(error)
                     raise
-                drop(error, appending.in_doubt(error.owners))
+                drop(error, in_doubt=appending.in_doubt(error.owners))
                 appending.leave(error.owners)
             appending.go_on_behind(appending.healed())
+
+    async def _confirm(self, names: list[str], drop: Drop | None) -> None:
+        """Confirm that this process owns the logs that no append has confirmed."""
+        while names:
+            try:
+                try:
+                    await self.journal.confirm(names)
+                except JournalLost as lost:
+                    await self.heal(lost)
+                else:
+                    return
+            except JournalFenced as error:
+                if drop is None:
+                    raise
+                drop(error, in_doubt=False)
+                names = [name for name in names if name not in error.owners]
 
     async def heal(self, error: JournalLost) -> None:
         """Put back what the store has lost: the graph first, which the incarnations of all others stand on.

@@ -52,10 +52,10 @@ class Repair:
         backoff = Backoff(*self._served.settings.write_again_seconds)
         while (unwritten := self._held.unwritten(name)) is not None:
             try:
-                computation = await self._held.of(name).put_right()
-            except JournalFenced as error:
-                self._served.lose(error.owners)
-                return
+                with self._served.losing() as lost:
+                    computation = await self._held.of(name).put_right()
+                if lost:
+                    return
             except JournalError as error:
                 if self._held.logs.stopping:
                     return

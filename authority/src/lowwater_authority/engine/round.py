@@ -452,7 +452,7 @@ class Rounds:
         }
         # The records of these belong together: all of them are appended, or none.
         apart = {GRAPH, *(name for name, c in touched.items() if held.computation(name) is not c or c in raised)}
-        unconfirmed = await held.logs.append(
+        await held.logs.append(
             records,
             round_.now,
             readings=round_.readings,
@@ -462,7 +462,6 @@ class Rounds:
         )
         for computation, version in raised.items():
             computation.input_version = version  # a heal during the append has put back the old one
-        await self._confirm(round_, unconfirmed)
 
     async def _heal(self, round_: Round) -> None:
         """Put into the store what it has lost or damaged, and renew ownerships that are too low."""
@@ -481,27 +480,12 @@ class Rounds:
         """
         return self._served.shared and round_.topology is None
 
-    def _drop_out(self, round_: Round, fenced: JournalFenced, in_doubt: bool = False) -> None:
+    def _drop_out(self, round_: Round, fenced: JournalFenced, *, in_doubt: bool) -> None:
         """Lose the computations that other processes own now; the rest of the round goes on."""
         self._served.lose(fenced.owners)
         for name in fenced.owners:
             msg = f"it is not known whether the write took effect; look, or repeat it: {fenced}"
             round_.dropped[name] = errors.Unavailable(msg) if in_doubt else GivenUp()
-
-    async def _confirm(self, round_: Round, names: Iterable[str]) -> None:
-        """Confirm the ownership of computations that no append has confirmed."""
-        while names := [name for name in names if name not in round_.dropped]:
-            try:
-                try:
-                    await self._held.journal.confirm(names)
-                except JournalLost as lost:
-                    await self._held.heal(lost)
-            except JournalFenced as fenced:
-                if not self._divisible(round_):
-                    raise
-                self._drop_out(round_, fenced)
-            else:
-                return
 
     async def _roll_back(self, round_: Round) -> Collection[str]:
         """Forget what a round staged, by reading the journal back, which is the truth.
@@ -521,18 +505,16 @@ class Rounds:
         kept: set[str] = set()
         for name in round_.touched:
             while (holding := held.served.get(name)) is not None and not holding.is_kept():
-                try:
-                    computation, healed = await holding.reload()
-                except JournalFenced as error:
-                    self._served.lose(error.owners)
-                    if name in error.owners:
-                        break
-                except (JournalCorrupt, JournalVersion) as damage:
-                    holding.keep(damage)
-                else:
-                    kept.update(healed)
-                    if computation is not None:
-                        self._served.publish([computation])
+                with self._served.losing() as lost:
+                    try:
+                        computation, healed = await holding.reload()
+                    except (JournalCorrupt, JournalVersion) as damage:
+                        holding.keep(damage)
+                    else:
+                        kept.update(healed)
+                        if computation is not None:
+                            self._served.publish([computation])
+                if not lost or name in lost:
                     break
             if held.is_kept(name):
                 self._repair.begin(held.served[name])

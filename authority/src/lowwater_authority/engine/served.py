@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from lowwater_authority.engine.placement import moved
+from lowwater_authority.journal import JournalFenced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from lowwater import errors
     from lowwater_authority.core.computation import Computation, View
@@ -184,8 +186,25 @@ class Served:
         self.slices.follow(computation.spec.name)
         self.count()
 
+    @contextmanager
+    def losing(self) -> Iterator[dict[str, tuple[int, int]]]:
+        """Catch JournalFenced around calls to the journal, and lose what other processes own now.
+
+        Yields the owners as in JournalFenced; empty until the journal has fenced the body.
+        """
+        lost: dict[str, tuple[int, int]] = {}
+        try:
+            yield lost
+        except JournalFenced as error:
+            lost |= error.owners
+            self.lose(lost)
+
     def lose(self, owners: Mapping[str, tuple[int, int]]) -> None:
-        """Forget the computations that other processes own now; ``owners`` as in JournalFenced."""
+        """Forget the computations that other processes own now; ``owners`` as in JournalFenced.
+
+        All of the engine that the journal fences comes here: rounds directly, because they also
+        have callers to answer, everything else by :meth:`losing`. Readers are sent to the new owner.
+        """
         for name in self.held.let_go(owners):
             self.slices.unfollow(name)
             self.on_moved(name)
