@@ -324,8 +324,8 @@ unit/test_slices.py
     engine/cuts.py: errors.Unavailable in _handed_over
     engine/cuts.py: errors.Unavailable in _take_in
     engine/owner_requests.py: errors.Unavailable in claim
-    engine/root_here.py: errors.BY_REASON[refused.reason] in say
-    engine/root_here.py: errors.Unavailable in say
+    engine/root_here.py: errors.BY_REASON[refused.reason] in report
+    engine/root_here.py: errors.Unavailable in report
     engine/slice.py: errors.Unavailable in _check_listed
     engine/slice.py: errors.Unavailable in _claim
     engine/slice.py: errors.Unavailable in vouched

@@ -377,8 +377,8 @@ change_inputs_by_an_unconfirmed_graph.includes(hand_keys_over_by_an_unconfirmed_
 def keep_the_claim_of_a_lost_retirement(_: Part) -> Part:
     """A slice goes on with its claim at the root when its retirement had no answer, and may arrive at any time (rule 8)."""
 
-    async def kept(self: Slice, known: Any) -> None:
-        await self._by(known, known.retire())
+    async def kept(self: Slice, range_: Any) -> None:
+        await self._answered(range_, range_.retire())
 
     return kept
 

@@ -327,7 +327,7 @@ async def test_a_process_that_starts_waits_until_a_shard_has_written_the_graph_a
     await deployment.settle(one, other, third, seconds=1.5)
     assert set(NAMES) == held(one) | held(other) | held(third)
     assert held(third)
-    names = [record.getMessage() for record in caplog.records if "looking for a shard" in record.getMessage()]
+    names = [record.getMessage() for record in caplog.records if "waits for a shard that" in record.getMessage()]
     assert len(names) == 1
 
 

@@ -15,7 +15,7 @@ from lowwater import errors
 from lowwater.core.columns import Column
 from lowwater.core.fold import Fold
 from lowwater.core.lease import LeaseState
-from lowwater_authority.cluster.peers import _told_lateness
+from lowwater_authority.cluster.peers import _lateness_of
 from lowwater_authority.core.budget import Lateness
 from lowwater_authority.core.computation import LARGEST_EPOCH
 from lowwater_authority.core.groups import GroupState
@@ -26,7 +26,7 @@ from lowwater_authority.core.topology import WHOLE, Spec, Topology, slicing
 from lowwater_authority.engine.cuts import Cuts
 from lowwater_authority.engine.observer import Observer
 from lowwater_authority.engine.root_here import RangeHere
-from lowwater_authority.engine.roots import Asked, Range, Told
+from lowwater_authority.engine.roots import Range, SliceClaim, SliceReport
 from lowwater_authority.engine.round import GivenUp, Round
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import GRAPH, JournalVersion
@@ -332,7 +332,7 @@ async def test_an_acknowledgement_covers_no_report_in_front_of_it_that_waits(fir
 
 def test_a_lease_tells_how_a_slice_keeps_its_budgets_and_not_what_it_counts_itself() -> None:
     state = LeaseState("a", 1, Column(1, MIN), reference=MIN, budgets={50_000: MIN})
-    state.whole_lateness = _told_lateness(((50_000, 5, 10, 1),))
+    state.whole_lateness = _lateness_of(((50_000, 5, 10, 1),))
     state.advance(Fold(MAX, (), 1, ()), 7, now=0.0)
     assert state.arrivals is not None
     state.arrivals.heard({50_000: 3})
@@ -625,16 +625,16 @@ async def test_a_root_that_another_process_takes_meanwhile_is_a_reason_to_try_ag
         return answer
 
     graph = SimpleNamespace(get=lambda _: SimpleNamespace(incarnation=1), required=lambda _: NO_FOLD)
-    asked = Asked(
+    asked = SliceClaim(
         "hourly", "hourly~0", (b"", KEY), host="", epoch=1, claims=1, bound=0, request_id=b"id", identity="hourly~"
     )
-    told = Told(
-        1, NO_FOLD, current=True, vouched=MIN, low=5, retired=False, kept=(), oldest_operation=0, waiting_for=""
+    told = SliceReport(
+        1, NO_FOLD, current=True, vouched=MIN, low=5, retired=False, budgets=(), oldest_operation=0, waiting_for=""
     )
     served: Any = SimpleNamespace(topology=graph)
     owners: Any = SimpleNamespace(report=report)
     with pytest.raises(errors.Unavailable, match="has taken hourly over"):
-        await RangeHere(served, owners, asked, 1, 0).say(told, None)
+        await RangeHere(served, owners, asked, 1, 0).report(told, None)
 
 
 AT = b"\xc0"
@@ -844,7 +844,7 @@ async def test_records_are_counted_once_though_the_new_half_claims_first_and_is_
     await until(lambda: counted() == [(2000, 6)])
     real = wide.way.claim
 
-    async def claim(asked: Asked) -> Range:
+    async def claim(asked: SliceClaim) -> Range:
         if asked.name == "a~1" and len(wide.root.map) < 3:
             msg = "the new one is first"
             raise errors.Unavailable(msg)

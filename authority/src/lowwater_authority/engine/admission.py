@@ -102,7 +102,7 @@ class Gate(Generic[Ticket]):
         self.refused = 0
         """How often somebody was told to come again."""
         self.saturated = False
-        """Whether somebody was told to come again, and the line has not been empty since."""
+        """True if somebody was told to come again, and the line has not been empty since."""
         self._last_turn = 0.0
         self._seen = 0.0
         self._worked = FIRST_SECONDS

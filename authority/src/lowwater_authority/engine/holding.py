@@ -173,12 +173,12 @@ class Unwritten:
 
     @property
     def torn(self) -> bool:
-        """Whether half a change may be in memory, so that the store's copy counts alone."""
+        """True if half a change may be in memory, so that the store's copy counts alone."""
         return self.memory is not Memory.ONLY_COPY
 
     @property
     def kept(self) -> bool:
-        """Whether memory counts, or nothing does, because the store cannot be read back."""
+        """True if memory counts, or nothing does, because the store cannot be read back."""
         return self.memory is not Memory.TORN
 
     def unreadable(self, reason: JournalError) -> None:
@@ -222,7 +222,7 @@ class Damage:
     seconds: float
     """For how long that was in the beginning."""
     orphaned: bool = False
-    """Whether nobody was found to serve it since the look."""
+    """True if nobody was found to serve it since the look."""
 
     def kept(self) -> None:
         """Another shard serves the computation."""
@@ -325,7 +325,7 @@ class Holding:
     """One change of its ownership at a time: the position of a restore must be the next one when it
     is written."""
     renewing: bool = False
-    """Whether its ownership is being renewed: an attempt may have made a newer owner than this
+    """True if its ownership is being renewed: an attempt may have made a newer owner than this
     process knows."""
     unwritten: Unwritten | None = None
     """Set while memory and store may differ. What was published of it stays true."""
@@ -363,7 +363,7 @@ class Holding:
         return self.held
 
     def is_held(self) -> bool:
-        """Whether it is served; to be asked again behind each wait for the store."""
+        """Return whether it is served; to be asked again behind each wait for the store."""
         return self.held is not None
 
     @property
@@ -377,7 +377,7 @@ class Holding:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to remember of it."""
+        """True if there is nothing to remember of it."""
         # A snapshot under way is no reason: it is of an owner that is over, and needs nothing of
         # what is here.
         under_way = (self.take.task, self.turn.task, self.mending)
@@ -385,11 +385,11 @@ class Holding:
         return self.state is State.ABSENT and self.damage is None and self.rest is None and not waiting
 
     def is_torn(self) -> bool:
-        """Whether half a change may be in memory, so that the store's copy counts alone."""
+        """Return whether half a change may be in memory, so that the store's copy counts alone."""
         return self.unwritten is not None and self.unwritten.torn
 
     def is_kept(self) -> bool:
-        """Whether memory counts, or nothing does, because the store cannot be read back."""
+        """Return whether memory counts, or nothing does, because the store cannot be read back."""
         return self.unwritten is not None and self.unwritten.kept
 
     def one_again(self) -> bool:

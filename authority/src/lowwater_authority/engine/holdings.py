@@ -112,10 +112,10 @@ class Holdings:
         self._read: ReadGraph | None = None
         """The log of the graph as it was read last."""
         self.graph_doubted = False
-        """Whether the store may have a damaged graph: it could not be read, or another process
+        """True if the store may have a damaged graph: it could not be read, or another process
         waits because it cannot read it."""
         self.graph_unread = False
-        """Whether it was damaged when it was read last: shards that have read what is damaged have
+        """True if it was damaged when it was read last: shards that have read what is damaged have
         to hear of it, and write it again."""
         self.covered = 0
         """Up to where ``topology`` has what the log of the graph says: what is damaged there can be
@@ -456,7 +456,7 @@ class Holdings:
             self.discard(holding)
 
     def is_torn(self, name: str) -> bool:
-        """Whether half a change may be in memory, so that the store's copy counts alone."""
+        """Return whether half a change may be in memory, so that the store's copy counts alone."""
         holding = self.served.get(name)
         return holding is not None and holding.is_torn()
 
@@ -466,11 +466,11 @@ class Holdings:
         return holding.unwritten if holding is not None else None
 
     def is_unwritten(self, name: str) -> bool:
-        """Whether a held computation is not in memory as the store has it."""
+        """Return whether a held computation is not in memory as the store has it."""
         return self.unwritten(name) is not None
 
     def is_kept(self, name: str) -> bool:
-        """Whether memory counts, or nothing does, because the store cannot be read back."""
+        """Return whether memory counts, or nothing does, because the store cannot be read back."""
         holding = self.served.get(name)
         return holding is not None and holding.is_kept()
 
@@ -717,13 +717,13 @@ def needs_newest(payload: bytes) -> bool:
 
 
 def _goes_on(loaded: LoadedLog, known: LoadedLog) -> bool:
-    """Whether a log is as it was known, with perhaps more behind it."""
+    """Return whether a log is as it was known, with perhaps more behind it."""
     same = known.snapshot_position == loaded.snapshot_position and known.snapshot == loaded.snapshot
     return same and known.records == loaded.records[: len(known.records)]
 
 
 def _has_ended(loaded: LoadedLog, incarnation: int) -> bool:
-    """Whether there is nothing in a log but what the incarnation after a dropped one needs."""
+    """Return whether there is nothing in a log but what the incarnation after a dropped one needs."""
     if loaded.records or loaded.snapshot is None:
         return not loaded.last
     try:

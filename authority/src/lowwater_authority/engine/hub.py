@@ -39,7 +39,7 @@ class Subscription:
         self._clock = clock
         self._woken = False
         self._resting = False
-        """Whether who takes waits for the end of an interval, whatever changes."""
+        """True if who takes waits for the end of an interval, whatever changes."""
         self._waiter: asyncio.Future[None] | None = None
         """What who takes waits for, while it waits."""
         self._taken_at = -math.inf

@@ -76,7 +76,7 @@ class Log:
     snapshotting: asyncio.Task[None] | None = None
     """What writes a snapshot of it."""
     doubted: bool = False
-    """Whether the last restore of it was of unknown outcome at some time, and did not succeed
+    """True if the last restore of it was of unknown outcome at some time, and did not succeed
     since: what it restores may be written."""
 
     def read(self, loaded: LoadedLog) -> None:
@@ -101,7 +101,7 @@ class Log:
         self.tried = 0, 0
 
     def due(self, now: int) -> bool:
-        """Whether a snapshot would bound the replay, and none is being written.
+        """Return whether a snapshot would bound the replay, and none is being written.
 
         After one that was refused so many bytes have to come as make one due, and after each
         further one twice as many: making it costs all of the computation, whether or not the store
@@ -115,11 +115,11 @@ class Log:
         return self.behind > behind + more or bool(self.refused and now - self.tried_at >= SNAPSHOT_AGAIN)
 
     def changed(self, now: int) -> bool:
-        """Whether it has records behind its last snapshot, however few, and none is being written, or was just refused."""
+        """Return whether it has records behind its last snapshot, however few, and none is being written, or was just refused."""
         return bool(self.behind) and self.snapshotting is None and not self.rests(now)
 
     def rests(self, now: int) -> bool:
-        """Whether a snapshot was refused so lately that another attempt has to wait: half a minute, and twice as long each time."""
+        """Return whether a snapshot was refused so lately that another attempt has to wait: half a minute, and twice as long each time."""
         again = SNAPSHOT_AGAIN >> max(0, MOST_DOUBLINGS + 1 - self.refused)
         return bool(self.refused) and now - self.tried_at < again
 
@@ -139,7 +139,7 @@ class Record(NamedTuple):
     log: Log
     payload: bytes
     strong: bool
-    """Whether losing it breaks a promise; see Entry."""
+    """True if losing it breaks a promise; see Entry."""
     newest: bool = False
     """As in Entry."""
 
@@ -166,7 +166,7 @@ class _Append:
         self.beside = list(beside)
         """What is to be confirmed with them, and was not yet."""
         self.doubt = False
-        """Whether a part of it may be written: an attempt was of unknown outcome, or a heal has put
+        """True if a part of it may be written: an attempt was of unknown outcome, or a heal has put
         it back."""
         self._apart = apart
         self._readings = {log: readings[log] for log, *_ in records if log.name != GRAPH}
@@ -230,7 +230,7 @@ class _Append:
         self.records = [record for record in self.records if record.log.name not in healed]
 
     def in_doubt(self, names: Container[str] | None = None) -> bool:
-        """Whether these logs, or any, may have got their records all the same: by an earlier attempt, or by a heal of unknown outcome."""
+        """Return whether these logs, or any, may have got their records all the same: by an earlier attempt, or by a heal of unknown outcome."""
         return self.doubt or any(
             log.doubted
             for log in self._readings
@@ -268,7 +268,7 @@ class Logs:
         self._snapshot_piece = snapshot_piece
         self._snapshots: set[asyncio.Task[None]] = set()
         self.stopping = False
-        """Whether an append of unknown outcome is given up instead of tried again."""
+        """True if an append of unknown outcome is given up instead of tried again."""
         self.writes = Writes(lambda: self.stopping)
         self.unconfirmed_since: int | None = None
         """Processing time at which an append began whose outcome is not known yet."""

@@ -19,7 +19,7 @@ class Placement(Protocol):
     """Which computations are this shard's, and how it hears of the others."""
 
     def mine(self, name: str) -> bool:
-        """Whether this shard is to serve a computation."""
+        """Return whether this shard is to serve a computation."""
         ...
 
     def home(self, name: str) -> str:
@@ -27,14 +27,14 @@ class Placement(Protocol):
         ...
 
     def may_heal(self) -> bool:
-        """Whether this shard may put back from memory what the store has lost: not when others may know more."""
+        """Return whether this shard may put back from memory what the store has lost: not when others may know more."""
         ...
 
     async def outvoted(self) -> None:
         """Look again who the members are: one of them knew better."""
 
     async def lives_elsewhere(self, name: str) -> bool:
-        """Whether another shard owns a computation, and lives. Raises Unavailable."""
+        """Return whether another shard owns a computation, and lives. Raises Unavailable."""
         ...
 
     async def wait_for_graph(self) -> bool:

@@ -1,4 +1,4 @@
-"""What this process serves, and what readers see of it: the one place that publishes."""
+"""The computations that this process serves: the one place that publishes and loses them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ class Answer(Protocol):
 
 
 class SlicesHere(Protocol):
-    """The slices that this process serves. Each reports to its root; see engine/slices.py."""
+    """The slices that this process serves, each of which reports to its root.
+
+    A protocol, because engine/slices.py imports this module.
+    """
 
     def follow(self, name: str) -> None:
         """Begin to report a computation to its root, if it is a slice."""
@@ -48,17 +51,17 @@ class SlicesHere(Protocol):
         ...
 
     def durable(self, computation: Computation) -> None:
-        """Report to the root what is durable of a computation. Nothing else may be staged."""
+        """Let a slice report its state, all of which is durable, to the root."""
         ...
 
     def unsettled(self, names: Iterable[str]) -> list[tuple[Answer, int]]:
-        """Return those slices whose callers must wait for the root, each with its turn."""
+        """Return the slices among ``names`` whose callers must wait for the root, with their turn."""
         ...
 
     def is_unbound(self, name: str, identity: str) -> bool:
-        """Whether a root is not known to be bound to a worker's identity.
+        """Return whether a slice's root may not be bound to a worker's identity yet.
 
-        False for a name that is no slice.
+        False for other computations.
         """
         ...
 
@@ -103,7 +106,7 @@ class Served:
 
     @property
     def shared(self) -> bool:
-        """Whether other processes write to the journal too.
+        """True if other processes write to the journal too.
 
         Then a computation that another process takes over ends here, and this process goes on
         with the others.

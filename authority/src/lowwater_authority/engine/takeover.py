@@ -202,7 +202,7 @@ class Takeover:
         holding.damage = Damage(reason, self._now() + seconds * 1e6, seconds)
 
     def is_damaged(self, name: str) -> bool:
-        """Whether this shard does not serve a computation because its log is damaged.
+        """Return whether this shard does not serve a computation because its log is damaged.
 
         As far as this shard knows, no other one serves it either.
         """

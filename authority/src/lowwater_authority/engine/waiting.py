@@ -23,7 +23,7 @@ class Backoff:
 
     @property
     def first(self) -> bool:
-        """Whether nothing was waited for yet: later attempts are told less loudly."""
+        """True if nothing was waited for yet: later attempts are told less loudly."""
         return self.seconds == self._least
 
     async def wait(self, early: asyncio.Event | None = None) -> None:

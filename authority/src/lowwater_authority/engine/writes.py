@@ -1,4 +1,4 @@
-"""Whether the store takes what this process writes.
+"""True if the store takes what this process writes.
 
 Every write of a shard, or of a global authority, goes through here.
 """

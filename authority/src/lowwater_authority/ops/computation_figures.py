@@ -282,7 +282,7 @@ class Reading:
         return () if computation is None else computation.tasks.published
 
     def _held(self, view: View) -> bool:
-        """Whether a computation has stood still for long, and it is not its inputs that hold it.
+        """Return whether a computation has stood still for long, and it is not its inputs that hold it.
 
         One that has never moved has stood still for ever. O(inputs), and of those that stand still
         only.

@@ -80,7 +80,7 @@ class Pushed:
 
     @property
     def on(self) -> bool:
-        """Whether figures are pushed."""
+        """True if figures are pushed."""
         return self._exporter is not None
 
     def close(self) -> None:
