@@ -177,7 +177,7 @@ class One:
             placement=self.placement,
             settings=tree.settings,
         )
-        self.shard.held.address = address
+        self.shard.held.logs.address = address
         self.ended = False
 
     async def start(self) -> One:

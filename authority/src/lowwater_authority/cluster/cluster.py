@@ -151,7 +151,7 @@ class Cluster:
         """
         self._shard = shard
         self._untaken = Untaken(shard.held, self.mine)
-        shard.held.address = self.me.address
+        shard.held.logs.address = self.me.address
         while not self._leaving and self.view.member(self.me.id) is None:
             again = self._monotonic() + self._dead_after / BEATS
             if not await self._answered(self._open()) or not await self._answered(self.beat()):
@@ -288,7 +288,7 @@ class Cluster:
         self._heard_of = beats.last
         self._accused = {each: self._accused.get(each, beats.last.get(each, 0)) for each in accused}
         now = self._monotonic()
-        if self._shard.held.graph_unread:
+        if self._shard.held.graph.unread:
             # Who has read what is damaged has no reason to look at it again, but that it hears a
             # stranger.
             await self._directory.beat(self._unread_id)
@@ -377,7 +377,7 @@ class Cluster:
         if there is not None and not self.me.joined:
             self.me = replace(self.me, joined=there.joined)  # it stays the same process if it is left out for a while
         self._joined = self._joined or view.member(self.me.id) is not None
-        self._shard.held.view = view.version
+        self._shard.held.logs.view = view.version
         self._lifelines.follow(view.members)
 
     async def look_after(self) -> None:
@@ -420,7 +420,7 @@ class Cluster:
             with contextlib.suppress(JournalError, errors.LowwaterError):
                 await self.unpin_dropped()
         self._leave_readable()
-        if self._shard.held.graph_doubted and self._monotonic() >= self._look_at_graph:
+        if self._shard.held.graph.doubted and self._monotonic() >= self._look_at_graph:
             self._look_at_graph = self._monotonic() + self._dead_after
             with contextlib.suppress(errors.LowwaterError):
                 await self._shard.confirmation.refresh()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from lowwater import errors
 from lowwater.core.events import event
 from lowwater_authority.core.computation import LARGEST_EPOCH
-from lowwater_authority.engine.holdings import BrokenGraph
+from lowwater_authority.engine.graph_log import BrokenGraph
 from lowwater_authority.engine.round import GivenUp, GraphMoved, Round
 from lowwater_authority.engine.waiting import within
 from lowwater_authority.engine.writes import StoreState
@@ -97,7 +97,7 @@ class Confirmation:
                 await self._heal(lost)
             except JournalFailed as error:
                 raise self._unconfirmed(f"it cannot reach its store: {error}") from error
-        if end > self._holdings.graph_known:
+        if end > self._holdings.graph.used:
             await self.refresh()
         confirmed = set(names)
         # See Served.confirms.
@@ -147,8 +147,8 @@ class Confirmation:
     async def _refresh_if_changed(self, _: Iterable[str]) -> int:
         try:
             if (
-                not self._holdings.graph_doubted
-                and await self._holdings.journal.confirm(()) <= self._holdings.graph_known
+                not self._holdings.graph.doubted
+                and await self._holdings.journal.confirm(()) <= self._holdings.graph.used
             ):
                 return 0
         except JournalFailed as error:
@@ -170,11 +170,11 @@ class Confirmation:
                 if heals:
                     self._rest_graph(msg)
                 raise errors.Unavailable(msg) from error
-            return self._holdings.graph.position
+            return self._holdings.graph.log.position
 
     def doubt_graph(self) -> None:
         """Read the stored graph whole next time: another process may be unable to read it."""
-        self._holdings.graph_doubted = True
+        self._holdings.graph.doubted = True
 
     async def _what_is_read(self) -> tuple[Callable[[Round], None], bool]:
         """Read the stored graph. Return how a round uses it, and whether that writes it again.
@@ -183,11 +183,11 @@ class Confirmation:
         """
         self._refuse_unhealed()
         try:
-            read = await self._holdings.read_graph()
+            read = await self._holdings.graph.read()
         except JournalLost as lost:
             return partial(_stage_lost, lost), True
         except BrokenGraph as broken:
-            return partial(_stage_lost, JournalLost({GRAPH: (self._holdings.graph.position, broken.last)})), True
+            return partial(_stage_lost, JournalLost({GRAPH: (self._holdings.graph.log.position, broken.last)})), True
         except JournalError as error:
             if isinstance(error, JournalCorrupt) and error.log == GRAPH:
                 return partial(_stage_damage, error), True
@@ -195,7 +195,7 @@ class Confirmation:
             raise errors.Unavailable(msg) from error
 
         def stage(round_: Round) -> None:
-            newer = self._holdings.newer(read)
+            newer = self._holdings.graph.newer(read)
             if newer is not None:
                 # What only this process knows was lost in the store: the merged graph is appended.
                 merged = newer.merged(self._holdings.topology)

@@ -52,7 +52,7 @@ class GraphRequests:
         """
 
         def stage(round_: Round) -> Spec:
-            if spec.name in self._holdings.gone:
+            if spec.name in self._holdings.endings:
                 # The computation was dropped since this request began. Its log must be shortened
                 # first, because the old records may be damaged.
                 raise GivenUp
@@ -301,17 +301,17 @@ class GraphRequests:
         async with within(
             self._served.settings.wait_seconds, lambda: errors.Unavailable(msg, metadata={"computation": name})
         ):
-            await self._holdings.fenced(name)
+            await self._holdings.endings.fenced(name)
 
     async def _until_ended(self, name: str) -> None:
         """Wait until the log of a dropped computation is short, for its next incarnation.
 
         Raises Unavailable.
         """
-        if name not in self._requests.topology.dropped and name not in self._holdings.gone:
+        if name not in self._requests.topology.dropped and name not in self._holdings.endings:
             return
         msg = f"the log of {name}, which was dropped, is not shortened yet; try again"
         async with within(
             self._served.settings.wait_seconds, lambda: errors.Unavailable(msg, metadata={"computation": name})
         ):
-            await self._holdings.ended(name)
+            await self._holdings.endings.ended(name)

@@ -441,8 +441,8 @@ class Rounds:
         # say, refuse a claim as stale that its successor has granted.
         unchanged = [name for name in touched if name not in changed] if self._served.shared else []
         if round_.topology is not None and not round_.read:
-            graph = holdings.graph_record(round_.topology, whole=round_.merged)
-            records.append(Record(holdings.graph, graph, strong=True, newest=round_.topology.needs_newest))
+            graph = holdings.graph.record(round_.topology, whole=round_.merged)
+            records.append(Record(holdings.graph.log, graph, strong=True, newest=round_.topology.needs_newest))
         specs = holdings.topology.computations
         raised = {
             computation: computation.input_version
@@ -467,7 +467,7 @@ class Rounds:
         if round_.lost is not None:
             await self._holdings.heal(round_.lost)
         if round_.damage is not None:
-            await self._holdings.heal_graph(round_.damage)
+            await self._holdings.graph.heal_damage(round_.damage)
         for name, newer in round_.above.items():
             if (holding := self._holdings.served.get(name)) is not None:  # else it was lost meanwhile
                 await holding.rise(newer)
@@ -494,7 +494,7 @@ class Rounds:
         """
         holdings = self._holdings
         if round_.read or round_.merged:
-            holdings.forget_graph()  # the graph was read for this round, so it is read again
+            holdings.graph.forget()  # the graph was read for this round, so it is read again
         for name in round_.torn & holdings.served.keys():
             holdings.served[name].tear()
             if not self._served.confirms(name):
@@ -618,9 +618,9 @@ class Rounds:
                 continue
             if holding.log.due(now) or (name in requested and holding.unwritten is None and holding.log.changed(now)):
                 await holdings.logs.snapshot(holding.log, partial(recovery.pieces, holding.computation), now)
-        if round_.topology is not None and holdings.graph.due(now):
+        if round_.topology is not None and holdings.graph.log.due(now):
             graph = holdings.topology
-            await holdings.logs.snapshot(holdings.graph, lambda: [graph.encode()], now, newest=graph.needs_newest)
+            await holdings.logs.snapshot(holdings.graph.log, lambda: [graph.encode()], now, newest=graph.needs_newest)
 
 
 def _log_losses(fenced: Iterable[Fenced]) -> None:

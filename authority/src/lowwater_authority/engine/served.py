@@ -241,7 +241,7 @@ class Served:
     def _use(self, topology: Topology) -> list[Computation]:
         """Go on with another graph. Returns the new incarnations that begin."""
         before, changed = self.topology, topology.changed(self.topology)
-        self.held.use(topology)
+        self.held.graph.use(topology)
         begun = []
         for name in changed:
             spec, computation = topology.computations.get(name), self.held.computation(name)
@@ -251,7 +251,7 @@ class Served:
                 self.slices.unfollow(name)
                 self.hub.move(name)
                 if self.placement.mine(name):
-                    self.held.end(name)
+                    self.held.endings.begin(name)
             elif spec is not None and computation is not None:
                 if computation.incarnation < spec.incarnation:
                     begun.append(self.held.restart(computation, spec))

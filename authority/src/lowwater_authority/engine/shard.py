@@ -17,8 +17,9 @@ from lowwater.core.text import counted
 from lowwater_authority.core import recovery
 from lowwater_authority.engine.confirmation import Confirmation
 from lowwater_authority.engine.cuts import Cuts
+from lowwater_authority.engine.graph_log import BrokenGraph
 from lowwater_authority.engine.graph_requests import GraphRequests
-from lowwater_authority.engine.holdings import BrokenGraph, Holdings
+from lowwater_authority.engine.holdings import Holdings
 from lowwater_authority.engine.hub import Hub
 from lowwater_authority.engine.owner_requests import OwnerRequests
 from lowwater_authority.engine.placement import Alone
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lowwater_authority.core.topology import Topology
-    from lowwater_authority.engine.holdings import ReadGraph
+    from lowwater_authority.engine.graph_log import ReadGraph
     from lowwater_authority.engine.observer import Observer
     from lowwater_authority.engine.placement import Placement
     from lowwater_authority.journal import Journal
@@ -104,8 +105,8 @@ class Shard:
         """
         held = self.held
         await self.journal.open()
-        held.use(held.newer(await self._first_graph()) or held.topology)
-        if not held.graph.position and await self.journal.logs():
+        held.graph.use(held.graph.newer(await self._first_graph()) or held.topology)
+        if not held.graph.log.position and await self.journal.logs():
             msg = (
                 "the journal has logs but no graph, so a copy was not finished. Repeat `lowwater journal copy`, or remove the logs. "
                 "If shards are restoring a graph that their store has lost, start again in a moment"
@@ -121,7 +122,7 @@ class Shard:
                         raise  # perhaps more than this one log
                     self.takeover.damaged(name, damage)
         # Read again, for incarnations that began before the logs were taken; no round runs yet.
-        held.use(held.newer(await self._first_graph()) or held.topology)
+        held.graph.use(held.graph.newer(await self._first_graph()) or held.topology)
         for name, taken in logs.items():
             if name not in held.topology.computations:
                 held.of(name).give_up(taken)  # it was dropped meanwhile
@@ -145,7 +146,7 @@ class Shard:
         log_again = 0
         while True:
             try:
-                return await self.held.read_graph()
+                return await self.held.graph.read()
             except JournalCorrupt as damage:
                 if damage.log != GRAPH:
                     raise
@@ -204,8 +205,8 @@ class Shard:
             task.cancel()
         await asyncio.gather(*mending, return_exceptions=True)
         await logs.settle()
-        await self.held.settle()
-        await self.repair.at_stop("the graph", self.held.mend_graph)
+        await self.held.endings.settle()
+        await self.repair.at_stop("the graph", self.held.graph.mend)
         readable = True
         for name, computation in [(name, holding.computation) for name, holding in self.held.served.items()]:
             if self.held.is_torn(name):
@@ -220,4 +221,4 @@ class Shard:
 
     def end_dropped(self) -> None:
         """Begin to shorten the logs of dropped computations that this shard is to serve."""
-        self.held.end_all(self.placement.mine)
+        self.held.endings.begin_all(self.placement.mine)

@@ -472,7 +472,7 @@ class Slice:
             self.root,
             self.name,
             report.span,
-            context.served.held.address,
+            context.served.held.logs.address,
             context.served.epoch(self.name),
             self.claims,
             report.low,

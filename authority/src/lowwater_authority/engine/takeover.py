@@ -129,8 +129,8 @@ class Takeover:
             raise _not_taken(name, reason)
         if damage is not None:
             if await self._placement.lives_elsewhere(name):
-                if (found := self._damage(name)) is not None:
-                    found.kept()
+                if (newer := self._damage(name)) is not None:
+                    newer.served_elsewhere()
                 return False
             if not self._under_way(name) and not self._orphaned(name):
                 raise _not_taken(name, str(damage.reason)) from damage.reason
