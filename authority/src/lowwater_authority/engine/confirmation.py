@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class Confirmation:
-    """Asks the store, once for all waiting callers, whether this shard's knowledge is still true."""
+    """Confirms this shard's knowledge at the store, once for all waiting callers."""
 
     def __init__(self, served: Served, rounds: Rounds, *, now: Callable[[], int]) -> None:
         """``now`` gives processing time in microseconds."""

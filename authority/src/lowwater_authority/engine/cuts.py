@@ -132,8 +132,8 @@ class Cuts:
         the newer inputs into account, and the slice must ask the root again.
 
         ``claimed`` are the inputs that the claims were made under; None: unknown. If an input was
-        added, no range may lead the bound. Otherwise the ranges keep their values, because a finished range
-        has no owner who would finish it again.
+        added, no range may lead the bound. Otherwise the ranges keep their values, because a
+        finished range has no owner who would finish it again.
         """
 
         def stage(round_: Round) -> None:

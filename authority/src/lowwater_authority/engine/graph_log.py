@@ -125,7 +125,7 @@ class GraphLog:
 
     @property
     def used(self) -> int:
-        """Position up to which ``topology`` has the log. Later records may have been read or written."""
+        """Position up to which ``topology`` has the log. Newer records may be on their way."""
         return min(self.log.position, self.covered)
 
     def record(self, topology: Topology, *, whole: bool) -> bytes:

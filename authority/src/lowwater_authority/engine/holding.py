@@ -210,7 +210,7 @@ class Damage:
 
 @dataclass(slots=True, eq=False)
 class Rest:
-    """Pause after take-overs that failed several times in a row, because of the store or the graph."""
+    """Pause after several failed take-overs in a row, because of the store or the graph."""
 
     reason: str
     until: float
@@ -229,7 +229,7 @@ class Once:
         """Task of the running work; None: no work runs."""
 
     def begin(self, work: Callable[[], Coroutine[None, None, bool]], ended: Callable[[], None]) -> asyncio.Task[bool]:
-        """Return the running task; begins ``work`` if there is none. ``ended`` is called after it."""
+        """Return the running task, begun if there is none; ``ended`` is called after it."""
 
         def over(task: asyncio.Task[bool]) -> None:
             self.task = None
@@ -253,7 +253,7 @@ class Ending:
 
 
 class Neighbours(Protocol):
-    """The part of Holdings that one holding uses. A protocol, because Holdings imports this module."""
+    """Part of Holdings that one holding uses. A protocol, because Holdings imports this module."""
 
     journal: Journal
     logs: Logs
@@ -362,7 +362,10 @@ class Holding:
         return self.unwritten is not None and self.unwritten.kept
 
     def one_again(self) -> bool:
-        """Note that memory and store are equal, or that it is held no longer. Returns whether news."""
+        """Note that memory and store are equal, or that it is held no longer.
+
+        Returns whether they differed before.
+        """
         before, self.unwritten = self.unwritten, None
         if before is not None:
             before.changed.set()

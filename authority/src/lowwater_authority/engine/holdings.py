@@ -1,8 +1,8 @@
 """All computations that a shard holds, each with its log, and the graph, which all shards share.
 
-    take over: load the log -> recover -> read the graph -> take the log -> load what came since -> read the graph
+    take over: load log -> recover -> read graph -> take log -> load what came since -> read graph
     let go:    when the journal says that another process took the log, and only then
-    heal:      a store that has lost acknowledged records gets them back from memory, under a new epoch
+    heal:      write lost records again from memory, under a new epoch
 
 System prevalence: the state is in memory, and the journal carries it to the next owner.
 """
@@ -83,7 +83,7 @@ class Holdings:
         return self._known.get(name)
 
     def discard(self, holding: Holding) -> None:
-        """Forget a holding of which nothing must be remembered, because callers may ask for any name."""
+        """Forget a holding of which nothing must be remembered: callers may ask for any name."""
         if holding.idle and self._known.get(holding.name) is holding:
             del self._known[holding.name]
 
@@ -163,7 +163,7 @@ class Holdings:
     # -- held computations -------------------------------------------------------------------------
 
     def computation(self, name: str) -> Computation | None:
-        """Return a held computation; None for others. From any thread: it may be let go meanwhile."""
+        """Return a held computation; None for others. From any thread."""
         holding = self.served.get(name)
         return holding.held if holding is not None else None
 
@@ -178,7 +178,7 @@ class Holdings:
         self.served[spec.name].held = of_kind(computation, spec)
 
     def restart(self, computation: Computation, spec: Spec) -> Computation:
-        """Begin a new incarnation of a held computation, even after a half change of the last one."""
+        """Begin a new incarnation of a held computation, even if the last one was torn."""
         holding = self.served[spec.name]
         fresh = holding.held = recovery.restarted(computation, spec)
         if holding.unwritten is not None:
@@ -209,7 +209,7 @@ class Holdings:
         return [holding.mending for holding in self._known.values() if holding.mending is not None]
 
     def forget_damage(self, name: str) -> None:
-        """Forget the damage of a log: its computation was dropped, or a reset has replaced the log."""
+        """Forget the damage of a log that a drop or a reset has replaced."""
         holding = self._known.get(name)
         if holding is not None:
             holding.damage = holding.rest = None

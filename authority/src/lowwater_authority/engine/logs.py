@@ -41,7 +41,7 @@ _logger = logging.getLogger(__name__)
 
 
 class InDoubt(Exception):
-    """An attempt to append was refused, but an earlier one may be written: the outcome is unknown."""
+    """An attempt to append was refused, but an earlier one may be written."""
 
     def __init__(self, after: JournalError) -> None:
         super().__init__(f"an earlier attempt may be written, and now: {after}")
@@ -114,11 +114,14 @@ class Log:
         return self.behind > behind + more or bool(self.refused and now - self.tried_at >= SNAPSHOT_AGAIN)
 
     def changed(self, now: int) -> bool:
-        """Return whether a snapshot would cover any record, and none is under way or just failed."""
+        """Return whether a snapshot would cover a record, and none is under way or just failed."""
         return bool(self.behind) and self.snapshotting is None and not self.rests(now)
 
     def rests(self, now: int) -> bool:
-        """Return whether a snapshot failed too lately: half a minute, then twice as long each time."""
+        """Return whether the last failure of a snapshot is too recent to try again.
+
+        The rest is half a minute, then twice as long after each failure.
+        """
         again = SNAPSHOT_AGAIN >> max(0, MOST_DOUBLINGS + 1 - self.refused)
         return bool(self.refused) and now - self.tried_at < again
 
@@ -437,8 +440,8 @@ class Logs:
 
         ``take`` yields the snapshot in pieces, and other tasks run in between. The state that it
         reads must be durable, and must not change until this returns. Appends go on during the
-        write. ``newest`` as in Entry. A failure is only logged, because a snapshot only shortens the
-        replay.
+        write. ``newest`` as in Entry. A failure is only logged, because a snapshot only shortens
+        the replay.
         """
         reading = log.reading
         try:

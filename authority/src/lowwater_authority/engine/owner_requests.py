@@ -123,7 +123,7 @@ class OwnerRequests:
         return grant
 
     def _is_unbound(self, name: str, request: ClaimRequest, wall: int) -> bool:
-        """Return whether a claim is the first of a slice whose root is not bound to the worker yet."""
+        """Return whether a claim is the first of a slice with a root that is not bound yet."""
         computation = self._holdings.computation(name)
         if computation is None or not self._served.slices.is_unbound(name, request.identity):
             return False
@@ -185,7 +185,9 @@ class OwnerRequests:
         barred: set[str] | None = None,
         older: dict[tuple[str, int], Refused] | None = None,
     ) -> asyncio.Future[list[tuple[str, Refused]]]:
-        """Take the reported states of several claims; the future gives (computation, refusal) pairs.
+        """Take the reported states of several claims.
+
+        The future gives pairs of a computation and a refusal.
 
         A report carries only changes since the one before it in its stream, and a lost report may
         have lowered a range. So three things stop later reports:
@@ -326,7 +328,10 @@ class OwnerRequests:
     async def change_layout(
         self, name: str, incarnation: int, expected: int, starts: Sequence[int], tasks: Sequence[int]
     ) -> int:
-        """Change the wanted layout; returns its version. Raises IncarnationChanged, LayoutConflict."""
+        """Change the wanted layout; returns its version.
+
+        Raises IncarnationChanged and LayoutConflict.
+        """
         version = await self.change(
             name, lambda computation, _: computation.change_layout(incarnation, expected, starts, tasks)
         )

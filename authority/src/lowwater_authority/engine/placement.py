@@ -1,4 +1,4 @@
-"""Which computations are a shard's, and how it hears of the others."""
+"""Placement of computations: which of them a shard serves, and how it reaches the others."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from lowwater_authority.engine.roots import Above
 
 Lows = dict[str, tuple[int, int]]
-"""Of computations that other shards serve: incarnation and published low watermark."""
+"""Incarnation and published low watermark by name of computations that other shards serve."""
 
 
 class Placement(Protocol):
-    """Which computations are this shard's, and how it hears of the others."""
+    """Says which computations this shard serves, and reaches the others."""
 
     def mine(self, name: str) -> bool:
         """Return whether this shard is to serve a computation."""
@@ -27,27 +27,33 @@ class Placement(Protocol):
         ...
 
     def may_heal(self) -> bool:
-        """Return whether this shard may put back from memory what the store has lost: not when others may know more."""
+        """Return whether this shard may put back lost records from memory.
+
+        False while another shard may have newer ones.
+        """
         ...
 
     async def outvoted(self) -> None:
-        """Look again who the members are: one of them knew better."""
+        """Read the membership again: another member takes logs by a newer one."""
 
     async def lives_elsewhere(self, name: str) -> bool:
-        """Return whether another shard owns a computation, and lives. Raises Unavailable."""
+        """Return whether another living shard owns a computation. Raises Unavailable."""
         ...
 
     async def wait_for_graph(self) -> bool:
-        """Let the other shards hear that this one cannot read the graph, and wait a moment; False when none lives that has it in memory."""
+        """Announce to other shards that this one cannot read the graph, and wait a moment.
+
+        Returns False if no living shard has the graph in memory.
+        """
         ...
 
     async def lows(self, names: Sequence[str]) -> Lows:
-        """Ask the shards that serve them how far computations are. Raises Unavailable."""
+        """Return the low watermarks of computations that other shards serve. Raises Unavailable."""
         ...
 
     @property
     def above(self) -> Above | None:
-        """The way to what other shards serve; None: there are none."""
+        """Way to roots that other shards serve; None: there is no other shard."""
         ...
 
 
@@ -60,7 +66,7 @@ class Alone:
         return True
 
     def home(self, name: str) -> str:
-        """See Placement: there is nobody else."""
+        """See Placement: there is no other shard."""
         del name
         return ""
 
@@ -69,19 +75,19 @@ class Alone:
         return True
 
     async def outvoted(self) -> None:
-        """See Placement: there is nobody else."""
+        """See Placement: there is no other shard."""
 
     async def lives_elsewhere(self, name: str) -> bool:
-        """See Placement: there is nobody else."""
+        """See Placement: there is no other shard."""
         del name
         return False
 
     async def wait_for_graph(self) -> bool:
-        """See Placement: there is nobody else."""
+        """See Placement: there is no other shard."""
         return False
 
     async def lows(self, names: Sequence[str]) -> Lows:
-        """See Placement: there is nobody to ask."""
+        """See Placement: there is no other shard."""
         del names
         return {}
 

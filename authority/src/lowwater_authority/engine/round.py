@@ -77,7 +77,7 @@ class GraphMoved(GivenUp):
 
 @dataclass(slots=True)
 class Round:
-    """Changes that one round has staged so far. All of its requests get the same processing time."""
+    """Changes that one round has staged so far, all at the same processing time."""
 
     now: int
     """Processing time in microseconds."""
@@ -127,7 +127,7 @@ class Round:
                 self.fenced += [Fenced(name, sequencer, None, reason) for sequencer in computation.map.groups]
 
     def may_publish(self, holding: Holding) -> bool:
-        """Return whether a computation may be published as this round staged it. The one gate of rule 2.
+        """Return whether a computation may be published as staged here: the one gate of rule 2.
 
         No, if the computation has dropped out of the round, even if this process serves it again.
         No, if memory and store differ. No, if another process took the computation over and this

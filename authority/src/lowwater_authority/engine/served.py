@@ -55,7 +55,7 @@ class SlicesHere(Protocol):
         ...
 
     def unsettled(self, names: Iterable[str]) -> list[tuple[Answer, int]]:
-        """Return the slices among ``names`` whose callers must wait for the root, with their turn."""
+        """Return the slices whose callers must wait for the root, each with its turn."""
         ...
 
     def is_unbound(self, name: str, identity: str) -> bool:
@@ -206,7 +206,8 @@ class Served:
         """Forget the computations that other processes own now; ``owners`` as in JournalFenced.
 
         All of the engine that the journal fences comes here: rounds directly, because they also
-        have callers to answer, everything else by :meth:`losing`. Readers are sent to the new owner.
+        have callers to answer, everything else by :meth:`losing`. Readers are sent to the new
+        owner.
         """
         for name in self.held.let_go(owners):
             self.slices.unfollow(name)

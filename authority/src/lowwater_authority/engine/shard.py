@@ -188,8 +188,8 @@ class Shard:
     async def close(self) -> None:
         """Write a snapshot of every changed computation, and close the journal.
 
-        So the next start is quick, and damage in the store is replaced. Unchanged logs and the graph
-        are read and checked, because memory may have the only good copy of them.
+        So the next start is quick, and damage in the store is replaced. Unchanged logs and the
+        graph are read and checked, because memory may have the only good copy of them.
         """
         if unheard := self.slices.unheard:
             log.warning(

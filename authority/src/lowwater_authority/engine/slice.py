@@ -151,7 +151,7 @@ class Slice:
             self._binds[1].set_exception(self._not_bound())
 
     def matches(self, spec: Spec) -> bool:
-        """Return whether a registration has the same keys, heuristics and first incarnation as this slice.
+        """Return whether a registration has this slice's keys, heuristics and first incarnation.
 
         A reset keeps these. A drop and a new registration does not.
         """
@@ -159,7 +159,7 @@ class Slice:
         return (mine.span, mine.heuristics, mine.first) == (spec.span, spec.heuristics, spec.first)
 
     def is_settled(self) -> bool:
-        """Return whether answers may leave: no value that may count at the root leads the durable one."""
+        """Return whether answers may leave: the root counts no greater value than is durable."""
         return self._report.low >= self._counts
 
     def durable(self, computation: Computation) -> None:
@@ -233,7 +233,7 @@ class Slice:
             raise errors.Unavailable(msg, metadata={"computation": self.name, "root": self.root})
 
     def is_bound(self, identity: str) -> bool:
-        """Return whether the root is known to be bound to a worker's identity, so that it may claim."""
+        """Return whether the root is known to be bound to a worker's identity."""
         return self._bound == identity
 
     async def bind(self, identity: str) -> None:
@@ -355,7 +355,7 @@ class Slice:
             await self._claim()
 
     def _goes_on(self, range_: Range) -> bool:
-        """Return whether the slice reports by this range, and needs no claim that binds an identity."""
+        """Return whether the slice reports by this range, and needs no further claim."""
         return self._range is range_ and self._identity_to_bind() in (None, self._bound)
 
     async def _report_by(self, range_: Range) -> None:

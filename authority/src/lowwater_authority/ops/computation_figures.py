@@ -1,4 +1,4 @@
-"""The figures of each computation, as one scrape reads them from what is published and what was counted."""
+"""Figures of each computation, read at a scrape from published views and range counts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     """Label values and the value."""
 
 STILL_SECONDS: Final = 30
-"""For how long a low watermark must have stood still before its holder is named."""
+"""Seconds that a low watermark must stand still before its holder is named."""
 
 
 def _gauge(name: str, says: str, *labels: str) -> Figure:
@@ -131,12 +131,9 @@ PROMISE: Final = _gauge(
 
 
 class Reading:
-    """What one scrape reads.
+    """Samples of one scrape. An unknown value has no sample, because a wrong figure misleads.
 
-    It makes no series for what is not known: an absent figure says so, a wrong one does not.
-
-    What this process serves counts as it has published it; what others serve as they have answered
-    ``upstream`` lately.
+    Computations of other shards count as these have answered ``upstream`` lately.
     """
 
     def __init__(self, shard: Shard, survey: RangeSurvey, upstream: Upstream, promises: Promises | None = None) -> None:
@@ -160,29 +157,29 @@ class Reading:
 
     def budget(self, view: View) -> Iterator[Sample]:
         """Return the samples of BUDGET."""
-        for kept in view.budgets:
-            if MIN < kept.micros < MAX:
-                yield [view.name, f"{kept.ppm / PPM:g}"], kept.micros / 1e6
+        for budget in view.budgets:
+            if MIN < budget.micros < MAX:
+                yield [view.name, f"{budget.ppm / PPM:g}"], budget.micros / 1e6
 
     def budget_records(self, view: View) -> Iterator[Sample]:
         """Return the samples of BUDGET_RECORDS."""
-        for kept in view.budgets:
-            yield [view.name, f"{kept.ppm / PPM:g}"], kept.records
+        for budget in view.budgets:
+            yield [view.name, f"{budget.ppm / PPM:g}"], budget.records
 
     def budget_behind(self, view: View) -> Iterator[Sample]:
         """Return the samples of BUDGET_BEHIND."""
-        for kept in view.budgets:
-            yield [view.name, f"{kept.ppm / PPM:g}"], kept.behind
+        for budget in view.budgets:
+            yield [view.name, f"{budget.ppm / PPM:g}"], budget.behind
 
     def budget_excused(self, view: View) -> Iterator[Sample]:
         """Return the samples of BUDGET_EXCUSED."""
-        for kept in view.budgets:
-            yield [view.name, f"{kept.ppm / PPM:g}"], kept.excused
+        for budget in view.budgets:
+            yield [view.name, f"{budget.ppm / PPM:g}"], budget.excused
 
     def budget_worst(self, view: View) -> Iterator[Sample]:
         """Return the samples of BUDGET_WORST."""
-        for kept in view.budgets:
-            yield [view.name, f"{kept.ppm / PPM:g}"], kept.worst / PPM
+        for budget in view.budgets:
+            yield [view.name, f"{budget.ppm / PPM:g}"], budget.worst / PPM
 
     def state(self, view: View) -> Iterator[Sample]:
         """Return the samples of STATE."""
@@ -235,8 +232,8 @@ class Reading:
             yield [view.name], self._counts[view.name].last_report / 1e6
 
     def holder(self, view: View) -> Iterator[Sample]:
-        """Return the sample of HOLDER: one a computation at most, and none of one that moves, or waits for its inputs."""
-        if view.holder is not None and self._held(view):
+        """Return the sample of HOLDER: none if the computation moves, or waits for its inputs."""
+        if view.holder is not None and self._stands_still(view):
             owner = view.holder.owner
             yield [view.name, owner.worker, owner.host, describe_range(view.holder.start, view.holder.end)], 1
 
@@ -281,11 +278,10 @@ class Reading:
         computation = self._shard.held.computation(view.name)
         return () if computation is None else computation.tasks.published
 
-    def _held(self, view: View) -> bool:
-        """Return whether a computation has stood still for long, and it is not its inputs that hold it.
+    def _stands_still(self, view: View) -> bool:
+        """Return whether a computation stands still, and its inputs are not the reason. O(inputs).
 
-        One that has never moved has stood still for ever. O(inputs), and of those that stand still
-        only.
+        A computation that has never moved stands still.
         """
         if time.time_ns() // 1000 - view.since < STILL_SECONDS * 1_000_000:
             return False
@@ -297,7 +293,7 @@ class Reading:
         return spec.inputs if spec is not None else ()
 
     def _low(self, name: str) -> int:
-        """Return the low watermark of a computation; MIN when nobody tells of it, or nobody did lately."""
+        """Return the low watermark of a computation; MIN if no shard has answered lately."""
         here = self._shard.served.view(name)
         return self._upstream.low(name) if here is None else here.low
 
@@ -327,4 +323,4 @@ READ: Final[dict[Figure, Callable[[Reading, View], Iterator[Sample]]]] = {
     TASKS: Reading.tasks,
     CLOSED: Reading.closed,
 }
-"""Of each computation that this process serves, and of no other: each is exported by one shard."""
+"""Reader of each figure. A computation is exported only by the shard that serves it."""

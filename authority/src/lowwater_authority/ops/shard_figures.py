@@ -1,4 +1,4 @@
-"""What a scrape reads of a shard: immutable views, so that it needs no lock and never waits for the event loop."""
+"""Figures of a shard, read at a scrape from immutable views, without waiting for the event loop."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ KINDS: Final[dict[str, Callable[[Computation], int]]] = {
     "parts": lambda computation: computation.batches.bytes,
     "histories": lambda computation: computation.history.bytes,
 }
-"""What ``HELD`` counts."""
+"""Parts of ``HELD``."""
 
 ERRORS: Final = _counter(
     "journal_errors", "Writes that the store refused (failed), or did not answer (unknown; tried again).", "outcome"
@@ -167,11 +167,11 @@ FIGURES: Final[tuple[Figure, ...]] = (
     FREE,
     *GATES,
 )
-"""All that is read at a scrape."""
+"""Figures that are read at a scrape."""
 
 
 def process(certificates: Certificates | None, access: AccessFile | None) -> Iterator[Metric]:
-    """Yield the clock of this process, its memory limit, and whether new certificates and access rules are in force."""
+    """Yield figures of this process: clock, memory limit, certificates, access rules and tokens."""
     clock, limits, limit = CLOCK.family(), MEMORY_LIMIT.family(), memory_limit()
     clock.add_metric([], time.time())
     yield clock
@@ -195,7 +195,7 @@ def process(certificates: Certificates | None, access: AccessFile | None) -> Ite
 
 
 class ProcessCollector(Collector):
-    """Reads what :func:`process` yields, of a process that serves no computation."""
+    """Reads the figures of a process that serves no computation; see :func:`process`."""
 
     def __init__(self, certificates: Certificates | None, access: AccessFile | None) -> None:
         self._certificates = certificates
@@ -207,7 +207,7 @@ class ProcessCollector(Collector):
 
 
 class ShardCollector(Collector):
-    """Reads a shard. All in all O(computations + streams of a gate); never O(ranges)."""
+    """Reads a shard. O(computations + streams of a gate), never O(ranges)."""
 
     def __init__(
         self,
@@ -233,10 +233,9 @@ class ShardCollector(Collector):
             yield figure.family()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what the shard stands at.
+        """Yield the figures of the shard.
 
-        Between families the interpreter is let go, so that the event loop waits for one family at
-        most.
+        The event loop may run between two families, so that it waits for one family at most.
         """
         promises = None if self._promises is None else self._promises.value
         reading = Reading(self._shard, self._survey, self._upstream, promises)
@@ -252,7 +251,7 @@ class ShardCollector(Collector):
             family = figure.family()
             family.add_metric([], read(self._shard, self._streams))
             yield family
-        yield self._held()
+        yield self._memory()
         confirmed = CONFIRMED.family()
         stale_for = self._upstream.stale_for
         if stale_for is not None:
@@ -265,9 +264,9 @@ class ShardCollector(Collector):
             refused.add_metric([], float(self._promises.refused is not None))
         yield refused
         yield self._errors()
-        free, left = FREE.family(), self._shard.journal.free_bytes()
-        if left is not None:
-            free.add_metric([], left)
+        free, free_bytes = FREE.family(), self._shard.journal.free_bytes()
+        if free_bytes is not None:
+            free.add_metric([], free_bytes)
         yield free
         for figure, read_gate in GATES.items():
             family = figure.family()
@@ -275,8 +274,8 @@ class ShardCollector(Collector):
                 family.add_metric([gate.name], read_gate(gate))
             yield family
 
-    def _held(self) -> Metric:
-        holdings = list(self._shard.held.served.values())  # at one go: this may be another thread
+    def _memory(self) -> Metric:
+        holdings = list(self._shard.held.served.values())  # in one step, because this may be another thread
         served = [computation for holding in holdings if (computation := holding.held) is not None]
         family = HELD.family()
         for what, count in KINDS.items():
