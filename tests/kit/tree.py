@@ -17,7 +17,7 @@ from lowwater_authority.core.requests import ClaimRequest, Grant, GroupReport, R
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.observer import Observer
-from lowwater_authority.engine.placement import Alone, Lows
+from lowwater_authority.engine.placement import Lows, Placement
 from lowwater_authority.engine.root_here import Here, RangeHere
 from lowwater_authority.engine.roots import Range, SliceClaim, SliceReport
 from lowwater_authority.engine.settings import ShardSettings
@@ -140,7 +140,7 @@ class Bent:
         self._there.close()
 
 
-class Some(Alone):
+class Some(Placement):
     """The placement of a process that serves some computations."""
 
     def __init__(self, tree: Tree, names: Callable[[str], bool]) -> None:
@@ -159,7 +159,7 @@ class Some(Alone):
         return found
 
     @property
-    def above(self) -> Way:  # type: ignore[override]
+    def above(self) -> Way:
         return self._tree.way
 
 

@@ -18,6 +18,7 @@ from lowwater import errors
 from lowwater.core.events import Limited, event
 from lowwater_authority.cluster.membership import Member, Patience, View, proposal
 from lowwater_authority.cluster.untaken import LOOK_SECONDS, Untaken
+from lowwater_authority.engine.placement import Placement
 from lowwater_authority.journal import JournalCorrupt, JournalError, JournalFailed, JournalUnknown
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Missing:
     """Why it could not be taken, as it was logged."""
 
 
-class Cluster:
+class Cluster(Placement):
     """The place of one process among the shards of a deployment; the Placement of its shard.
 
     ``monotonic`` and ``dead_after`` are in seconds.

@@ -22,7 +22,7 @@ from lowwater_authority.engine.graph_requests import GraphRequests
 from lowwater_authority.engine.holdings import Holdings
 from lowwater_authority.engine.hub import Hub
 from lowwater_authority.engine.owner_requests import OwnerRequests
-from lowwater_authority.engine.placement import Alone
+from lowwater_authority.engine.placement import Placement
 from lowwater_authority.engine.processing_time import ProcessingTime
 from lowwater_authority.engine.reads import Reads
 from lowwater_authority.engine.repair import Repair
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from lowwater_authority.core.topology import Topology
     from lowwater_authority.engine.graph_log import ReadGraph
     from lowwater_authority.engine.observer import Observer
-    from lowwater_authority.engine.placement import Placement
     from lowwater_authority.journal import Journal
 
 LOG_SECONDS: Final = 60.0
@@ -71,7 +70,7 @@ class Shard:
     ) -> None:
         self.journal = journal
         self.hub = Hub()
-        self.placement: Placement = placement or Alone()
+        self.placement = placement or Placement()
         self.settings = settings or ShardSettings()
         self._processing_time = now = ProcessingTime(clock, monotonic)
         self.held = Holdings(journal, observer, self.placement.may_heal, self.settings)
