@@ -303,7 +303,7 @@ unit/test_drop.py
     core/topology.py: errors.LimitReached in _refuse_tombstones
     engine/graph_requests.py: errors.Unavailable in _refuse_unread
 unit/test_half_changes.py
-    engine/confirmation.py: errors.Unavailable in _what_is_read
+    engine/confirmation.py: errors.Unavailable in _read_stored
 unit/test_late_messages.py
     core/computation.py: errors.StaleSequencer in retire
     rpc/cluster.py: bad_field 'version' in _change

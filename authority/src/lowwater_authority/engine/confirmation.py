@@ -160,7 +160,7 @@ class Confirmation:
 
     async def _refresh(self, _: Iterable[str]) -> int:
         while True:
-            stage, heals = await self._what_is_read()
+            stage, heals = await self._read_stored()
             try:
                 await self._rounds.write(stage, alone=True)
             except GivenUp:
@@ -176,7 +176,7 @@ class Confirmation:
         """Read the stored graph whole next time: another process may be unable to read it."""
         self._holdings.graph.doubted = True
 
-    async def _what_is_read(self) -> tuple[Callable[[Round], None], bool]:
+    async def _read_stored(self) -> tuple[Callable[[Round], None], bool]:
         """Read the stored graph. Return how a round uses it, and whether that writes it again.
 
         Raises Unavailable.

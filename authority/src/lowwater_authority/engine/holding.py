@@ -20,7 +20,7 @@ waited for the store looks at the state again, because the computation may be ab
 taken anew. ``Log.reading`` tells a round which of these its records were staged on.
 
 The fields tell the state, which is stored nowhere else: so no two fields contradict each other.
-``State``, ``Memory``, ``Unwritten`` and ``Damage`` are pure. Methods below "with the store" go to
+``Memory``, ``Unwritten`` and ``Damage`` are pure. Methods below "with the store" go to
 the store, and their callers handle the errors: a round rolls back by ``reload``, ``Logs.heal`` puts
 back lost records, ``Repair`` repairs beside the rounds, a stop mends. ``Takeover`` takes each
 computation over once for all callers.
@@ -104,17 +104,6 @@ class Taken(NamedTuple):
     ownership: Ownership
     """Ownership under which the log may be written, until the journal knows a newer one."""
     loaded: LoadedLog
-
-
-class State(Enum):
-    """See the top of this module."""
-
-    ABSENT = "absent"
-    READING = "reading"
-    TAKING = "taking"
-    SERVING = "serving"
-    IN_DOUBT = "in doubt"
-    GONE = "gone"
 
 
 class Memory(Enum):
@@ -303,8 +292,8 @@ class Holding:
     """Take-over."""
     turn: Once = field(default_factory=Once)
     """Take-over in its turn: it waits for a place before it begins ``take``."""
-    coming: State = State.ABSENT
-    """Progress of the take-over: absent, reading or taking."""
+    arriving: bool = False
+    """True while its log is read or taken, until it is served or given up."""
     damage: Damage | None = None
     """Damage that the last reading of the log has found."""
     read_small: asyncio.Event = field(default_factory=asyncio.Event)
@@ -337,21 +326,13 @@ class Holding:
         return self.held is not None
 
     @property
-    def state(self) -> State:
-        """State of the computation on this shard; see the top of this module."""
-        if self.ending is not None:
-            return State.GONE
-        if self.held is None:
-            return self.coming
-        return State.SERVING if self.unwritten is None and not self.renewing else State.IN_DOUBT
-
-    @property
     def idle(self) -> bool:
         """True if nothing of it must be remembered."""
         # A snapshot under way does not count: its ownership is over, and it uses nothing of this.
-        under_way = (self.take.task, self.turn.task, self.mending)
-        waiting = self.renewing or self.writing.locked() or any(task is not None for task in under_way)
-        return self.state is State.ABSENT and self.damage is None and self.rest is None and not waiting
+        under_way = (self.take.task, self.turn.task, self.mending, self.ending)
+        busy = self.arriving or self.renewing or self.writing.locked()
+        remembered = (self.held, self.damage, self.rest, *under_way)
+        return not busy and all(thing is None for thing in remembered)
 
     def is_torn(self) -> bool:
         """Return whether half a change may be in memory, so that the store's copy counts alone."""
@@ -406,7 +387,7 @@ class Holding:
                 self.disown(taken.ownership)
                 raise
         finally:
-            self.coming = State.ABSENT
+            self.arriving = False
             self.read_small.clear()
 
     async def _recover_stored(self, refresh: Callable[[], Awaitable[None]]) -> Recovered:
@@ -415,7 +396,7 @@ class Holding:
         Raises JournalCorrupt, JournalVersion, JournalFailed, ...
         """
         among = self.among
-        self.coming = State.READING
+        self.arriving = True
         if among.graph.doubted:
             # This process could not serve it without the graph, so its owner keeps it until then.
             await refresh()
@@ -457,7 +438,7 @@ class Holding:
             async with self._alone():
                 if self.ending is not None:
                     continue  # the computation was dropped meanwhile
-                self.coming = State.TAKING
+                self.arriving = True
                 try:
                     ownership = await among.logs.take(name)
                     try:
@@ -466,13 +447,13 @@ class Holding:
                         self.disown(ownership)
                         raise
                 except BaseException:
-                    self.coming = State.ABSENT
+                    self.arriving = False
                     raise
 
     def give_up(self, taken: Taken) -> None:
         """Give a taken log up, instead of serving it."""
         self.disown(taken.ownership)
-        self.coming = State.ABSENT
+        self.arriving = False
         self.among.discard(self)
 
     def disown(self, ownership: Ownership) -> None:
@@ -495,7 +476,7 @@ class Holding:
             self._refuse_ahead(computation)
         self.log.read(loaded)
         self.one_again()
-        self.held, self.coming = computation, State.ABSENT
+        self.held, self.arriving = computation, False
         among.served[self.name] = self
         return computation
 

@@ -524,7 +524,7 @@ class Rounds:
     # -- publish -----------------------------------------------------------------------------------
 
     def _publish(self, round_: Round, requests: int) -> None:
-        """Show what is durable now."""
+        """Publish the durable computations of a round, and the graph that it has begun."""
         served = self._holdings.served
         durable = {
             name: computation
