@@ -168,7 +168,7 @@ async def test_T4_an_output_that_the_root_is_not_known_to_wait_for_is_refused(re
     await reader.fail_over(slice_answer_seconds=0.0)
     reader.way.hold("vouch")
     fold = reader.below.shard.topology.required("a~0")
-    with pytest.raises(errors.Unavailable, match="say nothing, and ask again"):
+    with pytest.raises(errors.Unavailable, match="state nothing, and ask again"):
         await reader.below.shard.owners.vouch("a~0", first.sequencer, 80 * HOUR, fold)
     reader.way.let("vouch")
 
@@ -299,7 +299,7 @@ async def test_rule7_while_the_root_is_away_an_advancing_slice_and_its_neighbour
         assert await tree.below.report("a~0", first, hour) == []
     [(name, refused)] = await tree.below.report("a~0", first, 9)
     assert (name, refused.reason) == ("a~0", "UNAVAILABLE")
-    assert "a has not heard of this change of a~0" in refused.message
+    assert "a has not confirmed this change of its slice a~0" in refused.message
     both = [
         ("a~0", GroupReport(first.sequencer, np.array([8 * HOUR]))),
         ("beside", GroupReport(beside.sequencer, np.array([7 * HOUR]))),
@@ -526,7 +526,7 @@ async def test_of_two_workers_at_once_one_wins(tree: Tree, same: bool) -> None:
 async def test_nothing_is_granted_while_the_root_does_not_know_to_whom(tree: Tree) -> None:
     tree.way.hold("claim")
     await tree.fail_over(slice_answer_seconds=0.0)
-    with pytest.raises(errors.Unavailable, match="whose worker claims a~0"):
+    with pytest.raises(errors.Unavailable, match="whose worker claims its slice a~0"):
         await claimed_by(tree.below, "a~0", "Y")
     await tree.fail_over(slice_answer_seconds=600.0)
     first = asyncio.create_task(claimed_by(tree.below, "a~0", "X"))

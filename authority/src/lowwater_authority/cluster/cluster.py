@@ -445,7 +445,7 @@ class Cluster(Placement):
         if self._ended != self.view.version:
             self._ended = self.view.version
             shard.end_dropped()
-        if self._settled != (state := (self.view.version, shard.topology.version, shard.held.let_gone)):
+        if self._settled != (state := (self.view.version, shard.topology.version, shard.held.losses)):
             names = [name for name in shard.topology.computations if name not in shard.served and self.mine(name)]
             for name in names:
                 each = self._missing.setdefault(name, Missing())

@@ -42,8 +42,8 @@ STARTING: Final = 128
 one at a time, and would delay the running streams."""
 
 LINE: Final = 4096
-"""Most streams that wait to start, unread. They are about four seconds of work, so a caller that
-comes again later loses nothing."""
+"""Most streams that wait to start, unread. They are about four seconds of work, so a refused caller
+would have waited as long in line."""
 
 LEAST_DELAY: Final = 0.05
 """Shortest delay of a refused caller, in seconds."""

@@ -232,7 +232,7 @@ class Confirmation:
         Its ``stale_micros`` is the time since the last confirmation.
         """
         stale = self._now() - self.confirmed
-        msg = f"this shard cannot tell whether what it knows is the newest, {reason}. It was {stale / 1e6:.1f} s ago; try again"
+        msg = f"this shard cannot confirm that its values are the newest, {reason}. They were {stale / 1e6:.1f} s ago; try again"
         return errors.Unavailable(msg, metadata={"stale_micros": str(stale)})
 
     @property

@@ -168,7 +168,7 @@ class Endings:
         self._discard(holding)
 
     async def _end(self, name: str, computation: Computation | None) -> None:
-        """Shorten a log, however often the store refuses it. Until then nobody takes the log."""
+        """Shorten a log, however often the store refuses it. Until then the log is not taken."""
         backoff = Backoff(*RETRY_SECONDS)
         try:
             while True:

@@ -224,7 +224,9 @@ class GraphLog:
         await self._restore(topology, over)
         if behind is not None and behind.records:
             self.forget()
-            raise JournalPosition(GRAPH, position=0, last=0, reason="what other shards have added is to be read")
+            raise JournalPosition(
+                GRAPH, position=0, last=0, reason="other shards have added changes, which must be read"
+            )
         self._cover()
 
     async def _behind(self, damage: JournalCorrupt) -> LoadedLog:

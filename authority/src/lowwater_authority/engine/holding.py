@@ -1,8 +1,8 @@
-"""One computation on a shard, from the first look at its log until it is let go or dropped.
+"""One computation on a shard, from the first look at its log until it is lost or dropped.
 
     absent --read--> reading --take--> taking --replay--> serving <---> in doubt
        ^                |                 |                  |              |
-       +---- failed ----+---- failed -----+---- let go ------+--------------+
+       +---- failed ----+---- failed -----+---- lost --------+--------------+
        +<-- its log is short, or is another process's -- gone <-- dropped, from any of them
 
 - absent: no caller wants it here, or its log is damaged and is left alone for a while. A take-over
@@ -12,10 +12,10 @@
 - serving: the computation is in memory as the store has it. Everything may be done.
 - in doubt: memory and store may differ (``Memory``), or its ownership is being renewed. Published
   values stay; everything else waits, or is refused.
-- gone: it was dropped, and its log is being shortened. Until that is over, nobody takes the log.
+- gone: it was dropped, and its log is being shortened. Until then the log is not taken.
 
 Only the journal tells this process that another one has replaced it (JournalFenced), never a clock.
-So a served computation ends by ``Holdings.let_go`` or by a drop, and by nothing else. Code that has
+So a served computation ends by ``Holdings.lose`` or by a drop, and by nothing else. Code that has
 waited for the store looks at the state again, because the computation may be absent by then, or
 taken anew. ``Log.reading`` tells a round which of these its records were staged on.
 
@@ -140,11 +140,11 @@ class Unwritten:
         return self.memory is not Memory.ONLY_COPY
 
     @property
-    def kept(self) -> bool:
+    def log_unreadable(self) -> bool:
         """True if the log cannot be read back, so that the computation stays in memory."""
         return self.memory is not Memory.TORN
 
-    def unreadable(self, reason: JournalError) -> None:
+    def note_unreadable(self, reason: JournalError) -> None:
         """Note that the log cannot be read back."""
         self.reason = reason
         if self.memory is Memory.TORN:
@@ -161,12 +161,12 @@ class Unwritten:
             msg = f"a request to {name} failed half way, and {name} is read back from the store first: try again in a moment"
         elif self.memory is Memory.UNREADABLE:
             msg = (
-                f"a request to {name} failed half way, and what the store has of it cannot be read back: {name} goes on when it can, so "
-                "restore a copy; or reset it, or drop it by force"
+                f"a request to {name} failed half way, and its log cannot be read back: {name} goes on when it can. Restore a copy; "
+                "or reset it, or drop it by force"
             )
         else:
             msg = (
-                f"{name} is written again from memory first, because what the store has of it is damaged and it refused the newest: try "
+                f"{name} is written again from memory first, because its log is damaged and the store has refused the newest record: try "
                 "again in a moment"
             )
         return errors.Unavailable(msg, metadata={"computation": name})
@@ -234,7 +234,7 @@ class Once:
 
 @dataclass(slots=True, eq=False)
 class Ending:
-    """Task that shortens the log of a dropped computation. Until its end nobody takes the log."""
+    """Task that shortens the log of a dropped computation. Until its end the log is not taken."""
 
     task: asyncio.Task[None]
     fenced: asyncio.Event = field(default_factory=asyncio.Event)
@@ -256,10 +256,6 @@ class Neighbours(Protocol):
 
     def discard(self, holding: Holding) -> None:
         """Forget a holding of which nothing must be remembered."""
-        ...
-
-    async def heal(self, error: JournalLost) -> None:
-        """Write again from memory what the store has lost."""
         ...
 
     async def recovered_in_pieces(self, spec: Spec, loaded: LoadedLog) -> Recovered:
@@ -338,11 +334,11 @@ class Holding:
         """Return whether half a change may be in memory, so that the store's copy counts alone."""
         return self.unwritten is not None and self.unwritten.torn
 
-    def is_kept(self) -> bool:
+    def is_log_unreadable(self) -> bool:
         """Return whether it stays in memory because its log cannot be read back."""
-        return self.unwritten is not None and self.unwritten.kept
+        return self.unwritten is not None and self.unwritten.log_unreadable
 
-    def one_again(self) -> bool:
+    def note_equal(self) -> bool:
         """Note that memory and store are equal, or that it is held no longer.
 
         Returns whether they differed before.
@@ -475,7 +471,7 @@ class Holding:
         if self.held is None:  # else the graph in memory may lack a change of this process's own
             self._refuse_ahead(computation)
         self.log.read(loaded)
-        self.one_again()
+        self.note_equal()
         self.held, self.arriving = computation, False
         among.served[self.name] = self
         return computation
@@ -537,7 +533,7 @@ class Holding:
         try:
             loaded = await self._read_back()
         except JournalLost as lost:
-            await among.heal(lost)
+            await among.logs.heal(lost)
             if name not in lost.logs:
                 return await self._reloaded()
             if self.is_torn():
@@ -567,15 +563,15 @@ class Holding:
         """Note that half a change may be in memory, so that the log must be read back."""
         self.unwritten = Unwritten(Memory.TORN)
 
-    def keep(self, reason: JournalError) -> None:
+    def note_unreadable(self, reason: JournalError) -> None:
         """Note that the log cannot be read back, unless it is held no longer."""
         if self.held is None:
             return
         if self.unwritten is None:
             self.unwritten = Unwritten(Memory.ONLY_COPY)
-        self.unwritten.unreadable(reason)
+        self.unwritten.note_unreadable(reason)
 
-    async def put_right(self) -> Computation | None:
+    async def repair(self) -> Computation | None:
         """Make memory and store equal, once: write an only copy, or read back a torn one.
 
         Returns the durable state; None if another task has done this. Raises as
@@ -599,7 +595,7 @@ class Holding:
             if self.unwritten is None:
                 return None
             await self._restore()
-            return self.computation if self.one_again() else None
+            return self.computation if self.note_equal() else None
 
     async def rise(self, above: int) -> None:
         """Take a held computation again, under an epoch above ``above``.
@@ -618,7 +614,7 @@ class Holding:
                     await among.logs.until_known(take)
                     self._count_from_there()
         except JournalLost as lost:
-            await among.heal(lost)
+            await among.logs.heal(lost)
             await self.rise(above)
         except JournalOutvoted as error:
             raise JournalFenced({self.name: (self.ownership.epoch, 0)}) from error
@@ -633,10 +629,10 @@ class Holding:
         async with self._alone():
             if self.is_torn():
                 # Neither copy is whole: half a change must not replace the lost records.
-                self.keep(JournalCorrupt(self.name, None, "the store has lost records of it"))
+                self.note_unreadable(JournalCorrupt(self.name, None, "the store has lost records of it"))
             elif self.is_held():
                 await self._restore()
-                self.one_again()
+                self.note_equal()
 
     async def _restore(self) -> None:
         """Replace a held log by a snapshot of memory.

@@ -1,7 +1,7 @@
 """All computations that a shard holds, each with its log, and the graph, which all shards share.
 
     take over: load log -> recover -> read graph -> take log -> load what came since -> read graph
-    let go:    when the journal says that another process took the log, and only then
+    lose:      when the journal says that another process took the log, and only then
     heal:      write lost records again from memory, under a new epoch
 
 System prevalence: the state is in memory, and the journal carries it to the next owner.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lowwater_authority.engine.holding import Unwritten
     from lowwater_authority.engine.observer import Observer
     from lowwater_authority.engine.settings import ShardSettings
-    from lowwater_authority.journal import Journal, JournalLost, LoadedLog, Ownership
+    from lowwater_authority.journal import Journal, LoadedLog, Ownership
 
 STEP_BYTES: Final = 512
 """Cost of a step of a replay besides its records, counted in bytes."""
@@ -56,8 +56,8 @@ class Holdings:
         self.endings = Endings(journal, self.logs, self.graph, self.of, self.discard)
         self.served: dict[str, Holding] = {}
         """Holdings of the computations that are held, in the order in which they were taken."""
-        self.let_gone = 0
-        """Number of computations that were let go. After a slow take-over, a computation may be
+        self.losses = 0
+        """Number of computations that were lost. After a slow take-over, a computation may be
         gone that this process is to serve."""
         self._settings = settings
         self._observer = observer
@@ -69,7 +69,7 @@ class Holdings:
         """The graph, as far as this process has read it."""
         return self.graph.topology
 
-    # -- taking over and letting go ----------------------------------------------------------------
+    # -- taking over and losing --------------------------------------------------------------------
 
     def of(self, name: str) -> Holding:
         """Return the holding of a computation, a new one if there is none."""
@@ -121,8 +121,8 @@ class Holdings:
                 await asyncio.sleep(0)
                 done, began = 0, perf_counter()
 
-    def let_go(self, owners: Mapping[str, tuple[int, int]]) -> list[str]:
-        """Forget computations that other processes own now; returns those that were held.
+    def lose(self, owners: Mapping[str, tuple[int, int]]) -> list[str]:
+        """Forget computations that other processes own now; returns the lost ones.
 
         ``owners`` is as in JournalFenced. A log that this process has taken again since the refused
         call is kept.
@@ -142,7 +142,7 @@ class Holdings:
             holding.log.forget()
             holding.disown(ownership)
             self.discard(holding)
-        self.let_gone += len(lost)
+        self.losses += len(lost)
         return lost
 
     def drop(self, name: str) -> None:
@@ -157,7 +157,7 @@ class Holdings:
         if holding is None:
             return None
         computation, holding.held = holding.computation, None
-        holding.one_again()
+        holding.note_equal()
         return computation
 
     # -- held computations -------------------------------------------------------------------------
@@ -199,10 +199,10 @@ class Holdings:
         """Return whether memory and store may differ."""
         return self.unwritten(name) is not None
 
-    def is_kept(self, name: str) -> bool:
+    def is_log_unreadable(self, name: str) -> bool:
         """Return whether a computation stays in memory because its log cannot be read back."""
         holding = self.served.get(name)
-        return holding is not None and holding.is_kept()
+        return holding is not None and holding.is_log_unreadable()
 
     def mending(self) -> list[asyncio.Task[None]]:
         """Return the tasks that repair computations whose memory and store differ."""
@@ -233,7 +233,7 @@ class Holdings:
         """
         names = list(names)
         if any(self._is_renewing(name) for name in names):
-            raise errors.Unavailable("what the store has lost is being put back; ask again in a moment")
+            raise errors.Unavailable("records that the store has lost are being put back; ask again in a moment")
         for name in names:
             unwritten = self.unwritten(name)
             if unwritten is not None and self.is_torn(name):
@@ -242,10 +242,6 @@ class Holdings:
     def undoubted(self) -> list[str]:
         """Return the names of the held computations whose ownership can be confirmed."""
         return [name for name in self.served if not self._is_renewing(name) and not self.is_torn(name)]
-
-    async def heal(self, error: JournalLost) -> None:
-        """Put back what the store has lost. All staged state must be durable, or be meant to be."""
-        await self.logs.heal(error)
 
     async def _heal(self, name: str) -> None:
         if name == GRAPH:

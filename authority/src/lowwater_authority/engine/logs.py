@@ -360,6 +360,8 @@ class Logs:
     async def heal(self, error: JournalLost) -> None:
         """Write logs again from memory: the graph first, because it names the incarnations.
 
+        All staged state must be durable, or be meant to be.
+
         Raises JournalFailed while another process may do this, and know more. After all logs were
         tried, raises JournalPosition if other processes have changed the graph meanwhile, or
         JournalFenced if they own some of the logs by now.
@@ -388,7 +390,7 @@ class Logs:
     def refuse_to_heal(self, error: JournalError) -> None:
         """Raise JournalFailed while another process may repair the logs, and goes first."""
         if not self._may_heal():
-            msg = f"{error}. This process was out of touch with it: another one may own them, and goes first; try again"
+            msg = f"{error}. This shard was out of touch with its store: another one may own the logs, and repairs them first; try again"
             raise JournalFailed(msg)
 
     async def take(self, name: str, *, above: int = 0) -> Ownership:

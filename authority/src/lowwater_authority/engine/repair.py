@@ -35,7 +35,7 @@ class Repair:
         log.error(
             "%s; %s",
             unwritten.reason,
-            "what is in memory cannot be trusted either, so it is left as it is until the store can be read: restore a copy, or reset it"
+            "half a change may be in memory, so it stays as it is until its log can be read: restore a copy, or reset it"
             if unwritten.torn
             else "it is written again from memory",
             extra=event("damaged_log_kept", computation=holding.name, reason=str(unwritten.reason)),
@@ -53,7 +53,7 @@ class Repair:
         while (unwritten := self._holdings.unwritten(name)) is not None:
             try:
                 with self._served.losing() as lost:
-                    computation = await self._holdings.of(name).put_right()
+                    computation = await self._holdings.of(name).repair()
                 if lost:
                     return
             except JournalError as error:

@@ -117,9 +117,9 @@ class Requests:
     def by_its_inputs(self, round_: Round, name: str) -> Computation:
         """Return a computation to change it, after its log follows the inputs that the graph has.
 
-        A change of inputs is one append to the log and to the graph, so the two differ only when
-        the store has lost acknowledged records, and another process has healed the graph alone.
-        If the log is behind, its ranges and owners do not take the new input into account, and the
+        A change of inputs is one append to the log and to the graph. So the two differ only if the
+        store has lost acknowledged records, and another process has healed the graph alone. If the
+        log is behind, its ranges and owners do not take the new input into account, and the
         computation would lead that input. So this round first revokes all claims, and lowers every
         range to the published value, which no added input is below. The log of a slice follows its
         root instead, see Cuts.follow_inputs.

@@ -90,7 +90,7 @@ class RangeHere:
         try:
             answers = await self.owners.report(reports, sender=self.claim.request_id, number=number)
         except GivenUp as error:
-            msg = f"another process has taken {self.claim.root} over, or what was written beside this could not be"
+            msg = f"another process has taken {self.claim.root} over, or another record of the same round was refused"
             raise errors.Unavailable(msg) from error
         for _, refused in answers:
             raise errors.BY_REASON[refused.reason](refused.message)

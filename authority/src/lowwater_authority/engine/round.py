@@ -465,7 +465,7 @@ class Rounds:
     async def _heal(self, round_: Round) -> None:
         """Put into the store what it has lost or damaged, and renew ownerships that are too low."""
         if round_.lost is not None:
-            await self._holdings.heal(round_.lost)
+            await self._holdings.logs.heal(round_.lost)
         if round_.damage is not None:
             await self._holdings.graph.heal_damage(round_.damage)
         for name, newer in round_.above.items():
@@ -503,19 +503,19 @@ class Rounds:
                 self._served.hub.move(name)
         counting: set[str] = set()
         for name in round_.touched:
-            while (holding := holdings.served.get(name)) is not None and not holding.is_kept():
+            while (holding := holdings.served.get(name)) is not None and not holding.is_log_unreadable():
                 with self._served.losing() as lost:
                     try:
                         computation, healed = await holding.reload()
                     except (JournalCorrupt, JournalVersion) as damage:
-                        holding.keep(damage)
+                        holding.note_unreadable(damage)
                     else:
                         counting.update(healed)
                         if computation is not None:
                             self._served.publish([computation])
                 if not lost or name in lost:
                     break
-            if holdings.is_kept(name):
+            if holdings.is_log_unreadable(name):
                 self._repair.begin(holdings.served[name])
                 counting.add(name)
         # Half a change counts nowhere, so its caller gets the same refusal as all others.

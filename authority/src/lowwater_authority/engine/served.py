@@ -209,7 +209,7 @@ class Served:
         have callers to answer, everything else by :meth:`losing`. Readers are sent to the new
         owner.
         """
-        for name in self.held.let_go(owners):
+        for name in self.held.lose(owners):
             self.slices.unfollow(name)
             self.on_moved(name)
             self.hub.move(name)

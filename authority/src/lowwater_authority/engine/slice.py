@@ -213,8 +213,8 @@ class Slice:
             self._slow = True
         self.withheld += 1
         msg = (
-            f"{self.root} has not heard of this change of {self.name}, a slice of it, and could lead it: what was asked for may be done, and is not "
-            "acknowledged. It is repeated, or look again, when the shard of that one answers"
+            f"{self.root} has not confirmed this change of its slice {self.name}: the change may be done, and is not acknowledged yet. "
+            "Repeat it, or look again"
         )
         return errors.Unavailable(msg, metadata={"computation": self.name, "root": self.root})
 
@@ -229,7 +229,7 @@ class Slice:
                 while self._vouched < through:
                     await self._vouched_more.wait()
         if self._vouched < through or self._report.fold.input_version != input_version:
-            msg = f"{self.root} does not know yet how far this output of {self.name}, a slice of it, is to say that it is complete; say nothing, and ask again"
+            msg = f"{self.root} has not confirmed yet how far this output of its slice {self.name} is complete; state nothing, and ask again"
             raise errors.Unavailable(msg, metadata={"computation": self.name, "root": self.root})
 
     def is_bound(self, identity: str) -> bool:
@@ -258,7 +258,7 @@ class Slice:
             raise self._not_bound() from error
 
     def _not_bound(self) -> errors.Unavailable:
-        msg = f"{self.root} does not know yet whose worker claims {self.name}, a slice of it; nothing was granted, try again"
+        msg = f"{self.root} has not confirmed yet whose worker claims its slice {self.name}; nothing was granted, try again"
         return errors.Unavailable(msg, metadata={"computation": self.name, "root": self.root})
 
     def _settle(self, *, ended: bool = False) -> None:
@@ -293,7 +293,7 @@ class Slice:
                         return  # a later attempt would fail as well; Shard.close logs how many did
                     log.log(
                         logging.WARNING if backoff.first else logging.DEBUG,
-                        "%s does not hear of its slice %s yet, trying again in %.2f s: %s",
+                        "%s has not confirmed its slice %s yet, trying again in %.2f s: %s",
                         self.root,
                         self.name,
                         backoff.seconds,
@@ -306,7 +306,7 @@ class Slice:
                 # Without this task the slice would be silent for good, and its workers would wait.
                 self.reached = False
                 log.exception(
-                    "telling %s of its slice %s failed in a way it never should, trying again in %.2f s",
+                    "a report to %s about its slice %s failed in a way it never should, trying again in %.2f s",
                     self.root,
                     self.name,
                     backoff.seconds,

@@ -59,9 +59,9 @@ def _histogram(name: str, says: str, *labels: str) -> Figure:
     return Figure("histogram", f"lowwater_{name}", says, labels)
 
 
-BUILD: Final = Figure("info", "lowwater_build_info", "What is running.", ("version",))
+BUILD: Final = Figure("info", "lowwater_build_info", "Version that runs.", ("version",))
 REPORTS: Final = _counter("reports", "Report messages answered.")
-REPORTED_RANGES: Final = _counter("reported_ranges", "Range states in them, refused ones included.")
+REPORTED_RANGES: Final = _counter("reported_ranges", "Range states in report messages, refused ones included.")
 REFUSED_REPORTS: Final = _counter(
     "refused_reports", "Refusals within reports: one for each claim and reason.", "reason"
 )
@@ -71,12 +71,12 @@ REFUSED_CALLS: Final = _counter(
 CALLS: Final = _counter("calls", "Unary calls, by how they ended.", "method", "code")
 CALL_SECONDS: Final = _histogram("call_seconds", "Time of a unary call, from its arrival to its answer.", "method")
 CLAIMS: Final = _counter(
-    "claims", "Claims granted, and refused, which includes those sent on to another shard.", "outcome"
+    "claims", "Claims, granted or refused; a claim that is sent on to another shard counts as refused.", "outcome"
 )
 PUSHED: Final = _counter("pushed_watermarks", "Watermarks given to subscribers.")
 PUSH_SECONDS: Final = _histogram(
     "push_seconds",
-    "Time from a publish until its watermark was given to a subscriber's stream; of several, the oldest.",
+    "Time from a publish until a subscriber's stream has its watermark; of several, the oldest.",
 )
 ROUNDS: Final = _counter("rounds", "Commit rounds published.")
 ROUND_REQUESTS: Final = _histogram("round_requests", "Requests in a round.")
@@ -85,15 +85,15 @@ APPEND_SECONDS: Final = _histogram(
 )
 APPENDED_BYTES: Final = _counter("journal_appended_bytes", "Bytes appended to the journal.")
 REPLAY_SECONDS: Final = _histogram(
-    "journal_replay_seconds", "Time to rebuild one computation from what was read of its log."
+    "journal_replay_seconds", "Time to rebuild one computation from its log, once that is read."
 )
 LOOP_LAG: Final = _histogram(
-    "event_loop_lag_seconds", "By how much the event loop was late for a task that is due every 100 ms."
+    "event_loop_lag_seconds", "Lateness of the event loop for a task that is due every 100 ms."
 )
 LOG_EVENTS: Final = _counter(
     "log_events", "Warnings and errors in the log, by their event in docs/logs.md.", "event", "level"
 )
-NOT_HTTP: Final = _counter("page_not_http", "Messages to the port of /metrics that were no HTTP.")
+NOT_HTTP: Final = _counter("page_not_http", "Messages to the port of /metrics that were not HTTP.")
 
 EVENTS: Final = (
     BUILD,

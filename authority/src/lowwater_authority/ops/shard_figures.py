@@ -37,14 +37,16 @@ def _counter(name: str, says: str, *labels: str) -> Figure:
 
 
 GATES: Final[dict[Figure, Callable[[Any], int]]] = {
-    _gauge("admission_bound", "The most that may be inside at once.", "gate"): attrgetter("bound"),
-    _gauge("admission_line", "The most that may wait.", "gate"): attrgetter("line"),
-    _gauge("admission_inside", "How many are inside.", "gate"): attrgetter("inside"),
-    _gauge("admission_peak", "The most that ever were inside.", "gate"): attrgetter("peak"),
-    _gauge("admission_waiting", "How many wait.", "gate"): lambda gate: len(gate.waiting),
-    _gauge("admission_longest", "The most that ever waited.", "gate"): attrgetter("longest"),
-    _counter("admission_admitted", "How many were let in.", "gate"): attrgetter("admitted"),
-    _counter("admission_refused", "How many were told to come again.", "gate"): attrgetter("refused"),
+    _gauge("admission_bound", "Most callers inside a gate at once.", "gate"): attrgetter("bound"),
+    _gauge("admission_line", "Most callers that wait in line.", "gate"): attrgetter("line"),
+    _gauge("admission_inside", "Callers inside.", "gate"): attrgetter("inside"),
+    _gauge("admission_peak", "Greatest number of callers inside so far.", "gate"): attrgetter("peak"),
+    _gauge("admission_waiting", "Callers that wait in line.", "gate"): lambda gate: len(gate.waiting),
+    _gauge("admission_longest", "Greatest number of waiting callers so far.", "gate"): attrgetter("longest"),
+    _counter("admission_admitted", "Callers that were let in.", "gate"): attrgetter("admitted"),
+    _counter("admission_refused", "Callers that were refused, and told when to come again.", "gate"): attrgetter(
+        "refused"
+    ),
 }
 
 PROCESS: Final[dict[Figure, Callable[[Shard, Streams], float]]] = {
@@ -52,28 +54,29 @@ PROCESS: Final[dict[Figure, Callable[[Shard, Streams], float]]] = {
     _gauge("registered_computations", "Computations of the deployment, as far as this process has read."): (
         lambda shard, _: len(shard.topology.computations)
     ),
-    _gauge("unheard_slices", "Slices served here whose computation does not hear of them, since the last attempt."): (
+    _gauge("unheard_slices", "Slices served here whose last report the root of their computation has not confirmed."): (
         lambda shard, _: shard.slices.unheard
     ),
     _counter(
         "answers_withheld",
-        "Answers of slices that were refused, because their computation had not heard within a second of what they answer.",
+        "Answers of slices that were refused, because the root had not confirmed their change within a second.",
     ): (lambda shard, _: shard.slices.withheld),
-    _gauge(
-        "tombstone_bytes", "Bytes of the names, incarnations and versions that are remembered of dropped computations."
-    ): (lambda shard, _: shard.topology.tombstone_bytes),
-    _gauge("subscribers", "Watch streams that follow something here."): lambda shard, _: len(shard.hub),
+    _gauge("tombstone_bytes", "Bytes that are remembered of dropped computations: names, incarnations and versions."): (
+        lambda shard, _: shard.topology.tombstone_bytes
+    ),
+    _gauge("subscribers", "Open watch streams."): lambda shard, _: len(shard.hub),
     _gauge("report_streams", "Open report streams."): lambda _, streams: len(streams),
     _gauge(
         "reports_in_flight_bytes",
         "Bytes of the reports that wait for the journal, of all streams.",
     ): (lambda _, streams: streams.room.bytes),
-    _gauge("unread_refusal_bytes", "Bytes of what was refused of reports and is not sent yet, of all streams."): (
+    _gauge("unread_refusal_bytes", "Bytes of refusals within reports that are not sent yet, of all streams."): (
         lambda _, streams: streams.unread.bytes
     ),
-    _gauge("watched_name_bytes", "Bytes of the names that watch streams follow one by one, and of what waits there."): (
-        lambda _, streams: streams.watched.bytes
-    ),
+    _gauge(
+        "watched_name_bytes",
+        "Bytes of the names that watch streams follow one by one, and of the watermarks that wait there.",
+    ): (lambda _, streams: streams.watched.bytes),
     _counter(
         "reports_slowed",
         "Reports whose streams were not read on for a while, because too many bytes wait for the journal.",
@@ -90,7 +93,7 @@ PROCESS: Final[dict[Figure, Callable[[Shard, Streams], float]]] = {
     ),
     _gauge(
         "journal_confirmed_timestamp_seconds",
-        "Processing time up to which what this process has published is known to be the newest; now, unless its store is slow or away.",
+        "Processing time up to which the published values are confirmed as the newest; now, unless the store is slow or away.",
     ): lambda shard, _: shard.confirmation.confirmed_at(time.time_ns() // 1000) / 1e6,
 }
 
@@ -115,33 +118,33 @@ FREE: Final = _gauge("journal_free_bytes", "Bytes free on the disk of --data; ab
 
 CONFIRMED: Final = _gauge(
     "deployment_confirmed_timestamp_seconds",
-    "Processing time up to which all that its lags and holders need is known to be the newest, other shards' part too; absent before it has asked for it.",
+    "Processing time up to which all watermarks behind its lags and holders are confirmed as the newest, those of other shards too; absent before the first answers.",
 )
 
 NOT_AFTER: Final = _gauge(
     "certificate_not_after_timestamp_seconds",
-    "When the certificate expires that new connections are shown; absent without TLS.",
+    "Expiry of the certificate that new connections get; absent without TLS.",
 )
 
 REFUSED: Final = _gauge(
     "promises_refused",
-    "1 while the file of --promises is bad, and what it said before stands, else 0; absent without one.",
+    "1 while the file of --promises is bad, and its last good state is in force, else 0; absent without one.",
 )
 
 ACCESS_REFUSED: Final = _gauge(
     "access_refused",
-    "1 while the file of --access is bad, and the rules of before are in force, else 0.",
+    "1 while the file of --access is bad, and its last good rules are in force, else 0.",
 )
 
 TOKEN_EXPIRES: Final = _gauge(
     "token_expires_timestamp_seconds",
-    "When the last token of a principal expires; absent for a principal with a token or a certificate that counts for ever.",
+    "Expiry of a principal's last token; absent for a principal with a token or a certificate that does not expire.",
     "principal",
 )
 
 CERTIFICATE_REFUSED: Final = _gauge(
     "certificate_refused",
-    "1 while the files of --tls-cert and its like cannot be used, and those of before are in force, else 0; absent without TLS.",
+    "1 while the files of --tls-cert and the other TLS options are bad, and the last good ones are in force, else 0; absent without TLS.",
 )
 
 CLOCK: Final = _gauge("clock_timestamp_seconds", "Clock of this process at the scrape.")
