@@ -111,7 +111,7 @@ async def killed(journal: Journal, shard: Shard, run: asyncio.Task[None]) -> Non
     shard.stop()
     await run
     await journal.close()
-    await shard.held.settle()
+    await shard.held.endings.settle()
 
 
 async def at_ten(shard: Shard, *names: str) -> Say:
@@ -150,7 +150,7 @@ async def test_a_log_that_was_not_shortened_is_by_the_next_process(store: Store,
     journal, shard, run = await started(store)
     assert shard.served.names() == ["y"]
     shard.end_dropped()
-    await shard.held.ended("x")
+    await shard.held.endings.ended("x")
     loaded = await journal.load("x")
     assert loaded.records == []
     kept = recovery.recover(Spec("x", incarnation=2), loaded.snapshot, [], epoch_base=0)
@@ -158,7 +158,7 @@ async def test_a_log_that_was_not_shortened_is_by_the_next_process(store: Store,
     assert bool(kept.granted) == (not damaged), "what could be read is kept"
     before = journal.statistics().snapshots
     shard.end_dropped()
-    await shard.held.ended("x")
+    await shard.held.endings.ended("x")
     assert journal.statistics().snapshots == before, "once is enough"
     await lives_again(store, shard, run, sequencer)
 
@@ -182,7 +182,7 @@ async def test_a_damaged_log_that_nobody_has_in_memory_is_dropped_by_force(store
     report = GroupReport(sequencer, np.array([11]))
     [(_, refused)] = await shard.owners.report([("x", report)], sender=b"x" * 16, number=(2, 1))
     assert refused.reason == "MOVED"
-    with pytest.raises(errors.OwnedRanges, match="nobody can tell whether workers own key ranges of it"):
+    with pytest.raises(errors.OwnedRanges, match="it is not known whether workers own key ranges of it"):
         await shard.graph.drop("x", force=False)
     assert "x" in shard.topology.computations
     assert (await shard.graph.drop("x", force=True)).incarnation == 1
@@ -202,7 +202,7 @@ async def test_a_process_that_ends_leaves_a_graph_that_the_next_one_can_read(sto
     say = await at_ten(shard, "x", "y")
     await shard.graph.reset("y")
     if snapshot:
-        await shard.held.logs.snapshot(shard.held.graph, lambda: [shard.topology.encode()], shard.now)
+        await shard.held.logs.snapshot(shard.held.graph.log, lambda: [shard.topology.encode()], shard.now)
         await shard.held.logs.settle()
         assert (await journal.load(GRAPH)).records == []
         store.damage_snapshot(GRAPH)

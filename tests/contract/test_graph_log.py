@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from lowwater_authority.core.topology import Spec, Topology
-from lowwater_authority.engine.holdings import BrokenGraph, replayed
+from lowwater_authority.engine.graph_log import BrokenGraph, replayed
 from lowwater_authority.engine.settings import ShardSettings
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import GRAPH, Entry

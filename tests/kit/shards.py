@@ -19,7 +19,7 @@ from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.observer import Observer
 from lowwater_authority.engine.root_here import Here
-from lowwater_authority.engine.roots import Asked, Range
+from lowwater_authority.engine.roots import Range, SliceClaim
 from lowwater_authority.engine.settings import ShardSettings
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import JournalFailed
@@ -130,10 +130,10 @@ class Asks:
             found[name] = (view.incarnation, view.low)
         return found
 
-    async def claim(self, asked: Asked) -> Range:
+    async def claim(self, claim: SliceClaim) -> Range:
         """See Above: it goes to the shard that serves the root."""
-        shard = self._deployment.owner(asked.root).shard
-        return await Here(shard.served, shard.owners).claim(asked)
+        shard = self._deployment.owner(claim.root).shard
+        return await Here(shard.served, shard.owners).claim(claim)
 
     async def epoch(self, root: str) -> int:
         return self._deployment.owner(root).shard.served.epoch(root)

@@ -18,9 +18,9 @@ from lowwater_authority.core.requests import ClaimRequest, Grant, GroupReport, R
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.observer import Observer
-from lowwater_authority.engine.placement import Alone, Lows
+from lowwater_authority.engine.placement import Lows, Placement
 from lowwater_authority.engine.root_here import Here, RangeHere
-from lowwater_authority.engine.roots import Asked, Range, Told
+from lowwater_authority.engine.roots import Range, SliceClaim, SliceReport
 from lowwater_authority.engine.settings import ShardSettings
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.engine.slice import Slice
@@ -78,11 +78,11 @@ class Way:
             raise errors.Unavailable(msg)
         return done
 
-    async def claim(self, asked: Asked) -> Range:
+    async def claim(self, claim: SliceClaim) -> Range:
 
         async def there() -> Range:
-            shard = self.tree.owner(asked.root).shard
-            return await Here(shard.served, shard.owners).claim(asked)
+            shard = self.tree.owner(claim.root).shard
+            return await Here(shard.served, shard.owners).claim(claim)
 
         found = await self.go("claim", there)
         return Bent(self, found)  # type: ignore[arg-type]
@@ -101,7 +101,7 @@ class Bent:
         self.span = there.span
         self._said = 0
 
-    async def say(self, told: Told, mass: Mass | None) -> None:
+    async def report(self, report: SliceReport, mass: Mass | None) -> None:
         self._said += 1
         number = self._said
 
@@ -109,7 +109,7 @@ class Bent:
             there = self._routed()
             assert isinstance(there, RangeHere)
             there.number = number - 1  # also of one that comes once more
-            await there.say(told, mass)
+            await there.report(report, mass)
 
         await self._way.go("say", said)
 
@@ -117,12 +117,12 @@ class Bent:
         """Return it as it is reached now: whoever serves the root knows of the claim."""
         there = self._there
         assert isinstance(there, RangeHere)
-        shard = self._way.tree.owner(there.asked.root).shard
+        shard = self._way.tree.owner(there.claim.root).shard
         there.served, there.owners = shard.served, shard.owners
         return there
 
-    async def vouch(self, told: Told) -> None:
-        await self._way.go("vouch", lambda: self._routed().vouch(told))
+    async def vouch(self, report: SliceReport) -> None:
+        await self._way.go("vouch", lambda: self._routed().vouch(report))
 
     async def retire(self) -> None:
         await self._way.go("retire", lambda: self._routed().retire())
@@ -141,7 +141,7 @@ class Bent:
         self._there.close()
 
 
-class Some(Alone):
+class Some(Placement):
     """The placement of a process that serves some computations."""
 
     def __init__(self, tree: Tree, names: Callable[[str], bool]) -> None:
@@ -160,7 +160,7 @@ class Some(Alone):
         return found
 
     @property
-    def above(self) -> Way:  # type: ignore[override]
+    def above(self) -> Way:
         return self._tree.way
 
 
@@ -178,7 +178,7 @@ class One:
             placement=self.placement,
             settings=tree.settings,
         )
-        self.shard.held.address = address
+        self.shard.held.logs.address = address
         self.ended = False
 
     async def start(self) -> One:

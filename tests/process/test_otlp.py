@@ -158,7 +158,7 @@ def test_a_collector_that_is_away_harms_nobody(
     ],
 )
 def test_what_goes_where(variables: dict[str, str], figures: bool, where: str) -> None:
-    assert (otlp.wanted(variables), traces.wanted(variables)) == (figures, where)
+    assert (otlp.enabled(variables), traces.exporter_of(variables)) == (figures, where)
 
 
 def test_how_often() -> None:

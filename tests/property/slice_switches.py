@@ -17,17 +17,17 @@ from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Topology
 from lowwater_authority.engine import slice as slice_module
 from lowwater_authority.engine.cuts import Cuts
-from lowwater_authority.engine.roots import Told
+from lowwater_authority.engine.roots import SliceReport
 from lowwater_authority.engine.slice import Slice
 from tests.kit.planting import Part, bug
 
 
-@bug("told_of", slice_module)
-def ratchet_is_told(told_of: Part) -> Part:
+@bug("slice_report", slice_module)
+def ratchet_is_told(slice_report: Part) -> Part:
     """A slice tells what it has published, which does not go down (T1)."""
 
-    def changed(computation: Computation, topology: Topology) -> Told:
-        told: Told = told_of(computation, topology)
+    def changed(computation: Computation, topology: Topology) -> SliceReport:
+        told: SliceReport = slice_report(computation, topology)
         return told._replace(low=max(told.low, computation.published.low))
 
     return changed
@@ -36,7 +36,7 @@ def ratchet_is_told(told_of: Part) -> Part:
 @bug("is_settled", Slice)
 def lowerings_are_acknowledged_at_once(_: Part) -> Part:
     """No answer waits for the root, once the slice is claimed there (T2)."""
-    return lambda self: self._range is not None or self._said is not None
+    return lambda self: self._range is not None or self._confirmed is not None
 
 
 _ANSWERED = WeakKeyDictionary[Slice, int]()
@@ -47,8 +47,8 @@ def only_answers_count(settle: Part) -> Part:
     """What the root has not acknowledged does not count there (T2)."""
 
     def noted(self: Slice, *, ended: bool = False) -> None:
-        if self._said is not None:
-            _ANSWERED[self] = self._said.low
+        if self._confirmed is not None:
+            _ANSWERED[self] = self._confirmed.low
         elif self._range is None:
             _ANSWERED.pop(self, None)
         settle(self, ended=ended)
@@ -58,7 +58,7 @@ def only_answers_count(settle: Part) -> Part:
 
 @only_answers_count.also("is_settled", Slice)
 def _answered(_: Part) -> Part:
-    return lambda self: self._told.low >= min(self._counts, _ANSWERED.get(self, MAX))
+    return lambda self: self._report.low >= min(self._counts, _ANSWERED.get(self, MAX))
 
 
 @bug("__init__", Slice)
@@ -78,12 +78,12 @@ def any_life_fits(_: Part) -> Part:
     return staticmethod(lambda told, known: True)
 
 
-@bug("told_of", slice_module)
-def versions_are_echoed(told_of: Part) -> Part:
+@bug("slice_report", slice_module)
+def versions_are_echoed(slice_report: Part) -> Part:
     """A slice names the version of the inputs that it was granted, whatever its values were folded from (T4)."""
 
-    def echo(computation: Computation, topology: Topology) -> Told:
-        told: Told = told_of(computation, topology)
+    def echo(computation: Computation, topology: Topology) -> SliceReport:
+        told: SliceReport = slice_report(computation, topology)
         return told._replace(fold=topology.required(computation.spec.name), current=True)
 
     return echo
@@ -143,10 +143,10 @@ def sequencers_go_down_in_a_move(recover: Part) -> Part:
     return lower
 
 
-@bug("told_of", slice_module)
-def retired_is_told_as_finished(told_of: Part) -> Part:
+@bug("slice_report", slice_module)
+def retired_is_told_as_finished(slice_report: Part) -> Part:
     """A slice that is retired tells that nothing will ever come (T6)."""
-    return lambda computation, topology: told_of(computation, topology)._replace(retired=False)
+    return lambda computation, topology: slice_report(computation, topology)._replace(retired=False)
 
 
 @bug("retire", Computation)
@@ -179,12 +179,12 @@ def moved_answers_leave(_: Part) -> Part:
     return property(lambda self: 0, lambda self, value: None)
 
 
-@bug("told_of", slice_module)
-def keys_are_exported_early(told_of: Part) -> Part:
+@bug("slice_report", slice_module)
+def keys_are_exported_early(slice_report: Part) -> Part:
     """A slice goes on with keys that another one has read of it."""
 
-    def has_keys(computation: Computation, topology: Topology) -> Told:
-        told: Told = told_of(computation, topology)
+    def has_keys(computation: Computation, topology: Topology) -> SliceReport:
+        told: SliceReport = slice_report(computation, topology)
         return told._replace(has_keys=not computation.spec.keys.source)
 
     return has_keys
@@ -193,8 +193,8 @@ def keys_are_exported_early(told_of: Part) -> Part:
 @keys_are_exported_early.also("_handed_over", Cuts)
 def _copied(_: Part) -> Part:
     async def copied(self: Cuts, source: str, name: str) -> Any:
-        loaded = await self._held.journal.load(source)
-        found = await self._held.recovered_in_pieces(self._held.topology.get(source), loaded)
+        loaded = await self._holdings.journal.load(source)
+        found = await self._holdings.recovered_in_pieces(self._holdings.topology.get(source), loaded)
         moving = as_slice(found.computation)
         if name not in moving.handed_over:
             moving.move_out(name)

@@ -310,7 +310,7 @@ unit/test_drop.py
     core/topology.py: errors.LimitReached in _refuse_tombstones
     engine/graph_requests.py: errors.Unavailable in _refuse_unread
 unit/test_half_changes.py
-    engine/confirmation.py: errors.Unavailable in _what_is_read
+    engine/confirmation.py: errors.Unavailable in _read_stored
 unit/test_late_messages.py
     core/computation.py: errors.StaleSequencer in retire
     rpc/cluster.py: bad_field 'version' in _change
@@ -331,8 +331,8 @@ unit/test_slices.py
     engine/cuts.py: errors.Unavailable in _handed_over
     engine/cuts.py: errors.Unavailable in _take_in
     engine/owner_requests.py: errors.Unavailable in claim
-    engine/root_here.py: errors.BY_REASON[refused.reason] in say
-    engine/root_here.py: errors.Unavailable in say
+    engine/root_here.py: errors.BY_REASON[refused.reason] in report
+    engine/root_here.py: errors.Unavailable in report
     engine/slice.py: errors.Unavailable in _check_listed
     engine/slice.py: errors.Unavailable in _claim
     engine/slice.py: errors.Unavailable in vouched

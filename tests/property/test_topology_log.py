@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lowwater import errors
 from lowwater_authority.core.topology import Spec, Topology, WrongGraph
-from lowwater_authority.engine.holdings import ReadGraph, replayed
+from lowwater_authority.engine.graph_log import ReadGraph, replayed
 from lowwater_authority.journal import LoadedLog
 
 NAMES = "abcdefgh"

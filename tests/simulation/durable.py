@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from lowwater_authority.authority import Authority
     from lowwater_authority.core.computation import Computation
     from lowwater_authority.core.topology import Spec
+    from lowwater_authority.engine.graph_log import ReadGraph
     from lowwater_authority.engine.holding import Recovered
-    from lowwater_authority.engine.holdings import ReadGraph
     from lowwater_authority.journal import LoadedLog, Ownership
     from tests.simulation.kernel import Process, Simulation
 
@@ -114,14 +114,14 @@ class Durable:
             return computation
 
         held.resume = looked_at  # type: ignore[method-assign]
-        read_graph: Callable[[], Awaitable[ReadGraph]] = held.read_graph
+        read_graph: Callable[[], Awaitable[ReadGraph]] = held.graph.read
 
         async def read_and_compared() -> ReadGraph:
             found = await read_graph()
             self._read(who, found)
             return found
 
-        held.read_graph = read_and_compared  # type: ignore[method-assign]
+        held.graph.read = read_and_compared  # type: ignore[method-assign]
 
     def _read(self, who: str, found: ReadGraph) -> None:
         loaded, graph = found

@@ -264,7 +264,7 @@ class Havoc:
         ledger, seats = self._world.deployment.ledger, self._world.deployment.seats
         stored = ledger.logs.get(GRAPH)
         shards = [seat.authority.shard for seat in seats if seat.serving and seat.authority]
-        known = max((shard.held.covered for shard in shards), default=0)
+        known = max((shard.held.graph.covered for shard in shards), default=0)
         places = [place for place in sorted(stored.records) if place <= known] if stored is not None else []
         if stored is None or not places or len(shards) < 2:
             return
@@ -284,7 +284,7 @@ class Havoc:
             stored = self._world.deployment.ledger.logs.get(GRAPH)
             unread = stored is not None and stored.records.get(place) == damaged
             seats = [seat for seat in self._world.deployment.seats if seat.serving]
-            covered = {seat.name: seat.authority.shard.held.covered for seat in seats if seat.authority}
+            covered = {seat.name: seat.authority.shard.held.graph.covered for seat in seats if seat.authority}
             known = any(each >= place for each in covered.values())
             silent = silent + 1 if unread and not known else 0
             well = [name for name, each in covered.items() if each >= place and self._reaches_the_store(name)]
@@ -302,7 +302,7 @@ class Havoc:
     def _is_waiting(self, seat: Seat) -> bool:
         if not seat.wanted or seat.away or seat.process.paused or not self._reaches_the_store(seat.name):
             return False
-        return not seat.serving or seat.authority is None or not seat.authority.shard.held.covered
+        return not seat.serving or seat.authority is None or not seat.authority.shard.held.graph.covered
 
     def _reaches_the_store(self, name: str) -> bool:
         store = self._world.deployment.store

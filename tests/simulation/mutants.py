@@ -31,7 +31,7 @@ from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.late_records import LateRecords
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec, Topology
-from lowwater_authority.engine import holding, holdings
+from lowwater_authority.engine import endings, graph_log, holding
 from lowwater_authority.engine import round as rounds
 from lowwater_authority.engine.hub import Hub
 from lowwater_authority.engine.logs import Log, Logs
@@ -172,7 +172,7 @@ def skip_the_epoch_check(_: Part) -> Part:
     return lambda mine, found: False
 
 
-@bug("epoch_base", holding, holdings)
+@bug("epoch_base", holding, endings)
 def restart_counters_after_a_lost_epoch(_: Part) -> Part:
     """Sequencers are counted from the epoch alone, and from those that still own something (rule 4)."""
     return lambda ownership: ownership.epoch << 40
@@ -210,11 +210,11 @@ def _forgetful(admit: Part) -> Part:
     return forgetful
 
 
-@bug("_end", holdings.Holdings)
+@bug("_end", endings.Endings)
 def leave_the_log_of_what_is_dropped(_: Part) -> Part:
     """A dropped log stays as it was: should it be damaged, nobody can ever read the next incarnation of it."""
 
-    async def leave(self: holdings.Holdings, name: str, *_: Any) -> None:
+    async def leave(self: endings.Endings, name: str, *_: Any) -> None:
         self._over(name)
 
     return leave
@@ -229,7 +229,7 @@ def forget_the_tombstone(_: Part) -> Part:
 forget_the_tombstone.includes(leave_the_log_of_what_is_dropped)
 
 
-@forget_the_tombstone.also("end", holdings.Holdings)
+@forget_the_tombstone.also("begin", endings.Endings)
 def _no_end(_: Part) -> Part:
     return lambda self, name: None
 
@@ -248,11 +248,11 @@ def take_what_is_damaged_for_the_end(decode_records: Part) -> Part:
     return lenient
 
 
-@bug("heal_graph", holdings.Holdings)
+@bug("heal_damage", graph_log.GraphLog)
 def leave_a_damaged_graph(_: Part) -> Part:
     """A graph that cannot be read stays as it is, though the shards have it in memory: nobody can be started, or take anything over."""
 
-    async def refuse(self: holdings.Holdings, damage: JournalCorrupt) -> None:
+    async def refuse(self: graph_log.GraphLog, damage: JournalCorrupt) -> None:
         raise JournalFailed(str(damage))
 
     return refuse
@@ -269,11 +269,11 @@ def answer_what_has_left_a_round(end: Part) -> Part:
     return answer_all
 
 
-@bug("graph_record", holdings.Holdings)
+@bug("record", graph_log.GraphLog)
 def lose_a_change_by_compaction(record: Part) -> Part:
     """The whole graph that replaces its changes is the one that stood in front of the last of them (rule 2)."""
 
-    def remembering(self: holdings.Holdings, graph: Topology, *, whole: bool) -> Any:
+    def remembering(self: graph_log.GraphLog, graph: Topology, *, whole: bool) -> Any:
         self.logs.__dict__["older"] = self.topology
         return record(self, graph, whole=whole)
 
@@ -289,7 +289,7 @@ def _older(snapshot: Part) -> Part:
     return older
 
 
-@bug("_goes_on", holdings)
+@bug("continues", graph_log, holding)
 def apply_over_the_wrong_whole(_: Part) -> Part:
     """What a shard has read of the graph is gone on with, whatever the store has put in its place (rule 2).
 
@@ -374,8 +374,8 @@ change_inputs_by_an_unconfirmed_graph.includes(hand_keys_over_by_an_unconfirmed_
 def keep_the_claim_of_a_lost_retirement(_: Part) -> Part:
     """A slice goes on with its claim at the root when its retirement had no answer, and may arrive at any time (rule 8)."""
 
-    async def kept(self: Slice, known: Any) -> None:
-        await self._by(known, known.retire())
+    async def kept(self: Slice, range_: Any) -> None:
+        await self._answered(range_, range_.retire())
 
     return kept
 

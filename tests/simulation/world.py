@@ -12,7 +12,7 @@ from random import Random
 from typing import Any, Final
 
 from lowwater import errors
-from lowwater_authority.engine import holdings
+from lowwater_authority.engine import endings, holdings
 from lowwater_authority.engine import slice as slice_module
 from lowwater_authority.engine.settings import ShardSettings
 from lowwater_authority.journal import GRAPH
@@ -162,8 +162,13 @@ class World:
         sim.network.late_taps.append(self.oracle.arrived_late)
 
     def run(self) -> Result:
+        pauses = Pauses(self.sim)
         with (
-            instead((holdings, "asyncio", Pauses(self.sim)), (slice_module.Slice, "settle", _waiting(self.sim))),
+            instead(
+                (holdings, "asyncio", pauses),
+                (endings, "asyncio", pauses),
+                (slice_module.Slice, "settle", _waiting(self.sim)),
+            ),
             _hearing(self.oracle, weak=self.weak),
             timers.spark_away(self.sim) if self.timed else nullcontext(),
         ):

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from lowwater_authority.engine.placement import Alone, Lows
+from lowwater_authority.engine.placement import Lows, Placement
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.ops.metrics import Metrics
 from lowwater_authority.ops.range_survey import RangeSurvey
@@ -22,7 +22,7 @@ from tests.unit.test_shard import Running
 Labels = dict[str, str]
 
 
-class Elsewhere(Alone):
+class Elsewhere(Placement):
     """The place of a shard whose neighbours are the test's: ``published`` is what they answer, by computation, in hours."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ import pytest
 from lowwater import errors
 from lowwater_authority.cluster.cluster import BEATS
 from lowwater_authority.core.topology import Spec
-from lowwater_authority.engine.holdings import replayed
+from lowwater_authority.engine.graph_log import replayed
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import GRAPH, JournalCorrupt, LoadedLog, Ownership, frames
 from tests.kit.faults import Outcome
@@ -286,7 +286,7 @@ async def test_a_shard_that_ends_saves_its_computations_whatever_the_graph_is(
     if graph == "refused":
         one.faults.ends["restore"] = [Outcome.FAILED]
     if graph == "never read":
-        one.shard.held.covered = 0
+        one.shard.held.graph.covered = 0
     before = dict(deployment.disk.logs[GRAPH].records)
     await one.end()
     assert deployment.disk.logs[GRAPH].records == before
@@ -327,7 +327,7 @@ async def test_a_process_that_starts_waits_until_a_shard_has_written_the_graph_a
     await deployment.settle(one, other, third, seconds=1.5)
     assert set(NAMES) == held(one) | held(other) | held(third)
     assert held(third)
-    names = [record.getMessage() for record in caplog.records if "looking for a shard" in record.getMessage()]
+    names = [record.getMessage() for record in caplog.records if "waits for a shard that" in record.getMessage()]
     assert len(names) == 1
 
 
@@ -396,7 +396,7 @@ async def test_a_damaged_snapshot_counts_with_all_that_it_covers(deployment: Dep
     one, other = await two(deployment)
     await other.shard.graph.register(Spec("new"))
     await other.shard.held.logs.snapshot(
-        other.shard.held.graph, lambda: [other.shard.topology.encode()], other.shard.now
+        other.shard.held.graph.log, lambda: [other.shard.topology.encode()], other.shard.now
     )
     await other.shard.held.logs.settle()
     deployment.disk.logs[GRAPH].damage_snapshot()

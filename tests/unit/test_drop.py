@@ -12,7 +12,7 @@ from lowwater import errors
 from lowwater_authority.core.requests import Fenced, Grant
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec, Topology
-from lowwater_authority.engine.holdings import ReadGraph, needs_newest, whole
+from lowwater_authority.engine.graph_log import ReadGraph, needs_newest, whole
 from lowwater_authority.journal import LoadedLog
 from lowwater_authority.journal.copy import Copy, survey
 from tests.kit.faults import Outcome
@@ -164,7 +164,7 @@ async def test_rule3_a_copy_of_the_journal_goes_on_above_what_was_dropped(
 ) -> None:
     grant = await running.claim("b")
     await running.shard.graph.drop("b", force=True)
-    await running.shard.held.settle()
+    await running.shard.held.endings.settle()
     await running.stop()
     source = MemoryJournal(disk)
     await source.open()
@@ -226,7 +226,7 @@ async def test_rule4_an_owner_that_comes_back_does_not_bring_back_what_was_dropp
     [(_, refused)] = await other.report(name, zombie, 13)
     assert refused.reason in {"STALE_SEQUENCER", "MOVED"}
     assert name not in other.shard.served
-    await one.shard.held.ended(name)
+    await one.shard.held.endings.ended(name)
     await one.shard.graph.register(Spec(name))
     await deployment.settle(one, other)
     assert (await deployment.owner(name).claim(name)).sequencer > zombie.sequencer
@@ -282,7 +282,7 @@ async def end_behind_the_next_incarnation(deployment: Deployment, one: One, othe
     assert name in other.shard.topology.dropped
     other.faults.held.pop("restore").set()
     await turns()
-    await other.shard.held.settle()
+    await other.shard.held.endings.settle()
     await deployment.settle(one, other)
     owner = deployment.owner(name)
     assert owner.shown(name) == (2, 15)
@@ -304,7 +304,7 @@ async def test_rule3_breaks_when_the_graph_is_not_read_behind_the_take(deploymen
     async def as_it_was() -> ReadGraph:
         return ReadGraph(LoadedLog(0, None, []), known.topology)
 
-    known.read_graph = as_it_was  # type: ignore[method-assign]
+    known.graph.read = as_it_was  # type: ignore[method-assign]
     await end_behind_the_next_incarnation(deployment, one, other, min(held(other)))
 
 

@@ -111,7 +111,7 @@ async def test_a_message_is_made_again_when_the_view_alone_is_as_it_was(deployme
     assert not first.estimated
     await shard.confirmation.rise("c", first.epoch + 1)
     assert messages.of("c", view).epoch > first.epoch
-    shard.held.use(Topology().register(Spec("c", estimated=True)))
+    shard.held.graph.use(Topology().register(Spec("c", estimated=True)))
     assert messages.of("c", view).estimated
 
 

@@ -84,7 +84,7 @@ class World(Tree):
         one = One(self, address, names)
         one.journal = MemoryJournal(self.disk, shared=True, faults=self.store)
         one.shard = Shard(one.journal, clock=lambda: self.now, observer=Observer(), placement=one.placement)
-        one.shard.held.address = address
+        one.shard.held.logs.address = address
         self.all.append(await one.start())
         return one
 
@@ -154,7 +154,7 @@ async def test_rule2_what_a_process_starts_with_is_durable(world: World) -> None
 
 async def put_back_alone(one: One, graph: Topology) -> None:
     """Write the graph without the log that belongs to its newest change."""
-    await one.journal.restore(GRAPH, one.shard.held.graph.position + 1, graph.encode(), newest=graph.needs_newest)
+    await one.journal.restore(GRAPH, one.shard.held.graph.log.position + 1, graph.encode(), newest=graph.needs_newest)
 
 
 async def lost_with_its_owner(world: World) -> None:

@@ -28,8 +28,9 @@ from lowwater_authority.engine.holding import (
     Holding,
     Taken,
     epoch_base,
+    resumed,
 )
-from lowwater_authority.engine.holdings import Holdings, resumed
+from lowwater_authority.engine.holdings import Holdings
 from lowwater_authority.engine.logs import SNAPSHOT_AGAIN, Log
 from lowwater_authority.engine.observer import Observer
 from lowwater_authority.engine.settings import ShardSettings
@@ -442,7 +443,7 @@ def none_yet() -> Holdings:
 async def test_rule4_nothing_is_held_by_an_ownership_that_is_over(ownership: Ownership) -> None:
     among = none_yet()
     await among.journal.open()
-    among.topology = among.topology.register(Spec("x"))
+    among.graph.topology = among.topology.register(Spec("x"))
     holding = among.of("x")
     with pytest.raises(JournalFailed, match="x was dropped while its log was taken"):
         holding.hold(Taken(ownership, LoadedLog(0, None, [])))

@@ -143,7 +143,7 @@ async def test_a_holder_is_named_when_it_has_held_for_long_and_no_input_does(
     await one.shard.graph.register(Spec("root"))
     await one.shard.graph.register(Spec("elsewhere"))
     await one.shard.graph.register(Spec("stage", inputs=("elsewhere",)))
-    one.shard.held.let_go({"elsewhere": (one.shard.held.epoch("elsewhere"), 0)})  # another shard serves it
+    one.shard.held.lose({"elsewhere": (one.shard.held.epoch("elsewhere"), 0)})  # another shard serves it
     if input_at is not None:
         one.elsewhere.published["elsewhere"] = input_at
         await one.upstream.ask()

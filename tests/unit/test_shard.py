@@ -28,7 +28,7 @@ from lowwater_authority.core.requests import (
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine import owner_requests
-from lowwater_authority.engine.holdings import replayed
+from lowwater_authority.engine.graph_log import replayed
 from lowwater_authority.engine.observer import Observer
 from lowwater_authority.engine.settings import ShardSettings
 from lowwater_authority.engine.shard import Shard

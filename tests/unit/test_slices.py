@@ -15,7 +15,7 @@ from lowwater import errors
 from lowwater.core.columns import Column
 from lowwater.core.fold import Fold
 from lowwater.core.lease import LeaseState
-from lowwater_authority.cluster.peers import _told_lateness
+from lowwater_authority.cluster.peers import _lateness_of
 from lowwater_authority.core.budget import Lateness
 from lowwater_authority.core.computation import LARGEST_EPOCH
 from lowwater_authority.core.cut import Cut
@@ -28,7 +28,7 @@ from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine.cuts import Cuts
 from lowwater_authority.engine.observer import Observer
 from lowwater_authority.engine.root_here import RangeHere
-from lowwater_authority.engine.roots import Asked, Range, Told
+from lowwater_authority.engine.roots import Range, SliceClaim, SliceReport
 from lowwater_authority.engine.round import GivenUp, Round
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import GRAPH, JournalVersion
@@ -170,7 +170,7 @@ async def test_T4_an_output_that_the_root_is_not_known_to_wait_for_is_refused(re
     await reader.fail_over(slice_answer_seconds=0.0)
     reader.way.hold("vouch")
     fold = reader.below.shard.topology.required("a~0")
-    with pytest.raises(errors.Unavailable, match="say nothing, and ask again"):
+    with pytest.raises(errors.Unavailable, match="state nothing, and ask again"):
         await reader.below.shard.owners.vouch("a~0", first.sequencer, 80 * HOUR, fold)
     reader.way.let("vouch")
 
@@ -301,7 +301,7 @@ async def test_rule7_while_the_root_is_away_an_advancing_slice_and_its_neighbour
         assert await tree.below.report("a~0", first, hour) == []
     [(name, refused)] = await tree.below.report("a~0", first, 9)
     assert (name, refused.reason) == ("a~0", "UNAVAILABLE")
-    assert "a has not heard of this change of a~0" in refused.message
+    assert "a has not confirmed this change of its slice a~0" in refused.message
     both = [
         ("a~0", GroupReport(first.sequencer, np.array([8 * HOUR]))),
         ("beside", GroupReport(beside.sequencer, np.array([7 * HOUR]))),
@@ -334,7 +334,7 @@ async def test_an_acknowledgement_covers_no_report_in_front_of_it_that_waits(fir
 
 def test_a_lease_tells_how_a_slice_keeps_its_budgets_and_not_what_it_counts_itself() -> None:
     state = LeaseState("a", 1, Column(1, MIN), reference=MIN, budgets={50_000: MIN})
-    state.whole_lateness = _told_lateness(((50_000, 5, 10, 1),))
+    state.whole_lateness = _lateness_of(((50_000, 5, 10, 1),))
     state.advance(Fold(MAX, (), 1, ()), 7, now=0.0)
     assert state.arrivals is not None
     state.arrivals.heard({50_000: 3})
@@ -530,7 +530,7 @@ async def test_of_two_workers_at_once_one_wins(tree: Tree, same: bool) -> None:
 async def test_nothing_is_granted_while_the_root_does_not_know_to_whom(tree: Tree) -> None:
     tree.way.hold("claim")
     await tree.fail_over(slice_answer_seconds=0.0)
-    with pytest.raises(errors.Unavailable, match="whose worker claims a~0"):
+    with pytest.raises(errors.Unavailable, match="whose worker claims its slice a~0"):
         await claimed_by(tree.below, "a~0", "Y")
     await tree.fail_over(slice_answer_seconds=600.0)
     first = asyncio.create_task(claimed_by(tree.below, "a~0", "X"))
@@ -629,16 +629,16 @@ async def test_a_root_that_another_process_takes_meanwhile_is_a_reason_to_try_ag
         return answer
 
     graph = SimpleNamespace(get=lambda _: SimpleNamespace(incarnation=1), required=lambda _: NO_FOLD)
-    asked = Asked(
+    asked = SliceClaim(
         "hourly", "hourly~0", (b"", KEY), host="", epoch=1, claims=1, bound=0, request_id=b"id", identity="hourly~"
     )
-    told = Told(
-        1, NO_FOLD, current=True, vouched=MIN, low=5, retired=False, kept=(), oldest_operation=0, waiting_for=""
+    told = SliceReport(
+        1, NO_FOLD, current=True, vouched=MIN, low=5, retired=False, budgets=(), oldest_operation=0, waiting_for=""
     )
     served: Any = SimpleNamespace(topology=graph)
     owners: Any = SimpleNamespace(report=report)
     with pytest.raises(errors.Unavailable, match="has taken hourly over"):
-        await RangeHere(served, owners, asked, 1, 0).say(told, None)
+        await RangeHere(served, owners, asked, 1, 0).report(told, None)
 
 
 AT = b"\xc0"
@@ -848,7 +848,7 @@ async def test_records_are_counted_once_though_the_new_half_claims_first_and_is_
     await until(lambda: counted() == [(2000, 6)])
     real = wide.way.claim
 
-    async def claim(asked: Asked) -> Range:
+    async def claim(asked: SliceClaim) -> Range:
         if asked.name == "a~1" and len(wide.root.map) < 3:
             msg = "the new one is first"
             raise errors.Unavailable(msg)

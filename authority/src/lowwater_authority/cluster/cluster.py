@@ -18,6 +18,7 @@ from lowwater import errors
 from lowwater.core.events import Limited, event
 from lowwater_authority.cluster.membership import Member, Patience, View, proposal
 from lowwater_authority.cluster.untaken import LOOK_SECONDS, Untaken
+from lowwater_authority.engine.placement import Placement
 from lowwater_authority.journal import JournalCorrupt, JournalError, JournalFailed, JournalUnknown
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Missing:
     """Why it could not be taken, as it was logged."""
 
 
-class Cluster:
+class Cluster(Placement):
     """The place of one process among the shards of a deployment; the Placement of its shard.
 
     ``monotonic`` and ``dead_after`` are in seconds.
@@ -151,7 +152,7 @@ class Cluster:
         """
         self._shard = shard
         self._untaken = Untaken(shard.held, self.mine)
-        shard.held.address = self.me.address
+        shard.held.logs.address = self.me.address
         while not self._leaving and self.view.member(self.me.id) is None:
             again = self._monotonic() + self._dead_after / BEATS
             if not await self._answered(self._open()) or not await self._answered(self.beat()):
@@ -288,7 +289,7 @@ class Cluster:
         self._heard_of = beats.last
         self._accused = {each: self._accused.get(each, beats.last.get(each, 0)) for each in accused}
         now = self._monotonic()
-        if self._shard.held.graph_unread:
+        if self._shard.held.graph.unread:
             # Who has read what is damaged has no reason to look at it again, but that it hears a
             # stranger.
             await self._directory.beat(self._unread_id)
@@ -377,7 +378,7 @@ class Cluster:
         if there is not None and not self.me.joined:
             self.me = replace(self.me, joined=there.joined)  # it stays the same process if it is left out for a while
         self._joined = self._joined or view.member(self.me.id) is not None
-        self._shard.held.view = view.version
+        self._shard.held.logs.view = view.version
         self._lifelines.follow(view.members)
 
     async def look_after(self) -> None:
@@ -420,7 +421,7 @@ class Cluster:
             with contextlib.suppress(JournalError, errors.LowwaterError):
                 await self.unpin_dropped()
         self._leave_readable()
-        if self._shard.held.graph_doubted and self._monotonic() >= self._look_at_graph:
+        if self._shard.held.graph.doubted and self._monotonic() >= self._look_at_graph:
             self._look_at_graph = self._monotonic() + self._dead_after
             with contextlib.suppress(errors.LowwaterError):
                 await self._shard.confirmation.refresh()
@@ -444,7 +445,7 @@ class Cluster:
         if self._ended != self.view.version:
             self._ended = self.view.version
             shard.end_dropped()
-        if self._settled != (state := (self.view.version, shard.topology.version, shard.held.let_gone)):
+        if self._settled != (state := (self.view.version, shard.topology.version, shard.held.losses)):
             names = [name for name in shard.topology.computations if name not in shard.served and self.mine(name)]
             for name in names:
                 each = self._missing.setdefault(name, Missing())

@@ -1,7 +1,4 @@
-"""What a shard asks of the others and of itself, and how: how far computations are that they serve.
-
-And what its slices say to those that they are slices of.
-"""
+"""How a shard reads watermarks that other shards serve, and how its slices report to their roots."""
 
 from __future__ import annotations
 
@@ -23,12 +20,13 @@ if TYPE_CHECKING:
     from lowwater.aio import Client, Lease, Worker
     from lowwater_authority.core.groups import Mass
     from lowwater_authority.engine.placement import Lows
-    from lowwater_authority.engine.roots import Asked, Told
+    from lowwater_authority.engine.roots import SliceClaim, SliceReport
     from lowwater_server.tls import Certificates
 
 SAY_SECONDS: Final = 5.0
-"""How long a report of a slice is waited for at most. It stays staged, and goes out all the same;
-what the slice says next takes its place."""
+"""Longest wait for an answer to a slice's message, in seconds.
+
+A report without an answer stays staged: it leaves later, or the next report replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +65,9 @@ class PeerSettings(lowwater.Settings):
 
 
 class Peers:
-    """Asks by the client library, which finds the shards.
+    """``Above`` and ``Placement.lows`` by the client library, which finds the shards.
 
-    ``connect`` makes its client at the first question.
+    ``connect`` makes the client, at the first call.
     """
 
     def __init__(self, connect: Callable[[], Client]) -> None:
@@ -90,23 +88,23 @@ class Peers:
             raise errors.Unavailable(msg) from error
         return {name: (view.incarnation, view.low.micros) for name, view in views.items()}
 
-    async def claim(self, asked: Asked) -> RangeThere:
+    async def claim(self, claim: SliceClaim) -> RangeThere:
         """See Above."""
         worker = self._connected().worker(
-            asked.root, name=asked.name, identity=asked.identity, generation=asked.generation, ordinal=asked.ordinal
+            claim.root, name=claim.name, identity=claim.identity, generation=claim.generation, ordinal=claim.ordinal
         )
         worker._claimant = replace(
-            worker._claimant, host=asked.host
-        )  # where it is reached, and not this machine's name
+            worker._claimant, host=claim.host
+        )  # the address where this process is reached, and not the machine's name
         try:
-            lease = await worker.claim(*asked.span, bound=Watermark(asked.bound), timeout=SAY_SECONDS)
+            lease = await worker.claim(*claim.span, bound=Watermark(claim.bound), timeout=SAY_SECONDS)
         except BaseException as error:
             worker.closed = True
             if isinstance(error, errors.Timeout | errors.StaleEpoch):
-                msg = f"the shard of {asked.root} cannot be reached: {error}"
+                msg = f"the shard of {claim.root} cannot be reached: {error}"
                 raise errors.Unavailable(msg) from error
             raise
-        return RangeThere(worker, lease, asked.span)
+        return RangeThere(worker, lease, claim.span)
 
     async def epoch(self, root: str) -> int:
         """See Above."""
@@ -129,7 +127,10 @@ class Peers:
 
 
 class RangeThere:
-    """The range of a slice at a root that another process serves: a lease, whose states say what the slice's log knows and not what the lease was told."""
+    """The range of a slice at a root that another process serves: a lease.
+
+    Its reports state what is durable in the slice's log, and not what the lease has read.
+    """
 
     def __init__(self, worker: Worker, lease: Lease, span: tuple[bytes, bytes]) -> None:
         self._worker = worker
@@ -145,19 +146,19 @@ class RangeThere:
         """See Range."""
         return bool(self._lease.lost)
 
-    async def say(self, told: Told, mass: Mass | None) -> None:
+    async def report(self, report: SliceReport, mass: Mass | None) -> None:
         """See Range."""
         state, reporter = self._lease._state, self._lease._runtime.reporter
         with reporter.guard:
-            if told.kept:
-                state.whole_lateness = _told_lateness(told.kept)
+            if report.budgets:
+                state.whole_lateness = _lateness_of(report.budgets)
             if mass is not None:
-                state.whole_mass = _told_mass(mass)
+                state.whole_mass = _mass_of(mass)
             state.advance(
-                Fold(MAX, (), *told.fold),
-                told.low,
-                oldest_operation=told.oldest_operation,
-                waiting_for=told.waiting_for,
+                Fold(MAX, (), *report.fold),
+                report.low,
+                oldest_operation=report.oldest_operation,
+                waiting_for=report.waiting_for,
                 now=0.0,
             )
             reporter.staged(state)
@@ -166,12 +167,14 @@ class RangeThere:
         except errors.Timeout as error:
             raise errors.Unavailable(error.message, metadata=error.metadata) from error
 
-    async def vouch(self, told: Told) -> None:
+    async def vouch(self, report: SliceReport) -> None:
         """See Range."""
         lease, runtime = self._lease, self._lease._runtime
-        call = runtime.calls.vouch(lease.computation, lease.sequencer, Watermark(told.vouched), None)
-        call.request.input_version = told.fold.input_version  # those of the slice's log, which no Inputs were read for
-        call.request.input_incarnations.extend(told.fold.input_incarnations)
+        call = runtime.calls.vouch(lease.computation, lease.sequencer, Watermark(report.vouched), None)
+        call.request.input_version = (
+            report.fold.input_version
+        )  # those of the slice's log, which no Inputs were read for
+        call.request.input_incarnations.extend(report.fold.input_incarnations)
         await runtime.call(call, SAY_SECONDS)
 
     async def retire(self) -> None:
@@ -182,22 +185,22 @@ class RangeThere:
 
     def close(self) -> None:
         """See Range."""
-        self._worker.closed = True  # without waiting for what it has said
+        self._worker.closed = True  # does not wait for reports under way
         state, reporter = self._lease._state, self._lease._runtime.reporter
         with reporter.changed:
-            state.lose(None, "its slice says no more by it")
-            reporter.changed.notify_all()  # whoever waits for an answer to what it said would wait in vain
+            state.lose(None, "its slice reports no more by it")
+            reporter.changed.notify_all()  # a caller of flush would wait in vain
         reporter.remove(state)
 
 
-def _told_mass(mass: Mass) -> lease.Mass:
+def _mass_of(mass: Mass) -> lease.Mass:
     others = tuple((each.recent, tuple(each.frontiers.items())) for each in mass.others)
     starts, counts = tuple(mass.starts.tolist()), tuple(mass.counts.tolist())
     return lease.Mass(starts, counts, mass.recent, tuple(mass.frontiers.items()), others, unknown=mass.unknown)
 
 
-def _told_lateness(kept: tuple[tuple[int, int, int, int], ...]) -> Lateness:
-    """Return how a slice keeps its lateness budgets, as a lease tells it."""
-    records = max(records for _, _, records, _ in kept)
-    late = tuple((ppm, behind, micros) for ppm, micros, _, behind in kept)
+def _lateness_of(budgets: tuple[tuple[int, int, int, int], ...]) -> Lateness:
+    """Return the lateness budgets of a slice as a lease reports them."""
+    records = max(records for _, _, records, _ in budgets)
+    late = tuple((ppm, behind, micros) for ppm, micros, _, behind in budgets)
     return Lateness(((0, records),) if records else (), MIN, MIN, late)

@@ -59,7 +59,7 @@ class Untaken:
         view for each that is served, and when nothing has changed since the last time, for each that others are to serve.
         """
         held = self._held
-        state = held.view, held.topology.version, held.let_gone
+        state = held.logs.view, held.topology.version, held.losses
         before, names = self._kept, self._kept if state == self._state else held.served
         self._kept = {n: before.get(n) or _Kept() for n in names if n in held.served and not self._mine(n)}
         self._state = state

@@ -33,7 +33,7 @@ from lowwater.core.private import make_private_folder
 from lowwater.core.text import counted
 from lowwater_authority.cluster.membership import View
 from lowwater_authority.commands.serve_arguments import refuse_password
-from lowwater_authority.engine.holdings import needs_newest, whole
+from lowwater_authority.engine.graph_log import needs_newest, whole
 from lowwater_authority.journal import GRAPH, Journal, SqliteJournal
 from lowwater_authority.journal.copy import (
     Copy,

@@ -1,1 +1,1 @@
-"""What a shard does: rounds of requests over what it holds, take-overs, and whoever follows."""
+"""A shard: rounds of requests over held computations, take-overs, and subscriptions."""

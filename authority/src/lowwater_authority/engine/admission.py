@@ -1,15 +1,17 @@
-"""Bounded admission: how many may be inside a gate at once, how many wait before it, and when the others are to come again.
+"""Bounded admission: some callers are inside a gate, some wait in line, the others come later.
 
-Pure: the time is passed in, as seconds of any clock that never goes back. When thousands come at once, as after a restart, each
-costs the same whenever it is served. Served all together, all are late, and what they send fills the memory; served a few at a time, in
-the order in which they came, the last is not later than it would be anyhow.
+Pure: the caller passes the time, as seconds of any clock that never goes back. When thousands of
+callers come at once, as after a restart, each costs the same work whenever it is served. If all
+were served together, all would be late, and their messages would fill the memory. Served a few at
+a time, in the order of arrival, the last one is no later.
 
-Principals share a gate. A principal may have as many places as the gate has free, or three quarters of all while
-it is alone. Those that wait are let in by turns, one of each principal. So a principal that takes all that
-it can get keeps no other away (Choudhury and Hahne 1998, "Dynamic queue length thresholds for shared-memory packet switches").
+Principals share a gate. A principal may take as many places as the gate has free, or three quarters
+of all while it is alone. Waiting callers are let in by turns, one of each principal. So a principal
+that takes all places it can get keeps no other out (Choudhury and Hahne 1998, "Dynamic queue length
+thresholds for shared-memory packet switches").
 
-How long to stay away follows from Little's law (Little 1961, "A proof for the queuing formula L = lambda W"): those that wait, divided
-by the rate at which the gate was seen to serve.
+The delay of refused callers follows from Little's law (Little 1961, "A proof for the queuing
+formula L = lambda W"): the number of waiting callers, divided by the measured rate of service.
 """
 
 from __future__ import annotations
@@ -25,69 +27,66 @@ Ticket = TypeVar("Ticket")
 log = logging.getLogger(__name__)
 
 STREAMS: Final = 8192
-"""Report streams open at once. Each reports every three seconds at least, which is about all that
-one process takes."""
+"""Most open report streams. Each reports at least every three seconds, which together is about all
+that one process can do."""
 
 WATCHES: Final = 8192
-"""Watch streams open at once. Each is told something every second, and keeps one value for each
-computation that it follows."""
+"""Most open watch streams. Each gets a message every second, and keeps one value for each followed
+computation."""
 
 TASK_WAITS: Final = 4096
-"""Workers that wait for a task at once. All of them look when one becomes ready."""
+"""Most workers that wait for a task. All of them may look when one becomes ready."""
 
 STARTING: Final = 128
-"""Streams that start at once. More would not be served sooner, but delay those that run: one
-process works at one at a time."""
+"""Most streams that start at once. More would not be served sooner, because one process works at
+one at a time, and would delay the running streams."""
 
 LINE: Final = 4096
-"""Streams that wait to start, unread: some four seconds of work, so that whoever is told to come
-again would have waited longer."""
+"""Most streams that wait to start, unread. They are about four seconds of work, so a refused caller
+would have waited as long in line."""
 
 LEAST_DELAY: Final = 0.05
-"""Seconds: nobody comes again sooner."""
+"""Shortest delay of a refused caller, in seconds."""
 
 MOST_DELAY: Final = 5.0
-"""Seconds: the end of the line. Clients wait up to twice as long; longer, and they would be taken
-for lost."""
+"""Longest delay of a refused caller, in seconds. Clients wait up to twice as long; after an even
+longer silence they would count as lost."""
 
 MEAN_OF_JITTER: Final = 1.5
-"""Clients wait between once and twice what they are told, so this is how much later they come on
-the average."""
+"""Mean factor between the delay and a client's wait, which is one to two times the delay."""
 
 FIRST_RATE: Final = 1000.0
-"""Served a second, as long as that was not measured."""
+"""Assumed rate of service before any measurement, in callers a second."""
 
 FIRST_SECONDS: Final = 0.05
-"""How long a measurement the first rate is worth."""
+"""Weight of that assumption, in seconds of measurement."""
 
 MEMORY: Final = 1.0
 """Seconds of work after which a measurement counts half."""
 
 
 def bounded(delay: float) -> float:
-    """Return a delay that may be asked for, in seconds."""
+    """Return a delay within the bounds, in seconds."""
     return min(max(delay, LEAST_DELAY), MOST_DELAY)
 
 
 class Gate(Generic[Ticket]):
-    """Lets in at most ``bound`` at once.
+    """Lets in at most ``bound`` callers at once. Up to ``line`` more wait; the others are refused.
 
-    Up to ``line`` more wait in the order in which they came, others are to come again.
-
-    Whoever comes has a ticket, which says whom to call when it is its turn, and is ``who``: a
-    principal, or empty where nobody tells callers apart. The rate is measured only while the gate
-    is at least half full: at other times it would be the rate of arrivals. All costs are O(1).
+    A ticket identifies a waiting caller. ``who`` is its principal; empty: unknown. The rate is
+    measured only while the gate is at least half full, because otherwise it would be the rate of
+    arrivals. All methods are O(1).
     """
 
     def __init__(self, name: str, bound: int, line: int) -> None:
         self.name = name
-        """What the bound is called in errors and metrics."""
+        """Name of the bound in errors and metrics."""
         self.bound = bound
         self.line = line
         self.inside = 0
-        """How many are inside."""
+        """Number of callers inside."""
         self.peak = 0
-        """The most that ever were."""
+        """Greatest number inside so far."""
         self.waiting: dict[Ticket, str] = {}
         """Principal of each waiting ticket, in the order in which the tickets came."""
         self._lines: dict[str, dict[Ticket, None]] = {}
@@ -96,23 +95,26 @@ class Gate(Generic[Ticket]):
         """Number of places that each principal takes, inside and waiting. ``""`` is not counted."""
         self._quiet = Limited()
         self.longest = 0
-        """The most that ever waited."""
+        """Greatest number of waiting callers so far."""
         self.admitted = 0
-        """How many were let in so far."""
+        """Callers that were let in so far."""
         self.refused = 0
-        """How often somebody was told to come again."""
+        """Callers that were refused so far."""
         self.saturated = False
-        """Whether somebody was told to come again, and the line has not been empty since."""
+        """True from a refusal because of a full line until the line is empty."""
         self._last_turn = 0.0
-        self._seen = 0.0
+        """Time of the last turn that was given to a refused caller."""
+        self._measured = 0.0
+        """Time up to which the rate is measured."""
         self._worked = FIRST_SECONDS
+        """Seconds of work in the measurement."""
         self._served = FIRST_SECONDS * FIRST_RATE
+        """Callers served in these seconds."""
 
     def enter(self, ticket: Ticket, now: float, who: str = "") -> bool:
-        """Let one in, or put it at the end of the line: then False.
+        """Let a caller in, and return True; or put it at the end of the line, and return False.
 
-        Raises Overloaded, with the delay, when the line is full, or a principal has as many places
-        as it leaves free.
+        Raises Overloaded, with the delay, if the line is full or the principal has its share.
         """
         self._look(now)
         self._check_share(who, now)
@@ -126,7 +128,7 @@ class Gate(Generic[Ticket]):
                 self.saturated = True
                 limits = {"bound": self.bound, "line": self.line}
                 log.warning(
-                    "too many %s: more are told to come again",
+                    "too many %s: more are refused, and told when to come again",
                     self._called,
                     extra=event("saturated", gate=self.name, **limits),
                 )
@@ -139,7 +141,7 @@ class Gate(Generic[Ticket]):
         return False
 
     def leave(self, now: float, who: str = "") -> Ticket | None:
-        """Let one out, because it was served or has given up; returns the ticket of the one that is inside instead."""
+        """Let a caller out; returns the ticket of the waiting caller that is inside instead."""
         self._look(now)
         self._count(who, -1)
         self._served += self._busy
@@ -157,14 +159,14 @@ class Gate(Generic[Ticket]):
         return ticket
 
     def give_up(self, ticket: Ticket) -> bool:
-        """Take somebody out of the line; returns whether it was there."""
+        """Take a caller out of the line; returns whether it was there."""
         if ticket not in self.waiting:
             return False
         self._count(self._unwait(ticket), -1)
         return True
 
     def _unwait(self, ticket: Ticket) -> str:
-        """Take a ticket out of its line, and let the other principals have the next turns; returns whose it is."""
+        """Take a ticket out of its line; returns its principal, whose next turn comes last."""
         who = self.waiting.pop(ticket)
         line = self._lines.pop(who)
         del line[ticket]
@@ -182,9 +184,10 @@ class Gate(Generic[Ticket]):
             self._places.pop(who, None)
 
     def _check_share(self, who: str, now: float) -> None:
-        """Raise Overloaded for a principal that has as many places as it leaves free, and one at least.
+        """Raise Overloaded for a principal that has at least as many places as are free.
 
-        A lone principal may have three quarters of the places: a second one finds the rest.
+        Its first place is always allowed. A lone principal may have three quarters of the places,
+        so that a second one finds the rest.
         """
         has, limit = self._places.get(who, 0), self.bound + self.line
         free = limit - self.inside - len(self.waiting)
@@ -210,12 +213,12 @@ class Gate(Generic[Ticket]):
         self.peak = max(self.peak, self.inside)
 
     def rate(self, now: float) -> float:
-        """Return how many are served a second, as far as it was measured. Falls while nobody is."""
+        """Return the measured rate of service, in callers a second. Falls while none is served."""
         self._look(now)
         return self._served / self._worked
 
     def all_again(self, count: int, now: float) -> float:
-        """Return the delay after which so many may come, all told the same, without being more a second than are served."""
+        """Return one delay for ``count`` callers, after which they come no faster than served."""
         return bounded(count / self.rate(now))
 
     @property
@@ -227,17 +230,17 @@ class Gate(Generic[Ticket]):
         return 2 * self.inside >= self.bound
 
     def _look(self, now: float) -> None:
-        """Measure until now."""
+        """Measure the rate up to now."""
         if self._busy:
-            self._worked += now - self._seen
-        self._seen = now
+            self._worked += now - self._measured
+        self._measured = now
         if self._worked > 2 * MEMORY:
             share = MEMORY / self._worked
             self._worked *= share
             self._served *= share
 
     def _turn(self, now: float) -> float:
-        """Give out the next turn, behind the line and all that were told to come again and are not due yet; return the delay."""
+        """Give out the turn behind the line and all earlier refused callers; returns the delay."""
         rate = self.rate(now)
         turn = max(self._last_turn, now + len(self.waiting) / rate) + 1.0 / rate
         self._last_turn = min(turn, now + MOST_DELAY * MEAN_OF_JITTER)
@@ -267,5 +270,5 @@ class Admission(Generic[Ticket]):
 
     @property
     def gates(self) -> tuple[Gate[Ticket], ...]:
-        """All of them."""
+        """All gates."""
         return self.streams, self.starting, self.watches, self.open_watches, self.task_waits

@@ -1,4 +1,4 @@
-"""What the store and other shards decide: who owns a computation, and which graph is the newest."""
+"""Confirmation at the store: this shard still owns its computations, and has the newest graph."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from lowwater import errors
 from lowwater.core.events import event
 from lowwater_authority.core.computation import LARGEST_EPOCH
-from lowwater_authority.engine.holdings import BrokenGraph
+from lowwater_authority.engine.graph_log import BrokenGraph
 from lowwater_authority.engine.round import GivenUp, GraphMoved, Round
 from lowwater_authority.engine.waiting import within
 from lowwater_authority.engine.writes import StoreState
-from lowwater_authority.journal import GRAPH, JournalCorrupt, JournalError, JournalFailed, JournalFenced, JournalLost
+from lowwater_authority.journal import GRAPH, JournalCorrupt, JournalError, JournalFailed, JournalLost
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -39,12 +39,12 @@ log = logging.getLogger(__name__)
 
 
 class Confirmation:
-    """Asks the store, once for all that wait, whether what this shard knows is still true."""
+    """Confirms this shard's knowledge at the store, once for all waiting callers."""
 
     def __init__(self, served: Served, rounds: Rounds, *, now: Callable[[], int]) -> None:
         """``now`` gives processing time in microseconds."""
         self._served = served
-        self._held = served.held
+        self._holdings = served.held
         self._rounds = rounds
         self._now = now
         self._confirming = Confirming(self._confirm)
@@ -72,11 +72,11 @@ class Confirmation:
         named = None if names is None else list(names)
         async with self.in_time():
             while True:
-                asked = self._held.undoubted() if named is None else named
+                confirmable = self._holdings.undoubted() if named is None else named
                 # This caller is refused first, because all callers of one check share its result.
-                self._held.refuse_doubted(asked)
+                self._holdings.refuse_doubted(confirmable)
                 try:
-                    return await self._confirming.ask(asked)
+                    return await self._confirming.ask(confirmable)
                 except GivenUp:
                     # A computation of some caller came into doubt since. That caller is refused in
                     # the next pass; the others ask again without it.
@@ -87,47 +87,46 @@ class Confirmation:
         while end is None:
             began = self._now()
             try:
-                self._held.refuse_doubted(names)
+                self._holdings.refuse_doubted(names)
             except errors.Unavailable as doubt:
                 raise GivenUp from doubt
             try:
-                end = await self._held.confirm(names)
-            except JournalFenced as error:
-                self._served.lose(error.owners)
+                with self._served.losing():
+                    end = await self._holdings.confirm(names)
             except JournalLost as lost:
                 await self._heal(lost)
             except JournalFailed as error:
                 raise self._unconfirmed(f"it cannot reach its store: {error}") from error
-        if end > self._held.graph_known:
+        if end > self._holdings.graph.used:
             await self.refresh()
-        asked = set(names)
+        confirmed = set(names)
         # See Served.confirms.
-        if all(name in asked or holding.is_torn() for name, holding in self._held.served.items()):
+        if all(name in confirmed or holding.is_torn() for name, holding in self._holdings.served.items()):
             self._confirmed = began
         return began
 
-    async def rise(self, name: str, seen: int) -> None:
-        """Take an ownership number above ``seen``, one that a client has seen of a computation.
+    async def rise(self, name: str, newer: int) -> None:
+        """Take an ownership number above ``newer``, which a client has seen of a computation.
 
         If another shard has replaced this one, this one learns it here and loses the computation.
         If not, the store has lost ownership numbers. With an embedded journal nothing is done: that
         journal was restored from an old copy, which its clients must refuse. Raises Unavailable.
         """
-        if not self._served.shared or not self._served.epoch(name) < seen <= LARGEST_EPOCH:
+        if not self._served.shared or not self._served.epoch(name) < newer <= LARGEST_EPOCH:
             return
         await self.confirm([name])
-        if name in self._served and seen > self._served.epoch(name):
+        if name in self._served and newer > self._served.epoch(name):
             log.error(
                 "%s was served with the number %d, and the store knows only %d: it has lost what it acknowledged, perhaps claims too; "
                 "see docs/durability.md",
                 name,
-                seen,
+                newer,
                 self._served.epoch(name),
-                extra=event("store_lost_epochs", computation=name, seen=seen, epoch=self._served.epoch(name)),
+                extra=event("store_lost_epochs", computation=name, seen=newer, epoch=self._served.epoch(name)),
             )
 
             def stage(round_: Round) -> None:
-                round_.above[name] = seen
+                round_.above[name] = newer
 
             await self.write(stage, alone=True)
 
@@ -147,7 +146,10 @@ class Confirmation:
 
     async def _refresh_if_changed(self, _: Iterable[str]) -> int:
         try:
-            if not self._held.graph_doubted and await self._held.journal.confirm(()) <= self._held.graph_known:
+            if (
+                not self._holdings.graph.doubted
+                and await self._holdings.journal.confirm(()) <= self._holdings.graph.used
+            ):
                 return 0
         except JournalFailed as error:
             raise self._unconfirmed(f"it cannot reach its store: {error}") from error
@@ -158,7 +160,7 @@ class Confirmation:
 
     async def _refresh(self, _: Iterable[str]) -> int:
         while True:
-            stage, heals = await self._what_is_read()
+            stage, heals = await self._read_stored()
             try:
                 await self._rounds.write(stage, alone=True)
             except GivenUp:
@@ -168,24 +170,24 @@ class Confirmation:
                 if heals:
                     self._rest_graph(msg)
                 raise errors.Unavailable(msg) from error
-            return self._held.graph.position
+            return self._holdings.graph.log.position
 
     def doubt_graph(self) -> None:
         """Read the stored graph whole next time: another process may be unable to read it."""
-        self._held.graph_doubted = True
+        self._holdings.graph.doubted = True
 
-    async def _what_is_read(self) -> tuple[Callable[[Round], None], bool]:
+    async def _read_stored(self) -> tuple[Callable[[Round], None], bool]:
         """Read the stored graph. Return how a round uses it, and whether that writes it again.
 
         Raises Unavailable.
         """
         self._refuse_unhealed()
         try:
-            read = await self._held.read_graph()
+            read = await self._holdings.graph.read()
         except JournalLost as lost:
             return partial(_stage_lost, lost), True
         except BrokenGraph as broken:
-            return partial(_stage_lost, JournalLost({GRAPH: (self._held.graph.position, broken.last)})), True
+            return partial(_stage_lost, JournalLost({GRAPH: (self._holdings.graph.log.position, broken.last)})), True
         except JournalError as error:
             if isinstance(error, JournalCorrupt) and error.log == GRAPH:
                 return partial(_stage_damage, error), True
@@ -193,10 +195,10 @@ class Confirmation:
             raise errors.Unavailable(msg) from error
 
         def stage(round_: Round) -> None:
-            newer = self._held.newer(read)
+            newer = self._holdings.graph.newer(read)
             if newer is not None:
                 # What only this process knows was lost in the store: the merged graph is appended.
-                merged = newer.merged(self._held.topology)
+                merged = newer.merged(self._holdings.topology)
                 round_.read = merged is newer
                 round_.merged = not round_.read
                 round_.change_graph(merged, self._served)
@@ -230,7 +232,7 @@ class Confirmation:
         Its ``stale_micros`` is the time since the last confirmation.
         """
         stale = self._now() - self.confirmed
-        msg = f"this shard cannot tell whether what it knows is the newest, {reason}. It was {stale / 1e6:.1f} s ago; try again"
+        msg = f"this shard cannot confirm that its values are the newest, {reason}. They were {stale / 1e6:.1f} s ago; try again"
         return errors.Unavailable(msg, metadata={"stale_micros": str(stale)})
 
     @property
@@ -243,9 +245,9 @@ class Confirmation:
 
         Only the event loop may advance this shard's clock.
         """
-        known = self._confirmed if self._served.shared else now
-        since = self._held.logs.unconfirmed_since
-        return known if since is None else min(since, known)
+        confirmed = self._confirmed if self._served.shared else now
+        since = self._holdings.logs.unconfirmed_since
+        return confirmed if since is None else min(since, confirmed)
 
     def store_state(self, now: int) -> StoreState:
         """Return how the store treats writes, to any thread; ``now`` as in ``confirmed_at``.
@@ -253,7 +255,7 @@ class Confirmation:
         A store that has confirmed nothing for ``SILENT_SECONDS`` counts as not answering, even if
         there was nothing to write.
         """
-        state = self._held.logs.writes.state
+        state = self._holdings.logs.writes.state
         silent = now - self.confirmed_at(now) > SILENT_SECONDS * 1_000_000
         return StoreState.SILENT if silent and state is StoreState.TAKES else state
 

@@ -1,6 +1,6 @@
-"""How a slice gets the keys that the graph gives it, and follows the inputs of its root.
+"""Steps of a cut: a slice gets the keys that the graph gives it, and follows its root's inputs.
 
-The steps of a cut: engine/slices.py.
+The whole cut is described in engine/slices.py.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Cuts:
     def __init__(self, requests: Requests, reads: Reads) -> None:
         self._requests = requests
         self._served = requests.served
-        self._held = requests.held
+        self._holdings = requests.held
         self._reads = reads
         self._looked: dict[str, tuple[Spec, End]] = {}
         """Fruitless readings of a log, by name of the slice that waits for keys: the registration
@@ -68,7 +68,7 @@ class Cuts:
             to = spec.keys.receiver
             smaller = bool(spec.keys.span[1]) and (not end or spec.keys.span[1] < end)
             if start != spec.keys.span[0] or not smaller or (to and root.span_of(to) != (spec.keys.span[1], end)):
-                msg = f"the log of {name} has other keys than its last cut left it: the store has lost records of it, or of the graph. Reset {root.name}"
+                msg = f"the keys of {name} in its log and in the graph differ: the store has lost records of one of them. Reset {root.name}"
                 raise errors.Unavailable(msg, metadata={"computation": name})
             round_.touch(name, computation)
             round_.fenced += computation.move_out(to)
@@ -76,15 +76,15 @@ class Cuts:
 
         to = await self._requests.write(stage, alone=True, needs_root=False)
         if to is not None:
-            told = event("slice_moved_out", computation=name, to=to)
-            log.info("%s has handed its last keys over to %s", name, to or "nobody: it has them already", extra=told)
+            facts = event("slice_moved_out", computation=name, to=to)
+            log.info("%s has handed its last keys over to %s", name, to or "nobody: it has them already", extra=facts)
 
     async def _take_in(self, name: str) -> None:
-        """Append in one step that the slice has its keys, to its log and to the graph."""
+        """Append, to the slice's log and to the graph in one step, that the slice has its keys."""
         spec = self._requests.topology.get(name)
         state = await self._handed_over(spec.keys.source, name)
         if state is None:
-            msg = f"{spec.keys.source} has not handed over yet what it knows of the keys of {name}"
+            msg = f"{spec.keys.source} has not handed over the keys of {name} yet; try again"
             raise errors.Unavailable(msg, metadata={"computation": name, "source": spec.keys.source})
 
         def stage(round_: Round) -> bool:
@@ -98,8 +98,8 @@ class Cuts:
             return True
 
         if await self._requests.write(stage, alone=True, needs_root=False):
-            told = event("slice_taken_in", computation=name, source=spec.keys.source)
-            log.info("%s has taken its keys over from %s", name, spec.keys.source, extra=told)
+            facts = event("slice_taken_in", computation=name, source=spec.keys.source)
+            log.info("%s has taken its keys over from %s", name, spec.keys.source, extra=facts)
 
     async def _handed_over(self, source: str, name: str) -> Snapshot | None:
         """Return the durable state that a slice has handed over, whichever shard serves that slice.
@@ -107,43 +107,43 @@ class Cuts:
         None: it has not handed over yet. Raises Unavailable.
         """
         if source in self._served:
-            return await self._reads.ask(source, lambda found, _: as_slice(found).handed_over.get(name))
+            return await self._reads.ask(source, lambda slice_, _: as_slice(slice_).handed_over.get(name))
         spec = self._requests.topology.get(source)
         try:
-            if self._looked.get(name) == (spec, await self._held.journal.end(source)):
+            if self._looked.get(name) == (spec, await self._holdings.journal.end(source)):
                 return None  # the log is as it was when it was read
-            loaded = await self._held.journal.load(source)
-            found = await self._held.recovered_in_pieces(spec, loaded)
+            loaded = await self._holdings.journal.load(source)
+            recovered = await self._holdings.recovered_in_pieces(spec, loaded)
         except JournalError as error:
-            msg = f"what {source} knows of the keys of {name} cannot be read: {error}. If that stays so, drop what they are slices of by force, and register it again"
+            msg = f"the state of the keys of {name} cannot be read from the log of {source}: {error}. If that stays so, drop their computation by force, and register it again"
             raise errors.Unavailable(msg, metadata={"computation": name, "source": source}) from error
-        state = as_slice(found.computation).handed_over.get(name)
+        state = as_slice(recovered.computation).handed_over.get(name)
         if state is None:
             self._looked[name] = spec, loaded.end
         else:
             self._looked.pop(name, None)
         return state
 
-    async def follow_inputs(self, name: str, wanted: int, bound: int, known: Inputs | None) -> None:
+    async def follow_inputs(self, name: str, input_version: int, bound: int, claimed: Inputs | None) -> None:
         """Revoke the claims of a slice that were made under older inputs than the root has.
 
-        ``wanted`` is a version of the root's inputs, and ``bound`` the root's value of the slice
-        under it. If the graph has a newer version, this does nothing: the bound does not take the
-        newer inputs into account, and the slice must ask the root again.
+        ``input_version`` is a version of the root's inputs, and ``bound`` the root's value of the
+        slice under it. If the graph has a newer version, this does nothing: the bound does not take
+        the newer inputs into account, and the slice must ask the root again.
 
-        ``known`` are the inputs that the claims went by; None: unknown. If an input was added, no
-        range may lead the bound. Otherwise the ranges keep their values, because a finished range
-        has no owner who would finish it again.
+        ``claimed`` are the inputs that the claims were made under; None: unknown. If an input was
+        added, no range may lead the bound. Otherwise the ranges keep their values, because a
+        finished range has no owner who would finish it again.
         """
 
         def stage(round_: Round) -> None:
             computation, spec = self._requests.touch(round_, name), self._requests.topology.get(name)
-            if self._requests.topology.required(name).input_version != wanted or computation.input_version in (
+            if self._requests.topology.required(name).input_version != input_version or computation.input_version in (
                 0,
                 spec.input_version,
             ):
                 return
-            added = known is None or not inputs_of(self._requests.topology, name) <= known
+            added = claimed is None or not inputs_of(self._requests.topology, name) <= claimed
             round_.fenced += computation.revoke(spec.input_version, round_.now, bound=bound if added else None)
 
         await self._requests.write(stage, needs_root=False)

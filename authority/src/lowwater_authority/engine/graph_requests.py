@@ -14,7 +14,7 @@ from lowwater_authority.engine.placement import moved
 from lowwater_authority.engine.requests import allow
 from lowwater_authority.engine.round import DROPPED, GivenUp
 from lowwater_authority.engine.waiting import within
-from lowwater_authority.journal import JournalError, JournalFenced
+from lowwater_authority.journal import JournalError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,7 @@ class GraphRequests:
     def __init__(self, requests: Requests) -> None:
         self._requests = requests
         self._served = requests.served
-        self._held = requests.held
+        self._holdings = requests.held
         self._takeover = requests.takeover
         self._registered = asyncio.Semaphore(TAKEN_AFTER_REGISTERING)
 
@@ -52,13 +52,13 @@ class GraphRequests:
         """
 
         def stage(round_: Round) -> Spec:
-            if spec.name in self._held.gone:
-                # It was dropped since this request began. Its log must be short first, because the
-                # old records may be damaged.
+            if spec.name in self._holdings.endings:
+                # The computation was dropped since this request began. Its log must be shortened
+                # first, because the old records may be damaged.
                 raise GivenUp
             # With the changes that are staged in front of this one.
             graph = round_.topology or self._requests.topology
-            computation = self._held.computation(spec.name)
+            computation = self._holdings.computation(spec.name)
             unused = (
                 computation is not None
                 and not computation.last_sequencer
@@ -74,26 +74,26 @@ class GraphRequests:
                 round_.topology = changed
             return changed.get(spec.name)
 
-        known = self._requests.topology.computations.get(spec.name)
+        before = self._requests.topology.computations.get(spec.name)
         registered = await self._requests.write(
             stage, alone=True, together=True, first=partial(self._until_ended, spec.name)
         )
-        if known is not None and registered.max_skew > known.max_skew:
+        if before is not None and registered.max_skew > before.max_skew:
             log.warning(
                 "%s may now be %d s ahead of the clock, and not %d s as before: %s has registered it so",
                 spec.name,
                 registered.max_skew // 1_000_000,
-                known.max_skew // 1_000_000,
+                before.max_skew // 1_000_000,
                 principal or "a caller",
                 extra=event(
                     "max_skew_raised",
                     computation=spec.name,
                     max_skew_micros=registered.max_skew,
-                    before_micros=known.max_skew,
+                    before_micros=before.max_skew,
                     principal=principal,
                 ),
             )
-        if known is None:
+        if before is None:
             inputs = list(registered.inputs)
             reads = f"reads {', '.join(inputs)}" if inputs else "is an injector"
             log.info(
@@ -151,12 +151,12 @@ class GraphRequests:
                 permit(changed.downstream(name))
                 round_.change_graph(changed, self._served)
                 return changed.get(name)
-            lows = [self._requests.low(each, away) for each in added()]
+            lows = [self._requests.low(new, away) for new in added()]
             for new, low in zip(added(), lows, strict=True):
                 if low < max(computation.low, computation.vouched):
-                    said = "has published" if low < computation.low else "has let its output say"
+                    complete = "has published" if low < computation.low else "has let its output say"
                     msg = (
-                        f"{new} is behind what {name} {said}: {name} would have to go back. Reset {name} first, or wait "
+                        f"{new} is behind what {name} {complete}: {name} would have to go back. Reset {name} first, or wait "
                         f"until {new} has caught up."
                     )
                     raise errors.WouldRegress(msg, metadata={"computation": name, "input": new})
@@ -167,13 +167,13 @@ class GraphRequests:
             return changed.get(name)
 
         def added() -> list[str]:
-            return [each for each in inputs if each not in self._requests.topology.get(name).inputs]
+            return [new for new in inputs if new not in self._requests.topology.get(name).inputs]
 
         before = self._requests.topology.get(name).inputs
         changed = await self._requests.write(stage, alone=True, lows_of=added, away=away)
         if changed.inputs != before:
-            told = event("inputs_changed", computation=name, inputs=list(changed.inputs), before=list(before))
-            log.info("%s reads %s now", name, ", ".join(changed.inputs) or "nothing", extra=told)
+            facts = event("inputs_changed", computation=name, inputs=list(changed.inputs), before=list(before))
+            log.info("%s reads %s now", name, ", ".join(changed.inputs) or "nothing", extra=facts)
         return changed
 
     async def reset(self, name: str, *, incarnation: int = 0, permit: Permit = allow) -> list[Spec]:
@@ -193,8 +193,8 @@ class GraphRequests:
 
         fresh = await self._requests.write(stage, alone=True)
         for spec in fresh:
-            told = event("reset", computation=spec.name, incarnation=spec.incarnation, asked=name)
-            log.warning("%s was reset: its incarnation %d begins", spec.name, spec.incarnation, extra=told)
+            facts = event("reset", computation=spec.name, incarnation=spec.incarnation, asked=name)
+            log.warning("%s was reset: its incarnation %d begins", spec.name, spec.incarnation, extra=facts)
         return fresh
 
     async def split(self, name: str, part: str, at: bytes, *, incarnation: int = 0, room: Room = allow) -> Spec:
@@ -206,18 +206,18 @@ class GraphRequests:
         """
 
         def stage(round_: Round) -> Spec:
-            changed, new = self._requests.topology.split(name, part, at)
+            changed, new_name = self._requests.topology.split(name, part, at)
             self._requests.topology.check_incarnation(name, incarnation)
             room(self._requests.topology.computations)
             round_.topology = changed
-            return changed.get(new)
+            return changed.get(new_name)
 
-        made = await self._requests.write(stage, alone=True)
-        told = event("slice_split", computation=name, slice=part, new=made.name, at=at.hex())
-        log.warning("%s was cut at %s: its keys from there on are those of %s", part, at.hex(), made.name, extra=told)
+        new = await self._requests.write(stage, alone=True)
+        facts = event("slice_split", computation=name, slice=part, new=new.name, at=at.hex())
+        log.warning("%s was cut at %s: its keys from there on are those of %s", part, at.hex(), new.name, extra=facts)
         with suppress(errors.LowwaterError):
-            await self._takeover.serve_those([made.name])
-        return made
+            await self._takeover.serve_those([new.name])
+        return new
 
     async def drop(self, name: str, *, force: bool, incarnation: int = 0) -> Spec:
         """Take a computation out of the graph; returns its tombstone.
@@ -258,60 +258,60 @@ class GraphRequests:
             return changed.dropped[name]
 
         dropped = await self._requests.write(stage, alone=True)
-        told = event("dropped", computation=name, incarnation=dropped.incarnation, force=force)
-        log.warning("%s was dropped, in incarnation %d", name, dropped.incarnation, extra=told)
+        facts = event("dropped", computation=name, incarnation=dropped.incarnation, force=force)
+        log.warning("%s was dropped, in incarnation %d", name, dropped.incarnation, extra=facts)
         if orphaned:
             await self._fence_dropped(name)
         return dropped
 
     def _is_unread(self, name: str) -> bool:
-        return self._takeover.is_damaged(name) or self._held.is_unwritten(name)
+        return self._takeover.is_damaged(name) or self._holdings.is_unwritten(name)
 
     async def _refuse_unread(self, name: str, *, force: bool) -> None:
         """Refuse to drop a computation whose log is damaged, unless it is forced and not in use.
 
         Raises Moved while another shard serves it, OwnedRanges unless forced, and Unavailable.
         """
-        held = name in self._served
-        if not held and await self._served.placement.lives_elsewhere(name):
+        served = name in self._served
+        if not served and await self._served.placement.lives_elsewhere(name):
             raise moved(name)
         if not force:
-            state = "and what is in memory is not written yet" if held else "and no process has it in memory"
+            state = "and what is in memory is not written yet" if served else "and no process has it in memory"
             msg = (
-                f"the log of {name} is damaged, {state}: nobody can tell whether workers own key ranges of it. "
-                "Restore a copy, or stop its workers and drop it by force: nothing of it is read then."
+                f"the log of {name} is damaged, {state}: it is not known whether workers own key ranges of it. "
+                "Restore a copy, or stop its workers and drop it by force, which does not read it."
             )
             raise errors.OwnedRanges(msg, metadata={"computation": name, "workers": ""})
-        if not held:
+        if not served:
             return
         try:
-            await self._held.of(name).refuse_usurped()
-        except JournalFenced as error:
-            self._served.lose(error.owners)
-            raise moved(name) from error
+            with self._served.losing() as lost:
+                await self._holdings.of(name).refuse_usurped()
         except JournalError as error:
             msg = f"the store does not tell who owns the log of {name}, nothing was changed: {error}"
             raise errors.Unavailable(msg, metadata={"computation": name}) from error
+        if lost:
+            raise moved(name)
 
     async def _fence_dropped(self, name: str) -> None:
         msg = (
-            f"{name} was dropped, but its log cannot be taken from its last owner yet, which may go on until it reads that, should it "
-            "come back; it is tried again until it can"
+            f"{name} was dropped, but its log cannot be taken from its last owner yet: if that process comes back, it serves {name} "
+            "until it reads the graph. This shard goes on trying"
         )
         async with within(
             self._served.settings.wait_seconds, lambda: errors.Unavailable(msg, metadata={"computation": name})
         ):
-            await self._held.fenced(name)
+            await self._holdings.endings.fenced(name)
 
     async def _until_ended(self, name: str) -> None:
         """Wait until the log of a dropped computation is short, for its next incarnation.
 
         Raises Unavailable.
         """
-        if name not in self._requests.topology.dropped and name not in self._held.gone:
+        if name not in self._requests.topology.dropped and name not in self._holdings.endings:
             return
         msg = f"the log of {name}, which was dropped, is not shortened yet; try again"
         async with within(
             self._served.settings.wait_seconds, lambda: errors.Unavailable(msg, metadata={"computation": name})
         ):
-            await self._held.ended(name)
+            await self._holdings.endings.ended(name)

@@ -16,42 +16,41 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SubscriptionStatistics:
-    """How a subscription fares."""
+    """Figures of a subscription."""
 
     waiting: int
-    """Computations whose newest value was not taken yet; never more than the computations followed.
-    """
+    """Followed computations whose newest value was not taken yet."""
     conflated: int
     """Values replaced by newer ones before they were taken."""
 
 
 class Subscription:
-    """The newest values of what changed since they were last taken.
+    """Newest values of the followed computations that changed since the last :meth:`take`.
 
-    Bounded by the computations followed. One task takes them.
+    One task takes them. Each computation has one value at most.
     """
 
     def __init__(self, names: frozenset[str], clock: Callable[[], float] = time.monotonic) -> None:
         self.names = names
-        """What is followed; empty: everything."""
+        """Names of the followed computations; empty: all computations."""
         self._pending: dict[str, View | None] = {}
         self._pending_since = 0.0
         self._clock = clock
         self._woken = False
         self._resting = False
-        """Whether who takes waits for the end of an interval, whatever changes."""
+        """True while :meth:`take` waits for the end of an interval, which no change shortens."""
         self._waiter: asyncio.Future[None] | None = None
-        """What who takes waits for, while it waits."""
+        """Future of a waiting :meth:`take`."""
         self._taken_at = -math.inf
-        """When values were taken last, by the clock of the event loop."""
+        """Time of the event loop at which values were taken last."""
         self._conflated = 0
         self.waited = 0.0
-        """Seconds that the oldest of the values taken last had waited since it might be taken."""
+        """Age in seconds of the oldest value taken last, since the end of the interval before."""
 
     def put(self, name: str, view: View | None) -> bool:
         """Replace the value of a computation; None: another shard serves it.
 
-        Returns whether one waited there. O(1).
+        Returns whether an older value was waiting. O(1).
         """
         if not self._pending:
             self._pending_since = self._clock()
@@ -63,14 +62,15 @@ class Subscription:
         return conflated
 
     def wake(self) -> None:
-        """Make a waiting :meth:`take` return, even with nothing."""
+        """Make a waiting :meth:`take` return, even without a value."""
         self._woken = True
         _set(self._waiter)
 
-    async def take(self, timeout: float, interval: float = 0.0) -> dict[str, View | None]:  # noqa: ASYNC109 - a beat is due then, nothing is cancelled
-        """Wait for changes, at most ``timeout`` seconds, and take them all by name; empty when there were none.
+    async def take(self, timeout: float, interval: float = 0.0) -> dict[str, View | None]:  # noqa: ASYNC109 - no cancel
+        """Wait ``timeout`` seconds at most for changes, and take all of them by name.
 
-        What changes within ``interval`` seconds after the last that were taken waits for their end, and is conflated meanwhile.
+        Changes within ``interval`` seconds after the last take wait for the end of these seconds,
+        and are conflated meanwhile.
         """
         loop = asyncio.get_running_loop()
         due = loop.time() + timeout
@@ -87,7 +87,7 @@ class Subscription:
         return taken
 
     async def _rest(self, until: float) -> None:
-        """Let changes pile up until a time of the event loop, or until :meth:`wake`."""
+        """Gather changes until a time of the event loop, or until :meth:`wake`."""
         if until <= asyncio.get_running_loop().time():
             return
         if not self._woken:
@@ -96,12 +96,12 @@ class Subscription:
                 await self._wait(until)
             finally:
                 self._resting = False
-        self._pending_since = self._clock()  # nobody could take them before
+        self._pending_since = self._clock()  # they could not be taken before
 
     async def _wait(self, until: float) -> None:
         """Wait until a time of the event loop, or until the waiter is set.
 
-        A bare timer: to cancel the task instead takes several times as long.
+        A bare timer, because a time-out that cancels the task costs several times as much.
         """
         loop = asyncio.get_running_loop()
         self._waiter = loop.create_future()
@@ -113,7 +113,7 @@ class Subscription:
             self._waiter = None
 
     def statistics(self) -> SubscriptionStatistics:
-        """Return how the subscription fares."""
+        """Return the figures of the subscription."""
         return SubscriptionStatistics(len(self._pending), self._conflated)
 
 
@@ -125,17 +125,17 @@ def _set(waiter: asyncio.Future[None] | None) -> None:
 class Hub:
     """All subscriptions of a shard.
 
-    ``clock`` gives seconds and never goes back: what waits is measured with it.
+    ``clock`` gives seconds, never goes back, and measures the age of waiting values.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # Dicts for their order: a set's would be that of addresses in memory, and no run could be
-        # repeated.
+        # Dicts for their order: the order of a set differs from process to process, and no
+        # simulation could be repeated.
         self._subscriptions: dict[Subscription, None] = {}
         self._of_everything: dict[Subscription, None] = {}
         self._by_name: dict[str, dict[Subscription, None]] = {}
-        """The others, by each name that they follow."""
+        """All other subscriptions, by followed name."""
         self.conflated = 0
         """Values replaced before they were taken, by all subscriptions so far."""
 
@@ -144,7 +144,7 @@ class Hub:
         return len(self._subscriptions)
 
     def subscribe(self, names: Iterable[str]) -> Subscription:
-        """Start following; without names, everything. O(names)."""
+        """Begin a subscription; without names, to all computations. O(names)."""
         subscription = Subscription(frozenset(names), self._clock)
         self._subscriptions[subscription] = None
         for name in subscription.names:
@@ -154,7 +154,7 @@ class Hub:
         return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
-        """Stop following. O(names)."""
+        """End a subscription. O(names)."""
         if subscription not in self._subscriptions:
             return
         del self._subscriptions[subscription]
@@ -166,12 +166,12 @@ class Hub:
                 del self._by_name[name]
 
     def publish(self, views: Iterable[View]) -> None:
-        """Give new values to all that follow them. O(values and their followers)."""
+        """Give new values to their subscriptions. O(values and their subscriptions)."""
         for view in views:
             self._put(view.name, view)
 
     def move(self, name: str) -> None:
-        """Tell all that follow a computation that another shard serves it."""
+        """Announce that another shard serves a computation."""
         self._put(name, None)
 
     def _put(self, name: str, view: View | None) -> None:
@@ -180,6 +180,6 @@ class Hub:
                 self.conflated += subscription.put(name, view)
 
     def wake(self) -> None:
-        """Make every waiting subscription look around: the server stops."""
+        """Make every waiting :meth:`Subscription.take` return: the server stops."""
         for subscription in self._subscriptions:
             subscription.wake()

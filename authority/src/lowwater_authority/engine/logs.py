@@ -1,4 +1,4 @@
-"""A log of a shard: how far it is written; appends that are retried until their outcome is known, and snapshots."""
+"""Logs of a shard: appends that are repeated until their outcome is known, and snapshots."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from lowwater.core.events import event
 from lowwater_authority.engine.writes import Writes
@@ -28,61 +28,61 @@ if TYPE_CHECKING:
     from lowwater_authority.journal import End, Journal, LoadedLog, Ownership
 
 LARGE: Final = 16 << 20
-"""Bytes of a snapshot that a thread of its own joins, which needs no lock of Python's for it: a
-copy of fewer takes a few milliseconds."""
+"""Bytes of a snapshot from which on another thread joins its pieces. Joining fewer takes a few
+milliseconds."""
 
 MOST_DOUBLINGS: Final = 4
-"""How often the distance to the next attempt at a snapshot is doubled while the store refuses it.
-"""
+"""Most doublings of the distance to the next snapshot while the store refuses them."""
 
 SNAPSHOT_AGAIN: Final = 600_000_000
-"""Microseconds of processing time after which a snapshot that was refused is tried again, however
-few records have come since."""
+"""Processing time after which a refused snapshot is tried again, in microseconds."""
 
 _logger = logging.getLogger(__name__)
 
 
 class InDoubt(Exception):
-    """An earlier attempt to append may have been written, and a later one was refused: the outcome is unknown."""
+    """An attempt to append was refused, but an earlier one may be written."""
 
     def __init__(self, after: JournalError) -> None:
         super().__init__(f"an earlier attempt may be written, and now: {after}")
         self.after = after
-        """Why the later attempt was refused."""
+        """Error of the later attempt."""
 
 
 @dataclass(slots=True, eq=False)
 class Log:
-    """The log of a computation, or of the graph: how far it is known to be written, and when a snapshot of it was tried."""
+    """The log of a computation or of the graph: its known end, and the state of its snapshots."""
 
     name: str
     snapshot_after: int
-    """Bytes behind a snapshot that make the next one due, if they are twice that snapshot, too."""
+    """Least bytes behind a snapshot that make the next one due. There must also be twice as many as
+    the snapshot has."""
     reading: int = 0
-    """Grows when it is read, or forgotten: what was staged before is not written any more."""
+    """Number that grows when the log is read or forgotten. A record that was staged under a lower
+    number is not written any more."""
     position: int = 0
-    """How far it is known to be written."""
+    """Position of the newest record that is known to be written."""
     behind: int = 0
     """Bytes of records behind the snapshot."""
     snapshot_bytes: int = 0
     snapshot_position: int = 0
-    """Up to where its snapshot speaks."""
+    """Position of the newest record that the snapshot covers."""
     refused: int = 0
-    """Snapshots in a row that the store did not take, or that could not be made."""
+    """Failed snapshots since the last good one: refused by the store, or not made."""
     tried: tuple[int, int] = (0, 0)
-    """When the last of these was made: ``behind``, and its bytes."""
+    """``behind`` at the last failed snapshot, and the bytes of that snapshot."""
     tried_at: int = 0
-    """And the processing time."""
+    """Processing time of the last failed snapshot."""
     snapshotting: asyncio.Task[None] | None = None
-    """What writes a snapshot of it."""
+    """Task that writes a snapshot."""
     doubted: bool = False
-    """Whether the last restore of it was of unknown outcome at some time, and did not succeed
-    since: what it restores may be written."""
+    """True if a restore had an unknown outcome, and none has succeeded since: its snapshot may be
+    written."""
 
     def read(self, loaded: LoadedLog) -> None:
-        """It was read: remember where it ends.
+        """Note where the log ended when it was read.
 
-        Read once more, after a roll-back, its snapshots are as often refused as before.
+        The count of failed snapshots stays, because a roll-back reads the log again, too.
         """
         self.reading += 1
         self.position = loaded.last
@@ -91,21 +91,20 @@ class Log:
         self.tried = min(self.tried[0], self.behind), self.tried[1]
 
     def reached(self, last: int) -> None:
-        """It ends there, or before it: what is written next is behind."""
+        """Note that the log does not reach beyond ``last``; the next record comes behind it."""
         self.position = max(self.position, last)
 
     def forget(self) -> None:
-        """It is another process's, or is to be read again."""
+        """Forget the end: the log is another process's, or must be read again."""
         self.reading += 1
         self.position = self.behind = self.snapshot_bytes = self.snapshot_position = self.refused = self.tried_at = 0
         self.tried = 0, 0
 
     def due(self, now: int) -> bool:
-        """Whether a snapshot would bound the replay, and none is being written.
+        """Return whether a snapshot is worth its cost, and none is being written.
 
-        After one that was refused so many bytes have to come as make one due, and after each
-        further one twice as many: making it costs all of the computation, whether or not the store
-        takes it. But ``SNAPSHOT_AGAIN`` is long enough for any.
+        Making a snapshot costs a pass over the computation, even if the store refuses it. So after
+        each failure in a row twice as many bytes must come first, or ``SNAPSHOT_AGAIN`` must pass.
         """
         least = max(self.snapshot_after, 2 * self.snapshot_bytes)
         if self.snapshotting is not None or self.behind <= least:
@@ -115,95 +114,112 @@ class Log:
         return self.behind > behind + more or bool(self.refused and now - self.tried_at >= SNAPSHOT_AGAIN)
 
     def changed(self, now: int) -> bool:
-        """Whether it has records behind its last snapshot, however few, and none is being written, or was just refused."""
+        """Return whether a snapshot would cover a record, and none is under way or just failed."""
         return bool(self.behind) and self.snapshotting is None and not self.rests(now)
 
     def rests(self, now: int) -> bool:
-        """Whether a snapshot was refused so lately that another attempt has to wait: half a minute, and twice as long each time."""
+        """Return whether the last failure of a snapshot is too recent to try again.
+
+        The rest is half a minute, then twice as long after each failure.
+        """
         again = SNAPSHOT_AGAIN >> max(0, MOST_DOUBLINGS + 1 - self.refused)
         return bool(self.refused) and now - self.tried_at < again
 
     def snapshot_refused(self, behind: int, size: int, now: int) -> None:
-        """The store did not take a snapshot of so many bytes, which would have covered ``behind``; or there is none."""
+        """Note a failed snapshot of ``size`` bytes, which would have covered ``behind`` bytes."""
         self.refused, self.tried, self.tried_at = self.refused + 1, (behind, size), now
 
     def snapshot_taken(self, position: int, behind: int, size: int) -> None:
-        """The store has a snapshot of so many bytes, which speaks up to a position and covers ``behind``."""
+        """Note a snapshot of ``size`` bytes up to a position, which covers ``behind`` bytes."""
         self.behind, self.snapshot_bytes, self.snapshot_position = max(0, self.behind - behind), size, position
         self.refused, self.tried = 0, (0, 0)
 
 
+def continues(loaded: LoadedLog, before: LoadedLog) -> bool:
+    """Return whether a log is as it was read before, perhaps with more records."""
+    same = before.snapshot_position == loaded.snapshot_position and before.snapshot == loaded.snapshot
+    return same and before.records == loaded.records[: len(before.records)]
+
+
 class Record(NamedTuple):
-    """What a round appends to one log."""
+    """A record that a round appends to one log. The last two fields: see Entry."""
 
     log: Log
     payload: bytes
     strong: bool
-    """Whether losing it breaks a promise; see Entry."""
     newest: bool = False
-    """As in Entry."""
 
 
 T = TypeVar("T")
 
 
+class Drop(Protocol):
+    """Drops the logs that other processes own now out of an append."""
+
+    def __call__(self, fenced: JournalFenced, *, in_doubt: bool) -> None:
+        """``in_doubt``: whether the records of these logs may be written all the same."""
+        ...
+
+
 class _Append:
-    """One append to several logs, and what of it may be written by now."""
+    """One append to several logs, with its records that may be written by now."""
 
     def __init__(
         self, records: Sequence[Record], readings: Mapping[Log, int], apart: Container[str], beside: Iterable[str]
     ) -> None:
         self.records = list(records)
-        """What is still to be written."""
+        """Records that are not written yet."""
         self.beside = list(beside)
-        """What is to be confirmed with them, and was not yet."""
+        """Logs without a record whose ownership is not confirmed yet."""
         self.doubt = False
-        """Whether a part of it may be written: an attempt was of unknown outcome, or a heal has put
-        it back."""
+        """True if some records may be written: an attempt had an unknown outcome, or a heal wrote
+        them."""
         self._apart = apart
         self._readings = {log: readings[log] for log, *_ in records if log.name != GRAPH}
         for log in self._readings:
-            log.doubted = False  # of a heal before this append
+            log.doubted = False  # an earlier heal does not write records of this append
         self._graph = 0
         self._ends: dict[Log, int] = {}
 
     def entries(self) -> list[Entry]:
-        """Return what to write next."""
+        """Return the entries of the next attempt."""
         self._ends = {log: log.position for log in self._readings}
         self._graph = next((log.reading for log, *_ in self.records if log.name == GRAPH), 0)
         return [Entry(log.name, log.position + 1, payload, *how) for log, payload, *how in self.records]
 
     async def attempt(self, journal: Journal, entries: Sequence[Entry]) -> None:
-        """Write once, unless a log was let go meanwhile."""
-        gone = {log.name: (0, 0) for log, reading in self._readings.items() if log.reading != reading}
-        if gone:
-            raise JournalFenced(gone)
+        """Write once. Raises JournalFenced if this process has lost a log since the staging."""
+        lost = {log.name: (0, 0) for log, reading in self._readings.items() if log.reading != reading}
+        if lost:
+            raise JournalFenced(lost)
         try:
             await journal.append(entries, beside=self.beside)
         except JournalUnknown:
             self.doubt = True
             raise
         except JournalFenced as error:
-            # It names all that are not this process's own.
+            # The error names all logs that other processes own; the others are confirmed.
             self.beside = [name for name in self.beside if name in error.owners]
             raise
         except JournalLost:
-            # All are this process's own. What lacks something is put back under a new ownership, or
-            # its heal says who has it: nothing is left to be asked for behind that, when the round
-            # may be written already.
+            # This process owns all of these logs. A log that lacks records is healed next, which
+            # confirms its owner. So nothing is left to confirm.
             self.beside = []
             raise
         self.beside = []
 
     def written(self, entries: Sequence[Entry]) -> None:
-        """All that was left is written."""
+        """Note that all remaining records are written."""
         for (log, payload, *_), entry in zip(self.records, entries, strict=True):
             if log.reading == self._readings.get(log, self._graph):
                 log.position = entry.position
                 log.behind += len(payload)
 
     def healed(self) -> set[str]:
-        """Return what was put back since: the memory that a log is healed from has its record of the round already."""
+        """Return the logs that were healed since the attempt.
+
+        They were written from memory, which had the record of the round already.
+        """
         return {
             log.name
             for log, reading in self._readings.items()
@@ -211,18 +227,21 @@ class _Append:
         }
 
     def leave(self, names: Container[str]) -> None:
-        """Go on without logs that other processes own."""
+        """Drop logs that other processes own out of the append."""
         self.records = [record for record in self.records if record.log.name not in names]
         self.beside = [name for name in self.beside if name not in names]
         self._readings = {log: reading for log, reading in self._readings.items() if log.name not in names}
 
     def go_on_behind(self, healed: set[str]) -> None:
-        """Go on with what a heal has not put back."""
+        """Go on without the records that a heal has written."""
         self.doubt = self.doubt or bool(healed)
         self.records = [record for record in self.records if record.log.name not in healed]
 
     def in_doubt(self, names: Container[str] | None = None) -> bool:
-        """Whether these logs, or any, may have got their records all the same: by an earlier attempt, or by a heal of unknown outcome."""
+        """Return whether some of these logs may have their records; ``names`` None: of all logs.
+
+        An earlier attempt, or a heal of unknown outcome, may have written them.
+        """
         return self.doubt or any(
             log.doubted
             for log in self._readings
@@ -230,19 +249,16 @@ class _Append:
         )
 
     def refuse_if_doubted(self, error: JournalError) -> None:
-        """No more attempt is made.
-
-        Raises InDoubt where a part may be written: by an earlier attempt, or by a heal that was not
-        finished.
-        """
+        """Raise InDoubt, after the last attempt was refused, if some records may be written."""
         if self.in_doubt() or self.healed():
             raise InDoubt(error) from error
 
 
 class Logs:
-    """Writes to logs, over one journal: a round to all of its logs in one step, and snapshots of each by itself.
+    """Writes to the logs of one journal: all records of a round in one step, snapshots one by one.
 
-    ``heal`` puts what the store has lost of a log back, from memory; called when an append finds it, if ``may_heal``.
+    ``heal`` writes a log again from memory, when an append finds that the store has lost records of
+    it. This process must wait with that while ``may_heal`` returns False.
     """
 
     def __init__(
@@ -260,10 +276,14 @@ class Logs:
         self._snapshot_piece = snapshot_piece
         self._snapshots: set[asyncio.Task[None]] = set()
         self.stopping = False
-        """Whether an append of unknown outcome is given up instead of tried again."""
+        """True if an append of unknown outcome is given up instead of repeated."""
         self.writes = Writes(lambda: self.stopping)
         self.unconfirmed_since: int | None = None
-        """Processing time at which an append began whose outcome is not known yet."""
+        """Processing time at which an append began whose outcome is not known yet; else None."""
+        self.view = 0
+        """Version of the membership under which logs are taken; 0 with one process."""
+        self.address = ""
+        """Address of this process."""
 
     async def append(
         self,
@@ -273,35 +293,33 @@ class Logs:
         readings: Mapping[Log, int],
         apart: Container[str] = (),
         beside: Iterable[str] = (),
-        drop: Callable[[JournalFenced, bool], None] | None = None,
-    ) -> list[str]:
-        """Append records in one step; returns when durable.
+        drop: Drop | None = None,
+    ) -> None:
+        """Append records in one step; returns when they are durable.
 
-        Raises JournalFailed, JournalFenced, ...
-
-        ``readings`` are those of the logs, but for the graph's, when what is appended was staged:
-        what was let go since, and perhaps taken again, must not get it, and is fenced. ``beside``:
-        logs that get no record, and must be this process's own all the same. Those are returned of
-        which that was not asked in the end, because nothing was left to write. ``apart``: logs
-        whose memory does not have the record yet, so that it is still to be written when they were
-        healed. ``drop`` is told which logs other processes own now, and whether their records may
-        be written all the same; the others are written without them. Without it, such a log is
-        refused with all others.
+        ``readings``: reading of each log, but the graph's, when its record was staged. A log that
+        was let go since, and perhaps taken again, must not get the record, and is fenced.
+        ``beside``: logs that get no record; that this process owns them is confirmed all the same.
+        ``apart``: logs whose record is not in memory yet, so a heal does not write it. ``drop``:
+        called when other processes own some logs; the others go on without them. If it is None,
+        the whole append fails then. Raises JournalFailed, JournalFenced, JournalPosition, InDoubt.
         """
-        if not records:
-            return list(beside)
-        self.unconfirmed_since = now
         appending = _Append(records, readings, apart, beside)
-        with self._observer.append(sum(len(record.payload) for record in records)):
+        if records:
+            await self._append_in_time(appending, now, drop)
+        await self._confirm(appending.beside, drop)
+
+    async def _append_in_time(self, appending: _Append, now: int, drop: Drop | None) -> None:
+        self.unconfirmed_since = now
+        with self._observer.append(sum(len(record.payload) for record in appending.records)):
             try:
                 await self._append(appending, drop)
             except (JournalFailed, JournalFenced, JournalPosition, InDoubt):
                 self.unconfirmed_since = None
                 raise
         self.unconfirmed_since = None
-        return appending.beside
 
-    async def _append(self, appending: _Append, drop: Callable[[JournalFenced, bool], None] | None) -> None:
+    async def _append(self, appending: _Append, drop: Drop | None) -> None:
         while appending.records:
             entries = appending.entries()
             try:
@@ -319,15 +337,34 @@ class Logs:
                 if drop is None:
                     appending.refuse_if_doubted(error)
                     raise
-                drop(error, appending.in_doubt(error.owners))
+                drop(error, in_doubt=appending.in_doubt(error.owners))
                 appending.leave(error.owners)
             appending.go_on_behind(appending.healed())
 
-    async def heal(self, error: JournalLost) -> None:
-        """Put back what the store has lost: the graph first, which the incarnations of all others stand on.
+    async def _confirm(self, names: list[str], drop: Drop | None) -> None:
+        """Confirm that this process owns the logs that no append has confirmed."""
+        while names:
+            try:
+                try:
+                    await self.journal.confirm(names)
+                except JournalLost as lost:
+                    await self.heal(lost)
+                else:
+                    return
+            except JournalFenced as error:
+                if drop is None:
+                    raise
+                drop(error, in_doubt=False)
+                names = [name for name in names if name not in error.owners]
 
-        Raises JournalFailed while this process has to wait whether another one does it, which may know more. When the others are put
-        back: JournalPosition when other processes have changed the graph meanwhile, JournalFenced when they own some of the logs by now.
+    async def heal(self, error: JournalLost) -> None:
+        """Write logs again from memory: the graph first, because it names the incarnations.
+
+        All staged state must be durable, or be meant to be.
+
+        Raises JournalFailed while another process may do this, and know more. After all logs were
+        tried, raises JournalPosition if other processes have changed the graph meanwhile, or
+        JournalFenced if they own some of the logs by now.
         """
         self.refuse_to_heal(error)
         _logger.error("%s; putting it back from memory", error, extra=event("store_lost_records", reason=str(error)))
@@ -341,8 +378,8 @@ class Logs:
         for name in sorted(names, key=lambda name: (name != GRAPH, name)):
             try:
                 await self._heal(name)
-            except JournalPosition as place:  # of the graph: the others do not wait for it to be read
-                moved = place
+            except JournalPosition as position:  # the graph must be read; other logs do not wait for it
+                moved = position
             except JournalFenced as replaced:
                 fenced |= replaced.owners
         if moved is not None:
@@ -351,21 +388,23 @@ class Logs:
             raise JournalFenced(fenced)
 
     def refuse_to_heal(self, error: JournalError) -> None:
-        """Raise JournalFailed while this process has to wait whether another one puts right what is wrong."""
+        """Raise JournalFailed while another process may repair the logs, and goes first."""
         if not self._may_heal():
-            msg = f"{error}. This process was out of touch with it: another one may own them, and goes first; try again"
+            msg = f"{error}. This shard was out of touch with its store: another one may own the logs, and repairs them first; try again"
             raise JournalFailed(msg)
 
+    async def take(self, name: str, *, above: int = 0) -> Ownership:
+        """Become the owner of a log once more, or of another process's log; see Journal.take."""
+        return await self.journal.take(name, view=self.view, address=self.address, above=above)
+
     async def restore(
-        self, log: Log, payload: bytes, *, view: int, address: str, over: End | None = None, newest: bool = False
+        self, log: Log, payload: bytes, *, view: int | None = None, over: End | None = None, newest: bool = False
     ) -> Ownership:
-        """Make a snapshot all there is of a log, which the store has lost a part of.
+        """Replace all of a log by a snapshot, under a new ownership.
 
-        Raises JournalFenced, JournalPosition, ...
-
-        ``over`` is where the log must end still: where it was read last, if others may write to it,
-        too. An older snapshot that is still being written does not matter: it is of an owner, and
-        of a place, that are over.
+        ``view`` None: the newest. ``over`` is the end that the log must still have, if other
+        processes may write to it. An older snapshot may still be under way; its ownership and
+        position are over, so the store refuses it. Raises JournalFenced, JournalPosition, ...
         """
         reading, position = log.reading, log.position + 1
         log.doubted = False
@@ -373,18 +412,24 @@ class Logs:
         async def write() -> Ownership:
             try:
                 return await self.journal.restore(
-                    log.name, position, payload, view=view, address=address, over=over, newest=newest
+                    log.name,
+                    position,
+                    payload,
+                    view=self.view if view is None else view,
+                    address=self.address,
+                    over=over,
+                    newest=newest,
                 )
             except JournalUnknown:
                 log.doubted = True
                 raise
 
-        restoring = await self.until_known(write)
+        ownership = await self.until_known(write)
         log.doubted = False
-        if log.reading == reading:  # else it was let go meanwhile
+        if log.reading == reading:  # else this process has lost the log meanwhile
             log.position = log.snapshot_position = position
             log.behind, log.snapshot_bytes = 0, len(payload)
-        return restoring
+        return ownership
 
     async def until_known(self, write: Callable[[], Awaitable[T]]) -> T:
         """See Writes."""
@@ -393,14 +438,16 @@ class Logs:
     async def snapshot(
         self, log: Log, take: Callable[[], Iterable[bytes]], now: int = 0, *, newest: bool = False
     ) -> None:
-        """Begin to replace a log's records by a snapshot of what is durable now: returns when it is made, and is being written; appends go on meanwhile.
+        """Begin to replace a log's records by a snapshot; returns when its write begins.
 
-        It is made of pieces, and others have the event loop in between; what it is made of must not change until then. ``newest`` as in Entry. A failure is logged: a snapshot
-        only shortens the replay.
+        ``take`` yields the snapshot in pieces, and other tasks run in between. The state that it
+        reads must be durable, and must not change until this returns. Appends go on during the
+        write. ``newest`` as in Entry. A failure is only logged, because a snapshot only shortens
+        the replay.
         """
         reading = log.reading
         try:
-            pieces = await _made(take(), self._snapshot_piece)
+            pieces = await _gathered(take(), self._snapshot_piece)
         except Exception:
             log.snapshot_refused(log.behind, 0, now)
             _logger.exception(
@@ -408,7 +455,7 @@ class Logs:
             )
             return
         if log.reading != reading:
-            return  # it was let go meanwhile
+            return  # this process has lost the log meanwhile
         log.snapshotting = task = asyncio.create_task(
             self._snapshot(log, reading, log.position, log.behind, pieces, now, newest=newest)
         )
@@ -422,7 +469,7 @@ class Logs:
         try:
             payload = await _joined(pieces)
             if log.reading != reading:
-                return  # it was let go meanwhile, and perhaps taken again: then another one may have written there
+                return  # this process has lost the log; another one may have written there
             await self.journal.snapshot(log.name, position, payload, newest=newest)
         except (JournalError, MemoryError) as error:
             log.snapshot_refused(covered, size, now)
@@ -438,26 +485,26 @@ class Logs:
             log.snapshotting = None
 
     async def settle(self) -> None:
-        """Wait for the snapshots that were begun."""
+        """Wait for the snapshots that are being written."""
         while self._snapshots:
             await asyncio.wait(self._snapshots)
 
 
-async def _made(pieces: Iterable[bytes], together: int) -> list[bytes]:
-    """Return the pieces of a snapshot, and let others have the event loop in between."""
-    made: list[bytes] = []
+async def _gathered(pieces: Iterable[bytes], together: int) -> list[bytes]:
+    """Return the pieces of a snapshot; other tasks run after each ``together`` bytes."""
+    gathered: list[bytes] = []
     size = 0
     for piece in pieces:
-        made.append(piece)
+        gathered.append(piece)
         size += len(piece)
         if size >= together:
             await asyncio.sleep(0)
             size = 0
-    return made
+    return gathered
 
 
 async def _joined(pieces: list[bytes]) -> bytes:
-    """Join pieces, which are not kept."""
+    """Join pieces, and empty their list."""
     whole = b"".join(pieces) if sum(map(len, pieces)) < LARGE else await asyncio.to_thread(b"".join, pieces)
     pieces.clear()
     return whole

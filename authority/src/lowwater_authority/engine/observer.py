@@ -1,4 +1,4 @@
-"""What the shard and the services tell whoever watches them. The default watches nothing."""
+"""Listener for figures of a shard and its services. The default ignores all of them."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from contextlib import AbstractContextManager, nullcontext
 
 
 class Observer:
-    """Receives what happens. Every method is called on the event loop and must be quick."""
+    """Receives figures. Every method is called on the event loop, and must be quick."""
 
     def computations(self, count: int) -> None:
-        """This process now serves so many computations."""
+        """Note how many computations this process serves now."""
 
     def round(self, requests: int) -> None:
-        """A round of so many requests was published; of none when it only answered questions."""
+        """Note a published round, with its number of requests; 0: it only answered questions."""
 
     def append(self, size: int) -> AbstractContextManager[object]:
-        """Surround an append of so many bytes."""
+        """Surround an append of ``size`` bytes."""
         del size
         return nullcontext()
 
     def replayed(self, seconds: float) -> None:
-        """One computation was rebuilt from what was read of its log; others had the event loop in between for none of these seconds."""
+        """Note a replayed log. Other tasks did not run in these seconds."""
 
     def claimed(self) -> None:
-        """A claim was granted; a repeat of one counts again."""
+        """Note a granted claim. A repeat of a claim counts again."""
 
     def reported(self, ranges: int, refused: dict[str, int]) -> None:
-        """A report message with so many ranges was answered; refused ranges by reason."""
+        """Note an answered report: its ranges, and the refused ones by reason."""
 
     def refused(self, method: str, reason: str) -> None:
-        """A call was refused."""
+        """Note a refused call."""
 
     def called(self, method: str, code: str, seconds: float) -> None:
-        """A unary call has ended with a status after so many seconds."""
+        """Note the end of a unary call, with its status and duration."""
 
     def pushed(self, computations: int, waited: float | None = None) -> None:
-        """A message with so many watermarks was given to a subscriber; the oldest had waited so many seconds, if that is known."""
+        """Note a message to a subscriber: its watermarks, and the age of the oldest, if known."""

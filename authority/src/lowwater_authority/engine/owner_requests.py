@@ -46,7 +46,7 @@ class OwnerRequests:
     def __init__(self, requests: Requests) -> None:
         self._requests = requests
         self._served = requests.served
-        self._held = requests.held
+        self._holdings = requests.held
         self._part_bytes = 0
         """Upper bound of the bytes of all computations' task parts. Parts that were committed since
         the last count are still in it."""
@@ -54,7 +54,7 @@ class OwnerRequests:
     async def claim(
         self,
         name: str,
-        asked: ClaimRequest,
+        request: ClaimRequest,
         *,
         adopt: bool = False,
         incarnation: int = 0,
@@ -73,19 +73,19 @@ class OwnerRequests:
             nonlocal binds, life
             computation = self._requests.by_its_inputs(round_, name)
             life = computation.incarnation
-            request = self._bounded(name, asked, away)
-            adopts = adopt and computation.identity not in (None, request.identity)
-            if not adopts or request.request_id in computation.granted:
+            bounded = self._bounded(name, request, away)
+            adopts = adopt and computation.identity not in (None, bounded.identity)
+            if not adopts or bounded.request_id in computation.granted:
                 # Only a claim that divides ranges needs room: no repeat, none at a root, whose
                 # slices have the ranges, and none of foreign keys, which is refused.
-                divides = request.request_id not in computation.granted and not computation.spec.cut.starts
-                if divides and computation.has_keys(request.bounds[0], request.bounds[-1]):
-                    room(_ranges_with(computation.map, request.bounds))
-                binds = self._is_unbound(name, request, round_.wall)
+                divides = bounded.request_id not in computation.granted and not computation.spec.cut.starts
+                if divides and computation.has_keys(bounded.bounds[0], bounded.bounds[-1]):
+                    room(_ranges_with(computation.map, bounded.bounds))
+                binds = self._is_unbound(name, bounded, round_.wall)
                 if binds:
                     raise GivenUp
                 round_.touch(name, computation)
-                grant = computation.claim(request, round_.now, round_.wall)
+                grant = computation.claim(bounded, round_.now, round_.wall)
                 round_.fenced += grant.fenced
                 return grant
             # The new incarnation and its first claim are one record, so a repeat of the request
@@ -95,14 +95,14 @@ class OwnerRequests:
             permit(names)
             fresh = recovery.restarted(computation, changed.get(name))
             life = fresh.incarnation
-            room(_ranges_with(fresh.map, request.bounds))
-            grant = fresh.claim(request, round_.now, round_.wall)
+            room(_ranges_with(fresh.map, bounded.bounds))
+            grant = fresh.claim(bounded, round_.now, round_.wall)
             round_.change_graph(changed, self._served)
             round_.touch(name, fresh)
             return grant
 
         def inputs() -> Sequence[str]:
-            return self._requests.topology.get(name).inputs if self._revives(name, asked) else ()
+            return self._requests.topology.get(name).inputs if self._revives(name, request) else ()
 
         before = self._requests.topology.get(name).incarnation
 
@@ -110,26 +110,26 @@ class OwnerRequests:
             # The root is bound only after all other checks of the claim have passed, because a
             # refused worker must bind nothing.
             if binds:
-                await self._served.slices.bind(name, asked.identity)
+                await self._served.slices.bind(name, request.identity)
 
-        lows_of = inputs if len(asked.bound_micros) else None
+        lows_of = inputs if len(request.bound_micros) else None
         grant = await self._requests.write(stage, alone=adopt, first=bind, lows_of=lows_of, away=away)
         if self._requests.topology.get(name).incarnation != life:
             # The answer would name the current incarnation, and a caller would take the ended claim
             # for one of it.
             msg = f"{name} began a new incarnation before this claim of the last one was answered; ask again, and claim anew when it says so"
             raise errors.Unavailable(msg, metadata={"computation": name})
-        self._tell_claim(name, asked, grant, adopted=adopt and life > before)
+        self._log_claim(name, request, grant, adopted=adopt and life > before)
         return grant
 
     def _is_unbound(self, name: str, request: ClaimRequest, wall: int) -> bool:
-        """Whether a claim is a slice's first, and its root not known to be bound to its worker."""
-        computation = self._held.computation(name)
+        """Return whether a claim is the first of a slice with a root that is not bound yet."""
+        computation = self._holdings.computation(name)
         if computation is None or not self._served.slices.is_unbound(name, request.identity):
             return False
         return computation.begins(request, wall)
 
-    def _tell_claim(self, name: str, asked: ClaimRequest, grant: Grant, *, adopted: bool) -> None:
+    def _log_claim(self, name: str, request: ClaimRequest, grant: Grant, *, adopted: bool) -> None:
         what = "adopted" if adopted else "taken_over" if grant.fenced else "claimed"
         ranges = len(grant.watermarks)
         log.info(
@@ -138,23 +138,23 @@ class OwnerRequests:
             name,
             "was" if ranges == 1 else "were",
             what.replace("_", " "),
-            asked.worker or "an unnamed worker",
-            asked.host or "an unnamed host",
+            request.worker or "an unnamed worker",
+            request.host or "an unnamed host",
             extra=event(
                 what,
                 computation=name,
                 epoch=self._served.epoch(name),
                 sequencer=grant.sequencer,
                 ranges=ranges,
-                start=asked.bounds[0].hex() if len(asked.bounds) else None,
-                end=asked.bounds[-1].hex() if len(asked.bounds) else None,
-                worker=asked.worker,
-                host=asked.host,
+                start=request.bounds[0].hex() if len(request.bounds) else None,
+                end=request.bounds[-1].hex() if len(request.bounds) else None,
+                worker=request.worker,
+                host=request.host,
                 losers=len(grant.fenced) or None,
             ),
         )
 
-    def _bounded(self, name: str, asked: ClaimRequest, away: Lows) -> ClaimRequest:
+    def _bounded(self, name: str, request: ClaimRequest, away: Lows) -> ClaimRequest:
         """Let no bound lead the published values of the inputs.
 
         A retired range begins at its bound, and its new owner may not know of a change of the
@@ -162,18 +162,18 @@ class OwnerRequests:
         of the inputs.
         """
         inputs = self._requests.topology.get(name).inputs
-        if not inputs or not self._revives(name, asked):
-            return asked
-        low = min(self._requests.low(each, away) for each in inputs)
-        bounds = np.where(asked.bound_micros == MAX, MAX, np.minimum(asked.bound_micros, low))
-        return replace(asked, bound_micros=bounds)
+        if not inputs or not self._revives(name, request):
+            return request
+        low = min(self._requests.low(input_, away) for input_ in inputs)
+        bounds = np.where(request.bound_micros == MAX, MAX, np.minimum(request.bound_micros, low))
+        return replace(request, bound_micros=bounds)
 
-    def _revives(self, name: str, asked: ClaimRequest) -> bool:
-        """Whether a claim has a bound, and revives retired ranges. O(claims that it touches)."""
-        computation = self._held.computation(name)
-        if computation is None or not len(asked.bound_micros):
+    def _revives(self, name: str, request: ClaimRequest) -> bool:
+        """Return whether a claim has a bound, and revives retired ranges. O(touched claims)."""
+        computation = self._holdings.computation(name)
+        if computation is None or not len(request.bound_micros):
             return False
-        return computation.has_keys(asked.bounds[0], asked.bounds[-1]) and computation.revives(asked)
+        return computation.has_keys(request.bounds[0], request.bounds[-1]) and computation.revives(request)
 
     def report(
         self,
@@ -185,7 +185,9 @@ class OwnerRequests:
         barred: set[str] | None = None,
         older: dict[tuple[str, int], Refused] | None = None,
     ) -> asyncio.Future[list[tuple[str, Refused]]]:
-        """Take over the states of several claims. The future gives pairs (computation, refusal).
+        """Take the reported states of several claims.
+
+        The future gives pairs of a computation and a refusal.
 
         A report carries only changes since the one before it in its stream, and a lost report may
         have lowered a range. So three things stop later reports:
@@ -226,20 +228,20 @@ class OwnerRequests:
                     refused.append((name, outrun[key]))
                     continue
                 required = self._requests.topology.required(name)
-                found = computation.report(
+                refusals = computation.report(
                     report, sender=sender, number=number, required=required, now=round_.now, wall=round_.wall
                 )
-                refused += [(name, refusal) for refusal in found]
-                outrun.update((key, refusal) for refusal in found if refusal.reason == errors.OldStream.reason)
+                refused += [(name, refusal) for refusal in refusals]
+                outrun.update((key, refusal) for refusal in refusals if refusal.reason == errors.OldStream.reason)
             return refused
 
         def without(
-            refused: list[tuple[str, Refused]], gone: Collection[str], unheard: Mapping[str, errors.Unavailable]
+            refused: list[tuple[str, Refused]], dropped: Collection[str], unconfirmed: Mapping[str, errors.Unavailable]
         ) -> list[tuple[str, Refused]]:
-            stopped.update(gone)
-            lost = [(name, _refusal(report, _elsewhere(name))) for name, report in reports if name in gone]
-            again = [(name, _refusal(report, unheard[name])) for name, report in reports if name in unheard]
-            return [*((name, refusal) for name, refusal in refused if name not in gone), *lost, *again]
+            stopped.update(dropped)
+            lost = [(name, _refusal(report, _elsewhere(name))) for name, report in reports if name in dropped]
+            again = [(name, _refusal(report, unconfirmed[name])) for name, report in reports if name in unconfirmed]
+            return [*((name, refusal) for name, refusal in refused if name not in dropped), *lost, *again]
 
         return self._requests.rounds.write(stage, without=without)
 
@@ -274,19 +276,19 @@ class OwnerRequests:
             return ranges
 
         ranges = await self._requests.write(stage)
-        told = event("retired", computation=name, ranges=ranges, start=start.hex(), end=end.hex(), force=force)
+        facts = event("retired", computation=name, ranges=ranges, start=start.hex(), end=end.hex(), force=force)
         were = "was" if ranges == 1 else "were"
-        log.warning("%s of %s %s retired", counted(ranges, "key range"), name, were, extra=told)
+        log.warning("%s of %s %s retired", counted(ranges, "key range"), name, were, extra=facts)
         return ranges
 
     def stage_task(self, name: str, sequencer: int, batch: int, task: TaskAttempt, part: TaskPart) -> None:
         """Keep a task's part, in memory only. It counts when it is prepared and committed."""
-        computation, held = self._served.computation(name), self._held.served.values()
+        computation, holdings = self._served.computation(name), self._holdings.served.values()
         before = computation.batches.bytes
         if self._part_bytes + part_bytes(part) > ALL_PART_BYTES:
             # Count again, without the parts that were committed since.
-            self._part_bytes = sum(each.computation.batches.bytes for each in held)
-        most = max(ALL_PART_BYTES - (self._part_bytes - before), ALL_PART_BYTES // len(held))
+            self._part_bytes = sum(holding.computation.batches.bytes for holding in holdings)
+        most = max(ALL_PART_BYTES - (self._part_bytes - before), ALL_PART_BYTES // len(holdings))
         computation.stage_task(sequencer, batch, task, part, most=most)
         self._part_bytes += computation.batches.bytes - before
 
@@ -294,7 +296,7 @@ class OwnerRequests:
         """Fix the accepted attempts of a batch, in memory only. Returns the missing ones."""
         return self._served.computation(name).prepare(request)
 
-    async def commit(self, name: str, sequencer: int, batch: int, told: LayoutReport | None = None) -> list[Refused]:
+    async def commit(self, name: str, sequencer: int, batch: int, layout: LayoutReport | None = None) -> list[Refused]:
         """Apply a prepared batch, and remember the layout that its owner reports.
 
         Raises StaleSequencer, NotPrepared, InputVersion, IncarnationChanged.
@@ -303,7 +305,7 @@ class OwnerRequests:
         def stage(round_: Round) -> list[Refused]:
             computation, required = self._requests.touch(round_, name), self._requests.topology.required(name)
             refused = computation.commit(sequencer, batch, required, round_.now, round_.wall)
-            computation.note_layout(sequencer, told)
+            computation.note_layout(sequencer, layout)
             return refused
 
         return await self._requests.write(stage)
@@ -326,10 +328,15 @@ class OwnerRequests:
     async def change_layout(
         self, name: str, incarnation: int, expected: int, starts: Sequence[int], tasks: Sequence[int]
     ) -> int:
-        """Want another layout; returns its version. Raises IncarnationChanged, LayoutConflict."""
-        version = await self.change(name, lambda found, _: found.change_layout(incarnation, expected, starts, tasks))
-        told = event("layout_changed", computation=name, version=version, ranges=len(starts))
-        log.info("version %d of the layout of %s has %s", version, name, counted(len(starts), "key range"), extra=told)
+        """Change the wanted layout; returns its version.
+
+        Raises IncarnationChanged and LayoutConflict.
+        """
+        version = await self.change(
+            name, lambda computation, _: computation.change_layout(incarnation, expected, starts, tasks)
+        )
+        facts = event("layout_changed", computation=name, version=version, ranges=len(starts))
+        log.info("version %d of the layout of %s has %s", version, name, counted(len(starts), "key range"), extra=facts)
         return version
 
     async def change(self, name: str, change: Callable[[Computation, int], T]) -> T:
@@ -340,13 +347,13 @@ class OwnerRequests:
         return await self._requests.write(lambda round_: change(self._requests.touch(round_, name), round_.now))
 
 
-def _ranges_with(held: IntervalMap, bounds: Sequence[bytes]) -> int:
-    """Return the number of ranges of a computation after a claim. O(claims that it touches)."""
-    touched = list(held.overlapping(bounds[0], bounds[-1]))
+def _ranges_with(ranges: IntervalMap, bounds: Sequence[bytes]) -> int:
+    """Return the number of ranges of a computation after a claim. O(touched claims)."""
+    touched = list(ranges.overlapping(bounds[0], bounds[-1]))
     covered = sum(high - low for _, low, high in touched)
     (first, low, _), (last, _, high) = touched[0], touched[-1]
     cut = (first.bounds[low] != bounds[0]) + (last.bounds[high] != bounds[-1])
-    return len(held) - covered + cut + len(bounds) - 1
+    return len(ranges) - covered + cut + len(bounds) - 1
 
 
 def _elsewhere(name: str) -> errors.Moved:

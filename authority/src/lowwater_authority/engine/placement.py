@@ -1,8 +1,8 @@
-"""Which computations are a shard's, and how it hears of the others."""
+"""Placement of computations: which of them a shard serves, and how it reaches the others."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from lowwater import errors
 
@@ -12,83 +12,56 @@ if TYPE_CHECKING:
     from lowwater_authority.engine.roots import Above
 
 Lows = dict[str, tuple[int, int]]
-"""Of computations that other shards serve: incarnation and published low watermark."""
+"""Incarnation and published low watermark by name of computations that other shards serve."""
 
 
-class Placement(Protocol):
-    """Which computations are this shard's, and how it hears of the others."""
+class Placement:
+    """Says which computations this shard serves, and reaches the other shards.
 
-    def mine(self, name: str) -> bool:
-        """Whether this shard is to serve a computation."""
-        ...
-
-    def home(self, name: str) -> str:
-        """Return the address of the shard that is to serve a computation; empty: there is none."""
-        ...
-
-    def may_heal(self) -> bool:
-        """Whether this shard may put back from memory what the store has lost: not when others may know more."""
-        ...
-
-    async def outvoted(self) -> None:
-        """Look again who the members are: one of them knew better."""
-
-    async def lives_elsewhere(self, name: str) -> bool:
-        """Whether another shard owns a computation, and lives. Raises Unavailable."""
-        ...
-
-    async def wait_for_graph(self) -> bool:
-        """Let the other shards hear that this one cannot read the graph, and wait a moment; False when none lives that has it in memory."""
-        ...
-
-    async def lows(self, names: Sequence[str]) -> Lows:
-        """Ask the shards that serve them how far computations are. Raises Unavailable."""
-        ...
-
-    @property
-    def above(self) -> Above | None:
-        """The way to what other shards serve; None: there are none."""
-        ...
-
-
-class Alone:
-    """The placement of the only process of a deployment."""
+    The default has no other shards: it is the placement of the only process of a deployment.
+    """
 
     def mine(self, name: str) -> bool:
-        """See Placement."""
+        """Return whether this shard is to serve a computation."""
         del name
         return True
 
     def home(self, name: str) -> str:
-        """See Placement: there is nobody else."""
+        """Return the address of the shard that is to serve a computation; empty: there is none."""
         del name
         return ""
 
     def may_heal(self) -> bool:
-        """See Placement."""
+        """Return whether this shard may put back lost records from memory.
+
+        False while another shard may have newer ones.
+        """
         return True
 
     async def outvoted(self) -> None:
-        """See Placement: there is nobody else."""
+        """Read the membership again: another member takes logs by a newer one."""
 
     async def lives_elsewhere(self, name: str) -> bool:
-        """See Placement: there is nobody else."""
+        """Return whether another living shard owns a computation. Raises Unavailable."""
         del name
         return False
 
     async def wait_for_graph(self) -> bool:
-        """See Placement: there is nobody else."""
+        """Announce to other shards that this one cannot read the graph, and wait a moment.
+
+        Returns False if no living shard has the graph in memory.
+        """
         return False
 
     async def lows(self, names: Sequence[str]) -> Lows:
-        """See Placement: there is nobody to ask."""
+        """Return the low watermarks of computations that other shards serve. Raises Unavailable."""
         del names
         return {}
 
     @property
-    def above(self) -> None:
-        """See Placement."""
-        return
+    def above(self) -> Above | None:
+        """Way to roots that other shards serve; None: there is no other shard."""
+        return None
 
 
 def moved(name: str) -> errors.Moved:

@@ -1,4 +1,4 @@
-"""Processing time: what the authority stamps and measures with, whatever happens to the clock of the machine."""
+"""Processing time: a clock that follows the machine's clock without its jumps."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SLEW: Final = 10
-"""One part in so many: how much faster or slower than real time it goes while the wall clock is
-ahead or behind."""
+"""Divisor of the correction: processing time runs at most 1/SLEW faster or slower than real time
+while the wall clock is ahead or behind."""
 
 
 class ProcessingTime:
     """Microseconds since the Unix epoch, UTC; never goes back and never jumps.
 
-    It begins at the wall clock and goes on by ``monotonic``, in microseconds of any clock that
-    makes no steps (None: ``wall`` makes none), and that goes on while the machine is suspended, or
-    the time is made up for slowly. It nears the wall clock slowly, so that a clock that is wrong
-    for a second, or is put right, moves it by a tenth of that second at most.
+    It begins at the wall clock and advances by ``monotonic``: microseconds of a clock without
+    jumps, which should also run while the machine is suspended. None: ``wall`` has no jumps. It
+    approaches the wall clock slowly: a clock that is wrong for a second moves it by a tenth of a
+    second at most.
 
-    So it stays behind for long when the wall clock was behind as the process started. Nothing tells
-    a clock that is put right from one that goes wrong, and what was once ahead could not come back:
-    a jump is never made up.
+    So if the wall clock was behind when the process started, processing time stays behind for long.
+    A correction cannot be told from a fault of the clock, and processing time could not go back
+    after a jump. So it never jumps.
     """
 
     def __init__(self, wall: Callable[[], int], monotonic: Callable[[], int] | None) -> None:
@@ -32,7 +32,7 @@ class ProcessingTime:
         self._now = 0
 
     def __call__(self) -> int:
-        """Return what it is now."""
+        """Return the processing time now."""
         wall = self._wall()
         read = wall if self._monotonic is None else self._monotonic()
         if self._read is None:

@@ -26,7 +26,7 @@ class Reads:
     def __init__(self, requests: Requests) -> None:
         self._requests = requests
         self._served = requests.served
-        self._held = requests.held
+        self._holdings = requests.held
 
     async def look(self, read: Callable[[Mapping[str, Computation]], T]) -> T:
         """Return ``read(computations by name)``, called once, on the event loop.
@@ -34,9 +34,9 @@ class Reads:
         The computations are those that this shard serves, without those whose memory and store
         differ; see Holding.unwritten.
         """
-        held = self._held
+        served = self._holdings.served
         return await self._requests.read(
-            lambda _: read({n: each.computation for n, each in held.served.items() if each.unwritten is None})
+            lambda _: read({n: holding.computation for n, holding in served.items() if holding.unwritten is None})
         )
 
     async def ask(self, name: str, read: Callable[[Computation, int], T]) -> T:
@@ -45,17 +45,17 @@ class Reads:
 
     async def ranges(self, name: str, *, below: int | None, limit: int) -> tuple[list[Range], int]:
         """Return the ranges furthest behind, and the number of all."""
-        found, total, _, _ = await self.ranges_and_claim(name, below=below, limit=limit)
-        return found, total
+        ranges, total, _, _ = await self.ranges_and_claim(name, below=below, limit=limit)
+        return ranges, total
 
     async def ranges_and_claim(self, name: str, *, below: int | None, limit: int) -> tuple[list[Range], int, int, int]:
         """Return the results of ``ranges``, the incarnation, and the newest claim's sequencer."""
 
         def read(_: Round) -> tuple[list[Range], int, int, int]:
             computation = self._served.computation(name)
-            ranges = computation.map
-            found, total = ranges.all_ranges(limit) if below is None else ranges.held_below(below, limit)
-            return found, total, computation.incarnation, computation.last_sequencer
+            map_ = computation.map
+            ranges, total = map_.all_ranges(limit) if below is None else map_.held_below(below, limit)
+            return ranges, total, computation.incarnation, computation.last_sequencer
 
         return await self._requests.read(read)
 

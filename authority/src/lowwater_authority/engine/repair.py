@@ -25,7 +25,7 @@ class Repair:
 
     def __init__(self, served: Served) -> None:
         self._served = served
-        self._held = served.held
+        self._holdings = served.held
 
     def begin(self, holding: Holding) -> None:
         """Begin to repair a computation, unless that has begun already."""
@@ -35,7 +35,7 @@ class Repair:
         log.error(
             "%s; %s",
             unwritten.reason,
-            "what is in memory cannot be trusted either, so it is left as it is until the store can be read: restore a copy, or reset it"
+            "half a change may be in memory, so it stays as it is until its log can be read: restore a copy, or reset it"
             if unwritten.torn
             else "it is written again from memory",
             extra=event("damaged_log_kept", computation=holding.name, reason=str(unwritten.reason)),
@@ -45,19 +45,19 @@ class Repair:
 
     def _end(self, holding: Holding, _: asyncio.Task[None]) -> None:
         holding.mending = None
-        self._held.discard(holding)
+        self._holdings.discard(holding)
 
     async def _repair(self, name: str) -> None:
         """Write a computation from memory, or read a torn one's log, until that succeeds."""
         backoff = Backoff(*self._served.settings.write_again_seconds)
-        while (unwritten := self._held.unwritten(name)) is not None:
+        while (unwritten := self._holdings.unwritten(name)) is not None:
             try:
-                computation = await self._held.of(name).put_right()
-            except JournalFenced as error:
-                self._served.lose(error.owners)
-                return
+                with self._served.losing() as lost:
+                    computation = await self._holdings.of(name).repair()
+                if lost:
+                    return
             except JournalError as error:
-                if self._held.logs.stopping:
+                if self._holdings.logs.stopping:
                     return
                 log.log(
                     logging.WARNING if backoff.first else logging.DEBUG,
@@ -75,7 +75,7 @@ class Repair:
             else:
                 if computation is not None:
                     self._served.publish([computation])
-                if name in self._served and not self._held.is_unwritten(name):
+                if name in self._served and not self._holdings.is_unwritten(name):
                     log.info("%s is whole again, and goes on", name, extra=event("log_whole_again", computation=name))
 
     async def at_stop(self, name: str, mend: Callable[[], Awaitable[None]]) -> bool:

@@ -1,4 +1,4 @@
-"""What all requests to a shard share: the graph, the computation to change, a round, a retry."""
+"""Rooms and steps that all requests to a shard share: graph, computation, round, retry."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ class Requests:
             if first is not None:
                 await first()
             if lows_of is not None and away is not None:
-                known = self.topology.computations
-                inputs = [name for name in lows_of() if name in known]
+                registered = self.topology.computations
+                inputs = [name for name in lows_of() if name in registered]
                 # A computation that was registered a moment ago may be on its way to this shard.
                 elsewhere = [name for name in inputs if not await self.takeover.serve(name)]
                 away.update(await self.served.placement.lows(elsewhere))
@@ -117,9 +117,9 @@ class Requests:
     def by_its_inputs(self, round_: Round, name: str) -> Computation:
         """Return a computation to change it, after its log follows the inputs that the graph has.
 
-        A change of inputs is one append to the log and to the graph, so the two differ only when
-        the store has lost acknowledged records, and another process has healed the graph alone.
-        If the log is behind, its ranges and owners do not take the new input into account, and the
+        A change of inputs is one append to the log and to the graph. So the two differ only if the
+        store has lost acknowledged records, and another process has healed the graph alone. If the
+        log is behind, its ranges and owners do not take the new input into account, and the
         computation would lead that input. So this round first revokes all claims, and lowers every
         range to the published value, which no added input is below. The log of a slice follows its
         root instead, see Cuts.follow_inputs.
@@ -127,17 +127,17 @@ class Requests:
         Raises Unavailable where the log is ahead, and begins to read the graph again.
         """
         computation, spec = self.served.computation(name), self.topology.get(name)
-        known = computation.known_inputs
-        if spec.slice_of or known in {0, spec.input_version}:
+        version = computation.known_inputs
+        if spec.slice_of or version in {0, spec.input_version}:
             return computation
-        if known > spec.input_version:
+        if version > spec.input_version:
             self.confirmation.refresh_soon()
             msg = (
-                f"the log of {name} has version {known} of its inputs, but the graph, as far as this shard has read it, only "
+                f"the log of {name} has version {version} of its inputs, but the graph, as far as this shard has read it, only "
                 f"{spec.input_version}: it is read again. If that stays so, the store has lost a change of the graph: reset {name}"
             )
             raise errors.Unavailable(msg, metadata={"computation": name})
-        round_.behind[name] = known, spec.input_version
+        round_.behind[name] = version, spec.input_version
         round_.touch(name, computation)
         round_.fenced += computation.revoke(spec.input_version, round_.now, bound=computation.low)
         return computation

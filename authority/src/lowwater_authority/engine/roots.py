@@ -1,4 +1,4 @@
-"""What a slice reports to the root of its computation, and the protocols by which it gets there."""
+"""Messages of a slice to its root, and the protocols that carry them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ if TYPE_CHECKING:
     from lowwater_authority.core.requests import Fold
 
 
-class Told(NamedTuple):
-    """What a slice reports of itself to the root. All of this is durable in the slice's log."""
+class SliceReport(NamedTuple):
+    """State of a slice, for its root. All of this is durable in the slice's log."""
 
     incarnation: int
     fold: Fold
     """Inputs that its values were folded from, as its own log has them, never as the root does."""
     current: bool
-    """Whether its log has the newest inputs. Until then the slice must report nothing."""
+    """True if its log has the newest inputs. Until then the slice must report nothing."""
     vouched: int
     """Event time up to which outputs may call themselves complete. The root adds no input below."""
     low: int
     """Least value of its ranges. Unlike the published value, this one goes down with them."""
     retired: bool
-    """Whether all of its ranges are retired. Then the root retires the slice's range: no owner has
+    """True if all of its ranges are retired. Then the root retires the slice's range: no owner has
     finished it."""
-    kept: tuple[tuple[int, int, int, int], ...]
+    budgets: tuple[tuple[int, int, int, int], ...]
     """Lateness budgets, each as (ppm, watermark, all records, records behind the watermark)."""
     oldest_operation: int
     waiting_for: str
@@ -38,10 +38,10 @@ class Told(NamedTuple):
     cut_version: int = 0
     """Version of the cut that gave it these keys, as its log has it."""
     has_keys: bool = True
-    """Whether the graph gives it these keys. Until then the slice must report nothing."""
+    """True if the graph gives it these keys. Until then the slice must report nothing."""
 
 
-class Asked(NamedTuple):
+class SliceClaim(NamedTuple):
     """A claim of a slice at the root."""
 
     root: str
@@ -91,7 +91,7 @@ class Range(Protocol):
     low: int
     """Value of the range when it was granted."""
 
-    async def say(self, told: Told, mass: Mass | None) -> None:
+    async def report(self, report: SliceReport, mass: Mass | None) -> None:
         """Report, with the mass of all claims if that has changed.
 
         Returns when the report is durable at the root. Raises StaleSequencer if the range is lost,
@@ -99,23 +99,23 @@ class Range(Protocol):
         """
         ...
 
-    async def vouch(self, told: Told) -> None:
+    async def vouch(self, report: SliceReport) -> None:
         """Report how far outputs may call themselves complete. A repeat is harmless.
 
-        Raises as ``say``.
+        Raises as ``report``.
         """
         ...
 
     async def retire(self) -> None:
         """Retire the range at the root, which ends the claim. A repeat is harmless.
 
-        Raises as ``say``.
+        Raises as ``report``.
         """
         ...
 
     @property
     def lost(self) -> bool:
-        """Whether this process knows that the claim of the range has ended."""
+        """True if this process knows that the claim of the range has ended."""
         ...
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class Range(Protocol):
 class Above(Protocol):
     """The way to roots that other processes serve."""
 
-    async def claim(self, asked: Asked) -> Range:
+    async def claim(self, claim: SliceClaim) -> Range:
         """Claim the range of a slice. Raises OlderClaim, IdentityMismatch, Unavailable, ..."""
         ...
 

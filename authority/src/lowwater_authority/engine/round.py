@@ -1,7 +1,6 @@
 """A round of requests: the group commit of a shard.
 
-    requests -> [stage in arrival order -> append once -> publish -> answer -> tidy] -> the next
-    round
+    requests -> [stage in arrival order -> append once -> publish -> answer -> tidy] -> next round
 
 Nothing is published, acknowledged or granted before its record is durable (rule 2). There is no
 timer: the next round starts when the append returns. So an idle shard answers in one journal round
@@ -78,7 +77,7 @@ class GraphMoved(GivenUp):
 
 @dataclass(slots=True)
 class Round:
-    """What one round has staged so far. All requests of a round get the same processing time."""
+    """Changes that one round has staged so far, all at the same processing time."""
 
     now: int
     """Processing time in microseconds."""
@@ -89,11 +88,11 @@ class Round:
     topology: Topology | None = None
     """The graph that this round begins; None: no request has changed it."""
     read: bool = False
-    """Whether the graph was read from the journal, so that it is not appended."""
+    """True if the graph was read from the journal, so that it is not appended."""
     merged: bool = False
-    """Whether the graph was merged with the journal's, so that it is appended whole."""
+    """True if the graph was merged with the journal's, so that it is appended whole."""
     lost: JournalLost | None = None
-    """What the store has lost: the round heals it first."""
+    """Records that the store has lost: the round heals them first."""
     damage: JournalCorrupt | None = None
     """The damage of the graph in the store: the round heals it first."""
     above: dict[str, int] = field(default_factory=dict)
@@ -128,7 +127,7 @@ class Round:
                 self.fenced += [Fenced(name, sequencer, None, reason) for sequencer in computation.map.groups]
 
     def may_publish(self, holding: Holding) -> bool:
-        """Whether a computation may be published as this round staged it. The one gate of rule 2.
+        """Return whether a computation may be published as staged here: the one gate of rule 2.
 
         No, if the computation has dropped out of the round, even if this process serves it again.
         No, if memory and store differ. No, if another process took the computation over and this
@@ -150,7 +149,7 @@ class _Request(Generic[T]):
     names: set[str] = field(default_factory=set)
     """The computations that the request has touched."""
     needs_root: bool = True
-    """Whether the answer waits until the roots of all touched slices have confirmed them."""
+    """True if the answer waits until the roots of all touched slices have confirmed them."""
     refusal: errors.LowwaterError | None = None
     """Why the request was refused. The caller gets this with the round, because only the store
     knows whether this process may still refuse anything."""
@@ -159,13 +158,13 @@ class _Request(Generic[T]):
         self, result: T, dropped: Mapping[str, Exception], unconfirmed: Mapping[str, errors.Unavailable] = NOTHING
     ) -> None:
         """Answer with the result, or with its rest without dropped and unconfirmed computations."""
-        gone = [name for name in dropped if name in self.names]
-        if not gone and not unconfirmed:
+        touched = [name for name in dropped if name in self.names]
+        if not touched and not unconfirmed:
             self.succeed(result)
         elif self.without is not None and self.refusal is None:
-            self.succeed(self.without(result, gone, unconfirmed))
+            self.succeed(self.without(result, touched, unconfirmed))
         else:
-            self.fail(dropped[gone[0]] if gone else next(iter(unconfirmed.values())))
+            self.fail(dropped[touched[0]] if touched else next(iter(unconfirmed.values())))
 
     def succeed(self, result: T) -> None:
         if self.refusal is not None:
@@ -199,7 +198,7 @@ class Rounds:
         clock: Callable[[], int],
     ) -> None:
         self._served = served
-        self._held = served.held
+        self._holdings = served.held
         self._repair = repair
         self._observer = observer
         self._processing_time = processing_time
@@ -428,8 +427,8 @@ class Rounds:
         JournalFailed, JournalFenced, JournalPosition: the round surely is not durable. After any
         other error this process must stop.
         """
-        held, touched = self._held, round_.touched
-        logs = {name: held.of(name).log for name in touched}
+        holdings, touched = self._holdings, round_.touched
+        logs = {name: holdings.of(name).log for name in touched}
         round_.readings = {log: log.reading for log in logs.values()}
         await self._heal(round_)
         records = []
@@ -442,17 +441,17 @@ class Rounds:
         # say, refuse a claim as stale that its successor has granted.
         unchanged = [name for name in touched if name not in changed] if self._served.shared else []
         if round_.topology is not None and not round_.read:
-            graph = held.graph_record(round_.topology, whole=round_.merged)
-            records.append(Record(held.graph, graph, strong=True, newest=round_.topology.needs_newest))
-        known = held.topology.computations
+            graph = holdings.graph.record(round_.topology, whole=round_.merged)
+            records.append(Record(holdings.graph.log, graph, strong=True, newest=round_.topology.needs_newest))
+        specs = holdings.topology.computations
         raised = {
             computation: computation.input_version
             for name, computation in touched.items()
-            if name in known and not known[name].slice_of and computation.input_version > known[name].input_version
+            if name in specs and not specs[name].slice_of and computation.input_version > specs[name].input_version
         }
         # The records of these belong together: all of them are appended, or none.
-        apart = {GRAPH, *(name for name, c in touched.items() if held.computation(name) is not c or c in raised)}
-        unconfirmed = await held.logs.append(
+        apart = {GRAPH, *(name for name, c in touched.items() if holdings.computation(name) is not c or c in raised)}
+        await holdings.logs.append(
             records,
             round_.now,
             readings=round_.readings,
@@ -462,46 +461,30 @@ class Rounds:
         )
         for computation, version in raised.items():
             computation.input_version = version  # a heal during the append has put back the old one
-        await self._confirm(round_, unconfirmed)
 
     async def _heal(self, round_: Round) -> None:
         """Put into the store what it has lost or damaged, and renew ownerships that are too low."""
         if round_.lost is not None:
-            await self._held.heal(round_.lost)
+            await self._holdings.logs.heal(round_.lost)
         if round_.damage is not None:
-            await self._held.heal_graph(round_.damage)
-        for name, seen in round_.above.items():
-            if (holding := self._held.served.get(name)) is not None:  # else it was lost meanwhile
-                await holding.rise(seen)
+            await self._holdings.graph.heal_damage(round_.damage)
+        for name, newer in round_.above.items():
+            if (holding := self._holdings.served.get(name)) is not None:  # else it was lost meanwhile
+                await holding.rise(newer)
 
     def _divisible(self, round_: Round) -> bool:
-        """Whether computations may drop out of a round.
+        """Return whether computations may drop out of a round.
 
         Not out of a round that changes the graph, because a change of two logs is appended whole.
         """
         return self._served.shared and round_.topology is None
 
-    def _drop_out(self, round_: Round, fenced: JournalFenced, in_doubt: bool = False) -> None:
+    def _drop_out(self, round_: Round, fenced: JournalFenced, *, in_doubt: bool) -> None:
         """Lose the computations that other processes own now; the rest of the round goes on."""
         self._served.lose(fenced.owners)
         for name in fenced.owners:
             msg = f"it is not known whether the write took effect; look, or repeat it: {fenced}"
             round_.dropped[name] = errors.Unavailable(msg) if in_doubt else GivenUp()
-
-    async def _confirm(self, round_: Round, names: Iterable[str]) -> None:
-        """Confirm the ownership of computations that no append has confirmed."""
-        while names := [name for name in names if name not in round_.dropped]:
-            try:
-                try:
-                    await self._held.journal.confirm(names)
-                except JournalLost as lost:
-                    await self._held.heal(lost)
-            except JournalFenced as fenced:
-                if not self._divisible(round_):
-                    raise
-                self._drop_out(round_, fenced)
-            else:
-                return
 
     async def _roll_back(self, round_: Round) -> Collection[str]:
         """Forget what a round staged, by reading the journal back, which is the truth.
@@ -509,42 +492,40 @@ class Rounds:
         Only where the store has lost or damaged records, memory counts. Returns the names of those
         computations: their staged state counts all the same, now or soon.
         """
-        held = self._held
+        holdings = self._holdings
         if round_.read or round_.merged:
-            held.forget_graph()  # the graph was read for this round, so it is read again
-        for name in round_.torn & held.served.keys():
-            held.served[name].tear()
+            holdings.graph.forget()  # the graph was read for this round, so it is read again
+        for name in round_.torn & holdings.served.keys():
+            holdings.served[name].tear()
             if not self._served.confirms(name):
                 # Readers learn at once: reading back may take long, and each beat states the age of
                 # all that this process confirms.
                 self._served.hub.move(name)
-        kept: set[str] = set()
+        counting: set[str] = set()
         for name in round_.touched:
-            while (holding := held.served.get(name)) is not None and not holding.is_kept():
-                try:
-                    computation, healed = await holding.reload()
-                except JournalFenced as error:
-                    self._served.lose(error.owners)
-                    if name in error.owners:
-                        break
-                except (JournalCorrupt, JournalVersion) as damage:
-                    holding.keep(damage)
-                else:
-                    kept.update(healed)
-                    if computation is not None:
-                        self._served.publish([computation])
+            while (holding := holdings.served.get(name)) is not None and not holding.is_log_unreadable():
+                with self._served.losing() as lost:
+                    try:
+                        computation, healed = await holding.reload()
+                    except (JournalCorrupt, JournalVersion) as damage:
+                        holding.note_unreadable(damage)
+                    else:
+                        counting.update(healed)
+                        if computation is not None:
+                            self._served.publish([computation])
+                if not lost or name in lost:
                     break
-            if held.is_kept(name):
-                self._repair.begin(held.served[name])
-                kept.add(name)
+            if holdings.is_log_unreadable(name):
+                self._repair.begin(holdings.served[name])
+                counting.add(name)
         # Half a change counts nowhere, so its caller gets the same refusal as all others.
-        return {name for name in kept if not held.is_torn(name)}
+        return {name for name in counting if not holdings.is_torn(name)}
 
     # -- publish -----------------------------------------------------------------------------------
 
     def _publish(self, round_: Round, requests: int) -> None:
-        """Show what is durable now."""
-        served = self._held.served
+        """Publish the durable computations of a round, and the graph that it has begun."""
+        served = self._holdings.served
         durable = {
             name: computation
             for name, computation in round_.touched.items()
@@ -554,15 +535,15 @@ class Rounds:
             served[name].held = computation
         self._served.publish(durable.values(), round_.topology)
         for name in round_.behind.keys() & durable:
-            known, version = round_.behind[name]
+            logged, version = round_.behind[name]
             log.error(
                 "the log of %s had version %d of its inputs and the graph had version %d: the store "
                 "has lost records of that log. The claims are revoked, and no range is above what "
                 "is published",
                 name,
-                known,
+                logged,
                 version,
-                extra=event("store_lost_inputs", computation=name, known=known, version=version),
+                extra=event("store_lost_inputs", computation=name, known=logged, version=version),
             )
         self.on_published(round_.touched)
         losses = [fenced for fenced in round_.fenced if fenced.computation not in round_.dropped]
@@ -615,7 +596,7 @@ class Rounds:
     def _refuse(staged: _Staged, refusal: Exception, healed: Collection[str]) -> None:
         """Refuse the callers of a round that was rolled back."""
         unknown = errors.Unavailable(
-            "the store has lost or damaged records, and what this process knows takes their place; look whether this took effect, "
+            "the store has lost or damaged records, and this process writes them again from memory; look whether this took effect, "
             "or repeat it"
         )
         for request, _ in staged:
@@ -629,17 +610,17 @@ class Rounds:
         All that is staged is durable here, and the callers have their answers. The next round would
         change the state under the snapshot, so it waits; the event loop does not.
         """
-        held, now = self._held, round_.now
-        asked, self._to_snapshot = self._to_snapshot, {}
-        for name in {**round_.touched, **asked}:
-            holding = held.served.get(name)
+        holdings, now = self._holdings, round_.now
+        requested, self._to_snapshot = self._to_snapshot, {}
+        for name in {**round_.touched, **requested}:
+            holding = holdings.served.get(name)
             if holding is None:
                 continue
-            if holding.log.due(now) or (name in asked and holding.unwritten is None and holding.log.changed(now)):
-                await held.logs.snapshot(holding.log, partial(recovery.pieces, holding.computation), now)
-        if round_.topology is not None and held.graph.due(now):
-            graph = held.topology
-            await held.logs.snapshot(held.graph, lambda: [graph.encode()], now, newest=graph.needs_newest)
+            if holding.log.due(now) or (name in requested and holding.unwritten is None and holding.log.changed(now)):
+                await holdings.logs.snapshot(holding.log, partial(recovery.pieces, holding.computation), now)
+        if round_.topology is not None and holdings.graph.log.due(now):
+            graph = holdings.topology
+            await holdings.logs.snapshot(holdings.graph.log, lambda: [graph.encode()], now, newest=graph.needs_newest)
 
 
 def _log_losses(fenced: Iterable[Fenced]) -> None:

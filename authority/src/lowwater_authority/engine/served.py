@@ -1,13 +1,15 @@
-"""What this process serves, and what readers see of it: the one place that publishes."""
+"""The computations that this process serves: the one place that publishes and loses them."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from lowwater_authority.engine.placement import moved
+from lowwater_authority.journal import JournalFenced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from lowwater import errors
     from lowwater_authority.core.computation import Computation, View
@@ -31,7 +33,10 @@ class Answer(Protocol):
 
 
 class SlicesHere(Protocol):
-    """The slices that this process serves. Each reports to its root; see engine/slices.py."""
+    """The slices that this process serves, each of which reports to its root.
+
+    A protocol, because engine/slices.py imports this module.
+    """
 
     def follow(self, name: str) -> None:
         """Begin to report a computation to its root, if it is a slice."""
@@ -46,17 +51,17 @@ class SlicesHere(Protocol):
         ...
 
     def durable(self, computation: Computation) -> None:
-        """Report to the root what is durable of a computation. Nothing else may be staged."""
+        """Let a slice report its state, all of which is durable, to the root."""
         ...
 
     def unsettled(self, names: Iterable[str]) -> list[tuple[Answer, int]]:
-        """Return those slices whose callers must wait for the root, each with its turn."""
+        """Return the slices whose callers must wait for the root, each with its turn."""
         ...
 
     def is_unbound(self, name: str, identity: str) -> bool:
-        """Whether a root is not known to be bound to a worker's identity.
+        """Return whether a slice's root may not be bound to a worker's identity yet.
 
-        False for a name that is no slice.
+        False for other computations.
         """
         ...
 
@@ -101,7 +106,7 @@ class Served:
 
     @property
     def shared(self) -> bool:
-        """Whether other processes write to the journal too.
+        """True if other processes write to the journal too.
 
         Then a computation that another process takes over ends here, and this process goes on
         with the others.
@@ -184,9 +189,27 @@ class Served:
         self.slices.follow(computation.spec.name)
         self.count()
 
+    @contextmanager
+    def losing(self) -> Iterator[dict[str, tuple[int, int]]]:
+        """Catch JournalFenced around calls to the journal, and lose what other processes own now.
+
+        Yields the owners as in JournalFenced; empty until the journal has fenced the body.
+        """
+        lost: dict[str, tuple[int, int]] = {}
+        try:
+            yield lost
+        except JournalFenced as error:
+            lost |= error.owners
+            self.lose(lost)
+
     def lose(self, owners: Mapping[str, tuple[int, int]]) -> None:
-        """Forget the computations that other processes own now; ``owners`` as in JournalFenced."""
-        for name in self.held.let_go(owners):
+        """Forget the computations that other processes own now; ``owners`` as in JournalFenced.
+
+        All of the engine that the journal fences comes here: rounds directly, because they also
+        have callers to answer, everything else by :meth:`losing`. Readers are sent to the new
+        owner.
+        """
+        for name in self.held.lose(owners):
             self.slices.unfollow(name)
             self.on_moved(name)
             self.hub.move(name)
@@ -219,7 +242,7 @@ class Served:
     def _use(self, topology: Topology) -> list[Computation]:
         """Go on with another graph. Returns the new incarnations that begin."""
         before, changed = self.topology, topology.changed(self.topology)
-        self.held.use(topology)
+        self.held.graph.use(topology)
         begun = []
         for name in changed:
             spec, computation = topology.computations.get(name), self.held.computation(name)
@@ -229,7 +252,7 @@ class Served:
                 self.slices.unfollow(name)
                 self.hub.move(name)
                 if self.placement.mine(name):
-                    self.held.end(name)
+                    self.held.endings.begin(name)
             elif spec is not None and computation is not None:
                 if computation.incarnation < spec.incarnation:
                     begun.append(self.held.restart(computation, spec))

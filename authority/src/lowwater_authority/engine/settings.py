@@ -1,4 +1,4 @@
-"""Sizes and times that a shard works by; a composition may choose others."""
+"""Sizes and times that a shard works by."""
 
 from __future__ import annotations
 
@@ -9,39 +9,37 @@ __all__ = ["ShardSettings"]
 
 @dataclass(frozen=True, slots=True)
 class ShardSettings:
-    """The bounds, and the waiting times in seconds, of one shard."""
+    """Bounds and waiting times of one shard. Times are in seconds; pairs are (first, longest)."""
 
     snapshot_bytes: int = 4 << 20
-    """A log is snapshotted when the records behind its snapshot outgrow this and twice the
-    snapshot."""
+    """Least bytes of records behind a snapshot that make the next one due. There must also be twice
+    as many as the snapshot has."""
     graph_bytes: int = 64 << 10
-    """The same for the log of the graph, which all processes read, and read again after each change
-    by another one."""
+    """The same for the log of the graph. Smaller, because all processes read that log again after
+    each change by another process."""
     snapshot_piece: int = 256 << 10
-    """Bytes of a snapshot that are made at once: a millisecond."""
+    """Bytes of a snapshot that are made before other tasks run: about a millisecond."""
     piece_bytes: int = 128 << 10
-    """Bytes of a log that are replayed at once: a few milliseconds."""
+    """Bytes of a log that are replayed before other tasks run: a few milliseconds."""
     queued_requests: int = 65_536
-    """Requests that may wait for a round at once."""
+    """Most requests that wait for a round."""
     round_seconds: float = 0.01
-    """How long a round goes on to stage changes of the graph that share it."""
+    """Time after which a round stages no more changes of the graph."""
     wait_seconds: float = 5.0
-    """Longest wait of a request for the store: as long as one exchange with the store may take,
-    whatever else is queued there."""
+    """Longest wait of a request for the store: the longest time that one exchange with it takes."""
     write_again_seconds: tuple[float, float] = (0.05, 30.0)
-    """First and longest wait until a computation that the store lacks is written, or read, again.
-    """
+    """Waits before a computation that the store lacks is written, or read, again."""
     slice_answer_seconds: float = 1.0
-    """How long an answer of a slice waits for the root. A worker has one report under way, with all
-    that it works for: so no longer than a fail-over takes."""
+    """Longest wait of a slice's answer for the root. A worker has only one report under way, so
+    this is no longer than a fail-over."""
     slice_beat_seconds: float = 5.0
-    """How often a slice repeats what it told its root, so that the root does not take it for
-    silent, and the slice learns of a lost range."""
+    """Time after which a slice repeats an unchanged report. So the root does not count the slice as
+    silent, and the slice learns that it has lost its range."""
     slice_look_seconds: float = 0.5
-    """How often a slice that has nothing to say looks whether it has lost its range: a loss wakes
-    no slice."""
+    """Time after which an idle slice checks whether it has lost its range. A loss wakes no slice.
+    """
     slice_again_seconds: tuple[float, float] = (0.05, 2.0)
-    """First and longest wait until a slice asks a root again that did not answer, or refused."""
+    """Waits before a slice asks a root again that has not answered, or has refused."""
     task_look_seconds: float = 1.0
-    """How long a worker that waits for a task waits at most until the shard is asked whether it
-    still serves the computation."""
+    """Time after which a worker's wait for a task checks that the shard still serves the
+    computation."""

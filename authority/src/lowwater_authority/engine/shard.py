@@ -17,11 +17,12 @@ from lowwater.core.text import counted
 from lowwater_authority.core import recovery
 from lowwater_authority.engine.confirmation import Confirmation
 from lowwater_authority.engine.cuts import Cuts
+from lowwater_authority.engine.graph_log import BrokenGraph
 from lowwater_authority.engine.graph_requests import GraphRequests
-from lowwater_authority.engine.holdings import BrokenGraph, Holdings
+from lowwater_authority.engine.holdings import Holdings
 from lowwater_authority.engine.hub import Hub
 from lowwater_authority.engine.owner_requests import OwnerRequests
-from lowwater_authority.engine.placement import Alone
+from lowwater_authority.engine.placement import Placement
 from lowwater_authority.engine.processing_time import ProcessingTime
 from lowwater_authority.engine.reads import Reads
 from lowwater_authority.engine.repair import Repair
@@ -38,24 +39,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lowwater_authority.core.topology import Topology
-    from lowwater_authority.engine.holdings import ReadGraph
+    from lowwater_authority.engine.graph_log import ReadGraph
     from lowwater_authority.engine.observer import Observer
-    from lowwater_authority.engine.placement import Placement
     from lowwater_authority.journal import Journal
 
 LOG_SECONDS: Final = 60.0
-"""How often a process logs that it still waits for a graph that it can read."""
+"""Time between two log lines about a graph that is still damaged, in seconds."""
 
 log = logging.getLogger(__name__)
 
 
 class Shard:
-    """Serves a set of computations: all of a deployment, with an embedded journal.
+    """Serves a set of computations. With an embedded journal, these are all of a deployment.
 
     Its rooms: ``graph`` and ``owners`` take requests that change something, ``reads`` answers
-    questions; ``rounds`` makes changes durable; ``held`` is what memory has of the logs, ``served``
-    what readers see of it; ``takeover`` and ``confirmation`` are about the other shards; ``slices``
-    report to the roots of cut computations.
+    questions. ``rounds`` makes changes durable. ``held`` has the computations and the graph in
+    memory, ``served`` shows readers what is published of them. ``takeover`` and ``confirmation``
+    deal with other shards. ``slices`` report to the roots of cut computations.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Shard:
     ) -> None:
         self.journal = journal
         self.hub = Hub()
-        self.placement: Placement = placement or Alone()
+        self.placement = placement or Placement()
         self.settings = settings or ShardSettings()
         self._processing_time = now = ProcessingTime(clock, monotonic)
         self.held = Holdings(journal, observer, self.placement.may_heal, self.settings)
@@ -98,38 +98,38 @@ class Shard:
         return self._processing_time()
 
     async def start(self) -> None:
-        """Open the journal and serve what is this shard's, but for what is damaged.
+        """Open the journal, and serve the computations of this shard whose logs are whole.
 
-        Raises what the journal raises.
+        Raises errors of the journal.
         """
         held = self.held
         await self.journal.open()
-        held.use(held.newer(await self._first_graph()) or held.topology)
-        if not held.graph.position and await self.journal.logs():
+        held.graph.use(held.graph.newer(await self._first_graph()) or held.topology)
+        if not held.graph.log.position and await self.journal.logs():
             msg = (
-                "there are logs but no graph: a copy that was not finished. Repeat `lowwater journal copy`, or remove what there is; "
-                "if shards are putting back what their store has lost, start again in a moment"
+                "the journal has logs but no graph, so a copy was not finished. Repeat `lowwater journal copy`, or remove the logs. "
+                "If shards are restoring a graph that their store has lost, start again in a moment"
             )
             raise JournalFailed(msg)
-        taken = {}
+        logs = {}
         for name in held.topology.computations:
             if self.placement.mine(name):
                 try:
-                    taken[name] = await held.of(name).own()
+                    logs[name] = await held.of(name).own()
                 except JournalCorrupt as damage:
                     if damage.position is None:
                         raise  # perhaps more than this one log
                     self.takeover.damaged(name, damage)
-        # Incarnations that began before the logs were taken; rounds do not run yet.
-        held.use(held.newer(await self._first_graph()) or held.topology)
-        for name, its in taken.items():
+        # Read again, for incarnations that began before the logs were taken; no round runs yet.
+        held.graph.use(held.graph.newer(await self._first_graph()) or held.topology)
+        for name, taken in logs.items():
             if name not in held.topology.computations:
-                held.of(name).give_up(its)  # it was dropped meanwhile
+                held.of(name).give_up(taken)  # it was dropped meanwhile
                 continue
             try:
-                held.of(name).hold(its)
+                held.of(name).hold(taken)
             except JournalCorrupt as damage:
-                held.of(name).give_up(its)
+                held.of(name).give_up(taken)
                 self.takeover.damaged(name, damage)
             else:
                 self.slices.follow(name)
@@ -138,26 +138,25 @@ class Shard:
             self.end_dropped()
 
     async def _first_graph(self) -> ReadGraph:
-        """Read the graph.
+        """Read the graph. While it is damaged, wait for shards that have it in memory.
 
-        While it is damaged, wait for shards that have it in memory. Raises JournalCorrupt when none
-        lives.
+        Raises JournalCorrupt when none of these lives.
         """
-        told = 0
+        log_again = 0
         while True:
             try:
-                return await self.held.read_graph()
+                return await self.held.graph.read()
             except JournalCorrupt as damage:
                 if damage.log != GRAPH:
                     raise
-                if self._processing_time() >= told:
+                if self._processing_time() >= log_again:
                     log.warning(
-                        "the graph is damaged in the store, %s; looking for a shard that has it in memory, and writes it again. If none comes, "
-                        "restore a copy of the journal",
+                        "the graph is damaged in the store, %s. This process waits for a shard that has it in memory, and writes it again. If none "
+                        "comes, restore a copy of the journal",
                         damage.reason,
                         extra=event("damaged_graph", reason=str(damage)),
                     )
-                    told = self._processing_time() + int(LOG_SECONDS * 1e6)
+                    log_again = self._processing_time() + int(LOG_SECONDS * 1e6)
                 if not await self.placement.wait_for_graph():
                     if isinstance(damage, BrokenGraph):
                         raise
@@ -172,26 +171,24 @@ class Shard:
         await self.rounds.run()
 
     def stop(self) -> None:
-        """Let :meth:`run` finish what is queued and end.
+        """Let :meth:`run` finish the queue and end. New requests are refused with ShuttingDown.
 
-        New requests are refused with ShuttingDown.
-
-        An append whose outcome is still unknown is given up: nothing of it was shown, and its
-        callers may repeat it.
+        An append whose outcome is still unknown is given up: none of its values was published, and
+        its callers may repeat it.
         """
         self.held.logs.stopping = True
         self.rounds.stop()
 
     @property
     def stopping(self) -> bool:
-        """Whether this process was told to stop, and takes no more requests."""
+        """True if this process stops, and takes no more requests."""
         return self.held.logs.stopping
 
     async def close(self) -> None:
-        """Write a snapshot of every changed computation, so that the next start is quick, and close the journal.
+        """Write a snapshot of every changed computation, and close the journal.
 
-        It replaces what is damaged in the store. What has not changed is read and checked, and so is the graph, for this process may have
-        the only good copy of it, in memory.
+        So the next start is quick, and damage in the store is replaced. Unchanged logs and the
+        graph are read and checked, because memory may have the only good copy of them.
         """
         if unheard := self.slices.unheard:
             log.warning(
@@ -207,20 +204,20 @@ class Shard:
             task.cancel()
         await asyncio.gather(*mending, return_exceptions=True)
         await logs.settle()
-        await self.held.settle()
-        await self.repair.at_stop("the graph", self.held.mend_graph)
+        await self.held.endings.settle()
+        await self.repair.at_stop("the graph", self.held.graph.mend)
         readable = True
-        for name, computation in [(name, each.computation) for name, each in self.held.served.items()]:
+        for name, computation in [(name, holding.computation) for name, holding in self.held.served.items()]:
             if self.held.is_torn(name):
                 continue
-            its = self.held.of(name).log
-            if its.behind and not self.held.is_unwritten(name):
-                await logs.snapshot(its, partial(recovery.pieces, computation))
+            its_log = self.held.of(name).log
+            if its_log.behind and not self.held.is_unwritten(name):
+                await logs.snapshot(its_log, partial(recovery.pieces, computation))
                 await logs.settle()
             elif readable:
                 readable = await self.repair.at_stop(name, self.held.of(name).mend)
         await self.journal.close()
 
     def end_dropped(self) -> None:
-        """Begin to make the logs of those that were dropped short, as far as they are this shard's and are not."""
-        self.held.end_all(self.placement.mine)
+        """Begin to shorten the logs of dropped computations that this shard is to serve."""
+        self.held.endings.begin_all(self.placement.mine)

@@ -19,7 +19,7 @@ from lowwater_authority.core.slicing import CLAIMS_OF_ONE, as_slice
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.engine.cuts import inputs_of
 from lowwater_authority.engine.root_here import Here
-from lowwater_authority.engine.roots import Asked, Told
+from lowwater_authority.engine.roots import SliceClaim, SliceReport
 from lowwater_authority.engine.waiting import Backoff
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ A mass costs a pass over all claims, and heuristic watermarks are about records 
 log = logging.getLogger(__name__)
 
 
-def told_of(computation: Computation, topology: Topology) -> Told:
+def slice_report(computation: Computation, topology: Topology) -> SliceReport:
     """Return what a slice reports of itself. All that is staged of the slice must be durable.
 
     O(1), but O(runs) when all of it is finished.
@@ -50,14 +50,14 @@ def told_of(computation: Computation, topology: Topology) -> Told:
     spec, view, low = computation.spec, computation.published, computation.map.minimum()
     required = topology.required(spec.name)
     version = computation.input_version or spec.input_version  # an unclaimed slice folded nothing
-    return Told(
+    return SliceReport(
         computation.incarnation,
         Fold(version, required.input_incarnations) if spec.inputs else required,
         current=version == spec.input_version,
         vouched=computation.vouched,
         low=low,
         retired=low == MAX and computation.map.all_retired,
-        kept=tuple((kept.ppm, kept.micros, kept.records, kept.behind) for kept in view.budgets),
+        budgets=tuple((budget.ppm, budget.micros, budget.records, budget.behind) for budget in view.budgets),
         oldest_operation=view.oldest_operation,
         waiting_for=view.holder.owner.waiting_for if view.holder is not None else "",
         identity=computation.identity,
@@ -83,8 +83,8 @@ class Slice:
     ``follow`` begins the task that reports to the root. All methods are called on the event loop.
     """
 
-    def __init__(self, context: Context, computation: Computation, above: Above | None, asked: int = 0) -> None:
-        """``asked``: number of claims so far by this process, whose ids must not be used again."""
+    def __init__(self, context: Context, computation: Computation, above: Above | None, claims: int = 0) -> None:
+        """``claims``: number of claims so far by this process, whose ids must not be used again."""
         spec = computation.spec
         self.name = spec.name
         self.root = spec.slice_of
@@ -92,11 +92,11 @@ class Slice:
         self._served = context.served
         self._settings = context.served.settings
         self._spec = spec
-        self._of = computation
+        self._computation = computation
         """The served computation. Another object takes its place when its log is read back, or when
         a new incarnation begins."""
-        self._told = told_of(computation, context.served.topology)
-        self._inputs = inputs_of(context.served.topology, spec.name) if self._told.current else None
+        self._report = slice_report(computation, context.served.topology)
+        self._inputs = inputs_of(context.served.topology, spec.name) if self._report.current else None
         """Inputs that all values of this slice take into account; None: unknown here."""
         self.turn = 0
         """Number of times that it handed keys over. Answers of an earlier turn are refused, because
@@ -105,11 +105,11 @@ class Slice:
         self._range: Range | None = None
         self._counts = MAX
         """Greatest value of the slice that may count at the root; MAX: unknown."""
-        self._said: Told | None = None
+        self._confirmed: SliceReport | None = None
         """Newest report that the root has confirmed under the current ownership; None: unknown."""
         self._vouched = MIN
         """Completeness of its outputs that the root has confirmed under the current ownership."""
-        self._heard = asyncio.Event()
+        self._vouched_more = asyncio.Event()
         """Event that is set, and replaced, when the root has confirmed a greater completeness."""
         self._bound: str | None = None
         """Worker's identity to which the current ownership has bound the root; None: to none."""
@@ -120,17 +120,17 @@ class Slice:
         self._root_epoch = 0
         """Ownership number of the root before this slice retired its range."""
         self._weighs = bool(spec.heuristics)
-        self._mass_turns, self._mass_said, self._mass_due = computation.mass_turns, -1, 0.0
+        self._mass_turns, self._mass_confirmed, self._mass_due = computation.mass_turns, -1, 0.0
         """Three numbers: changes of the mass; those when the root confirmed it last (-1: never);
         and the event loop's time from which the mass may be reported again."""
         self.reached = False
-        """Whether the last attempt to report was confirmed. False after a failure, until the next
+        """True if the last attempt to report was confirmed. False after a failure, until the next
         confirmation."""
         self.withheld = 0
         """Number of answers refused because the root had not confirmed in time."""
         self._slow = False
-        """Whether an answer has waited in vain. Later ones do not wait, until the root confirms."""
-        self.asked = asked
+        """True if an answer has waited in vain. Later ones do not wait, until the root confirms."""
+        self.claims = claims
         """Number of claims by this process so far."""
         self._news = asyncio.Event()
         self._settled: asyncio.Future[None] | None = None
@@ -150,8 +150,8 @@ class Slice:
         if self._binds is not None and not self._binds[1].done():
             self._binds[1].set_exception(self._not_bound())
 
-    def is_of(self, spec: Spec) -> bool:
-        """Whether a registration has the same keys, heuristics and first incarnation as this slice.
+    def matches(self, spec: Spec) -> bool:
+        """Return whether a registration has this slice's keys, heuristics and first incarnation.
 
         A reset keeps these. A drop and a new registration does not.
         """
@@ -159,39 +159,39 @@ class Slice:
         return (mine.keys.span, mine.heuristics, mine.first) == (spec.keys.span, spec.heuristics, spec.first)
 
     def is_settled(self) -> bool:
-        """Whether answers may leave: no value that may count at the root leads the durable one."""
-        return self._told.low >= self._counts
+        """Return whether answers may leave: the root counts no greater value than is durable."""
+        return self._report.low >= self._counts
 
     def durable(self, computation: Computation) -> None:
         """Note that a change of slice or graph is durable. Nothing else may be staged."""
-        told = told_of(computation, self._served.topology)
-        if computation is not self._of:
+        report = slice_report(computation, self._served.topology)
+        if computation is not self._computation:
             # The log was read back, or a new incarnation begins: changes of the mass count anew.
-            self._of, self._mass_turns, self._mass_said = computation, computation.mass_turns, -1
+            self._computation, self._mass_turns, self._mass_confirmed = computation, computation.mass_turns, -1
             self._news.set()
         elif computation.mass_turns != self._mass_turns:
             self._mass_turns = computation.mass_turns
             self._news.set()
         self._spec = computation.spec
-        if told.incarnation != self._told.incarnation or (self._told.current and not told.current):
+        if report.incarnation != self._report.incarnation or (self._report.current and not report.current):
             self._give_up()
-        elif told.span != self._told.span or not told.has_keys:
+        elif report.span != self._report.span or not report.has_keys:
             self._give_up()
-            self.turn += told.span != self._told.span
-        if told.cut_version != self._told.cut_version and told.span == self._told.span:
+            self.turn += report.span != self._report.span
+        if report.cut_version != self._report.cut_version and report.span == self._report.span:
             self._inputs = None  # it received keys that workers of another slice reported on
-        if not (told.current and self._told.current and told.fold == self._told.fold):
-            self._follow_inputs(told)
-        if told != self._told:
-            self._told = told
+        if not (report.current and self._report.current and report.fold == self._report.fold):
+            self._follow_inputs(report)
+        if report != self._report:
+            self._report = report
             self._news.set()
-        if told.identity is not None and self._binds is not None and not self._binds[1].done():
+        if report.identity is not None and self._binds is not None and not self._binds[1].done():
             self._binds[1].set_result(None)  # from here on the slice reports this identity
         self._settle()
 
-    def _follow_inputs(self, told: Told) -> None:
+    def _follow_inputs(self, report: SliceReport) -> None:
         inputs = inputs_of(self._served.topology, self.name)
-        if told.current:
+        if report.current:
             self._inputs = inputs
         elif self._inputs is not None:
             self._inputs &= inputs  # workers may report by these before the log follows
@@ -213,8 +213,8 @@ class Slice:
             self._slow = True
         self.withheld += 1
         msg = (
-            f"{self.root} has not heard of this change of {self.name}, a slice of it, and could lead it: what was asked for may be done, and is not "
-            "acknowledged. It is repeated, or look again, when the shard of that one answers"
+            f"{self.root} has not confirmed this change of its slice {self.name}: the change may be done, and is not acknowledged yet. "
+            "Repeat it, or look again"
         )
         return errors.Unavailable(msg, metadata={"computation": self.name, "root": self.root})
 
@@ -227,13 +227,13 @@ class Slice:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.slice_answer_seconds):
                 while self._vouched < through:
-                    await self._heard.wait()
-        if self._vouched < through or self._told.fold.input_version != input_version:
-            msg = f"{self.root} does not know yet how far this output of {self.name}, a slice of it, is to say that it is complete; say nothing, and ask again"
+                    await self._vouched_more.wait()
+        if self._vouched < through or self._report.fold.input_version != input_version:
+            msg = f"{self.root} has not confirmed yet how far this output of its slice {self.name} is complete; state nothing, and ask again"
             raise errors.Unavailable(msg, metadata={"computation": self.name, "root": self.root})
 
     def is_bound(self, identity: str) -> bool:
-        """Whether the root is known to be bound to a worker's identity, so that it may claim."""
+        """Return whether the root is known to be bound to a worker's identity."""
         return self._bound == identity
 
     async def bind(self, identity: str) -> None:
@@ -245,7 +245,7 @@ class Slice:
         """
         try:
             async with asyncio.timeout(self._settings.slice_answer_seconds), self._binding:
-                if self._told.identity is not None or self.is_bound(identity):
+                if self._report.identity is not None or self.is_bound(identity):
                     return  # the slice reports its identity already
                 done = asyncio.get_running_loop().create_future()
                 self._binds = identity, done
@@ -258,7 +258,7 @@ class Slice:
             raise self._not_bound() from error
 
     def _not_bound(self) -> errors.Unavailable:
-        msg = f"{self.root} does not know yet whose worker claims {self.name}, a slice of it; nothing was granted, try again"
+        msg = f"{self.root} has not confirmed yet whose worker claims its slice {self.name}; nothing was granted, try again"
         return errors.Unavailable(msg, metadata={"computation": self.name, "root": self.root})
 
     def _settle(self, *, ended: bool = False) -> None:
@@ -270,12 +270,12 @@ class Slice:
 
     def _give_up(self) -> None:
         """Forget the range, and with it all that the root has confirmed."""
-        known = self._range
-        self._range, self._said, self._counts, self._vouched, self._mass_said = None, None, MAX, MIN, -1
+        range_ = self._range
+        self._range, self._confirmed, self._counts, self._vouched, self._mass_confirmed = None, None, MAX, MIN, -1
         self._bound = None
         self._news.set()
-        if known is not None:
-            known.close()
+        if range_ is not None:
+            range_.close()
 
     # -- its task ----------------------------------------------------------------------------------
 
@@ -284,7 +284,7 @@ class Slice:
         while True:
             try:
                 try:
-                    await self._tell()
+                    await self._report_or_wait()
                     backoff.restart()
                     continue
                 except errors.LowwaterError as error:
@@ -293,7 +293,7 @@ class Slice:
                         return  # a later attempt would fail as well; Shard.close logs how many did
                     log.log(
                         logging.WARNING if backoff.first else logging.DEBUG,
-                        "%s does not hear of its slice %s yet, trying again in %.2f s: %s",
+                        "%s has not confirmed its slice %s yet, trying again in %.2f s: %s",
                         self.root,
                         self.name,
                         backoff.seconds,
@@ -306,7 +306,7 @@ class Slice:
                 # Without this task the slice would be silent for good, and its workers would wait.
                 self.reached = False
                 log.exception(
-                    "telling %s of its slice %s failed in a way it never should, trying again in %.2f s",
+                    "a report to %s about its slice %s failed in a way it never should, trying again in %.2f s",
                     self.root,
                     self.name,
                     backoff.seconds,
@@ -334,84 +334,84 @@ class Slice:
             return  # this refusal is not one of a root
         epoch, claims = divmod(int(claimed), CLAIMS_OF_ONE)
         if epoch == self._served.epoch(self.name):
-            self.asked = claims
+            self.claims = claims
             return
         await self._context.confirmation.confirm([self.name])
         await self._context.confirmation.rise(self.name, epoch)
 
-    async def _tell(self) -> None:
+    async def _report_or_wait(self) -> None:
         """Report what the root has not confirmed yet, or wait until there is something."""
         if self._range is not None and self._range.lost:
             self._give_up()
-        if not self._told.has_keys:
+        if not self._report.has_keys:
             self.reached = False
             self._give_up()
             await self._context.cuts.cut_anew(self.name)
         elif self._range is not None and self._goes_on(self._range):
-            await self._tell_by(self._range)
-        elif self._binds is None and self._told.retired and self._said is not None and self._said.retired:
+            await self._report_by(self._range)
+        elif self._binds is None and self._report.retired and self._confirmed is not None and self._confirmed.retired:
             await self._wait()
         else:
             await self._claim()
 
-    def _goes_on(self, known: Range) -> bool:
-        """Whether the slice reports by this range, and needs no claim that binds an identity."""
-        return self._range is known and self._wanted() in (None, self._bound)
+    def _goes_on(self, range_: Range) -> bool:
+        """Return whether the slice reports by this range, and needs no further claim."""
+        return self._range is range_ and self._identity_to_bind() in (None, self._bound)
 
-    async def _tell_by(self, known: Range) -> None:
-        mass, turns, of = None, self._mass_said, self._of
+    async def _report_by(self, range_: Range) -> None:
+        mass, turns, weighed = None, self._mass_confirmed, self._computation
         if self._weighs and self._mass_turns != turns and asyncio.get_running_loop().time() >= self._mass_due:
-            mass, turns, of = await self._context.reads.ask(
-                self.name, lambda found, _: (as_slice(found).whole_mass(), found.mass_turns, found)
+            mass, turns, weighed = await self._context.reads.ask(
+                self.name, lambda slice_, _: (as_slice(slice_).whole_mass(), slice_.mass_turns, slice_)
             )
-            if not self._goes_on(known):
+            if not self._goes_on(range_):
                 return
-        if self._told.vouched > self._vouched and self._fits(self._told, known):
-            await self._vouch(self._told, known)
-            if not self._goes_on(known):
+        if self._report.vouched > self._vouched and self._fits(self._report, range_):
+            await self._vouch(self._report, range_)
+            if not self._goes_on(range_):
                 return
-        told = self._told  # read after the waits above, because a lower value may be durable since
-        if not self._fits(told, known):
+        report = self._report  # read after the waits above, because a lower value may be durable since
+        if not self._fits(report, range_):
             self._give_up()
-        elif told == self._said and mass is None:
+        elif report == self._confirmed and mass is None:
             await self._wait()
-        elif told.retired:
+        elif report.retired:
             # From here on the slice may count as MAX at the root, or still as reported before.
-            self._counts, self._said = MAX, None
+            self._counts, self._confirmed = MAX, None
             self._root_epoch = await self._epoch()
-            if self._range is not known or self._told != told:
+            if self._range is not range_ or self._report != report:
                 return
-            await self._retire(known)
+            await self._retire(range_)
             self.reached = True
-            if self._range is known:
-                self._range, self._said = None, told
-                known.close()
+            if self._range is range_:
+                self._range, self._confirmed = None, report
+                range_.close()
         else:
             # Until the root has answered, either report may count. If this one fails, the next is
             # sent even if it repeats the last confirmed one.
-            self._counts, self._said = max(self._counts, told.low), None
-            await self._by(known, known.say(told, mass))
+            self._counts, self._confirmed = max(self._counts, report.low), None
+            await self._answered(range_, range_.report(report, mass))
             self.reached = True
-            if self._range is known:
-                self._counts, self._said = told.low, told
+            if self._range is range_:
+                self._counts, self._confirmed = report.low, report
                 if mass is not None:
                     self._mass_due = asyncio.get_running_loop().time() + MASS_SECONDS
-                    self._mass_said = turns if of is self._of else -1  # else report again
+                    self._mass_confirmed = turns if weighed is self._computation else -1  # else report again
                 self._settle()
 
-    async def _vouch(self, told: Told, known: Range) -> None:
+    async def _vouch(self, report: SliceReport, range_: Range) -> None:
         with suppress(errors.TooFarAhead):  # the root's clock is behind; the report itself follows
-            await self._by(known, known.vouch(told))
-            if self._range is known:
-                self._vouched = told.vouched
-                heard, self._heard = self._heard, asyncio.Event()
-                heard.set()
+            await self._answered(range_, range_.vouch(report))
+            if self._range is range_:
+                self._vouched = report.vouched
+                before, self._vouched_more = self._vouched_more, asyncio.Event()
+                before.set()
 
     async def _wait(self) -> None:
         """Wait for news or the loss of the range. Without either, repeat the report in time."""
         self._news.clear()
         time = asyncio.get_running_loop().time
-        waits = self._range is not None and self._weighs and self._mass_turns != self._mass_said
+        waits = self._range is not None and self._weighs and self._mass_turns != self._mass_confirmed
         # A point in time and not a duration: the rest of a duration may be too short for the clock.
         until = self._mass_due if waits else time() + self._settings.slice_beat_seconds
         while True:
@@ -423,7 +423,7 @@ class Slice:
                 if look < until and (self._range is None or not self._range.lost):
                     continue
                 if not waits and (self._range is not None or await self._epoch() != self._root_epoch):
-                    self._said = None
+                    self._confirmed = None
                 elif self._range is None:
                     self.reached = True
             return
@@ -438,16 +438,16 @@ class Slice:
             return self._served.epoch(self.root)
         return await self._above.epoch(self.root)
 
-    async def _by(self, known: Range, saying: Awaitable[None]) -> None:
+    async def _answered(self, range_: Range, call: Awaitable[None]) -> None:
         """Wait for an answer of the root, and give the range up if the answer says it is lost."""
         try:
-            await saying
+            await call
         except (errors.StaleSequencer, errors.InputVersion, errors.IncarnationChanged):
-            if self._range is known:
+            if self._range is range_:
                 self._give_up()
             raise
 
-    async def _retire(self, known: Range) -> None:
+    async def _retire(self, range_: Range) -> None:
         """Retire the range at the root. The claim ends in any case.
 
         A retirement without an answer may still arrive at any time. Under the same claim it would
@@ -455,39 +455,39 @@ class Slice:
         a newer claim the root refuses the late retirement.
         """
         try:
-            await known.retire()
+            await range_.retire()
         except errors.LowwaterError:
-            if self._range is known:
+            if self._range is range_:
                 self._give_up()
             raise
 
     async def _claim(self) -> None:
         """Claim the range, and make sure that reports go by the root's incarnation and inputs."""
         await self._check_listed()
-        context, told, binds = self._context, self._told, self._binds
+        context, report, binds = self._context, self._report, self._binds
         self._news.clear()
-        identity = self._wanted()
-        self.asked += 1
-        asked = Asked(
+        identity = self._identity_to_bind()
+        self.claims += 1
+        claim = SliceClaim(
             self.root,
             self.name,
-            told.span,
-            context.served.held.address,
+            report.span,
+            context.served.held.logs.address,
             context.served.epoch(self.name),
-            self.asked,
-            told.low,
+            self.claims,
+            report.low,
             self._request_id(context.served.held.of(self.name).ownership.nonce),
-            slicing(self.root, told.incarnation, identity),
-            told.incarnation,
-            told.cut_version,
+            slicing(self.root, report.incarnation, identity),
+            report.incarnation,
+            report.cut_version,
         )
         above: Above = (
             Here(context.served, context.owners) if self._above is None or self.root in context.served else self._above
         )
         try:
-            found = await above.claim(asked)
+            granted = await above.claim(claim)
         except errors.IdentityMismatch as error:
-            if binds is None or told.identity is not None:
+            if binds is None or report.identity is not None:
                 raise
             if not binds[1].done():
                 binds[1].set_exception(error)
@@ -496,32 +496,32 @@ class Slice:
             return  # a refused claim has changed nothing, so an older range is still good
         if self._range is not None:
             self._give_up()  # the new claim has taken its place
-        if asked.epoch != context.served.epoch(self.name):
-            found.close()
+        if claim.epoch != context.served.epoch(self.name):
+            granted.close()
             return
-        if not self._fits(self._told, found):
+        if not self._fits(self._report, granted):
             # The graph has changed. This process first reads it, which ends an old incarnation, and
             # revokes claims under old inputs. Only then may the slice report.
-            found.close()
+            granted.close()
             if context.served.shared:  # else memory has the newest graph
                 await context.confirmation.refresh()
-            await context.cuts.follow_inputs(self.name, found.input_version, found.low, self._inputs)
-            if not self._fits(self._told, found):
+            await context.cuts.follow_inputs(self.name, granted.input_version, granted.low, self._inputs)
+            if not self._fits(self._report, granted):
                 msg = f"the shards of {self.root} and {self.name} do not know the same graph yet"
                 raise errors.Unavailable(msg)
             return
-        self._range, self._said, self._counts, self._mass_said = found, None, found.low, -1
+        self._range, self._confirmed, self._counts, self._mass_confirmed = granted, None, granted.low, -1
         self._mass_due = 0.0
         # The root ignores an identity of another incarnation: after a reset, claim again.
-        self._bound = identity if told.incarnation == self._told.incarnation else None
+        self._bound = identity if report.incarnation == self._report.incarnation else None
         if binds is not None and self._bound == binds[0] and not binds[1].done():
             binds[1].set_result(None)
         self._settle()
 
-    def _wanted(self) -> str | None:
+    def _identity_to_bind(self) -> str | None:
         """Return the identity to bind the root to; None: no worker has claimed yet."""
-        if self._told.identity is not None or self._binds is None:
-            return self._told.identity
+        if self._report.identity is not None or self._binds is None:
+            return self._report.identity
         return self._binds[0]
 
     async def _check_listed(self) -> None:
@@ -531,7 +531,7 @@ class Slice:
         """
         for again in (self._served.shared, False):
             root = self._served.topology.computations.get(self.root)
-            if root is not None and root.span_of(self.name) == self._told.span:
+            if root is not None and root.span_of(self.name) == self._report.span:
                 return
             if again:
                 await self._context.confirmation.refresh()
@@ -539,16 +539,16 @@ class Slice:
         raise errors.Unavailable(msg)
 
     @staticmethod
-    def _fits(told: Told, known: Range) -> bool:
-        same = (told.incarnation, told.fold.input_version, told.span) == (
-            known.incarnation,
-            known.input_version,
-            known.span,
+    def _fits(report: SliceReport, range_: Range) -> bool:
+        same = (report.incarnation, report.fold.input_version, report.span) == (
+            range_.incarnation,
+            range_.input_version,
+            range_.span,
         )
-        return told.current and told.has_keys and same
+        return report.current and report.has_keys and same
 
     def _request_id(self, nonce: int) -> bytes:
         """Return a new id for each claim, which is the same in each replay of a simulation."""
         return blake2b(
-            f"{self.name} {self._served.epoch(self.name)} {nonce} {self.asked}".encode(), digest_size=16
+            f"{self.name} {self._served.epoch(self.name)} {nonce} {self.claims}".encode(), digest_size=16
         ).digest()

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 
 class Slices:
-    """The slices that one process serves, by name. See ``SlicesHere`` in engine/served.py."""
+    """The slices that this process serves: ``SlicesHere`` of engine/served.py."""
 
     def __init__(self) -> None:
         self._slices: dict[str, Slice] = {}
@@ -78,7 +78,7 @@ class Slices:
         return self._slices.get(name)
 
     def follow(self, name: str) -> None:
-        """Begin to report a computation to its root, if it is a slice."""
+        """See SlicesHere."""
         context = self._context
         assert context is not None, "connect comes first"
         computation = context.served.held.computation(name)
@@ -87,81 +87,67 @@ class Slices:
         before = self._slices.get(name)
         self.unfollow(name)
         above = context.served.placement.above
-        self._slices[name] = made = Slice(context, computation, above, before.asked if before is not None else 0)
-        made.follow()
+        slice_ = Slice(context, computation, above, before.claims if before is not None else 0)
+        self._slices[name] = slice_
+        slice_.follow()
 
     def follow_anew(self, spec: Spec) -> None:
-        """Begin again if the slice was dropped and registered with other keys since."""
-        known = self._slices.get(spec.name)
-        if known is not None and not known.is_of(spec):
+        """See SlicesHere."""
+        slice_ = self._slices.get(spec.name)
+        if slice_ is not None and not slice_.matches(spec):
             self.follow(spec.name)
 
     def unfollow(self, name: str) -> None:
-        """Stop reporting a computation."""
-        if (known := self._slices.pop(name, None)) is not None:
-            self._withheld += known.withheld
-            known.close()
+        """See SlicesHere."""
+        if (slice_ := self._slices.pop(name, None)) is not None:
+            self._withheld += slice_.withheld
+            slice_.close()
             if self._context is not None:
                 self._context.cuts.forget(name)
 
     def durable(self, computation: Computation) -> None:
-        """Let the root hear what is durable of a computation, if it is a slice."""
-        known = self._slices.get(computation.spec.name)
-        if known is not None:
-            known.durable(computation)
+        """See SlicesHere."""
+        slice_ = self._slices.get(computation.spec.name)
+        if slice_ is not None:
+            slice_.durable(computation)
 
     def is_unbound(self, name: str, identity: str) -> bool:
-        """Whether a root is not known to be bound to a worker's identity.
-
-        False for a name that is no slice.
-        """
-        known = self._slices.get(name)
-        return known is not None and not known.is_bound(identity)
+        """See SlicesHere."""
+        slice_ = self._slices.get(name)
+        return slice_ is not None and not slice_.is_bound(identity)
 
     async def bind(self, name: str, identity: str) -> None:
-        """Bind the root to the identity of the slice's first worker.
-
-        Raises IdentityMismatch, Unavailable.
-        """
-        if (known := self._slices.get(name)) is not None:
-            await known.bind(identity)
+        """See SlicesHere."""
+        if (slice_ := self._slices.get(name)) is not None:
+            await slice_.bind(identity)
 
     async def vouched(self, name: str, through: int, input_version: int) -> None:
-        """Wait until the root has confirmed how far outputs of a slice are complete.
-
-        Raises Moved, Unavailable.
-        """
-        if (known := self._slices.get(name)) is None:
+        """See SlicesHere."""
+        if (slice_ := self._slices.get(name)) is None:
             raise moved(name)
-        await known.vouched(through, input_version)
+        await slice_.vouched(through, input_version)
 
     def close(self) -> None:
         """Stop all reports: this process ends."""
-        for known in self._slices.values():
-            known.close()
+        for slice_ in self._slices.values():
+            slice_.close()
 
     def unsettled(self, names: Iterable[str]) -> list[tuple[Answer, int]]:
-        """Return the slices among some computations whose callers must wait, each with its turn.
-
-        O(names) if this process serves any slice, else O(1).
-        """
+        """See SlicesHere. O(names) if this process serves any slice, else O(1)."""
         if not self._slices:
             return []
-        return [
-            (each, each.turn)
-            for name in sorted(names)
-            if (each := self._slices.get(name)) is not None and not each.is_settled()
-        ]
+        slices = (self._slices.get(name) for name in sorted(names))
+        return [(slice_, slice_.turn) for slice_ in slices if slice_ is not None and not slice_.is_settled()]
 
     @property
     def unheard(self) -> int:
-        """Number of slices served here whose last report has not reached the root.
+        """Number of slices served here whose last report the root has not confirmed.
 
         O(slices); from any thread.
         """
-        return sum(not each.reached for each in list(self._slices.values()))
+        return sum(not slice_.reached for slice_ in list(self._slices.values()))
 
     @property
     def withheld(self) -> int:
         """Number of answers refused because a root did not confirm in time. From any thread."""
-        return self._withheld + sum(each.withheld for each in list(self._slices.values()))
+        return self._withheld + sum(slice_.withheld for slice_ in list(self._slices.values()))

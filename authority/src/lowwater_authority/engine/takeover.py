@@ -1,11 +1,11 @@
-"""How a shard takes computations over: each is read and checked while its owner still serves it.
+"""Take-overs of computations, each read and checked while its owner still serves it.
 
     load log -> recover -> read graph -> take log -> replay what came since -> read graph -> serve
 
 If a log is damaged in the store, its owner has the only good copy, in memory, and a take-over would
-destroy that copy. So a damaged log is left to its owner. The log is looked at again only now and
-then, because each look reads all of it. After any other failure, when the store or the graph does
-not answer, the rest is shorter.
+destroy that copy. So a damaged log is left to its owner. The log is read again only now and then,
+because that costs all of it. After any other failure, when the store or the graph does not answer,
+the rest is shorter.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Takeover:
 
     def __init__(self, served: Served, *, now: Callable[[], int], refresh: Callable[[], Awaitable[None]]) -> None:
         self._served = served
-        self._held = served.held
+        self._holdings = served.held
         self._placement = served.placement
         self._now = now
         self._refresh = refresh
@@ -129,13 +129,13 @@ class Takeover:
             raise _not_taken(name, reason)
         if damage is not None:
             if await self._placement.lives_elsewhere(name):
-                if (found := self._damage(name)) is not None:
-                    found.kept()
+                if (newer := self._damage(name)) is not None:
+                    newer.served_elsewhere()
                 return False
             if not self._under_way(name) and not self._orphaned(name):
                 raise _not_taken(name, str(damage.reason)) from damage.reason
         try:
-            holding = self._held.of(name)
+            holding = self._holdings.of(name)
             return await asyncio.shield(holding.take.begin(partial(self._take, holding), self._ended(holding)))
         except (JournalCorrupt, JournalVersion) as error:
             if await self._placement.lives_elsewhere(name):
@@ -146,15 +146,15 @@ class Takeover:
             raise _not_taken(name, str(error)) from error
 
     def _ended(self, holding: Holding) -> Callable[[], None]:
-        return partial(self._held.discard, holding)
+        return partial(self._holdings.discard, holding)
 
     def _under_way(self, name: str) -> bool:
-        holding = self._held.known(name)
+        holding = self._holdings.known(name)
         return holding is not None and holding.take.task is not None
 
     def _damage(self, name: str) -> Damage | None:
         """Return the damage that the last look at a log has found; None: none, or no look yet."""
-        holding = self._held.known(name)
+        holding = self._holdings.known(name)
         return holding.damage if holding is not None else None
 
     def _resting(self, name: str) -> Damage | None:
@@ -164,7 +164,7 @@ class Takeover:
 
     def _refused(self, name: str) -> str:
         """Return why a take-over must not be tried yet; empty: it may be, or is under way."""
-        holding = self._held.known(name)
+        holding = self._holdings.known(name)
         rest = holding.rest if holding is not None and holding.take.task is None else None
         return rest.reason if rest is not None and self._now() < rest.until else ""
 
@@ -189,7 +189,7 @@ class Takeover:
 
     def damaged(self, name: str, reason: JournalError) -> None:
         """Note that a log is damaged, or written by a newer release. Each reason is logged once."""
-        holding = self._held.of(name)
+        holding = self._holdings.of(name)
         before = holding.damage
         if before is None or str(before.reason) != str(reason):
             log.error(
@@ -202,7 +202,7 @@ class Takeover:
         holding.damage = Damage(reason, self._now() + seconds * 1e6, seconds)
 
     def is_damaged(self, name: str) -> bool:
-        """Whether this shard does not serve a computation because its log is damaged.
+        """Return whether this shard does not serve a computation because its log is damaged.
 
         As far as this shard knows, no other one serves it either.
         """
@@ -214,7 +214,7 @@ class Takeover:
 
         The task must not be cancelled.
         """
-        holding = self._held.of(name)
+        holding = self._holdings.of(name)
         return holding.turn.begin(partial(self._take_in_turn, name), self._ended(holding))
 
     async def _take_in_turn(self, name: str) -> bool:
@@ -223,7 +223,7 @@ class Takeover:
                 if not self._placement.mine(name):
                     return False
                 task = asyncio.create_task(self.take(name))
-                small = asyncio.create_task(self._held.of(name).read_small.wait())
+                small = asyncio.create_task(self._holdings.of(name).read_small.wait())
                 try:
                     await asyncio.wait([task, small], timeout=SLOW_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 finally:
@@ -233,7 +233,7 @@ class Takeover:
     async def _take(self, holding: Holding) -> bool:
         name = holding.name
         try:
-            taken = holding.is_held() or await self._take_over(holding)
+            serves = holding.is_held() or await self._take_over(holding)
         except (JournalCorrupt, JournalVersion) as error:
             if holding.ending is None:  # else the computation was dropped, and its log is replaced
                 self.damaged(name, error)
@@ -247,7 +247,7 @@ class Takeover:
             log.info(
                 "%s can be taken over: its log is whole again", name, extra=event("log_whole_again", computation=name)
             )
-        return taken
+        return serves
 
     async def _take_over(self, holding: Holding) -> bool:
         try:

@@ -1,7 +1,8 @@
-"""The task master: hands out the tasks of the computations that a shard serves, and lets workers wait for them.
+"""The task master: gives the tasks of served computations to workers, which may wait for them.
 
-What decides is core/tasks.py. Each request is one of a round, so that it is answered when its record is durable (rule 2), and it is
-the store that says whether this process may still answer it (rule 4): also a renewal, and a refusal, which change nothing.
+core/tasks.py decides. Each request is part of a round, even a renewal or a refusal, which change
+nothing. So it is answered when its record is durable (rule 2), and only if the store confirms that
+this process may still answer (rule 4).
 """
 
 from __future__ import annotations
@@ -27,54 +28,48 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Waiting:
-    """Those who wait for the tasks of one group."""
+    """Workers that wait for the tasks of one group."""
 
     workers: dict[asyncio.Event, None] = field(default_factory=dict[asyncio.Event, None])
-    """In the order of their coming. A dict for that: a set's order would differ from process to
-    process, and no run could be repeated."""
+    """Event of each worker, in the order of arrival. A dict, because the order of a set differs
+    from process to process, and no simulation could be repeated."""
     offered: int = 0
-    """How often a task of the group had become ready when they were told last."""
+    """Number of times that a task had become ready, when workers were woken last."""
 
-    def tell(self, many: int) -> None:
-        """Let so many of them look, who came first.
-
-        Whoever has been told and has not looked yet is among them.
-        """
-        for changed in islice(self.workers, many):
+    def wake(self, count: int) -> None:
+        """Wake the first ``count`` workers, some of which may be awake already."""
+        for changed in islice(self.workers, count):
             changed.set()
 
 
 class TaskMaster:
     """Runs the requests about tasks in the rounds of a shard.
 
-    Raises what core/tasks.py raises, and what any change of a computation does.
-
-    ``gate`` bounds how many workers wait at once.
+    ``gate`` bounds the number of waiting workers. Raises errors of core/tasks.py, and those of any
+    change of a computation. ``incarnation`` is the one that the caller has seen; 0: any.
     """
 
     def __init__(self, shard: Shard, gate: Gate[Any]) -> None:
         self._shard = shard
         self._gate = gate
         self._waiting: dict[str, dict[str, _Waiting]] = {}
-        """By computation and group."""
-        shard.rounds.on_published = self._tell
+        """Waiting workers by computation and group."""
+        shard.rounds.on_published = self._wake
 
-    async def create_group(self, name: str, wanted: TaskGroup, incarnation: int = 0) -> tuple[int, GroupFigures]:
+    async def create_group(self, name: str, group: TaskGroup, incarnation: int = 0) -> tuple[int, GroupFigures]:
         """Create a group; returns the incarnation, too.
 
-        Raises IncarnationChanged unless ``incarnation`` is in force; 0: any.
-
-        Raises EstimatedInput for intervals by a watermark that nobody promises, and InvalidArgument
-        for a slice.
+        Raises IncarnationChanged, EstimatedInput for intervals by an estimated watermark, and
+        InvalidArgument for a slice.
         """
 
         def create(computation: Computation, _: int) -> tuple[int, GroupFigures]:
             self._shard.topology.refuse_slice(name)
             self._shard.topology.check_incarnation(name, incarnation)
-            if wanted.every and self._shard.topology.is_estimated(name):
-                msg = f"the watermarks of {name} are estimates: rows may come to an interval that they have passed. Hang the group under what is exact"
+            if group.every and self._shard.topology.is_estimated(name):
+                msg = f"the watermarks of {name} are estimates: rows may come to an interval that they have passed. Create the group for an exact computation"
                 raise errors.EstimatedInput(msg, metadata={"computation": name})
-            return computation.incarnation, computation.tasks.create_group(wanted)
+            return computation.incarnation, computation.tasks.create_group(group)
 
         return await self._shard.owners.change(name, create)
 
@@ -83,7 +78,7 @@ class TaskMaster:
     ) -> tuple[int, GroupFigures]:
         """Change the configuration of a group, which ends its leases; returns the incarnation, too.
 
-        Raises IncarnationChanged unless ``incarnation`` is in force; 0: any.
+        Raises IncarnationChanged.
         """
 
         def configure(computation: Computation, _: int) -> tuple[int, GroupFigures]:
@@ -93,10 +88,7 @@ class TaskMaster:
         return await self._shard.owners.change(name, configure)
 
     async def create(self, name: str, group: str, tasks: Sequence[NewTask], incarnation: int) -> None:
-        """Create tasks.
-
-        Raises IncarnationChanged for those that another incarnation was meant to have.
-        """
+        """Create tasks of an incarnation. Raises IncarnationChanged."""
 
         def create(computation: Computation, _: int) -> None:
             self._shard.topology.check_incarnation(name, incarnation)
@@ -115,7 +107,10 @@ class TaskMaster:
         leaving: asyncio.Event,
         who: str = "",
     ) -> TaskGrant | None:
-        """Lease the oldest task; None when none came within ``wait`` seconds, or this process is ``leaving``. ``who`` is the principal that waits."""
+        """Lease the oldest task for a principal ``who``.
+
+        None: no task was ready within ``wait`` seconds, or this process is ``leaving``.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait
         take = partial(_take, group=group, worker=worker, nonce=nonce)
@@ -127,16 +122,16 @@ class TaskMaster:
         waiting = self._waiting.setdefault(name, {}).setdefault(group, _Waiting())
         waiting.workers[changed] = None
         try:
-            while granted is None and not leaving.is_set() and (left := deadline - loop.time()) > 0:
+            while granted is None and not leaving.is_set() and (seconds := deadline - loop.time()) > 0:
                 changed.clear()
                 due = self._next_offer(name, group)
-                if due and await _first(changed, leaving, min(left, self._shard.settings.task_look_seconds, due)):
+                if due and await _first(changed, leaving, min(seconds, self._shard.settings.task_look_seconds, due)):
                     continue
                 granted = await self._shard.owners.change(name, take)
         finally:
             del waiting.workers[changed]
             if granted is None and changed.is_set():
-                waiting.tell(1)  # it was told and leaves: the task is for another one
+                waiting.wake(1)  # this worker was woken and leaves: the task is for the next one
             if not waiting.workers:
                 del self._waiting[name][group]
             if not self._waiting[name]:
@@ -145,28 +140,34 @@ class TaskMaster:
         return granted
 
     def _next_offer(self, name: str, group: str) -> float:
-        """Return in how many seconds a task can be taken: 0 also where only a request can tell, infinite when nothing is to be had."""
+        """Return the seconds until a task can be taken; infinite: no task can.
+
+        0 also if only a request can find out.
+        """
         computation = self._shard.held.computation(name)
-        found = None if computation is None else computation.tasks.groups.get(group)
-        if found is None:
+        tasks = None if computation is None else computation.tasks.groups.get(group)
+        if tasks is None:
             return 0.0
         now = self._shard.now
-        due = found.next_offer(now)
+        due = tasks.next_offer(now)
         return math.inf if due is None else max(0, due - now) / 1e6
 
-    def _tell(self, names: Collection[str]) -> None:
-        """Let as many look as there are tasks, of those who wait for a group of which a round has made some ready. O(names + groups + tasks)."""
+    def _wake(self, names: Collection[str]) -> None:
+        """Wake as many waiting workers of each group as a round has made tasks ready.
+
+        O(names + groups + tasks).
+        """
         for name in [name for name in names if name in self._waiting]:
             computation = self._shard.held.computation(name)
             groups = {} if computation is None else computation.tasks.groups
             for group, waiting in self._waiting[name].items():
-                found = groups.get(group)
-                if found is not None and waiting.offered != found.offered:
-                    waiting.offered = found.offered
-                    waiting.tell(len(found.ready))
+                tasks = groups.get(group)
+                if tasks is not None and waiting.offered != tasks.offered:
+                    waiting.offered = tasks.offered
+                    waiting.wake(len(tasks.ready))
 
     async def renew(self, name: str, lease: TaskLease) -> int:
-        """Offer a lease to nobody for its full time, in microseconds, from now on."""
+        """Renew a lease, from now on for its full time; returns that time in microseconds."""
 
         def renew(computation: Computation, now: int) -> int:
             return computation.tasks.renew(lease, incarnation=computation.incarnation, now=now)
@@ -200,14 +201,17 @@ class TaskMaster:
     async def tasks(
         self, name: str, group: str, state: TaskState | None, limit: int
     ) -> tuple[int, GroupFigures, list[tuple[Task, bool]], int]:
-        """Return the incarnation, a group, its oldest tasks, each with whether its lease has run out, and how many there are."""
+        """Return the incarnation, a group, its oldest tasks, and the number of all tasks.
+
+        Each task comes with whether its lease has run out.
+        """
 
         def read(computation: Computation, now: int) -> tuple[int, GroupFigures, list[tuple[Task, bool]], int]:
-            found = computation.tasks.group(group)
-            lapsed = found.look(now)
-            chosen = [task for task in found.tasks.values() if state in (None, task.state)]
+            group_ = computation.tasks.group(group)
+            lapsed = group_.look(now)
+            chosen = [task for task in group_.tasks.values() if state in (None, task.state)]
             shown = [(task, task.key in lapsed) for task in chosen[:limit]]
-            return computation.incarnation, found.figures(), shown, len(chosen)
+            return computation.incarnation, group_.figures(), shown, len(chosen)
 
         return await self._shard.reads.ask(name, read)
 
@@ -218,7 +222,7 @@ def _take(computation: Computation, now: int, *, group: str, worker: str, nonce:
 
 
 async def _first(changed: asyncio.Event, leaving: asyncio.Event, seconds: float) -> bool:
-    """Wait until one of two events is set, or for so many seconds; returns whether one is."""
+    """Wait ``seconds`` at most until one of two events is set; returns whether one is."""
     waits = [asyncio.ensure_future(event.wait()) for event in (changed, leaving)]
     try:
         done, _ = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Bounded waits: for the next attempt, and for the store."""
+"""Bounded waits for the next attempt, and for the store."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Backoff:
         self._least = least
         self._most = most
         self.seconds = least
-        """How long the next wait is."""
+        """Length of the next wait."""
 
     @property
     def first(self) -> bool:
-        """Whether nothing was waited for yet: later attempts are told less loudly."""
+        """True before the first wait. Later attempts are logged at a lower level."""
         return self.seconds == self._least
 
     async def wait(self, early: asyncio.Event | None = None) -> None:
-        """Wait for so long, or until ``early`` is set."""
+        """Wait ``seconds``, or until ``early`` is set."""
         if early is None:
             await asyncio.sleep(self.seconds)
         else:
@@ -37,13 +37,16 @@ class Backoff:
         self.seconds = min(2 * self.seconds, self._most)
 
     def restart(self) -> None:
-        """Begin anew: what is tried is not what it was."""
+        """Begin anew with the shortest wait."""
         self.seconds = self._least
 
 
 @asynccontextmanager
 async def within(seconds: float, refusal: Callable[[], errors.Unavailable]) -> AsyncIterator[None]:
-    """Wait for the body ``seconds`` at most, then raise ``refusal()``; what the body began goes on without the caller."""
+    """Wait for the body ``seconds`` at most, then raise ``refusal()``.
+
+    Tasks that the body began go on.
+    """
     bound = asyncio.timeout(seconds)
     try:
         async with bound:

@@ -1,4 +1,4 @@
-"""Whether the store takes what this process writes.
+"""Writes to the store, repeated until their outcome is known, and the state of the store by them.
 
 Every write of a shard, or of a global authority, goes through here.
 """
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class StoreState(StrEnum):
-    """What the store did with the last write. The values stand in ``/healthz``."""
+    """Reaction of the store to the last write. The values stand in ``/healthz``."""
 
     TAKES = "takes writes"
     REFUSES = "refuses writes"
@@ -34,10 +34,11 @@ class StoreState(StrEnum):
 
 
 class Writes:
-    """Repeats writes until their outcome is known, and tells in the log when the store refuses them and when it takes them again.
+    """Repeats writes until their outcome is known. Logs when the store refuses them, and when not.
 
-    Callers hear of a refusal by an error that says "later", so nobody else would log it: a full disk would be silent.
-    ``stopping`` returns whether a write of unknown outcome is given up instead of tried again.
+    Callers only get an error that says "later", and do not log it. So without these lines a full
+    disk would be silent. While ``stopping`` returns True, a write of unknown outcome is given up
+    instead of repeated.
     """
 
     def __init__(self, stopping: Callable[[], bool]) -> None:
@@ -50,15 +51,13 @@ class Writes:
         self._refusals = 0
         """Refused writes since the store took one."""
         self._logged = False
-        """True while a line about refused writes stands in the log without one that says that it is
-        over."""
+        """True if refused writes were logged, and their end was not."""
 
     async def until_known(self, write: Callable[[], Awaitable[T]]) -> T:
         """Repeat a write until its outcome is known.
 
-        Raises JournalUnknown when the process stops meanwhile, and what the write raises.
-
-        Until it is known whether it happened, nothing may be shown and nothing else written.
+        Until then nothing of it may be published, and nothing else written. Raises JournalUnknown
+        if the process stops meanwhile, and errors of the write.
         """
         backoff = Backoff(*RETRY_SECONDS)
         while True:
@@ -82,7 +81,7 @@ class Writes:
             else:
                 if not backoff.first:
                     log.info("the store answers again", extra=event("store_back"))
-                self._taken()
+                self._accepted()
                 return written
 
     def _refused(self, error: JournalFailed) -> None:
@@ -91,16 +90,16 @@ class Writes:
         if count:
             self._logged = True
             log.error(
-                "the store refuses writes; callers are told to come again, and no watermark moves: %s",
+                "the store refuses writes, so requests are refused, and no watermark moves: %s",
                 error,
                 extra=event("journal_refused", reason=str(error), count=count),
             )
         self._enter(StoreState.REFUSES)
 
-    def _taken(self) -> None:
+    def _accepted(self) -> None:
         if self._logged:
-            told = event("journal_back", refused=self._refusals)
-            log.info("the store takes writes again", extra=told)
+            facts = event("journal_back", refused=self._refusals)
+            log.info("the store takes writes again", extra=facts)
             self._logged = False
         self._refusals = 0
         self._enter(StoreState.TAKES)

@@ -1,1 +1,1 @@
-"""What an operator sees: events and logs, metrics, traces."""
+"""Figures for operators: events and logs, metrics, traces."""

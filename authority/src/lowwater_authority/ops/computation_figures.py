@@ -1,4 +1,4 @@
-"""The figures of each computation, as one scrape reads them from what is published and what was counted."""
+"""Figures of each computation, read at a scrape from published views and range counts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     """Label values and the value."""
 
 STILL_SECONDS: Final = 30
-"""For how long a low watermark must have stood still before its holder is named."""
+"""Seconds that a low watermark must stand still before its holder is named."""
 
 
 def _gauge(name: str, says: str, *labels: str) -> Figure:
@@ -42,23 +42,23 @@ LOW: Final = _gauge(
 )
 SHARE: Final = _gauge(
     "heuristic_watermark_timestamp_seconds",
-    "Published heuristic watermark, while it is a time: passed by this share of the records lately seen.",
+    "Published heuristic watermark, while it is a time: this share of the recent records is past it.",
     "share",
 )
 BUDGET: Final = _gauge(
     "lateness_budget_timestamp_seconds",
-    "Published watermark of a lateness budget, while it is a time: at most about this share of the records comes behind it in the long run.",
+    "Published watermark of a lateness budget, while it is a time: in the long run, at most about this share of the records comes behind it.",
     "budget",
 )
 BUDGET_RECORDS: Final = _counter(
-    "lateness_budget_records_total", "Records that came, of a computation with a lateness budget.", "budget"
+    "lateness_budget_records_total", "Records of a computation with a lateness budget.", "budget"
 )
 BUDGET_BEHIND: Final = _counter(
-    "lateness_budget_behind_total", "Those of them that came behind its watermark.", "budget"
+    "lateness_budget_behind_total", "Records that came behind the watermark of a lateness budget.", "budget"
 )
 BUDGET_EXCUSED: Final = _counter(
     "lateness_budget_excused_total",
-    "Those of these that do not count: they came when lateness jumped, before the watermark could give way.",
+    "Records behind the watermark that do not count: they came when lateness jumped, before the watermark could adapt.",
     "budget",
 )
 BUDGET_WORST: Final = _gauge(
@@ -68,7 +68,7 @@ BUDGET_WORST: Final = _gauge(
 )
 STATE: Final = _gauge(
     "watermark_state",
-    "1 for what the low watermark is: unknown, a time or finished.",
+    "1 for the state of the low watermark: unknown, a time or finished.",
     "state",
 )
 LOCAL_LAG: Final = _gauge(
@@ -85,45 +85,46 @@ CHANGED: Final = _gauge(
 )
 OPERATION: Final = _gauge(
     "oldest_operation_timestamp_seconds",
-    "Processing time at which the oldest operation that is still running began; absent when no worker tells of one.",
+    "Processing time at which the oldest running operation began; absent when no worker reports one.",
 )
 RANGES: Final = _gauge(
     "ranges",
     "Key ranges: never_claimed, owned, unowned, finished (of claims that are as a whole) or retired. Counted every 5 s.",
     "state",
 )
-HOLDING: Final = _gauge(
-    "holding_ranges", "Key ranges that stand at the low watermark and hold it there. Counted every 5 s."
-)
+HOLDING: Final = _gauge("holding_ranges", "Key ranges at the low watermark, which hold it there. Counted every 5 s.")
 LAST_REPORT: Final = _gauge(
     "last_report_timestamp_seconds",
-    "Processing time of the oldest last report of the claims that hold, a claim counting as one; absent without any. Counted every 5 s.",
+    "Oldest last report of the claims that hold the low watermark, as processing time; absent without such a claim. Counted every 5 s.",
 )
 HOLDER: Final = _gauge(
     "holder_info",
-    "1 for a key range that holds a low watermark which has stood still for 30 s and is behind its inputs, or has none.",
+    "1 for a key range that holds a low watermark, which has stood still for 30 s and is behind all inputs, if any.",
     "worker",
     "host",
     "range",
 )
-ESTIMATED: Final = _gauge("estimated", "1 when nobody promises the watermarks: Spark's own, and what reads them.")
+ESTIMATED: Final = _gauge(
+    "estimated",
+    "1 for estimated watermarks, which are no promise: Spark's own, and those of computations that read them.",
+)
 TASKS: Final = _gauge(
-    "tasks", "Tasks of a group: ready, leased, or done and remembered. 4,096 is the most of a group.", "group", "state"
+    "tasks", "Tasks of a group: ready, leased, or done and remembered. A group has at most 4,096.", "group", "state"
 )
 CLOSED: Final = _gauge(
     "tasks_closed_timestamp_seconds",
-    "Event time below which every task of a group is done, of one with intervals how far it is closed; while it is a time.",
+    "Event time below which every task of a group is done, or its intervals are closed; while it is a time.",
     "group",
 )
 EPOCH: Final = _gauge("epoch", "Ownership number of the computation among the shards.")
 INCARNATION: Final = _gauge("incarnation", "The computation's incarnation: grows with each reset.")
 LATE: Final = _gauge(
     "promise_late_seconds",
-    "How far behind the clock the low watermark may be before it is late, as was promised; absent where nobody said.",
+    "Promised distance of the low watermark behind the clock, beyond which it is late; absent without a promise.",
 )
 PROMISE: Final = _gauge(
     "promise_info",
-    "1 for a computation of which something was promised: who answers for it, and what to do; a label is empty where nobody said.",
+    "1 for a computation with a promise: its owner, team and runbook; a label that the promise does not name is empty.",
     "owner",
     "team",
     "runbook",
@@ -131,12 +132,9 @@ PROMISE: Final = _gauge(
 
 
 class Reading:
-    """What one scrape reads.
+    """Samples of one scrape. An unknown value has no sample, because a wrong figure misleads.
 
-    It makes no series for what is not known: an absent figure says so, a wrong one does not.
-
-    What this process serves counts as it has published it; what others serve as they have answered
-    ``upstream`` lately.
+    Computations of other shards count as these have answered ``upstream`` lately.
     """
 
     def __init__(self, shard: Shard, survey: RangeSurvey, upstream: Upstream, promises: Promises | None = None) -> None:
@@ -160,29 +158,29 @@ class Reading:
 
     def budget(self, view: View) -> Iterator[Sample]:
         """Return the samples of BUDGET."""
-        for kept in view.budgets:
-            if MIN < kept.micros < MAX:
-                yield [view.name, f"{kept.ppm / PPM:g}"], kept.micros / 1e6
+        for budget in view.budgets:
+            if MIN < budget.micros < MAX:
+                yield [view.name, f"{budget.ppm / PPM:g}"], budget.micros / 1e6
 
     def budget_records(self, view: View) -> Iterator[Sample]:
         """Return the samples of BUDGET_RECORDS."""
-        for kept in view.budgets:
-            yield [view.name, f"{kept.ppm / PPM:g}"], kept.records
+        for budget in view.budgets:
+            yield [view.name, f"{budget.ppm / PPM:g}"], budget.records
 
     def budget_behind(self, view: View) -> Iterator[Sample]:
         """Return the samples of BUDGET_BEHIND."""
-        for kept in view.budgets:
-            yield [view.name, f"{kept.ppm / PPM:g}"], kept.behind
+        for budget in view.budgets:
+            yield [view.name, f"{budget.ppm / PPM:g}"], budget.behind
 
     def budget_excused(self, view: View) -> Iterator[Sample]:
         """Return the samples of BUDGET_EXCUSED."""
-        for kept in view.budgets:
-            yield [view.name, f"{kept.ppm / PPM:g}"], kept.excused
+        for budget in view.budgets:
+            yield [view.name, f"{budget.ppm / PPM:g}"], budget.excused
 
     def budget_worst(self, view: View) -> Iterator[Sample]:
         """Return the samples of BUDGET_WORST."""
-        for kept in view.budgets:
-            yield [view.name, f"{kept.ppm / PPM:g}"], kept.worst / PPM
+        for budget in view.budgets:
+            yield [view.name, f"{budget.ppm / PPM:g}"], budget.worst / PPM
 
     def state(self, view: View) -> Iterator[Sample]:
         """Return the samples of STATE."""
@@ -235,8 +233,8 @@ class Reading:
             yield [view.name], self._counts[view.name].last_report / 1e6
 
     def holder(self, view: View) -> Iterator[Sample]:
-        """Return the sample of HOLDER: one a computation at most, and none of one that moves, or waits for its inputs."""
-        if view.holder is not None and self._held(view):
+        """Return the sample of HOLDER: none if the computation moves, or waits for its inputs."""
+        if view.holder is not None and self._stands_still(view):
             owner = view.holder.owner
             yield [view.name, owner.worker, owner.host, describe_range(view.holder.start, view.holder.end)], 1
 
@@ -281,11 +279,10 @@ class Reading:
         computation = self._shard.held.computation(view.name)
         return () if computation is None else computation.tasks.published
 
-    def _held(self, view: View) -> bool:
-        """Whether a computation has stood still for long, and it is not its inputs that hold it.
+    def _stands_still(self, view: View) -> bool:
+        """Return whether a computation stands still, and its inputs are not the reason. O(inputs).
 
-        One that has never moved has stood still for ever. O(inputs), and of those that stand still
-        only.
+        A computation that has never moved stands still.
         """
         if time.time_ns() // 1000 - view.since < STILL_SECONDS * 1_000_000:
             return False
@@ -297,7 +294,7 @@ class Reading:
         return spec.inputs if spec is not None else ()
 
     def _low(self, name: str) -> int:
-        """Return the low watermark of a computation; MIN when nobody tells of it, or nobody did lately."""
+        """Return the low watermark of a computation; MIN if no shard has answered lately."""
         here = self._shard.served.view(name)
         return self._upstream.low(name) if here is None else here.low
 
@@ -327,4 +324,4 @@ READ: Final[dict[Figure, Callable[[Reading, View], Iterator[Sample]]]] = {
     TASKS: Reading.tasks,
     CLOSED: Reading.closed,
 }
-"""Of each computation that this process serves, and of no other: each is exported by one shard."""
+"""Reader of each figure. A computation is exported only by the shard that serves it."""

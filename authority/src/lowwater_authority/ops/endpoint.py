@@ -1,4 +1,4 @@
-"""What an authority serves over HTTP: its metrics, and whether it serves at all.
+"""Metrics and health of an authority over HTTP.
 
 The status page is a process of its own, lowwater-page.
 """
@@ -28,18 +28,16 @@ if TYPE_CHECKING:
     from lowwater_server.visitors import Visitors
 
 MOST_SCRAPES: Final = 8
-"""Scrapes of /metrics that are answered, one after the other, or wait; more are refused."""
+"""Most scrapes of /metrics that wait or are answered, one after the other."""
 
 Expose = Callable[[str], tuple[bytes, str]]
 
 
 class Exposition:
-    """The metrics.
+    """The metrics; see Part.
 
-    See Part; ``expose`` returns them for an Accept header as (bytes, content type), and is called
-    in a thread.
-
-    ``journal`` returns what the store does with writes; it is called on the thread of the server.
+    ``expose`` returns them for an Accept header as (bytes, content type), in a thread. ``journal``
+    returns how the store treats writes, on the thread of the server.
     """
 
     def __init__(self, expose: Expose, journal: Callable[[], StoreState]) -> None:
@@ -57,7 +55,11 @@ class Exposition:
         return [web.get(METRICS, self._metrics)]
 
     def health(self) -> Mapping[str, Any]:
-        """See Part. The status of the answer stays 200 whatever the journal does: a restart would not mend it, and reads are answered."""
+        """See Part.
+
+        The status stays 200 in any state of the journal: reads are answered, and a restart would
+        not repair it.
+        """
         return {"journal": self._journal().value}
 
     def end(self) -> None:
@@ -99,17 +101,17 @@ class RulesHere:
 
     async def whose(self, token_sha256: str) -> Identity:
         """See Rights. In constant time."""
-        found = self._access().whose(token_sha256, time.time())
-        if found is None:
+        principal = self._access().whose(token_sha256, time.time())
+        if principal is None:
             return Identity(controlled=True, name="", page=False, metrics=False)
-        return Identity(controlled=True, name=found.name, page=found.page, metrics=found.metrics)
+        return Identity(controlled=True, name=principal.name, page=principal.page, metrics=principal.metrics)
 
     def close(self) -> None:
         """See Rights."""
 
 
 class Endpoint(HttpServer):
-    """The metrics of this process on a socket that listens already.
+    """Server of the metrics of this process, on a socket that listens already.
 
     ``access`` returns the rules in force; None: everybody may scrape.
     """
@@ -125,7 +127,7 @@ class Endpoint(HttpServer):
         on_not_http: Callable[[], None],
     ) -> None:
         self.metrics: str = f"{url_of(listening, encrypted=certificates is not None)}{METRICS.removeprefix('/')}"
-        """Where they are, for people."""
+        """URL of the metrics, for people."""
         super().__init__(
             listening,
             [Exposition(expose, journal)],

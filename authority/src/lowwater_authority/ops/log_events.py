@@ -1,4 +1,4 @@
-"""Counts the lines of the log by their event: what a process logs can be alerted on without a collector of logs."""
+"""Counts of log lines by event, so that alerts on them need no collector of logs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ if TYPE_CHECKING:
     from prometheus_client import Counter
 
 MOST_SERIES: Final = 200
-"""Pairs of an event and a level that get a series of their own; lines of further ones count as
-``OTHER``."""
+"""Most series, each for an event and a level. Lines of further events count as ``OTHER``."""
 
 OTHER: Final = "other"
-"""The event of lines that have none, which other libraries write, and of those beyond
-``MOST_SERIES``."""
+"""Event of lines without one, which other libraries write, and of those beyond ``MOST_SERIES``."""
 
 ALERTED: Final = (
     ("access_failed", "error"),
@@ -32,21 +30,17 @@ ALERTED: Final = (
     ("store_lost_epochs", "warning"),
     ("store_lost_records", "error"),
 )
-"""Events that alerts are about, each with its level. Their series begin at 0: a series that begins
-at 1 has no increase."""
+"""Events with an alert, each with its level. Their series begin at 0, because a series that begins
+at 1 shows no increase."""
 
 
 class LogCounter(logging.Handler):
-    """Counts records of warnings and errors. To be added to the root logger.
-
-    The names of events are words in the code; if one ever came from a caller, ``MOST_SERIES`` would
-    still bound the series.
-    """
+    """Counts warnings and errors, as a handler of the root logger."""
 
     def __init__(self, counter: Counter) -> None:
         super().__init__(logging.WARNING)
         self._counter = counter
-        self._known = set(ALERTED)
+        self._pairs = set(ALERTED)
         for pair in ALERTED:
             counter.labels(*pair)
 
@@ -56,8 +50,8 @@ class LogCounter(logging.Handler):
         fields = getattr(record, ATTRIBUTE, None)
         name = fields.get("event", OTHER) if isinstance(fields, dict) else OTHER
         pair = (str(name), level)
-        if pair not in self._known:
-            if len(self._known) >= MOST_SERIES:
+        if pair not in self._pairs:
+            if len(self._pairs) >= MOST_SERIES:
                 pair = (OTHER, level)
-            self._known.add(pair)
+            self._pairs.add(pair)
         self._counter.labels(*pair).inc()

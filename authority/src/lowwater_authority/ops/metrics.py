@@ -1,10 +1,10 @@
 """Metrics for Prometheus.
 
-Timestamps are exported, not ages; nothing is labelled by key range but the one who holds.
+Timestamps are exported, not ages. Only the holder is labelled with its key range.
 
-Events are counted where they happen (:class:`Metrics` is the observer); what can be read is read at
-the scrape, on whatever thread that is; see ops/shard_figures.py. What no scrape may do, counting
-ranges, a task does now and then; see ops/range_survey.py.
+:class:`Metrics`, the observer, counts events where they happen. ops/shard_figures.py reads the
+other figures at a scrape, on any thread. A task counts ranges now and then, because no scrape may
+do that; see ops/range_survey.py.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def _histogram(name: str, says: str, *labels: str) -> Figure:
     return Figure("histogram", f"lowwater_{name}", says, labels)
 
 
-BUILD: Final = Figure("info", "lowwater_build_info", "What is running.", ("version",))
+BUILD: Final = Figure("info", "lowwater_build_info", "Version that runs.", ("version",))
 REPORTS: Final = _counter("reports", "Report messages answered.")
-REPORTED_RANGES: Final = _counter("reported_ranges", "Range states in them, refused ones included.")
+REPORTED_RANGES: Final = _counter("reported_ranges", "Range states in report messages, refused ones included.")
 REFUSED_REPORTS: Final = _counter(
     "refused_reports", "Refusals within reports: one for each claim and reason.", "reason"
 )
@@ -71,12 +71,12 @@ REFUSED_CALLS: Final = _counter(
 CALLS: Final = _counter("calls", "Unary calls, by how they ended.", "method", "code")
 CALL_SECONDS: Final = _histogram("call_seconds", "Time of a unary call, from its arrival to its answer.", "method")
 CLAIMS: Final = _counter(
-    "claims", "Claims granted, and refused, which includes those sent on to another shard.", "outcome"
+    "claims", "Claims, granted or refused; a claim that is sent on to another shard counts as refused.", "outcome"
 )
 PUSHED: Final = _counter("pushed_watermarks", "Watermarks given to subscribers.")
 PUSH_SECONDS: Final = _histogram(
     "push_seconds",
-    "Time from a publish until its watermark was given to a subscriber's stream; of several, the oldest.",
+    "Time from a publish until a subscriber's stream has its watermark; of several, the oldest.",
 )
 ROUNDS: Final = _counter("rounds", "Commit rounds published.")
 ROUND_REQUESTS: Final = _histogram("round_requests", "Requests in a round.")
@@ -85,15 +85,15 @@ APPEND_SECONDS: Final = _histogram(
 )
 APPENDED_BYTES: Final = _counter("journal_appended_bytes", "Bytes appended to the journal.")
 REPLAY_SECONDS: Final = _histogram(
-    "journal_replay_seconds", "Time to rebuild one computation from what was read of its log."
+    "journal_replay_seconds", "Time to rebuild one computation from its log, once that is read."
 )
 LOOP_LAG: Final = _histogram(
-    "event_loop_lag_seconds", "By how much the event loop was late for a task that is due every 100 ms."
+    "event_loop_lag_seconds", "Lateness of the event loop for a task that is due every 100 ms."
 )
 LOG_EVENTS: Final = _counter(
     "log_events", "Warnings and errors in the log, by their event in docs/logs.md.", "event", "level"
 )
-NOT_HTTP: Final = _counter("page_not_http", "Messages to the port of /metrics that were no HTTP.")
+NOT_HTTP: Final = _counter("page_not_http", "Messages to the port of /metrics that were not HTTP.")
 
 EVENTS: Final = (
     BUILD,
@@ -115,21 +115,21 @@ EVENTS: Final = (
     LOG_EVENTS,
     NOT_HTTP,
 )
-"""What is counted where it happens."""
+"""Figures that are counted where they happen."""
 
 FIGURES: Final = (*shard_figures.FIGURES, *EVENTS)
-"""All that an authority exports, but for the ``process_*`` of prometheus_client."""
+"""All figures of an authority, but for the ``process_*`` of prometheus_client."""
 
 
 class Metrics(Observer):
-    """Counts what happens, and holds the registry that has all figures of this process."""
+    """Counts events, and owns the registry with all figures of this process."""
 
     def __init__(self, version: str, build: Figure = BUILD) -> None:
-        """``build`` tells the version: rules know by its name what kind of process this is."""
+        """``build``: figure with the version, by whose name rules know the kind of process."""
         disable_created_metrics()
         self.registry = CollectorRegistry()
         self.survey: RangeSurvey | None = None
-        """Counts ranges, once there is a shard to watch."""
+        """Survey of the watched shard's ranges; None before :meth:`watch`."""
         Info(build.name.removesuffix("_info"), build.says, registry=self.registry).info({"version": version})
         ProcessCollector(registry=self.registry)
         self._reports = self._count(REPORTS)
@@ -151,7 +151,7 @@ class Metrics(Observer):
         self._log_events = LogCounter(self._count(LOG_EVENTS))
         self._not_http = self._count(NOT_HTTP)
         self._beside: tuple[asyncio.Task[None], ...] = ()
-        """What goes on between scrapes."""
+        """Tasks that run between scrapes."""
 
     def _count(self, figure: Figure) -> Counter:
         return Counter(figure.name, figure.says, figure.labels, registry=self.registry)
@@ -162,7 +162,7 @@ class Metrics(Observer):
     # -- what happens ------------------------------------------------------------------------------
 
     def round(self, requests: int) -> None:
-        """See Observer. A round that only answered questions is none: nothing was committed."""
+        """See Observer. A round without a change has committed nothing, and is not counted."""
         if requests:
             self._rounds.inc()
             self._requests.observe(requests)
@@ -207,12 +207,12 @@ class Metrics(Observer):
             self._push_seconds.observe(waited)
 
     def not_http(self) -> None:
-        """Something was sent to the page that is no HTTP. On any thread."""
+        """Count a message to the page that is no HTTP. From any thread."""
         self._not_http.inc()
 
     @contextmanager
     def counting_log(self) -> Iterator[None]:
-        """Count what this process logs meanwhile, whichever logger it is."""
+        """Count the log lines of this process in the body, of all loggers."""
         root = logging.getLogger()
         root.addHandler(self._log_events)
         try:
@@ -231,10 +231,9 @@ class Metrics(Observer):
         promises: PromiseFile | None = None,
         access: AccessFile | None = None,
     ) -> None:
-        """Export what a shard stands at, and measure its event loop, in which this is to be called.
+        """Export the figures of a shard, and measure its event loop, on which this is called.
 
-        ``upstream`` asks other shards for what lags need, from now on; None: one that is made for
-        it. ``promises``: of its computations.
+        ``upstream`` asks other shards for low watermarks from now on; None: a new one does.
         """
         self.survey = RangeSurvey(shard)
         upstream = Upstream(shard) if upstream is None else upstream
@@ -245,30 +244,25 @@ class Metrics(Observer):
         LoopLag(self._lag.observe)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Return all figures and their content type, in the format that an Accept header asks for.
-
-        On any thread.
-        """
+        """Return all figures and their content type, for an Accept header. From any thread."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
 
 TICK: Final = 0.1
-"""Seconds between two looks."""
+"""Seconds between two ticks."""
 
 MOST_MISSED: Final = 100
-"""Ticks that one stall may count for: a process that was stopped for an hour was not late 36,000
+"""Most ticks that one stall counts for. A process that was stopped for an hour was not late 36,000
 times."""
 
 
 class LoopLag:
-    """Asks to be woken every ``TICK``, and tells by how many seconds that was late.
+    """Observes every ``TICK`` by how many seconds the event loop was late. Made on the event loop.
 
-    To be made on the event loop.
-
-    The ticks that were due while something held the loop count too, each by its own lateness: else
-    a stall of two seconds would be one observation among six hundred a minute, and everybody who
-    waited in it none (Tene 2013, "coordinated omission").
+    Ticks that were due during a stall count too, each with its own lateness. Otherwise a stall of
+    two seconds would be one observation among six hundred a minute, although many callers waited
+    in it (Tene 2013, "coordinated omission").
     """
 
     def __init__(self, observe: Callable[[float], None]) -> None:
@@ -289,5 +283,5 @@ class LoopLag:
         self._timer = self._loop.call_at(self._due, self._look)
 
     def stop(self) -> None:
-        """Look no more."""
+        """End the ticks."""
         self._timer.cancel()

@@ -1,7 +1,8 @@
-"""Figures by OTLP, when the environment says so: those of /metrics, pushed to a collector of OpenTelemetry. The extra ``lowwater-authority[otel]``.
+"""Figures of /metrics, pushed by OpenTelemetry: the extra ``lowwater-authority[otel]``.
 
-Nothing of OpenTelemetry is imported otherwise. The registry of prometheus_client stays the one place where figures are: they are read from it, as a
-scrape does, and handed to the SDK's exporter. Endpoint, headers, certificates and the interval are the SDK's own variables.
+OpenTelemetry is imported only when the environment asks for it. The figures are read from the
+registry of prometheus_client, as at a scrape, and handed to the SDK's exporter. Endpoint, headers,
+certificates and the interval are the SDK's own variables.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry, Metric
 
-__all__ = ["Pushed", "begin", "interval", "wanted"]
+__all__ = ["Pushed", "begin", "interval", "enabled"]
 
 _INSTALL: Final = "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-grpc"
 
 _SECONDS: Final = 60.0
-"""Between two pushes, unless OTEL_METRIC_EXPORT_INTERVAL says otherwise."""
+"""Default of OTEL_METRIC_EXPORT_INTERVAL, the seconds between two pushes."""
 
 CLOSE_SECONDS: Final = 3.0
-"""How long a stop waits for the last push."""
+"""Longest wait of a stop for the last push, in seconds."""
 
 log = logging.getLogger(__name__)
 
 
-def wanted(environment: Mapping[str, str]) -> bool:
+def enabled(environment: Mapping[str, str]) -> bool:
     """Return whether an environment asks for figures by OTLP.
 
-    An endpoint that is set for all signals does not: it was there for traces alone before.
+    An endpoint for all signals does not count, because it was for traces alone before.
 
-    >>> wanted({"OTEL_METRICS_EXPORTER": "otlp"}), wanted({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317"})
+    >>> enabled({"OTEL_METRICS_EXPORTER": "otlp"}), enabled({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317"})
     (True, False)
     """
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
@@ -59,7 +60,7 @@ def interval(environment: Mapping[str, str]) -> float:
 
 
 class Pushed:
-    """Pushes the figures of a registry, on a thread of its own; without an exporter none."""
+    """Pushes the figures of a registry, on a thread of its own; without an exporter, none."""
 
     def __init__(
         self,
@@ -80,11 +81,11 @@ class Pushed:
 
     @property
     def on(self) -> bool:
-        """Whether figures are pushed."""
+        """True if figures are pushed."""
         return self._exporter is not None
 
     def close(self) -> None:
-        """Push once more, for some seconds at most: a collector that is away must not hold up a stop."""
+        """Push once more, ``CLOSE_SECONDS`` at most: a collector may be away."""
         if self.on:
             self._stop.set()
             self._thread.join(CLOSE_SECONDS)
@@ -94,9 +95,9 @@ class Pushed:
         while not over:
             over = self._stop.wait(self._every)
             try:
-                # The SDK says in the log by itself that a collector is away.
+                # The SDK itself logs that a collector is away.
                 self._exporter.export(self._data(), timeout_millis=1000 * (CLOSE_SECONDS if over else self._every))
-            except Exception as error:  # noqa: BLE001 - whatever it is, the next push may do
+            except Exception as error:  # noqa: BLE001 - the next push may succeed
                 log.warning("figures were not pushed: %s", error, extra=event("figures_not_pushed", error=repr(error)))
         self._exporter.shutdown()
 
@@ -123,39 +124,39 @@ def metrics_of(families: Iterable[Metric], started: int, now: int) -> Iterable[A
         NumberDataPoint,
         Sum,
     )
-    from opentelemetry.sdk.metrics.export import Metric as Made
+    from opentelemetry.sdk.metrics.export import Metric as SdkMetric
 
     cumulative = AggregationTemporality.CUMULATIVE
     for family in families:
         if family.type == "histogram":
             points = [
-                HistogramDataPoint(labels, started, now, sum(counts), total, counts, bounds, None, None)  # type: ignore[arg-type]  # nobody knows the least and the most
+                HistogramDataPoint(labels, started, now, sum(counts), total, counts, bounds, None, None)  # type: ignore[arg-type]  # least and most are unknown
                 for labels, counts, total, bounds in _buckets(family)
             ]
             if points:
-                yield Made(family.name, family.documentation, family.unit, Histogram(points, cumulative))
+                yield SdkMetric(family.name, family.documentation, family.unit, Histogram(points, cumulative))
             continue
         by_name: dict[str, list[NumberDataPoint]] = {}
         for sample in family.samples:
             begun = started if family.type == "counter" else None
             point = NumberDataPoint(sample.labels, begun, now, sample.value)  # type: ignore[arg-type]  # a gauge has no start
             by_name.setdefault(sample.name, []).append(point)
-        for name, found in by_name.items():
-            data = Sum(found, cumulative, is_monotonic=True) if family.type == "counter" else Gauge(found)
-            yield Made(name, family.documentation, family.unit, data)
+        for name, numbers in by_name.items():
+            data = Sum(numbers, cumulative, is_monotonic=True) if family.type == "counter" else Gauge(numbers)
+            yield SdkMetric(name, family.documentation, family.unit, data)
 
 
 def _buckets(family: Metric) -> Iterable[tuple[dict[str, str], list[int], float, list[float]]]:
-    """Yield the labels of each histogram of a family, its counts by bucket, the sum, and the bounds between the buckets."""
-    found: dict[tuple[tuple[str, str], ...], dict[float, float]] = {}
+    """Yield the labels, counts by bucket, sum, and inner bounds of each histogram of a family."""
+    cumulated: dict[tuple[tuple[str, str], ...], dict[float, float]] = {}
     sums: dict[tuple[tuple[str, str], ...], float] = {}
     for sample in family.samples:
         key = tuple(sorted((name, value) for name, value in sample.labels.items() if name != "le"))
         if sample.name.endswith("_bucket"):
-            found.setdefault(key, {})[float(sample.labels["le"])] = sample.value
+            cumulated.setdefault(key, {})[float(sample.labels["le"])] = sample.value
         elif sample.name.endswith("_sum"):
             sums[key] = sample.value
-    for key, until in found.items():
+    for key, until in cumulated.items():
         bounds = sorted(until)
         below = [0.0, *(until[bound] for bound in bounds)]
         counts = [int(more - less) for less, more in pairwise(below)]
@@ -163,12 +164,11 @@ def _buckets(family: Metric) -> Iterable[tuple[dict[str, str], list[int], float,
 
 
 def begin(registry: CollectorRegistry, version: str) -> Pushed:
-    """Return what pushes figures, as the environment says.
+    """Begin to push figures, if the environment asks for it.
 
-    Without the extra, or with variables that cannot be followed, it says so in the log and there is
-    none: a watermark is worth more than its figures.
+    A missing extra or a bad variable is only logged: a watermark is worth more than its figures.
     """
-    if not wanted(os.environ):
+    if not enabled(os.environ):
         return Pushed()
     try:
         return _pushed(registry, version)
@@ -184,8 +184,8 @@ def _pushed(registry: CollectorRegistry, version: str) -> Pushed:
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
     named = os.environ.get("OTEL_METRICS_EXPORTER", "").strip().lower() or "otlp"
     if named != "otlp" or protocol not in {None, "", "grpc"}:
-        asked = named if named != "otlp" else f"otlp over {protocol}"
-        msg = f"{asked} is not supported; set OTEL_METRICS_EXPORTER to otlp, and the protocol to grpc"
+        exporter = named if named != "otlp" else f"otlp over {protocol}"
+        msg = f"{exporter} is not supported; set OTEL_METRICS_EXPORTER to otlp, and the protocol to grpc"
         raise ValueError(msg)
     every = interval(os.environ)
     from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
@@ -194,6 +194,6 @@ def _pushed(registry: CollectorRegistry, version: str) -> Pushed:
     attributes = {"service.version": version}
     if not os.environ.get("OTEL_SERVICE_NAME") and "service.name" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
         attributes[SERVICE_NAME] = "lowwater-authority"
-    made = Pushed(registry, OTLPMetricExporter(), Resource.create(attributes), every)
+    pushed = Pushed(registry, OTLPMetricExporter(), Resource.create(attributes), every)
     log.info("figures are pushed every %g s", every, extra=event("figures_on", seconds=every))
-    return made
+    return pushed

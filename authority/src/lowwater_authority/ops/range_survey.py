@@ -1,7 +1,9 @@
-"""How the ranges of each computation stand, counted now and then on the event loop for whoever scrapes.
+"""Counts of each computation's ranges, made now and then on the event loop for scrapes.
 
-A scrape must not count: it runs on another thread, where the interval map may change under it. Nor must a publish, which everybody waits
-for. So a task counts what has changed, at a moment when all of it is durable, a few milliseconds at a time, and leaves an immutable answer.
+A scrape must not count, because it runs on another thread, and the interval map may change
+meanwhile. A publish must not count, because all callers wait for it. So a task counts the changed
+computations when they are durable, a few milliseconds at a time, and a scrape reads immutable
+counts.
 """
 
 from __future__ import annotations
@@ -25,11 +27,10 @@ if TYPE_CHECKING:
     from lowwater_authority.engine.shard import Shard
 
 PERIOD: Final = 5.0
-"""Seconds between two surveys, and so how old a count may be, as long as rounds go on."""
+"""Seconds between two surveys, and so the greatest age of a count while rounds go on."""
 
 SLICE: Final = 0.002
-"""Seconds for which a survey holds the event loop at a time; one computation is counted in one
-piece."""
+"""Seconds of a survey before other tasks run. One computation is always counted in one piece."""
 
 FINISHED: Final = "finished"
 STATES: Final = {
@@ -43,24 +44,23 @@ log = logging.getLogger(__name__)
 
 
 class RangeCounts(NamedTuple):
-    """How the ranges of one computation stand."""
+    """Counts of the ranges of one computation."""
 
     states: dict[str, int]
-    """How many there are by state; "finished" are those of claims all of whose ranges are, whoever
-    owned them."""
+    """Number of ranges by state. "finished" counts ranges of wholly finished claims."""
     holding: int
-    """How many stand at the low watermark, or below it after their owner lowered them; 0 when it is
-    finished."""
+    """Number of ranges at the low watermark, or lowered below it by their owner; 0 if finished."""
     last_report: int
-    """Processing time, microseconds, of the oldest last report of the claims that these belong to,
-    a claim counting as one; 0 when they belong to none. An owner that has not been heard of since a
-    recovery counts from then: one that died with it must not stay unseen."""
+    """Oldest of the claims' last reports, over the claims of the holding ranges, as processing time
+    in microseconds; 0: no claim. An owner without a report since a recovery counts from that
+    recovery, so that an owner that died with the shard is noticed."""
 
 
 def counted(ranges: IntervalMap, low: int, recovered: int) -> RangeCounts:
-    """Count the ranges of a computation whose low watermark is published as ``low``; ``recovered``: since when it is served here.
+    """Count the ranges of a computation with the published low watermark ``low``.
 
-    O(claims), and what Columns.at_most says.
+    ``recovered``: processing time since which it is served here. O(claims), and the cost of
+    Columns.at_most.
     """
     states = dict.fromkeys([*STATES.values(), FINISHED], 0)
     for group in ranges.run_groups():
@@ -68,26 +68,26 @@ def counted(ranges: IntervalMap, low: int, recovered: int) -> RangeCounts:
     if low == MAX:
         return RangeCounts(states, 0, 0)
     holding, groups = ranges.holding(low)
-    heard = (group.last_report or (recovered if group.state is GroupState.OWNED else 0) for group in groups)
-    return RangeCounts(states, holding, min((time for time in heard if time), default=0))
+    reports = (group.last_report or (recovered if group.state is GroupState.OWNED else 0) for group in groups)
+    return RangeCounts(states, holding, min((time for time in reports if time), default=0))
 
 
 class RangeSurvey:
-    """Counts the ranges of all that a shard serves."""
+    """Counts the ranges of all computations that a shard serves."""
 
     def __init__(self, shard: Shard) -> None:
         self.counts: Mapping[str, RangeCounts] = {}
-        """By computation, as of the last survey. Replaced, never changed."""
+        """Counts by computation, of the last survey. Replaced, never changed."""
         self._shard = shard
-        self._known: dict[str, tuple[View, RangeCounts]] = {}
+        self._counted: dict[str, tuple[View, RangeCounts]] = {}
         self._served: dict[str, tuple[Computation, int]] = {}
-        """Since when each is known to be served here, within ``PERIOD``; a fail-over leaves another
-        object."""
+        """Computation by name, and processing time since which it is served here, to ``PERIOD``.
+        A fail-over leaves another object."""
 
     async def run(self, period: float = PERIOD) -> None:
         """Survey every ``period`` seconds until the shard stops.
 
-        A survey that fails is told, and the next one begins anew.
+        A failed survey is logged, and the next one begins anew.
         """
         while True:
             try:
@@ -101,35 +101,38 @@ class RangeSurvey:
             await asyncio.sleep(period)
 
     async def survey(self) -> None:
-        """Count once what has changed. Raises ShuttingDown, Unavailable."""
-        left: Sequence[str] = self._shard.served.names()
-        known: dict[str, tuple[View, RangeCounts]] = {}
-        while left:
-            left = await self._shard.reads.look(partial(self._count, left, known))
-        self._known = known
-        self._served = {name: self._served[name] for name in known}
-        self.counts = {name: counts for name, (_, counts) in known.items()}
+        """Count the changed computations once. Raises ShuttingDown, Unavailable."""
+        names: Sequence[str] = self._shard.served.names()
+        results: dict[str, tuple[View, RangeCounts]] = {}
+        while names:
+            names = await self._shard.reads.look(partial(self._count, names, results))
+        self._counted = results
+        self._served = {name: self._served[name] for name in results}
+        self.counts = {name: counts for name, (_, counts) in results.items()}
 
     def _count(
-        self, names: Sequence[str], known: dict[str, tuple[View, RangeCounts]], held: Mapping[str, Computation]
+        self,
+        names: Sequence[str],
+        results: dict[str, tuple[View, RangeCounts]],
+        computations: Mapping[str, Computation],
     ) -> Sequence[str]:
-        """Count some, at least one, and return the rest."""
+        """Count some computations, at least one, and return the names of the rest."""
         end = time.perf_counter() + SLICE
         for done, name in enumerate(names, start=1):
-            computation = held.get(name)
+            computation = computations.get(name)
             if computation is None:
                 continue
             served, since = self._served.get(name, (None, 0))
             if served is not computation:
                 since = self._shard.now
                 self._served[name] = computation, since
-            # A round that touches a computation leaves a new view of it.
+            # A round that touches a computation publishes a new view object.
             view = computation.published
-            before = self._known.get(name)
+            before = self._counted.get(name)
             if before is not None and before[0] is view:
-                known[name] = before
+                results[name] = before
             else:
-                known[name] = view, counted(computation.map, view.low, since)
+                results[name] = view, counted(computation.map, view.low, since)
             if time.perf_counter() > end:
                 return names[done:]
         return ()

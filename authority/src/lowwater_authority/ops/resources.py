@@ -1,8 +1,8 @@
-"""Watches how many of its files this process has open, and how much of its memory it uses.
+"""Watch on the open files and the memory of this process, before either runs out.
 
-Each connection is a file, also one without a token. gRPC tells in lines of its own that none is
-left, which no collector of the log understands. A process without memory is killed by the kernel
-and writes no line at all.
+Each connection is a file, also one without a token. When no file is left, gRPC logs lines of its
+own, which no collector of logs understands. A process without memory is killed by the kernel, and
+logs nothing.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 __all__ = ["ENOUGH_SHARE", "FILES", "MEMORY", "MOST_SHARE", "Resource", "Watch", "memory_limit", "open_share"]
 
 LOOK_SECONDS: Final = 5.0
-"""Between two looks."""
+"""Seconds between two looks."""
 
 MOST_SHARE: Final = 0.9
-"""Part of what the process may use, from which the log has a line."""
+"""Used share from which on the resource counts as running out, which is logged."""
 
 ENOUGH_SHARE: Final = 0.8
-"""Part below which it is over, so that a process between the two writes no line after line."""
+"""Used share below which this is over. It is lower, so that a process between the two does not log
+again and again."""
 
 CONTROL_GROUPS: Final = Path("/sys/fs/cgroup")
 """Folder of the control groups, version 2."""
@@ -41,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 def open_share() -> float:
-    """Return which part of the files that it may open this process has open. O(files)."""
+    """Return the open share of the files that this process may open. O(files)."""
     try:
         count = len(os.listdir("/dev/fd"))  # noqa: PTH208 - names are enough
     except OSError as error:
@@ -50,9 +51,9 @@ def open_share() -> float:
 
 
 def memory_limit(groups: Path = CONTROL_GROUPS, own: Path = Path("/proc/self/cgroup")) -> float:
-    """Return how many bytes of memory the control groups of this process allow.
+    """Return the bytes of memory that the control groups of this process allow.
 
-    Infinity: any number, or nothing says how many, as without control groups of version 2.
+    Infinity: no limit, or an unknown one, as without control groups of version 2.
     """
     try:
         lines = own.read_text(encoding="utf-8").split("\n")
@@ -70,7 +71,7 @@ def memory_limit(groups: Path = CONTROL_GROUPS, own: Path = Path("/proc/self/cgr
 
 
 def memory_share() -> float:
-    """Return which part of the memory that it may use is resident; 0.0 where nothing says either."""
+    """Return the resident share of the memory that this process may use; 0.0 if unknown."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except (OSError, ValueError, IndexError):
@@ -80,16 +81,16 @@ def memory_share() -> float:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """What a process may have a number of."""
+    """A resource of which this process has a limited amount."""
 
     share: Callable[[], float]
-    """Returns which part of it is used. Asked on another thread."""
+    """Function that returns the used share; called on another thread."""
     runs_out: Callable[[float], dict[str, Any]]
-    """Returns the event of the line that says that it runs out; from the part that is used."""
+    """Function from the used share to the log event "it runs out"."""
     of_what: str
-    """What the part is a part of, and what to do, for people."""
+    """Rest of that log line: the resource, and what to do."""
     free: Callable[[float], dict[str, Any]]
-    """The same of the line that says that it does so no more."""
+    """Function from the used share to the log event "it is free again"."""
 
 
 FILES: Final = Resource(
@@ -115,16 +116,16 @@ class Watch:
     def __init__(self, watched: Resource) -> None:
         self._watched = watched
         self._logged = False
-        """True from the line about what runs out until the one that says that it is over."""
+        """True between the log line "it runs out" and the line "it is free again"."""
 
     async def run(self) -> None:
-        """Look again and again, for ever."""
+        """Look every ``LOOK_SECONDS``, for ever."""
         while True:
             await self.look()
             await asyncio.sleep(LOOK_SECONDS)
 
     async def look(self) -> None:
-        """Compare what is used with how much there may be."""
+        """Read the used share once, and log a change."""
         watched = self._watched
         share = await asyncio.to_thread(watched.share)
         if share >= MOST_SHARE and not self._logged:

@@ -1,4 +1,4 @@
-"""What a scrape reads of a shard: immutable views, so that it needs no lock and never waits for the event loop."""
+"""Figures of a shard, read at a scrape from immutable views, without waiting for the event loop."""
 
 from __future__ import annotations
 
@@ -37,14 +37,16 @@ def _counter(name: str, says: str, *labels: str) -> Figure:
 
 
 GATES: Final[dict[Figure, Callable[[Any], int]]] = {
-    _gauge("admission_bound", "The most that may be inside at once.", "gate"): attrgetter("bound"),
-    _gauge("admission_line", "The most that may wait.", "gate"): attrgetter("line"),
-    _gauge("admission_inside", "How many are inside.", "gate"): attrgetter("inside"),
-    _gauge("admission_peak", "The most that ever were inside.", "gate"): attrgetter("peak"),
-    _gauge("admission_waiting", "How many wait.", "gate"): lambda gate: len(gate.waiting),
-    _gauge("admission_longest", "The most that ever waited.", "gate"): attrgetter("longest"),
-    _counter("admission_admitted", "How many were let in.", "gate"): attrgetter("admitted"),
-    _counter("admission_refused", "How many were told to come again.", "gate"): attrgetter("refused"),
+    _gauge("admission_bound", "Most callers inside a gate at once.", "gate"): attrgetter("bound"),
+    _gauge("admission_line", "Most callers that wait in line.", "gate"): attrgetter("line"),
+    _gauge("admission_inside", "Callers inside.", "gate"): attrgetter("inside"),
+    _gauge("admission_peak", "Greatest number of callers inside so far.", "gate"): attrgetter("peak"),
+    _gauge("admission_waiting", "Callers that wait in line.", "gate"): lambda gate: len(gate.waiting),
+    _gauge("admission_longest", "Greatest number of waiting callers so far.", "gate"): attrgetter("longest"),
+    _counter("admission_admitted", "Callers that were let in.", "gate"): attrgetter("admitted"),
+    _counter("admission_refused", "Callers that were refused, and told when to come again.", "gate"): attrgetter(
+        "refused"
+    ),
 }
 
 PROCESS: Final[dict[Figure, Callable[[Shard, Streams], float]]] = {
@@ -52,28 +54,29 @@ PROCESS: Final[dict[Figure, Callable[[Shard, Streams], float]]] = {
     _gauge("registered_computations", "Computations of the deployment, as far as this process has read."): (
         lambda shard, _: len(shard.topology.computations)
     ),
-    _gauge("unheard_slices", "Slices served here whose computation does not hear of them, since the last attempt."): (
+    _gauge("unheard_slices", "Slices served here whose last report the root of their computation has not confirmed."): (
         lambda shard, _: shard.slices.unheard
     ),
     _counter(
         "answers_withheld",
-        "Answers of slices that were refused, because their computation had not heard within a second of what they answer.",
+        "Answers of slices that were refused, because the root had not confirmed their change within a second.",
     ): (lambda shard, _: shard.slices.withheld),
-    _gauge(
-        "tombstone_bytes", "Bytes of the names, incarnations and versions that are remembered of dropped computations."
-    ): (lambda shard, _: shard.topology.tombstone_bytes),
-    _gauge("subscribers", "Watch streams that follow something here."): lambda shard, _: len(shard.hub),
+    _gauge("tombstone_bytes", "Bytes that are remembered of dropped computations: names, incarnations and versions."): (
+        lambda shard, _: shard.topology.tombstone_bytes
+    ),
+    _gauge("subscribers", "Open watch streams."): lambda shard, _: len(shard.hub),
     _gauge("report_streams", "Open report streams."): lambda _, streams: len(streams),
     _gauge(
         "reports_in_flight_bytes",
         "Bytes of the reports that wait for the journal, of all streams.",
     ): (lambda _, streams: streams.room.bytes),
-    _gauge("unread_refusal_bytes", "Bytes of what was refused of reports and is not sent yet, of all streams."): (
+    _gauge("unread_refusal_bytes", "Bytes of refusals within reports that are not sent yet, of all streams."): (
         lambda _, streams: streams.unread.bytes
     ),
-    _gauge("watched_name_bytes", "Bytes of the names that watch streams follow one by one, and of what waits there."): (
-        lambda _, streams: streams.watched.bytes
-    ),
+    _gauge(
+        "watched_name_bytes",
+        "Bytes of the names that watch streams follow one by one, and of the watermarks that wait there.",
+    ): (lambda _, streams: streams.watched.bytes),
     _counter(
         "reports_slowed",
         "Reports whose streams were not read on for a while, because too many bytes wait for the journal.",
@@ -90,7 +93,7 @@ PROCESS: Final[dict[Figure, Callable[[Shard, Streams], float]]] = {
     ),
     _gauge(
         "journal_confirmed_timestamp_seconds",
-        "Processing time up to which what this process has published is known to be the newest; now, unless its store is slow or away.",
+        "Processing time up to which the published values are confirmed as the newest; now, unless the store is slow or away.",
     ): lambda shard, _: shard.confirmation.confirmed_at(time.time_ns() // 1000) / 1e6,
 }
 
@@ -105,7 +108,7 @@ KINDS: Final[dict[str, Callable[[Computation], int]]] = {
     "parts": lambda computation: computation.batches.bytes,
     "histories": lambda computation: computation.history.bytes,
 }
-"""What ``HELD`` counts."""
+"""Parts of ``HELD``."""
 
 ERRORS: Final = _counter(
     "journal_errors", "Writes that the store refused (failed), or did not answer (unknown; tried again).", "outcome"
@@ -115,33 +118,33 @@ FREE: Final = _gauge("journal_free_bytes", "Bytes free on the disk of --data; ab
 
 CONFIRMED: Final = _gauge(
     "deployment_confirmed_timestamp_seconds",
-    "Processing time up to which all that its lags and holders need is known to be the newest, other shards' part too; absent before it has asked for it.",
+    "Processing time up to which all watermarks behind its lags and holders are confirmed as the newest, those of other shards too; absent before the first answers.",
 )
 
 NOT_AFTER: Final = _gauge(
     "certificate_not_after_timestamp_seconds",
-    "When the certificate expires that new connections are shown; absent without TLS.",
+    "Expiry of the certificate that new connections get; absent without TLS.",
 )
 
 REFUSED: Final = _gauge(
     "promises_refused",
-    "1 while the file of --promises is bad, and what it said before stands, else 0; absent without one.",
+    "1 while the file of --promises is bad, and its last good state is in force, else 0; absent without one.",
 )
 
 ACCESS_REFUSED: Final = _gauge(
     "access_refused",
-    "1 while the file of --access is bad, and the rules of before are in force, else 0.",
+    "1 while the file of --access is bad, and its last good rules are in force, else 0.",
 )
 
 TOKEN_EXPIRES: Final = _gauge(
     "token_expires_timestamp_seconds",
-    "When the last token of a principal expires; absent for a principal with a token or a certificate that counts for ever.",
+    "Expiry of a principal's last token; absent for a principal with a token or a certificate that does not expire.",
     "principal",
 )
 
 CERTIFICATE_REFUSED: Final = _gauge(
     "certificate_refused",
-    "1 while the files of --tls-cert and its like cannot be used, and those of before are in force, else 0; absent without TLS.",
+    "1 while the files of --tls-cert and the other TLS options are bad, and the last good ones are in force, else 0; absent without TLS.",
 )
 
 CLOCK: Final = _gauge("clock_timestamp_seconds", "Clock of this process at the scrape.")
@@ -167,11 +170,11 @@ FIGURES: Final[tuple[Figure, ...]] = (
     FREE,
     *GATES,
 )
-"""All that is read at a scrape."""
+"""Figures that are read at a scrape."""
 
 
 def process(certificates: Certificates | None, access: AccessFile | None) -> Iterator[Metric]:
-    """Yield the clock of this process, its memory limit, and whether new certificates and access rules are in force."""
+    """Yield figures of this process: clock, memory limit, certificates, access rules and tokens."""
     clock, limits, limit = CLOCK.family(), MEMORY_LIMIT.family(), memory_limit()
     clock.add_metric([], time.time())
     yield clock
@@ -195,7 +198,7 @@ def process(certificates: Certificates | None, access: AccessFile | None) -> Ite
 
 
 class ProcessCollector(Collector):
-    """Reads what :func:`process` yields, of a process that serves no computation."""
+    """Reads the figures of a process that serves no computation; see :func:`process`."""
 
     def __init__(self, certificates: Certificates | None, access: AccessFile | None) -> None:
         self._certificates = certificates
@@ -207,7 +210,7 @@ class ProcessCollector(Collector):
 
 
 class ShardCollector(Collector):
-    """Reads a shard. All in all O(computations + streams of a gate); never O(ranges)."""
+    """Reads a shard. O(computations + streams of a gate), never O(ranges)."""
 
     def __init__(
         self,
@@ -233,10 +236,9 @@ class ShardCollector(Collector):
             yield figure.family()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what the shard stands at.
+        """Yield the figures of the shard.
 
-        Between families the interpreter is let go, so that the event loop waits for one family at
-        most.
+        The event loop may run between two families, so that it waits for one family at most.
         """
         promises = None if self._promises is None else self._promises.value
         reading = Reading(self._shard, self._survey, self._upstream, promises)
@@ -252,7 +254,7 @@ class ShardCollector(Collector):
             family = figure.family()
             family.add_metric([], read(self._shard, self._streams))
             yield family
-        yield self._held()
+        yield self._memory()
         confirmed = CONFIRMED.family()
         stale_for = self._upstream.stale_for
         if stale_for is not None:
@@ -265,9 +267,9 @@ class ShardCollector(Collector):
             refused.add_metric([], float(self._promises.refused is not None))
         yield refused
         yield self._errors()
-        free, left = FREE.family(), self._shard.journal.free_bytes()
-        if left is not None:
-            free.add_metric([], left)
+        free, free_bytes = FREE.family(), self._shard.journal.free_bytes()
+        if free_bytes is not None:
+            free.add_metric([], free_bytes)
         yield free
         for figure, read_gate in GATES.items():
             family = figure.family()
@@ -275,8 +277,8 @@ class ShardCollector(Collector):
                 family.add_metric([gate.name], read_gate(gate))
             yield family
 
-    def _held(self) -> Metric:
-        holdings = list(self._shard.held.served.values())  # at one go: this may be another thread
+    def _memory(self) -> Metric:
+        holdings = list(self._shard.held.served.values())  # in one step, because this may be another thread
         served = [computation for holding in holdings if (computation := holding.held) is not None]
         family = HELD.family()
         for what, count in KINDS.items():

@@ -1,7 +1,8 @@
-"""Traces of unary calls by OpenTelemetry, when the environment says where they go: the extra ``lowwater-authority[otel]``.
+"""Traces of unary calls by OpenTelemetry: the extra ``lowwater-authority[otel]``.
 
-Nothing of OpenTelemetry is imported otherwise. A call goes on with the trace of its caller (the metadata ``traceparent``). Report and watch
-streams last for days and are no spans; what they do is in the metrics. Sampling, headers, batches and the rest are the SDK's own variables.
+OpenTelemetry is imported only when the environment asks for it. A call continues the trace of its
+caller (the metadata ``traceparent``). Report and watch streams last for days and are no spans; the
+metrics tell about them. Sampling, headers and batches are the SDK's own variables.
 """
 
 from __future__ import annotations
@@ -18,34 +19,34 @@ if TYPE_CHECKING:
 
     import grpc.aio
 
-__all__ = ["Traces", "begin", "wanted"]
+__all__ = ["Traces", "begin", "exporter_of"]
 
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 EXPORTERS: Final = ("otlp", "console")
 
 STREAMS: Final = ("Report", "Watch", "ServerReflectionInfo")
-"""Methods that are no unary calls, of the services that a server has."""
+"""Methods of the server's services that are no unary calls."""
 
 _INSTALL: Final = (
     "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-grpc opentelemetry-instrumentation-grpc"
 )
 
 CLOSE_SECONDS: Final = 3.0
-"""How long a stop waits for the last spans to be sent."""
+"""Longest wait of a stop for the last spans, in seconds."""
 
 log = logging.getLogger(__name__)
 
 
 class Traces:
-    """What a server gets for its traces; by default nothing."""
+    """Interceptors of a server for its traces; by default none."""
 
     def __init__(self, interceptors: tuple[grpc.aio.ServerInterceptor, ...] = (), provider: Any = None) -> None:
         self.interceptors = interceptors
-        """Before all others, so that a span has what those do in it."""
+        """They come before all other interceptors, so that a span contains these."""
         self._provider = provider
 
     def close(self) -> None:
-        """Send what is left, for some seconds at most: a collector that is away must not hold up a stop."""
+        """Send the last spans, ``CLOSE_SECONDS`` at most: a collector may be away."""
         if self._provider is None:
             return
         ending = threading.Thread(target=self._provider.shutdown, name="lowwater-traces", daemon=True)
@@ -53,11 +54,13 @@ class Traces:
         ending.join(CLOSE_SECONDS)
 
 
-def wanted(environment: Mapping[str, str]) -> str:
-    """Return where an environment sends traces: "otlp", "console", another name, or empty for nowhere.
+def exporter_of(environment: Mapping[str, str]) -> str:
+    """Return the exporter that an environment names: "otlp", "console", ...; empty: none.
 
-    >>> wanted({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317"}), wanted({"OTEL_TRACES_EXPORTER": "none"})
-    ('otlp', '')
+    >>> exporter_of({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317"})
+    'otlp'
+    >>> exporter_of({"OTEL_TRACES_EXPORTER": "none"})
+    ''
     """
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return ""
@@ -68,13 +71,12 @@ def wanted(environment: Mapping[str, str]) -> str:
 
 
 def begin(version: str) -> Traces:
-    """Return what traces the calls of a server, as the environment says.
+    """Begin to trace the calls of a server, if the environment asks for it.
 
-    Without the extra, or with variables that the SDK cannot follow, it says so in the log and there
-    are none: such variables are often set for all programs of a machine, and a watermark is worth
-    more than its traces.
+    A missing extra or a bad variable is only logged: such variables are often set for all programs
+    of a machine, and a watermark is worth more than its traces.
     """
-    exporter = wanted(os.environ)
+    exporter = exporter_of(os.environ)
     if not exporter:
         return Traces()
     try:
@@ -107,17 +109,15 @@ def _traces(exporter: str, version: str) -> Traces:
 
 
 def _exporter(name: str) -> Any:
-    """Return what sends spans. Raises ValueError for one that is not there."""
+    """Return an exporter of spans. Raises ValueError for an unknown name."""
     if name == "console":
         from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 
         return ConsoleSpanExporter()
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
     if name != "otlp" or protocol not in {None, "", "grpc"}:
-        asked = name if name != "otlp" else f"otlp over {protocol}"
-        msg = (
-            f"{asked} is not supported; set OTEL_TRACES_EXPORTER to {' or '.join(EXPORTERS)}, and the protocol to grpc"
-        )
+        exporter = name if name != "otlp" else f"otlp over {protocol}"
+        msg = f"{exporter} is not supported; set OTEL_TRACES_EXPORTER to {' or '.join(EXPORTERS)}, and the protocol to grpc"
         raise ValueError(msg)
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
