@@ -15,7 +15,6 @@ from lowwater_authority.journal.contract import (
     GRAPH,
     End,
     Entry,
-    Held,
     Journal,
     JournalClosed,
     JournalCorrupt,
@@ -27,15 +26,7 @@ from lowwater_authority.journal.contract import (
     JournalStatistics,
     JournalUnknown,
     LoadedLog,
-    Meter,
-    Owned,
     Ownership,
-    Writer,
-    is_usurped,
-    judge,
-    refuse_lost,
-    refuse_older_view,
-    refuse_other_end,
 )
 from lowwater_authority.journal.frames import (
     Kind,
@@ -47,6 +38,17 @@ from lowwater_authority.journal.frames import (
     refuse_another,
     refuse_snapshot_behind,
     runs_of,
+)
+from lowwater_authority.journal.rules import (
+    Held,
+    Meter,
+    Owned,
+    Writer,
+    is_usurped,
+    judge,
+    refuse_lost,
+    refuse_older_view,
+    refuse_other_end,
 )
 from tests.kit.faults import FaultPlan, Operation, Outcome
 

@@ -42,7 +42,6 @@ from lowwater_authority.journal.contract import (
     GRAPH,
     End,
     Entry,
-    Held,
     Journal,
     JournalClosed,
     JournalCorrupt,
@@ -57,13 +56,7 @@ from lowwater_authority.journal.contract import (
     JournalUnknown,
     JournalVersion,
     LoadedLog,
-    Meter,
-    Owned,
     Ownership,
-    judge,
-    nothing_there,
-    refuse_lost,
-    tell_created,
 )
 from lowwater_authority.journal.frames import (
     Kind,
@@ -90,6 +83,7 @@ from lowwater_authority.journal.redis_scripts import (
     STAGE_RESTORE,
     TAKE,
 )
+from lowwater_authority.journal.rules import Held, Meter, Owned, judge, nothing_there, refuse_lost, tell_created
 
 T = TypeVar("T")
 

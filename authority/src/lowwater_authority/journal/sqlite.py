@@ -29,7 +29,6 @@ from lowwater_authority.journal.contract import (
     GRAPH,
     End,
     Entry,
-    Held,
     Journal,
     JournalClosed,
     JournalCorrupt,
@@ -43,16 +42,7 @@ from lowwater_authority.journal.contract import (
     JournalUnknown,
     JournalVersion,
     LoadedLog,
-    Meter,
-    Owned,
     Ownership,
-    Writer,
-    judge,
-    nothing_there,
-    refuse_lost,
-    refuse_older_view,
-    refuse_other_end,
-    tell_created,
 )
 from lowwater_authority.journal.frames import (
     Kind,
@@ -64,6 +54,18 @@ from lowwater_authority.journal.frames import (
     refuse_another,
     refuse_snapshot_behind,
     runs_of,
+)
+from lowwater_authority.journal.rules import (
+    Held,
+    Meter,
+    Owned,
+    Writer,
+    judge,
+    nothing_there,
+    refuse_lost,
+    refuse_older_view,
+    refuse_other_end,
+    tell_created,
 )
 
 T = TypeVar("T")
