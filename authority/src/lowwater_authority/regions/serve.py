@@ -26,7 +26,7 @@ from lowwater.v1 import regions_pb2_grpc
 from lowwater_authority import serve as local
 from lowwater_authority.commands.serve_arguments import add_expect_deployment, add_limit, add_listen, limits_given
 from lowwater_authority.engine.writes import StoreState
-from lowwater_authority.journal import Journal, JournalError
+from lowwater_authority.journal import JournalError
 from lowwater_authority.ops.metrics import Metrics
 from lowwater_authority.ops.resources import FILES, MEMORY, Watch
 from lowwater_authority.ops.shard_figures import ProcessCollector
@@ -36,6 +36,7 @@ from lowwater_authority.regions.registry import Registry
 from lowwater_authority.rpc.health import HealthServicer
 from lowwater_authority.rpc.interceptors import Decoding, Timing
 from lowwater_authority.rpc.regions import RegionServicer
+from lowwater_authority.stores.folder import Folder
 
 SERVICE: Final = "lowwater.v1.RegionService"
 
@@ -130,22 +131,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return local.FAILED
 
 
-def _journal(args: argparse.Namespace) -> Journal:
-    if args.store:
-        try:
-            from lowwater_authority.journal.redis import RedisJournal
-        except ModuleNotFoundError as error:
-            msg = "--store needs the Redis client: pip install 'redis[hiredis]>=6'"
-            raise local.CannotServe(msg) from error
-        try:
-            expected: str = args.expect_deployment
-            return RedisJournal(args.store, namespace=args.deployment, server_token=expected, must_exist=bool(expected))
-        except ValueError as error:
-            msg = f"--store: {error}"
-            raise local.CannotServe(msg) from error
-    return local.journal_in(args)
-
-
 async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     """Start everything, run until SIGTERM or SIGINT, or until another one has the store."""
     stopping = asyncio.Event()
@@ -156,8 +141,9 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     leaving.enter_context(metrics.counting_log())
     certificates = local.certificates_of(args)
     door = local.door_of(args, host, shared=False, limits=limits_given(args.limit))
+    store = local.shared_store(args) if args.store else Folder(args.data)
     registry = Registry(
-        _journal(args),
+        local.journal_in(store, args),
         clock=local.clock,
         monotonic=lambda: time.monotonic_ns() // 1000,
         token=lambda: secrets.token_hex(16),
