@@ -29,9 +29,10 @@ from lowwater_authority.access.door import Door, open_door
 from lowwater_authority.access.guard import paced_by_host
 from lowwater_authority.access.policy import DEFAULT_LIMITS
 from lowwater_authority.authority import Authority
-from lowwater_authority.cluster.cluster import BEATS, Cluster, Replaced
+from lowwater_authority.cluster.cluster import Cluster, Replaced
 from lowwater_authority.cluster.lifelines import Lifelines
 from lowwater_authority.cluster.membership import Member
+from lowwater_authority.cluster.pace import Pace
 from lowwater_authority.cluster.peers import Peers, PeerSettings
 from lowwater_authority.commands.serve_arguments import limits_given, parser, refuse_password
 from lowwater_authority.engine.writes import StoreState
@@ -399,14 +400,15 @@ def _shared(
     host, port = address(args.advertise, "--advertise")
     me = Member(secrets.token_hex(8), f"{host}:{port or bound}")
     journal = journal_in(store, args, patience=args.dead_after)
-    directory = store.directory(timeout=args.dead_after / BEATS, dead_after=int(args.dead_after * 1e6))
+    beat = Pace(args.dead_after).beat
+    directory = store.directory(timeout=beat, dead_after=int(args.dead_after * 1e6))
     token, access = (None, None) if door is None else (door.token, door.access)
     peers = Peers(
         lambda: Client(
             PeerSettings(me.address, token=token, server_token=journal.server_token, certificates=certificates)
         )
     )
-    lifelines = Lifelines(me, args.dead_after / BEATS)
+    lifelines = Lifelines(me, beat)
     cluster = Cluster(
         directory, me, peers=peers, lifelines=lifelines, monotonic=steady_seconds, dead_after=args.dead_after
     )
