@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 from lowwater_authority.cluster.directory import Directory
 from lowwater_authority.cluster.membership import Beats, View
 from lowwater_authority.journal.contract import JournalClosed, JournalCorrupt, JournalFailed, JournalUnknown
-from lowwater_authority.journal.redis import Keys
+from lowwater_authority.journal.redis_database import Keys
 from lowwater_authority.journal.redis_link import Address, Command, Lost, NotSent, RedisLink
 from lowwater_authority.journal.redis_scripts import Script
 

@@ -92,7 +92,7 @@ class Writer(NamedTuple):
     nonce: int
 
 
-class Held(NamedTuple):
+class LogState(NamedTuple):
     """Owner and end of a log: as a process believes, or as the store has it."""
 
     owner: Ownership
@@ -173,20 +173,20 @@ class Owned:
         end = self.end(log)
         return end.tail if end.last == position else -1
 
-    def held(self, logs: Iterable[str]) -> dict[str, Held]:
+    def states(self, logs: Iterable[str]) -> dict[str, LogState]:
         """What this process believes of the logs, to be judged when its write has its turn."""
-        return {log: Held(self.ownership(log), self.end(log)) for log in logs}
+        return {log: LogState(self.ownership(log), self.end(log)) for log in logs}
 
 
-def judge(believed: Mapping[str, Held], found: Mapping[str, Held]) -> None:
+def judge(believed: Mapping[str, LogState], found: Mapping[str, LogState]) -> None:
     """Compare what a writer believes of its logs with what the store has.
 
     Raises JournalFenced with all logs that the writer does not own, or else JournalLost with all
     that the store has lost a part of. ``GRAPH`` has no owner.
 
-    >>> mine = Held(Ownership(epoch=3, nonce=99), End(last=10, tail=7))
-    >>> judge({"clicks": mine}, {"clicks": Held(mine.owner, End(last=12, tail=8))})
-    >>> judge({"clicks": mine}, {"clicks": Held(mine.owner, End(last=10, tail=8))})
+    >>> mine = LogState(Ownership(epoch=3, nonce=99), End(last=10, tail=7))
+    >>> judge({"clicks": mine}, {"clicks": LogState(mine.owner, End(last=12, tail=8))})
+    >>> judge({"clicks": mine}, {"clicks": LogState(mine.owner, End(last=10, tail=8))})
     Traceback (most recent call last):
         ...
     lowwater_authority.journal.contract.JournalLost: the store has lost records or epochs ...
@@ -201,7 +201,7 @@ def judge(believed: Mapping[str, Held], found: Mapping[str, Held]) -> None:
     refuse_lost(believed, found)
 
 
-def refuse_lost(believed: Mapping[str, Held], found: Mapping[str, Held]) -> None:
+def refuse_lost(believed: Mapping[str, LogState], found: Mapping[str, LogState]) -> None:
     """Raise JournalLost with all logs that the store has lost a part of; what others own by now is their business."""
     lost = {
         log: (mine.last, found[log].last)
@@ -240,7 +240,7 @@ def refuse_older_view(log: str, wanted: Ownership, found: Ownership) -> None:
         raise JournalOutvoted(log, view=wanted.view, newest=found.view)
 
 
-def tell_created(place: str, server_token: str) -> None:
+def log_created(place: str, server_token: str) -> None:
     """Log that a new deployment begins.
 
     Where there was one before, its volume is not mounted, or its store was emptied.

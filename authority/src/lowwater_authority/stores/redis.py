@@ -9,7 +9,8 @@ from google.protobuf.message import DecodeError
 from lowwater.core.text import counted
 from lowwater_authority.cluster.membership import View
 from lowwater_authority.cluster.redis_directory import RedisDirectory
-from lowwater_authority.journal.redis import Keys, RedisJournal
+from lowwater_authority.journal.redis import RedisJournal
+from lowwater_authority.journal.redis_database import Keys
 from lowwater_authority.journal.redis_link import Address, RedisExchange, RedisLink
 from lowwater_authority.stores.store import SharedStore
 
