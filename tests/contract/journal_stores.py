@@ -6,16 +6,16 @@ import asyncio
 import shutil
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from lowwater_authority.journal import Entry, Journal, JournalFenced, JournalLost, LoadedLog, Ownership, SqliteJournal
-from lowwater_authority.journal.contract import Writer
 from lowwater_authority.journal.frames import checksum, decode, encode
 from lowwater_authority.journal.redis import RedisJournal
+from lowwater_authority.journal.rules import Writer
 from tests.contract.redis_server import DURABLE, RedisServer
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal, flipped
 
@@ -158,7 +158,7 @@ def another(log: str, position: int, frame: bytes) -> bytes:
 class MemoryStore(SharedStore):
     """MemoryJournal over one MemoryDisk."""
 
-    def __init__(self) -> None:
+    def __init__(self, _: Path | None = None) -> None:
         super().__init__()
         self.disk = MemoryDisk()
 
@@ -387,9 +387,5 @@ class RedisStore(SharedStore):
             self.server.execute("XADD", key, f"{position}-0", "f", frame)
 
 
-STORES: dict[str, Callable[[Path], Store]] = {
-    "memory": lambda _: MemoryStore(),
-    "sqlite": SqliteStore,
-    "redis": RedisStore,
-}
+STORES = {"memory": MemoryStore, "sqlite": SqliteStore, "redis": RedisStore}
 """Every store, by name, made in a directory of its own."""

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from lowwater_authority.cluster.directory import Directory, RedisDirectory
+from lowwater_authority.cluster.directory import Directory
 from lowwater_authority.cluster.membership import Member, View
+from lowwater_authority.cluster.redis_directory import RedisDirectory
 from lowwater_authority.journal.contract import (
     JournalClosed,
     JournalCorrupt,
@@ -66,7 +67,7 @@ class Store(ABC):
 class MemoryStore(Store):
     """MemoryDirectory over MemoryMembers."""
 
-    def __init__(self) -> None:
+    def __init__(self, _: Path) -> None:
         super().__init__()
         self.now = 1_000_000 * SECOND
         self.members = MemoryMembers(lambda: self.now, dead_after=DEAD_AFTER)
@@ -118,6 +119,10 @@ class RedisStore(Store):
         self.server.start()
 
 
+STORES = {"memory": MemoryStore, "redis": RedisStore}
+"""Every directory, by name, made in a folder of its own."""
+
+
 @pytest.fixture
 async def redis(tmp_path: Path) -> AsyncIterator[RedisStore]:
     store = RedisStore(tmp_path)
@@ -125,9 +130,9 @@ async def redis(tmp_path: Path) -> AsyncIterator[RedisStore]:
     await store.close()
 
 
-@pytest.fixture(params=["memory", "redis"])
+@pytest.fixture(params=STORES)
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    made = MemoryStore() if request.param == "memory" else RedisStore(tmp_path)
+    made = STORES[request.param](tmp_path)
     yield made
     await made.close()
 

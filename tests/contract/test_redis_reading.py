@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from lowwater_authority.journal import JournalCorrupt, JournalFailed
-from lowwater_authority.journal.redis import READINGS, RedisDatabase
+from lowwater_authority.journal.redis_database import RedisDatabase
+from lowwater_authority.journal.redis_reader import READINGS
 from tests.contract.journal_stores import RedisStore, entry
 
 

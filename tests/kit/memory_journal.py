@@ -15,7 +15,6 @@ from lowwater_authority.journal.contract import (
     GRAPH,
     End,
     Entry,
-    Held,
     Journal,
     JournalClosed,
     JournalCorrupt,
@@ -27,15 +26,7 @@ from lowwater_authority.journal.contract import (
     JournalStatistics,
     JournalUnknown,
     LoadedLog,
-    Meter,
-    Owned,
     Ownership,
-    Writer,
-    is_usurped,
-    judge,
-    refuse_lost,
-    refuse_older_view,
-    refuse_other_end,
 )
 from lowwater_authority.journal.frames import (
     Kind,
@@ -47,6 +38,17 @@ from lowwater_authority.journal.frames import (
     refuse_another,
     refuse_snapshot_behind,
     runs_of,
+)
+from lowwater_authority.journal.rules import (
+    LogState,
+    Meter,
+    Owned,
+    Writer,
+    is_usurped,
+    judge,
+    refuse_lost,
+    refuse_older_view,
+    refuse_other_end,
 )
 from tests.kit.faults import FaultPlan, Operation, Outcome
 
@@ -119,9 +121,9 @@ class MemoryDisk:
     def unsynced(self) -> int:
         return self._unsynced
 
-    def held(self, logs: Iterable[str]) -> dict[str, Held]:
+    def held(self, logs: Iterable[str]) -> dict[str, LogState]:
         empty = StoredLog()
-        return {log: Held(self.owners.get(log, Ownership()), self.logs.get(log, empty).end) for log in logs}
+        return {log: LogState(self.owners.get(log, Ownership()), self.logs.get(log, empty).end) for log in logs}
 
     def sync(self, through: int | None = None) -> None:
         """Make everything that is written durable; if it keeps prefixes, only the writes up to a number."""
@@ -224,7 +226,7 @@ class MemoryJournal(Journal):
     async def take(self, log: str, *, view: int = 0, address: str = "", above: int = 0) -> Ownership:
         self._check_open()
         wanted = Ownership(above, self._owned.next_nonce(log, self._randbits), address, view)
-        write = partial(self._take, log, self._owned.held([log]), wanted)
+        write = partial(self._take, log, self._owned.states([log]), wanted)
         owner = await self._run(Operation("take", [(log, 0)], strong=True), write)
         self._owned.took(log, owner)
         return owner
@@ -236,23 +238,23 @@ class MemoryJournal(Journal):
         return self._owned.ownership(log)
 
     async def owners(self, logs: Iterable[str]) -> dict[str, Ownership]:
-        believed = self._owned.held(logs)
+        believed = self._owned.states(logs)
         await self._read("owners")
         self._check_token(believed)
         return {log: found.owner for log, found in self._disk.held(believed).items()}
 
     async def confirm(self, logs: Iterable[str]) -> int:
-        believed = self._owned.held([*logs, GRAPH])
+        believed = self._owned.states([*logs, GRAPH])
         await self._read("confirm")
         return self._judge(believed)[GRAPH].last
 
     async def logs(self) -> list[str]:
         await self._read("logs")
-        self._check_token(self._owned.held([GRAPH]))
+        self._check_token(self._owned.states([GRAPH]))
         return sorted(self._disk.logs)
 
     async def end(self, log: str) -> End:
-        believed = self._owned.held([log])
+        believed = self._owned.states([log])
         await self._read("end")
         self._check_token(believed)
         return self._disk.held([log])[log].end
@@ -284,9 +286,9 @@ class MemoryJournal(Journal):
         self._disk.sync()
         return True
 
-    async def _load(self, log: str) -> tuple[LoadedLog, Held, Held]:
+    async def _load(self, log: str) -> tuple[LoadedLog, LogState, LogState]:
         """Read a log; returns what was believed of it, and what there is, too."""
-        believed = self._owned.held([log])
+        believed = self._owned.states([log])
         await self._read("load")
         self._check_token(believed)
         found = self._disk.held([log])
@@ -316,7 +318,7 @@ class MemoryJournal(Journal):
                 return loaded
 
     async def _load_behind(self, log: str, position: int) -> tuple[LoadedLog, End]:
-        believed = self._owned.held([log])
+        believed = self._owned.states([log])
         await self._read("load_behind")
         self._check_token(believed)
         refuse_lost(believed, self._disk.held([log]))
@@ -337,7 +339,7 @@ class MemoryJournal(Journal):
                 return
             places = [(entry.log, entry.position) for entry in entries]
             operation = Operation("append", places, strong=any(entry.strong for entry in entries))
-            believed = self._owned.held([*(run.log for run in runs), *beside])
+            believed = self._owned.states([*(run.log for run in runs), *beside])
             await self._run(operation, partial(self._append, runs, believed))
             for run in runs:
                 self._owned.reached(run.log, run.end)
@@ -348,7 +350,7 @@ class MemoryJournal(Journal):
             writer = self._owned.writer(log)
             frame = encode(log, position, payload, writer=writer, kind=Kind.SNAPSHOT, newest=newest)
             operation = Operation("snapshot", [(log, position)], strong=True)
-            believed, record = self._owned.held([log]), self._owned.record(log, position)
+            believed, record = self._owned.states([log]), self._owned.record(log, position)
             await self._run(operation, partial(self._replace, log, position, frame, believed, record))
 
     async def restore(
@@ -365,7 +367,7 @@ class MemoryJournal(Journal):
         with self._meter.snapshot(payload):
             self._check_open()
             wanted = Ownership(0, self._owned.next_nonce(log, self._randbits), address, view)
-            believed = self._owned.held([log])[log]
+            believed = self._owned.states([log])[log]
             write = partial(self._restore, log, position, payload, newest, believed, wanted, over)
             owner, end = await self._run(Operation("restore", [(log, position)], strong=True), write)
             if log != GRAPH:
@@ -408,7 +410,7 @@ class MemoryJournal(Journal):
         await self._faults.read(name)
         self._check_open()
 
-    def _take(self, log: str, believed: Mapping[str, Held], wanted: Ownership, synced: bool) -> Ownership:
+    def _take(self, log: str, believed: Mapping[str, LogState], wanted: Ownership, synced: bool) -> Ownership:
         """``wanted`` has the epoch to be above."""
         self._check_token(believed)
         found = self._disk.held([log])
@@ -418,7 +420,7 @@ class MemoryJournal(Journal):
         self._disk.owners[log] = owner = wanted._replace(epoch=max(found[log].owner.epoch, wanted.epoch) + 1)
         return owner
 
-    def _append(self, runs: list[Run], believed: Mapping[str, Held], synced: bool) -> None:
+    def _append(self, runs: list[Run], believed: Mapping[str, LogState], synced: bool) -> None:
         self._judge(believed)
         new = [run for run in runs if self._lacks(run)]
         self._disk.touch({run.log: {} for run in new}, synced=synced)
@@ -441,7 +443,7 @@ class MemoryJournal(Journal):
         log: str,
         position: int,
         frame: bytes,
-        believed: Mapping[str, Held],
+        believed: Mapping[str, LogState],
         record: int | None,
         synced: bool,
     ) -> None:
@@ -464,7 +466,7 @@ class MemoryJournal(Journal):
         position: int,
         payload: bytes,
         newest: bool,
-        mine: Held,
+        mine: LogState,
         wanted: Ownership,
         over: End | None,
         synced: bool,
@@ -503,14 +505,14 @@ class MemoryJournal(Journal):
         if self._life != self._disk.life:
             raise JournalClosed
 
-    def _judge(self, believed: Mapping[str, Held]) -> dict[str, Held]:
+    def _judge(self, believed: Mapping[str, LogState]) -> dict[str, LogState]:
         """Whether the logs may be written; returns what the disk has of them."""
         self._check_token(believed)
         found = self._disk.held(believed)
         judge(believed, found)
         return found
 
-    def _check_token(self, believed: Mapping[str, Held]) -> None:
+    def _check_token(self, believed: Mapping[str, LogState]) -> None:
         """Whether the disk is the one that was opened, and not empty."""
         found = self._disk.server_token
         if not found:

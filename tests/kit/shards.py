@@ -185,10 +185,10 @@ class One:
         """One turn of Cluster.run, which here waits for what it takes."""
         await self.hear()
         if await self.cluster.confirm():
-            self.cluster.take()
-            if self.cluster.taking:
-                await asyncio.wait(self.cluster.taking)
-        self.cluster.judge()
+            self.cluster.unserved.take_over()
+            if self.cluster.unserved.tasks:
+                await asyncio.wait(self.cluster.unserved.tasks)
+        self.cluster.contact.judge()
 
     async def hear(self) -> None:
         """Beat, and hear of the members, without taking or letting go of anything."""

@@ -180,7 +180,7 @@ _making = threading.Lock()
 
 if __name__ == "__main__":
     # What is not to be imported anew, also what serve() imports only when it is asked for.
-    for name in (SERVE, "lowwater_authority.cluster.directory", "lowwater_authority.journal.redis"):
+    for name in (SERVE, "lowwater_authority.stores.redis"):
         importlib.import_module(name)
     if importlib.util.find_spec("lowwater_page"):  # the environment of tests/iceberg has no page
         importlib.import_module("lowwater_page.process")

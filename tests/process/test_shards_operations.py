@@ -130,7 +130,7 @@ def test_a_later_process_at_an_address_ends_the_earlier(
     ("arguments", "code", "says"),
     [
         (["--advertise", ""], 2, "--store needs --advertise HOST:PORT"),
-        (["--store", "postgres://here"], 2, "--store: a Redis URL begins with"),
+        (["--store", "postgres://here"], 2, "--store: the URL of a store begins with one of redis://, rediss://, "),
         (["--store", "rediss://here?ssl_keyfile=k&ssl_pass%77ord=a/b"], 2, "--store has a password in it"),
         (["--store", "redis://127.0.0.1:1"], 2, "127.0.0.1:1: Error 111"),
         (["--dead-after", "nan"], 2, "--dead-after: 'nan' is not from 0.2 to 600 seconds"),

@@ -9,8 +9,9 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 from lowwater_authority.authority import Authority
-from lowwater_authority.cluster.cluster import DEAD_AFTER, Cluster, Replaced
+from lowwater_authority.cluster.cluster import Cluster, Replaced
 from lowwater_authority.cluster.membership import Member
+from lowwater_authority.cluster.pace import DEAD_AFTER
 from lowwater_authority.cluster.peers import Peers
 from lowwater_authority.engine.observer import Observer
 from lowwater_authority.engine.settings import ShardSettings

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lowwater import errors
-from lowwater_authority.cluster.cluster import BEATS
+from lowwater_authority.cluster.pace import BEATS
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.graph_log import replayed
 from lowwater_authority.engine.shard import Shard
@@ -352,7 +352,7 @@ async def test_a_graph_that_cannot_be_written_again_stops_only_what_needs_it(dep
         each.faults.ends["restore"] = [Outcome.FAILED] * 1000
         each.shard.confirmation.doubt_graph()
     await deployment.settle(one, other, seconds=3)
-    assert not one.cluster.cut_off
+    assert not one.cluster.contact.cut_off
     await serve_on(one, name)
     await one.cluster.change(lambda view: view.pinned(name, "other:1"))
     await deployment.settle(one, other, seconds=3)

@@ -585,18 +585,18 @@ async def test_rule7_nothing_is_remembered_of_what_could_not_be_taken_once_anoth
     whole = stored.copy()
     flip_a_bit(name, stored)
     await deployment.settle(other, seconds=6)
-    assert list(other.cluster._missing) == [name], "so that the reason is told once"
+    assert other.cluster.unserved.names == [name], "so that the reason is told once"
     assert lines_with(caplog, f"{name} is not served yet") == 1
     assert neighbours <= held(other)
     third = await deployment.start("third:1")
     await other.cluster.change(lambda view: view.pinned(name, "third:1"))
     await deployment.settle(other, third)
-    assert not other.cluster._missing
-    assert list(third.cluster._missing) == [name]
+    assert not other.cluster.unserved.names
+    assert third.cluster.unserved.names == [name]
     stored.records.update(whole.records)
     await deployment.settle(other, third, seconds=6)
     assert name in held(third)
-    assert not third.cluster._missing
+    assert not third.cluster.unserved.names
 
 
 def pinned(name: str, view: View) -> View:

@@ -10,8 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lowwater_authority.journal import GRAPH, Entry, JournalCorrupt, JournalPosition, JournalVersion
-from lowwater_authority.journal.contract import Writer
 from lowwater_authority.journal.frames import FORMAT, Kind, checksum, decode, decode_records, encode, runs_of
+from lowwater_authority.journal.rules import Writer
 
 ME = Writer(epoch=3, nonce=0xDEADBEEF)
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

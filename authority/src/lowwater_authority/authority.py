@@ -69,7 +69,7 @@ class Authority:
         self._workers = WorkerServicer(self._services)
         self._stopping = False
         if cluster is not None:
-            cluster.on_cut_off = self._cut_off
+            cluster.contact.on_cut_off = self._cut_off
 
     @property
     def streams(self) -> Streams:

@@ -20,22 +20,21 @@ from grpc_health.v1 import health_pb2_grpc
 
 from lowwater.aio import Client
 from lowwater.core.events import event
-from lowwater.core.private import make_private_folder
 from lowwater.core.settings import is_loopback
 from lowwater.core.text import counted
 from lowwater_authority.access.door import Door, open_door
 from lowwater_authority.access.policy import DEFAULT_LIMITS
 from lowwater_authority.authority import Authority
-from lowwater_authority.cluster.cluster import BEATS, Cluster, Replaced
+from lowwater_authority.cluster.cluster import Cluster, Replaced
 from lowwater_authority.cluster.lifelines import Lifelines
 from lowwater_authority.cluster.membership import Member
+from lowwater_authority.cluster.pace import Pace
 from lowwater_authority.cluster.peers import Peers, PeerSettings
 from lowwater_authority.commands.serve_arguments import limits_given, parser, refuse_password
 from lowwater_authority.engine.writes import StoreState
 from lowwater_authority.files.secret import secret
 from lowwater_authority.files.table import BadFile
 from lowwater_authority.journal import JournalError, JournalUnknown
-from lowwater_authority.journal.sqlite import SqliteJournal, is_full
 from lowwater_authority.ops.endpoint import Endpoint
 from lowwater_authority.ops.metrics import Metrics
 from lowwater_authority.ops.otlp import begin as begin_pushes
@@ -46,6 +45,8 @@ from lowwater_authority.promises import PromiseFile
 from lowwater_authority.rpc.guard import Guard, paced_by_host
 from lowwater_authority.rpc.health import HealthServicer
 from lowwater_authority.rpc.interceptors import Decoding, Timing
+from lowwater_authority.stores.folder import Folder
+from lowwater_authority.stores.store import store_at
 from lowwater_server.http import listen
 from lowwater_server.logging import set_up
 from lowwater_server.tls import BadCertificate, Certificates, Files
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 
     from lowwater_authority.access.policy import Limits
     from lowwater_authority.core.topology import Topology
+    from lowwater_authority.journal import Journal
+    from lowwater_authority.stores.store import SharedStore, Store
 
 MESSAGE_BYTES: Final = 64 << 20
 """Bytes of the largest message: a claim or a full report of more than a million ranges."""
@@ -374,24 +377,23 @@ def steady_seconds() -> float:
     return time.clock_gettime(STEADY)
 
 
-def journal_in(args: argparse.Namespace) -> SqliteJournal:
-    """Return the journal in the folder of ``--data``. Raises CannotServe.
-
-    A missing folder is made, for this user alone.
-    """
+def shared_store(args: argparse.Namespace) -> SharedStore:
+    """Return the store of ``--store``. Raises CannotServe."""
     try:
-        make_private_folder(args.data)
-    except OSError as error:
-        fix = "Free space on its disk" if is_full(error) else "Name a folder on a writable local disk"
-        msg = f"--data {args.data} cannot be made: {error.strerror}. {fix}."
-        raise CannotServe(msg) from error
+        return store_at(args.store, args.deployment)
+    except ValueError as error:
+        raise CannotServe(f"--store: {error}") from error
+
+
+def journal_in(store: Store, args: argparse.Namespace, *, patience: float = 0.0) -> Journal:
+    """Return the journal in a store; with ``--expect-deployment`` only that one. Raises JournalFailed."""
     expected: str = args.expect_deployment
-    return SqliteJournal(args.data / "journal.sqlite", server_token=expected, must_exist=bool(expected))
+    return store.journal(server_token=expected, must_exist=bool(expected), patience=patience)
 
 
 def _embedded(args: argparse.Namespace, metrics: Metrics, door: Door | None) -> Authority:
     """Return the only process of a deployment, with a journal in a file."""
-    journal = journal_in(args)
+    journal = journal_in(Folder(args.data), args)
     access = None if door is None else door.access
     limits = limits_given(args.limit)
     return Authority(journal, clock=clock, monotonic=steady, observer=metrics, access=access, limits=limits)
@@ -400,44 +402,25 @@ def _embedded(args: argparse.Namespace, metrics: Metrics, door: Door | None) -> 
 def _shared(
     args: argparse.Namespace, bound: int, metrics: Metrics, certificates: Certificates | None, door: Door | None
 ) -> Authority:
-    """Return one shard of a deployment, with a journal in Redis. Raises CannotServe."""
+    """Return one shard of a deployment, over a store that others share. Raises CannotServe."""
     if not args.advertise:
         msg = "--store needs --advertise HOST:PORT, an address of this process that clients and other shards can reach"
         raise CannotServe(msg)
-    try:
-        from lowwater_authority.cluster.directory import RedisDirectory
-        from lowwater_authority.journal.redis import RedisJournal
-    except ModuleNotFoundError as error:
-        msg = "--store needs the Redis client: pip install 'redis[hiredis]>=6'"
-        raise CannotServe(msg) from error
+    store = shared_store(args)
     if certificates is not None:
         certificates.check_as_client()
     host, port = address(args.advertise, "--advertise")
     me = Member(secrets.token_hex(8), f"{host}:{port or bound}")
-    try:
-        journal = RedisJournal(
-            args.store,
-            namespace=args.deployment,
-            server_token=args.expect_deployment,
-            must_exist=bool(args.expect_deployment),
-            patience=args.dead_after,
-        )
-        directory = RedisDirectory(
-            args.store,
-            namespace=args.deployment,
-            timeout=args.dead_after / BEATS,
-            dead_after=int(args.dead_after * 1e6),
-        )
-    except ValueError as error:
-        msg = f"--store: {error}"
-        raise CannotServe(msg) from error
+    journal = journal_in(store, args, patience=args.dead_after)
+    beat = Pace(args.dead_after).beat
+    directory = store.directory(timeout=beat, dead_after=int(args.dead_after * 1e6))
     token, access = (None, None) if door is None else (door.token, door.access)
     peers = Peers(
         lambda: Client(
             PeerSettings(me.address, token=token, server_token=journal.server_token, certificates=certificates)
         )
     )
-    lifelines = Lifelines(me, args.dead_after / BEATS)
+    lifelines = Lifelines(me, beat)
     cluster = Cluster(
         directory, me, peers=peers, lifelines=lifelines, monotonic=steady_seconds, dead_after=args.dead_after
     )

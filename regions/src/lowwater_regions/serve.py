@@ -25,13 +25,14 @@ from lowwater.v1 import regions_pb2_grpc
 from lowwater_authority import serve as local
 from lowwater_authority.commands.serve_arguments import add_expect_deployment, add_limit, add_listen, limits_given
 from lowwater_authority.engine.writes import StoreState
-from lowwater_authority.journal import Journal, JournalError
+from lowwater_authority.journal import JournalError
 from lowwater_authority.ops.metrics import Metrics
 from lowwater_authority.ops.resources import FILES, MEMORY, Watch
 from lowwater_authority.ops.shard_figures import ProcessCollector
 from lowwater_authority.rpc.guard import Guard
 from lowwater_authority.rpc.health import HealthServicer
 from lowwater_authority.rpc.interceptors import Decoding, Timing
+from lowwater_authority.stores.folder import Folder
 from lowwater_regions.config import positive_duration
 from lowwater_regions.figures import BUILD, ReferenceFigures
 from lowwater_regions.registry import Registry
@@ -131,22 +132,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return local.FAILED
 
 
-def _journal(args: argparse.Namespace) -> Journal:
-    if args.store:
-        try:
-            from lowwater_authority.journal.redis import RedisJournal
-        except ModuleNotFoundError as error:
-            msg = "--store needs the Redis client: pip install 'redis[hiredis]>=6'"
-            raise local.CannotServe(msg) from error
-        try:
-            expected: str = args.expect_deployment
-            return RedisJournal(args.store, namespace=args.deployment, server_token=expected, must_exist=bool(expected))
-        except ValueError as error:
-            msg = f"--store: {error}"
-            raise local.CannotServe(msg) from error
-    return local.journal_in(args)
-
-
 async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     """Start everything, run until SIGTERM or SIGINT, or until another one has the store."""
     stopping = asyncio.Event()
@@ -157,8 +142,9 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     leaving.enter_context(metrics.counting_log())
     certificates = local.certificates_of(args)
     door = local.door_of(args, host, shared=False, limits=limits_given(args.limit))
+    store = local.shared_store(args) if args.store else Folder(args.data)
     registry = Registry(
-        _journal(args),
+        local.journal_in(store, args),
         clock=local.clock,
         monotonic=lambda: time.monotonic_ns() // 1000,
         token=lambda: secrets.token_hex(16),

@@ -1,7 +1,7 @@
-"""What a shard still serves although another one was to take it long ago.
+"""What a shard still serves although another shard should have taken it over long ago.
 
-Perhaps the other one cannot read the log. Then memory here has the only good copy, which must not
-end with this process: so the log is written whole, once.
+Perhaps the other shard cannot read the log. Then the memory of this process is the only good copy,
+and would be lost with it: so this shard writes the log whole, once.
 """
 
 from __future__ import annotations
@@ -19,57 +19,65 @@ if TYPE_CHECKING:
 __all__ = ["LOOK_SECONDS", "WHOLE_AT_ONCE", "Untaken"]
 
 LOOK_SECONDS: Final = 10.0
-"""How long at least, twice that at most, it is waited for another shard to take what it is to
-serve. Then the log is written whole."""
+"""Seconds between two looks. The other shard has this time at least, and twice this time at most,
+before its log is written whole."""
 
 WHOLE_AT_ONCE: Final = 4
-"""Logs that are written whole in that time: each costs a snapshot, and a whole deployment may wait
-for shards of a newer release."""
+"""Logs that one look names at most: each costs a snapshot, and a whole deployment may wait for
+shards of a newer release."""
 
 
 @dataclass(slots=True)
-class _Kept:
-    """One computation that another shard was to take already at the last look."""
+class _Waiting:
+    """One computation that another shard should have taken over by the last look."""
 
-    until: int = 0
-    """The position up to which its log was to be written whole when that was asked for first; 0: it
-    was not."""
+    whole_until: int = 0
+    """Position up to which the log was to be written whole when that was first asked for; 0 before."""
 
     def due(self, log: Log) -> bool:
-        """Whether it is to be written whole: something is behind its snapshot, and the store has not taken what was asked for."""
-        return bool(log.behind) and not 0 < self.until <= log.snapshot_position
+        """Return whether the log is to be written whole: it has records behind its snapshot, and none was written yet."""
+        return bool(log.behind) and not 0 < self.whole_until <= log.snapshot_position
 
 
 class Untaken:
-    """The computations of one shard that others are to serve.
+    """The computations that a shard holds and other shards are to serve.
 
-    ``mine`` says whether one is to be served here.
+    ``mine`` says whether a computation is to be served here; ``monotonic`` returns seconds.
     """
 
-    def __init__(self, held: Holdings, mine: Callable[[str], bool]) -> None:
+    def __init__(self, held: Holdings, mine: Callable[[str], bool], monotonic: Callable[[], float]) -> None:
         self._held = held
         self._mine = mine
-        self._kept: dict[str, _Kept] = {}
+        self._monotonic = monotonic
+        self._look_at = float("-inf")
+        """Time of the next look."""
+        self._waiting: dict[str, _Waiting] = {}
         self._state = 0, 0, 0
 
     def look(self) -> list[str]:
-        """Look again, ``LOOK_SECONDS`` after the last time; return whose logs are to be written whole now.
+        """Look again if it is time; return the names whose logs are to be written whole now.
 
-        What is asked for is asked for again until the store has it: the shard may have too much to do to begin it. Cost: a look at the
-        view for each that is served, and when nothing has changed since the last time, for each that others are to serve.
+        A name is returned at every look until the store has the whole log: the shard may be too
+        busy to begin. Cost: a look at the view for each computation served here, or, when nothing
+        has changed since the last look, for each that others are to serve.
         """
+        if self._monotonic() < self._look_at:
+            return []
+        self._look_at = self._monotonic() + LOOK_SECONDS
         held = self._held
         state = held.logs.view, held.topology.version, held.losses
-        before, names = self._kept, self._kept if state == self._state else held.served
-        self._kept = {n: before.get(n) or _Kept() for n in names if n in held.served and not self._mine(n)}
+        before, names = self._waiting, self._waiting if state == self._state else held.served
+        self._waiting = {
+            name: before.get(name) or _Waiting() for name in names if name in held.served and not self._mine(name)
+        }
         self._state = state
-        late = [held.served[name] for name in self._kept.keys() & before.keys() if self._is_due(held.served[name])]
+        late = [held.served[name] for name in self._waiting.keys() & before.keys() if self._is_due(held.served[name])]
         late.sort(key=lambda holding: (holding.log.refused, holding.name))
         for holding in late[:WHOLE_AT_ONCE]:
-            kept = self._kept[holding.name]
-            kept.until = kept.until or holding.log.position
+            waiting = self._waiting[holding.name]
+            waiting.whole_until = waiting.whole_until or holding.log.position
         return [holding.name for holding in late[:WHOLE_AT_ONCE]]
 
     def _is_due(self, holding: Holding) -> bool:
-        # What is unwritten is put right by other means, and takes nobody's place here until then.
-        return holding.unwritten is None and self._kept[holding.name].due(holding.log)
+        # An unwritten change is repaired by the engine first, and takes no place here until then.
+        return holding.unwritten is None and self._waiting[holding.name].due(holding.log)

@@ -16,25 +16,20 @@ import json
 import os
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from google.protobuf.message import DecodeError
-
 from lowwater import errors
 from lowwater.cli.arguments import CommandParser, add_command
 from lowwater.cli.failures import fail
 from lowwater.cli.render import table
-from lowwater.core.private import make_private_folder
 from lowwater.core.text import counted
-from lowwater_authority.cluster.membership import View
 from lowwater_authority.commands.serve_arguments import refuse_password
 from lowwater_authority.engine.graph_log import needs_newest, whole
-from lowwater_authority.journal import GRAPH, Journal, SqliteJournal
+from lowwater_authority.journal import GRAPH, Journal
 from lowwater_authority.journal.copy import (
     Copy,
     CopyRefused,
@@ -45,6 +40,8 @@ from lowwater_authority.journal.copy import (
     speaking_of,
     survey,
 )
+from lowwater_authority.stores.folder import Folder
+from lowwater_authority.stores.store import Store, store_at
 
 PROGRESS_SECONDS: Final = 1.0
 """At most one line of progress in that time; a copy that takes less says nothing before it is done.
@@ -161,8 +158,8 @@ async def _show(args: argparse.Namespace) -> str:
     return f"deployment {token} in {source}\n{table(rows)}{note}"
 
 
-async def _present(source: Place) -> Place:
-    """The same place. Raises CopyRefused when nothing is there, which opening would make."""
+async def _present(source: Store) -> Store:
+    """Return the same store. Raises CopyRefused when it holds no journal: opening would make one."""
     with speaking_of(str(source)):
         if not await source.exists():
             msg = f"there is no journal in {source}: look at the name, see lowwater journal show --help"
@@ -171,12 +168,15 @@ async def _present(source: Place) -> Place:
 
 
 @asynccontextmanager
-async def _opened(place: Place, *, served: bool, server_token: str = "") -> AsyncIterator[Journal]:
-    """The journal, open; unless ``served``, only while nobody serves it."""
-    with speaking_of(str(place)):
-        if not served:
-            await place.refuse_served()
-        journal = place.journal(server_token=server_token)
+async def _opened(store: Store, *, served: bool, server_token: str = "") -> AsyncIterator[Journal]:
+    """Open the journal of a store, and close it again.
+
+    Unless ``served``, raises CopyRefused while shards serve it.
+    """
+    with speaking_of(str(store)):
+        if not served and (servers := await store.served_by()):
+            raise CopyRefused(f"{store} is being served by {servers}")
+        journal = store.journal(server_token=server_token)
         try:
             await journal.open()
         except BaseException:
@@ -185,7 +185,7 @@ async def _opened(place: Place, *, served: bool, server_token: str = "") -> Asyn
     try:
         yield journal
     finally:
-        with speaking_of(str(place)):
+        with speaking_of(str(store)):
             await journal.close()
 
 
@@ -235,145 +235,7 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)  # noqa: T201 - the answer to a command
 
 
-LATELY_SECONDS: Final = 10.0
-"""A shard that was heard of since then is alive. Longer than any common --dead-after; who is slower
-is fenced all the same."""
-
-_REDIS_SECONDS: Final = 5.0
-
-
-class Place(ABC):
-    """Holds one journal, or none yet. Its text, unlike what it was made of, holds no secret."""
-
-    @abstractmethod
-    async def exists(self) -> bool:
-        """Whether a journal is there; looking makes none. Raises JournalFailed."""
-
-    @abstractmethod
-    async def refuse_served(self) -> None:
-        """Raise CopyRefused while processes serve it, as far as opening it would not.
-
-        Raises JournalFailed.
-        """
-
-    @abstractmethod
-    def journal(self, *, server_token: str = "") -> Journal:
-        """The journal, to be opened; a new one gets the token.
-
-        Raises CopyRefused when there is no place for it.
-        """
-
-    @abstractmethod
-    def removal(self) -> str:
-        """What removes it, to be read behind "to remove it, "."""
-
-
-class Folder(Place):
-    """What ``lowwater serve --data`` was given."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = path / "journal.sqlite"
-
-    def __str__(self) -> str:
-        return str(self._path)
-
-    async def exists(self) -> bool:
-        """See Place."""
-        files = (self._file, self._file.with_name("journal.sqlite-wal"))
-        return any(file.exists() and file.stat().st_size > 0 for file in files)
-
-    async def refuse_served(self) -> None:
-        """See Place: the lock on the file refuses."""
-
-    def journal(self, *, server_token: str = "") -> Journal:
-        """See Place."""
-        try:
-            make_private_folder(self._path)
-        except OSError as error:
-            msg = f"{self} cannot be made a folder: {error.strerror}. Name one on a writable local disk"
-            raise CopyRefused(msg) from error
-        return SqliteJournal(self._file, server_token=server_token)
-
-    def removal(self) -> str:
-        """See Place."""
-        return f"delete {self._file} with its -wal, -shm and .lock"
-
-
-class Deployment(Place):
-    """One deployment of a store in Redis."""
-
-    def __init__(self, url: str, name: str) -> None:
-        try:
-            from lowwater_authority.journal.redis import Keys, RedisJournal
-            from lowwater_authority.journal.redis_link import Address
-        except ModuleNotFoundError as error:
-            msg = "a store URL needs the Redis client: pip install 'redis[hiredis]>=6'"
-            raise CopyRefused(msg) from error
-        self._url = url
-        self._name = name
-        try:
-            self._address = Address(url)
-            self._keys = Keys.of(name)
-            RedisJournal(url, namespace=name)
-        except ValueError as error:
-            raise CopyRefused(str(error)) from error
-
-    def __str__(self) -> str:
-        return f"{self._address}#{self._name}"
-
-    async def exists(self) -> bool:
-        """See Place."""
-        return bool(await self._read("HGETALL", self._keys.deployment))
-
-    async def refuse_served(self) -> None:
-        """See Place. Whoever has beaten lately is alive; a shard that was stopped properly has taken its beat along."""
-        beats = await self._read("HGETALL", self._keys.beats)
-        seconds, micros = map(int, await self._read("TIME"))
-        silent = {
-            name.decode(): seconds + micros / 1e6 - int(time) / 1e6
-            for name, time in zip(beats[::2], beats[1::2], strict=True)
-        }
-        alive = {name: age for name, age in silent.items() if age < LATELY_SECONDS}
-        if not alive:
-            return
-        newest = min(alive, key=alive.__getitem__)
-        shards = f"{len(alive)} shard{'' if len(alive) == 1 else 's'}"
-        raise CopyRefused(
-            f"{self} is being served by {shards}: {await self._address_of(newest)} was heard of {max(0.0, alive[newest]):.1f} s ago. "
-            f"Stop them; one that was killed counts for {LATELY_SECONDS:.0f} s"
-        )
-
-    def journal(self, *, server_token: str = "") -> Journal:
-        """See Place."""
-        from lowwater_authority.journal.redis import RedisJournal
-
-        return RedisJournal(self._url, namespace=self._name, server_token=server_token, timeout=_REDIS_SECONDS)
-
-    def removal(self) -> str:
-        """See Place."""
-        return f"delete the keys {self._keys.tag}:* in {self._address}"
-
-    async def _address_of(self, member: str) -> str:
-        """Where a shard is reached, as far as the view tells; else its id."""
-        payload = await self._read("HGET", self._keys.view, "view")
-        try:
-            found = View.decode(payload or b"").member(member)
-        except DecodeError:
-            found = None
-        return found.address if found else f"the shard {member}"
-
-    async def _read(self, *command: str) -> Any:
-        from lowwater_authority.journal.redis_link import RedisExchange, RedisLink
-
-        link = RedisLink(self._address, self._keys.deployment, _REDIS_SECONDS)
-        try:
-            return await RedisExchange(link, timeout=_REDIS_SECONDS).read(*command)
-        finally:
-            await link.close()
-
-
-def parse_place(text: str) -> Place:
+def parse_place(text: str) -> Store:
     """The place that an argument names. Raises CopyRefused, which quotes no URL.
 
     >>> print(parse_place("redis://redis/0#orders"))
@@ -395,7 +257,10 @@ def parse_place(text: str) -> Place:
             raise CopyRefused(msg)
     elif "://" not in text:
         return _folder(Path(text))
-    return Deployment(url, name or "default")
+    try:
+        return store_at(url, name or "default")
+    except ValueError as error:
+        raise CopyRefused(str(error)) from error
 
 
 def _folder(path: Path) -> Folder:

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from lowwater.cli.arguments import CommandParser
 from lowwater_authority.access.policy import DEFAULT_LIMITS, LIMITS, Limits, limits_of
-from lowwater_authority.cluster.cluster import DEAD_AFTER
+from lowwater_authority.cluster.pace import DEAD_AFTER
 from lowwater_authority.files.table import BadFile, Table
 from lowwater_server.logging import FORMATS
 

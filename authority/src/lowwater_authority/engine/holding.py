@@ -52,7 +52,7 @@ from lowwater_authority.journal import (
     JournalVersion,
     Ownership,
 )
-from lowwater_authority.journal.contract import is_usurped
+from lowwater_authority.journal.rules import is_usurped
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator

@@ -25,15 +25,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 from zlib import crc32
 
-from lowwater_authority.journal.contract import (
-    GRAPH,
-    End,
-    Entry,
-    JournalCorrupt,
-    JournalPosition,
-    JournalVersion,
-    Writer,
-)
+from lowwater_authority.journal.contract import GRAPH, End, Entry, JournalCorrupt, JournalPosition, JournalVersion
+from lowwater_authority.journal.rules import Writer
 
 FORMAT = 3
 """The newest format. All before it are read: 1 knew no bound of a revocation, and wrote whole
@@ -96,8 +89,7 @@ def decode(log: str, position: int, data: bytes, *, kind: Kind = Kind.RECORD, pa
     >>> decode("clicks", 8, encode("clicks", 7, b"payload", writer=Writer(3, 99)))
     Traceback (most recent call last):
         ...
-    lowwater_authority.journal.contract.JournalCorrupt: log 'clicks' at position 8 is damaged: the
-    checksum differs. ...
+    lowwater_authority.journal.contract.JournalCorrupt: log 'clicks' at position 8 is damaged: ...
     """
     if len(data) < _HEADER.size:
         raise JournalCorrupt(log, position, f"{len(data)} bytes are too few for a frame")

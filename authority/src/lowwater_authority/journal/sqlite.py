@@ -29,7 +29,6 @@ from lowwater_authority.journal.contract import (
     GRAPH,
     End,
     Entry,
-    Held,
     Journal,
     JournalClosed,
     JournalCorrupt,
@@ -43,16 +42,7 @@ from lowwater_authority.journal.contract import (
     JournalUnknown,
     JournalVersion,
     LoadedLog,
-    Meter,
-    Owned,
     Ownership,
-    Writer,
-    judge,
-    nothing_there,
-    refuse_lost,
-    refuse_older_view,
-    refuse_other_end,
-    tell_created,
 )
 from lowwater_authority.journal.frames import (
     Kind,
@@ -64,6 +54,18 @@ from lowwater_authority.journal.frames import (
     refuse_another,
     refuse_snapshot_behind,
     runs_of,
+)
+from lowwater_authority.journal.rules import (
+    LogState,
+    Meter,
+    Owned,
+    Writer,
+    judge,
+    log_created,
+    nothing_there,
+    refuse_lost,
+    refuse_older_view,
+    refuse_other_end,
 )
 
 T = TypeVar("T")
@@ -132,7 +134,7 @@ class SqliteJournal(Journal):
         Raises JournalFenced when another process has opened the file in spite of the lock.
         """
         wanted = Ownership(above, 0, address, view)
-        owner = await self._run(self._database.take, log, wanted, self._owned.held([log]), secrets.randbits)
+        owner = await self._run(self._database.take, log, wanted, self._owned.states([log]), secrets.randbits)
         self._owned.took(log, owner)
         return owner
 
@@ -180,13 +182,13 @@ class SqliteJournal(Journal):
         ``open`` writes behind it.
         """
         del known, durable
-        loaded, end = await self._run(self._database.load, log, self._owned.held([log]))
+        loaded, end = await self._run(self._database.load, log, self._owned.states([log]))
         self._owned.reached(log, end)
         return loaded
 
     async def load_behind(self, log: str, position: int) -> LoadedLog:
         """See Journal."""
-        return await self._run(self._database.load_behind, log, position, self._owned.held([log]))
+        return await self._run(self._database.load_behind, log, position, self._owned.states([log]))
 
     async def append(self, entries: Sequence[Entry], *, beside: Iterable[str] = ()) -> None:
         """See Journal.
@@ -199,7 +201,7 @@ class SqliteJournal(Journal):
             writers = {entry.log: self._owned.writer(entry.log) for entry in entries}
             if not writers:
                 return
-            ends = await self._run(self._append, tuple(entries), writers, self._owned.held(writers))
+            ends = await self._run(self._append, tuple(entries), writers, self._owned.states(writers))
             for log, end in ends.items():
                 self._owned.reached(log, end)
 
@@ -209,7 +211,7 @@ class SqliteJournal(Journal):
         Written in parts of 256 KiB; cancelled or cut off, the parts are removed later.
         """
         with self._meter.snapshot(payload):
-            writer, believed = self._owned.writer(log), self._owned.held([log])
+            writer, believed = self._owned.writer(log), self._owned.states([log])
             record = self._owned.record(log, position)
             key = await self._run(self._database.begin_snapshot, log, position, believed, record)
             if key is None:
@@ -242,7 +244,7 @@ class SqliteJournal(Journal):
                 parts = range(_parts(payload))
                 return [_frame(log, position, payload, part, writer, newest=newest) for part in parts]
 
-            mine, wanted = self._owned.held([log])[log], Ownership(0, 0, address, view)
+            mine, wanted = self._owned.states([log])[log], Ownership(0, 0, address, view)
             restore = self._database.restore
             owner, end = await self._run(restore, log, position, mine, wanted, framed, secrets.randbits, over)
             if log != GRAPH:
@@ -268,7 +270,7 @@ class SqliteJournal(Journal):
         return self._meter.statistics()
 
     def _append(
-        self, entries: Sequence[Entry], writers: Mapping[str, Writer], believed: Mapping[str, Held]
+        self, entries: Sequence[Entry], writers: Mapping[str, Writer], believed: Mapping[str, LogState]
     ) -> dict[str, End]:
         """Append, and return where the logs end then."""
         # Checksums of large payloads are work for this thread too, not for the event loop.
@@ -390,7 +392,7 @@ class SqliteDatabase:
         return {log: self._taken.get(log, Ownership()) for log in logs}
 
     def take(
-        self, log: str, wanted: Ownership, believed: Mapping[str, Held], randbits: Callable[[int], int]
+        self, log: str, wanted: Ownership, believed: Mapping[str, LogState], randbits: Callable[[int], int]
     ) -> Ownership:
         """The file's epoch, if it is new to the log and greater than that of ``wanted``; else a new one."""
         taken = self._taken.get(log, Ownership())
@@ -405,7 +407,7 @@ class SqliteDatabase:
         self._taken[log] = Ownership(*owner.writer, wanted.address, wanted.view)
         return self._taken[log]
 
-    def load(self, log: str, believed: Mapping[str, Held]) -> tuple[LoadedLog, End]:
+    def load(self, log: str, believed: Mapping[str, LogState]) -> tuple[LoadedLog, End]:
         """Snapshot and records of a log, all checked, and where it ends."""
         with self._reading(log):
             key, last, tail, position = row = self._find(log)
@@ -414,7 +416,7 @@ class SqliteDatabase:
             records, known = self._load_records(log, key, position, last, tail)
             return LoadedLog(position, snapshot, records, tails=known), row.end
 
-    def load_behind(self, log: str, position: int, believed: Mapping[str, Held]) -> LoadedLog:
+    def load_behind(self, log: str, position: int, believed: Mapping[str, LogState]) -> LoadedLog:
         """The records of a log behind a position, all checked."""
         with self._reading(log):
             key, last, tail, snapshot = row = self._find(log)
@@ -432,7 +434,7 @@ class SqliteDatabase:
         tails: dict[int, int] = {}
         return decode_records(log, rows, after=after, last=last, tail=tail, epoch=epoch, tails=tails), tails
 
-    def append(self, runs: list[Run], believed: Mapping[str, Held]) -> None:
+    def append(self, runs: list[Run], believed: Mapping[str, LogState]) -> None:
         """Write all runs in one transaction, or none."""
         with self._transaction() as connection:
             rows = self._judge(believed)
@@ -451,7 +453,9 @@ class SqliteDatabase:
                     [(key, position, frame) for position, frame in enumerate(run.frames, run.first)],
                 )
 
-    def begin_snapshot(self, log: str, position: int, believed: Mapping[str, Held], record: int | None) -> int | None:
+    def begin_snapshot(
+        self, log: str, position: int, believed: Mapping[str, LogState], record: int | None
+    ) -> int | None:
         """The key to stage the parts of a snapshot under; None when the present one reaches as far."""
         with translated(self.path):
             return self._snapshot_key(log, position, believed, record)
@@ -463,7 +467,7 @@ class SqliteDatabase:
             connection.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?)", (key, position, part, frame))
 
     def finish_snapshot(
-        self, log: str, position: int, parts: int, believed: Mapping[str, Held], record: int | None
+        self, log: str, position: int, parts: int, believed: Mapping[str, LogState], record: int | None
     ) -> None:
         """Make the staged parts the snapshot, in one transaction; ``purge_some`` removes what it covers."""
         with self._transaction() as connection:
@@ -496,7 +500,7 @@ class SqliteDatabase:
         self,
         log: str,
         position: int,
-        mine: Held,
+        mine: LogState,
         wanted: Ownership,
         framed: Callable[[Ownership], list[bytes]],
         randbits: Callable[[int], int],
@@ -595,7 +599,7 @@ class SqliteDatabase:
             if wanted not in {"", self._owner.server_token}:
                 raise JournalReplaced(expected=wanted, found=self._owner.server_token)
         if new:
-            tell_created(str(self.path), self._owner.server_token)
+            log_created(str(self.path), self._owner.server_token)
         # The names of the files must be as durable as their content.
         _sync_directory(self.path.parent)
         self._files = self._identities()
@@ -607,11 +611,11 @@ class SqliteDatabase:
         sql = "SELECT id, last, tail, snapshot FROM logs WHERE name = ?"
         return _Row(*(self._connection.execute(sql, (log,)).fetchone() or ()))
 
-    def _held(self, rows: Mapping[str, _Row]) -> dict[str, Held]:
+    def _held(self, rows: Mapping[str, _Row]) -> dict[str, LogState]:
         """Owner and end of each log."""
-        return {log: Held(self._taken.get(log, Ownership()), row.end) for log, row in rows.items()}
+        return {log: LogState(self._taken.get(log, Ownership()), row.end) for log, row in rows.items()}
 
-    def _judge(self, believed: Mapping[str, Held]) -> dict[str, _Row]:
+    def _judge(self, believed: Mapping[str, LogState]) -> dict[str, _Row]:
         """Whether the logs may be written; returns what the file says of them."""
         check_owner(self._connection, self._owner.writer, believed)
         rows = {log: self._find(log) for log in believed}
@@ -627,7 +631,9 @@ class SqliteDatabase:
         self._connection.execute(sql, (*end, snapshot, key))
         return key
 
-    def _snapshot_key(self, log: str, position: int, believed: Mapping[str, Held], record: int | None) -> int | None:
+    def _snapshot_key(
+        self, log: str, position: int, believed: Mapping[str, LogState], record: int | None
+    ) -> int | None:
         """Key of a log that may get a snapshot there; None when it has one that reaches as far."""
         row = self._judge(believed)[log]
         if not 1 <= position <= row.last:

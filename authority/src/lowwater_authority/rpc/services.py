@@ -61,13 +61,13 @@ class Services:
 
     def go_away(self) -> types_pb2.GoAway:
         """Return the last message of every stream."""
-        cut_off = self.cluster is not None and self.cluster.cut_off
+        cut_off = self.cluster is not None and self.cluster.contact.cut_off
         reason = "the authority is cut off from its store" if cut_off else "the authority is stopping"
         return types_pb2.GoAway(reason=reason, retry_after_millis=GO_AWAY_MILLIS)
 
     def check(self) -> None:
         """Raise Unavailable while this shard is cut off: another may serve its computations."""
-        if self.cluster is not None and self.cluster.cut_off:
+        if self.cluster is not None and self.cluster.contact.cut_off:
             msg = (
                 "this shard is cut off from its store, and another one may serve what it did: ask another, or try later"
             )
