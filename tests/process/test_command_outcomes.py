@@ -154,7 +154,7 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
         "2s",
         "--even-unregistered",
         of=lw,
-        said="Start what registers it",
+        said="Start the job that registers it",
     )
     expect(1, "complete", "flights", "--until", LATE, of=lw)
     expect(2, "complete", "flights", "--until", "noon", of=lw)

@@ -94,7 +94,7 @@ def test_an_authority_that_does_not_know_slices_is_told_of() -> None:
     request, exchange = register(client)
     assert list(request.slices) == [b"\x40", b"\x80"]
     answer = topology_pb2.RegisterResponse(computation=topology_pb2.Computation(name="hourly"))
-    with pytest.raises(lowwater.InvalidArgument, match="does not know slices") as refused:
+    with pytest.raises(lowwater.InvalidArgument, match="no slices, or upgrade") as refused:
         exchange.take(answer)
     assert refused.value.metadata["field"] == "slices"
     answer.computation.slices.extend(request.slices)

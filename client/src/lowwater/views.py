@@ -142,7 +142,7 @@ class RangeView:
 
 @dataclass(frozen=True, slots=True)
 class LatenessBudget:
-    """A watermark behind which, in the long run, about a given share of the records comes at most."""
+    """A watermark behind which, in the long run, at most a given share of the records comes."""
 
     share: float
     """Share of records that may come behind, such as 0.01."""
@@ -274,7 +274,7 @@ class WatermarkView:
 
     @property
     def oldest_operation(self) -> datetime | None:
-        """Start of the oldest operation that still runs at a worker, as far as workers report it."""
+        """Start of the oldest operation that still runs at a worker that reports it."""
         return _moment(self.oldest_operation_micros)
 
 

@@ -18,7 +18,7 @@ from lowwater._async.worker import Worker
 from lowwater._drive.tasks.connection import MakeChannel
 from lowwater._drive.tasks.runtimes import Runtimes
 from lowwater.core.call import Call
-from lowwater.core.calls import Published, decided_on, full_name
+from lowwater.core.calls import Published, based_on, full_name
 from lowwater.core.checks import known_name
 from lowwater.core.claims import CLOSE_TIMEOUT, Claimant
 from lowwater.core.intervals import Closings, Gap, Interval, IntervalView, bounds_of, gap_of, upstream_below
@@ -147,7 +147,7 @@ class Client:
         """
         runtime = self._runtime()
         call = runtime.calls.split_slice(name, at)
-        return await runtime.call(decided_on(call, await runtime.call(runtime.calls.seen(name))))
+        return await runtime.call(based_on(call, await runtime.call(runtime.calls.registration(name))))
 
     async def topology(self) -> Topology:
         """Return the whole graph."""
@@ -164,7 +164,7 @@ class Client:
         """
         runtime = self._runtime()
         call = runtime.calls.set_inputs(name, inputs)
-        return await runtime.call(decided_on(call, await runtime.call(runtime.calls.seen(name))))
+        return await runtime.call(based_on(call, await runtime.call(runtime.calls.registration(name))))
 
     async def reset(self, name: str) -> tuple[Computation, ...]:
         """Start a new incarnation of a computation and of all that reads it, directly or not; their watermarks are unknown again.
@@ -173,7 +173,7 @@ class Client:
         """
         runtime = self._runtime()
         call = runtime.calls.reset(name)
-        return await runtime.call(decided_on(call, await runtime.call(runtime.calls.seen(name))))
+        return await runtime.call(based_on(call, await runtime.call(runtime.calls.registration(name))))
 
     async def retire(self, name: str, start: bytes, end: bytes, force: bool = False) -> int:
         """Take ``[start, end)`` out of a computation until it is claimed again: nobody waits for it. Returns how many ranges.
@@ -245,7 +245,7 @@ class Client:
         """
         runtime = self._runtime()
         call = runtime.calls.drop(name, force=force)
-        return await runtime.call(decided_on(call, await runtime.call(runtime.calls.seen(name))))
+        return await runtime.call(based_on(call, await runtime.call(runtime.calls.registration(name))))
 
     # -- reading -----------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from lowwater._sync.runtime import Runtime
 from lowwater._sync.tasks import Tasks
 from lowwater._sync.worker import Worker
 from lowwater.core.call import Call
-from lowwater.core.calls import Published, decided_on, full_name
+from lowwater.core.calls import Published, based_on, full_name
 from lowwater.core.checks import known_name
 from lowwater.core.claims import CLOSE_TIMEOUT, Claimant
 from lowwater.core.intervals import Closings, Gap, Interval, IntervalView, bounds_of, gap_of, upstream_below
@@ -148,7 +148,7 @@ class Client:
         """
         runtime = self._runtime()
         call = runtime.calls.split_slice(name, at)
-        return runtime.call(decided_on(call, runtime.call(runtime.calls.seen(name))))
+        return runtime.call(based_on(call, runtime.call(runtime.calls.registration(name))))
 
     def topology(self) -> Topology:
         """Return the whole graph."""
@@ -165,7 +165,7 @@ class Client:
         """
         runtime = self._runtime()
         call = runtime.calls.set_inputs(name, inputs)
-        return runtime.call(decided_on(call, runtime.call(runtime.calls.seen(name))))
+        return runtime.call(based_on(call, runtime.call(runtime.calls.registration(name))))
 
     def reset(self, name: str) -> tuple[Computation, ...]:
         """Start a new incarnation of a computation and of all that reads it, directly or not; their watermarks are unknown again.
@@ -174,7 +174,7 @@ class Client:
         """
         runtime = self._runtime()
         call = runtime.calls.reset(name)
-        return runtime.call(decided_on(call, runtime.call(runtime.calls.seen(name))))
+        return runtime.call(based_on(call, runtime.call(runtime.calls.registration(name))))
 
     def retire(self, name: str, start: bytes, end: bytes, force: bool = False) -> int:
         """Take ``[start, end)`` out of a computation until it is claimed again: nobody waits for it. Returns how many ranges.
@@ -246,7 +246,7 @@ class Client:
         """
         runtime = self._runtime()
         call = runtime.calls.drop(name, force=force)
-        return runtime.call(decided_on(call, runtime.call(runtime.calls.seen(name))))
+        return runtime.call(based_on(call, runtime.call(runtime.calls.registration(name))))
 
     # -- reading -----------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from lowwater._sync.inputs import InputReader
 from lowwater._sync.lease import Lease
 from lowwater._sync.runtime import Runtime
 from lowwater.core import checks
-from lowwater.core.calls import decided_on
+from lowwater.core.calls import based_on
 from lowwater.core.claims import CLOSE_TIMEOUT, Claimant, closed_worker, no_inputs
 from lowwater.core.cover import Cover
 from lowwater.core.fold import Reading
@@ -88,7 +88,7 @@ class Worker:
             generation=generation,
         )
         if adopt:
-            call = decided_on(call, runtime.call(runtime.calls.seen(self.computation)))
+            call = based_on(call, runtime.call(runtime.calls.registration(self.computation)))
         grant = runtime.call(call, math.inf if timeout is None else checks.seconds("timeout", timeout))
         self._read_as(runtime, grant.reading, grant.state.computation, grant.state.sequencer)
         lease = Lease(runtime, grant)

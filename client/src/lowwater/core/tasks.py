@@ -53,7 +53,7 @@ class TaskCalls:
 
     def __init__(self, calls: Calls, computation: str) -> None:
         self._calls = calls
-        self._known = calls.known
+        self._known = calls.state
         self._computation = computation
 
     def create_group(
