@@ -88,8 +88,8 @@ class Gullible(Router):
 )
 def test_rule9_a_redirect_to_a_lower_number_is_not_followed(kind: type[Router]) -> None:
     router = kind(("a:1",), nullcontext())
-    router.seen("c", 5)
-    router.seen("c", 4)
+    router.note_epoch("c", 5)
+    router.note_epoch("c", 4)
     assert not router.redirected("c", "old:1", 4)
     assert (router.address_of("c"), router.refused, router.epoch_of("c")) == ("a:1", 1, 5)
 
@@ -100,8 +100,8 @@ def test_shards_heard_of_are_tried_in_turn_those_that_failed_last_at_the_end() -
         router.redirected("c", address, 1)
     router.failed("x:1")
     assert turns(router, 9) == ["a:1", "y:1", "a:1", "z:1", "a:1", "x:1", "a:1", "y:1", "a:1"]
-    assert not router.given("x:1")
-    assert router.given("a:1")
+    assert not router.is_configured("x:1")
+    assert router.is_configured("a:1")
 
 
 def turns(router: Router, count: int) -> list[str]:

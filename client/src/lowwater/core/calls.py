@@ -413,7 +413,7 @@ class Calls:
 
         def take(answer: workers_pb2.ClaimResponse) -> Result:
             self._state.admit(answer.server_token)
-            self._router.seen(request.computation, answer.epoch)
+            self._router.note_epoch(request.computation, answer.epoch)
             return become(answer)
 
         request.server_token = self._state.server_token

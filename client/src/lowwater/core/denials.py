@@ -75,7 +75,7 @@ class Denials(Question):
         return forgotten
 
     def hurry(self, record: Followed) -> None:
-        """Ask at once for a denied computation with a new reader, who must not get an old answer."""
+        """Ask at once for a denied computation that gets a reader: its old answer may be wrong."""
         if record.denial is not None:
             record.denial.error, record.denial.earliest = None, self._monotonic()
 
@@ -129,7 +129,7 @@ class Denials(Question):
             else:
                 record.denial.earliest = self._again(0)
         if record is not None and failure is not None and not isinstance(failure, DENIED):
-            logger.info("whether %s may be record could not be record: %s", record.name, failure)
+            logger.info("the question whether %s may be read failed: %s", record.name, failure)
         return self._pause()
 
     def _refuse(self, record: Followed, error: errors.LowwaterError) -> None:
@@ -139,7 +139,7 @@ class Denials(Question):
         now = self._monotonic()
         if now - record.warned_at >= _QUIET_SECONDS:
             record.warned_at = now
-            logger.warning("%s is record without the others, and asked for again: %s", record.name, error)
+            logger.warning("%s may not be read, so it is left out of the stream and asked for alone: %s", record.name, error)
 
     def _again(self, times: int) -> float:
         """Return the next question's time; its delay is half random, as rules change for all."""

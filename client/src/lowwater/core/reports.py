@@ -594,7 +594,7 @@ class ReportStream:
             failure = error_of_call(failure, self._opened_to)
         self.last_error = failure or self.last_error
         router = self._reporting.router
-        if isinstance(failure, errors.ServerTokenMismatch) and self.key == HOME and router.given(self._opened_to):
+        if isinstance(failure, errors.ServerTokenMismatch) and self.key == HOME and router.is_configured(self._opened_to):
             logger.error("stopped reporting: %s", failure)
             self._reporting.failure = failure
             return 0.0

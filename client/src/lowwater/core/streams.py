@@ -1,4 +1,4 @@
-"""What the streams of a client have in common."""
+"""Protocol between a client's machines and the shells that drive their streams."""
 
 from __future__ import annotations
 
@@ -11,62 +11,59 @@ __all__ = ["Many", "Streamed"]
 
 
 class Streamed(Protocol):
-    """A state machine that is fed by one stream after the other, as the shells drive it."""
+    """A state machine that one stream after the other feeds, as the shells drive it."""
 
     @property
     def failure(self) -> errors.LowwaterError | None:
-        """Why there will be no further stream."""
+        """Error after which no further stream is opened; None while it goes on."""
         ...
 
     @property
     def wanted(self) -> bool:
-        """Whether a stream has to be opened."""
+        """True when a stream has to be opened."""
         ...
 
     @property
     def interrupted(self) -> bool:
-        """Whether the open stream is to be ended now; another follows if one is wanted."""
+        """True when the open stream has to end now; another follows if one is wanted."""
         ...
 
     @property
     def address(self) -> str:
-        """Where the next stream goes."""
+        """Address of the next stream."""
         ...
 
     @property
     def first_pause(self) -> float:
-        """Seconds to wait before the first stream, and once it is hurried."""
+        """Seconds to wait before the first stream, and again after ``hurried``."""
         ...
 
     @property
     def hurried(self) -> bool:
-        """Whether the pause before the next stream is to end now: the next one need not wait for so long any more."""
+        """True when the pause before the next stream has to end now, for a shorter one."""
         ...
 
     def take(self, response: Any, /) -> bool:
-        """Take a message; returns whether the stream is to be left.
-
-        What it raises ends the stream.
-        """
+        """Take a message; returns True when the stream has to end. Raising ends it as well."""
         ...
 
     @property
     def concerned(self) -> Set[str] | None:
-        """Of which computations the last message told those who wait anything new; None: perhaps of all."""
+        """Computations for whose readers the last message has news; None: possibly all."""
         ...
 
     def ended(self, failure: Exception | None, /) -> float:
-        """Take the end of a stream, and what ended it if something did; returns the seconds to wait before the next."""
+        """Take the end of a stream and its error, if any; return the seconds until the next."""
         ...
 
     def retire(self) -> None:
-        """No further stream is wanted: nobody drives this any more, until it is handed out again."""
+        """Take the end of the driving: no stream is wanted until ``tend`` returns this again."""
         ...
 
 
 class Many(Protocol):
-    """State machines that share what they know, one for each shard that is needed."""
+    """State machines with common state, one for each shard that is needed."""
 
     def tend(self) -> Iterable[Streamed]:
-        """Return those that have to be driven from now on, or whose stream may have to be renewed, since this was asked last."""
+        """Return the machines to drive, or whose stream may need a renewal, since the last call."""
         ...

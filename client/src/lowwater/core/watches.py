@@ -323,7 +323,7 @@ class WatchStream:
             return 0.0
         if isinstance(failure, grpc.RpcError):
             failure = error_of_call(failure, self._opened_at)
-        configured = self.key == HOME and state.router.given(self._opened_at)
+        configured = self.key == HOME and state.router.is_configured(self._opened_at)
         if isinstance(failure, errors.ServerTokenMismatch) and configured:
             logger.error("stopped watching: %s", failure)
             state.failure = failure
@@ -575,7 +575,7 @@ class WatchState:
         shown: list[WatermarkView] = []
         for view in views:
             self.ratchet.admit(view)
-            self.router.seen(view.computation, view.epoch)
+            self.router.note_epoch(view.computation, view.epoch)
             shown.append(self.ratchet.get(view.computation))
             if view.computation not in self.records:
                 self.ratchet.forget(view.computation)
@@ -646,7 +646,7 @@ class WatchState:
 
     def heard(self, stream: WatchStream, name: str, epoch: int) -> None:
         """Note that a stream sent a value: the computation has stopped hopping."""
-        self.router.seen(name, epoch)
+        self.router.note_epoch(name, epoch)
         record = self.records.get(name)
         if record is not None and record.at == stream.key:
             record.hops = 0
