@@ -18,7 +18,7 @@ from lowwater.watermark import Watermark
 __all__ = [
     "ASK_SECONDS",
     "HIDDEN",
-    "UNTOLD",
+    "UNANSWERED",
     "Cause",
     "Hop",
     "Way",
@@ -36,7 +36,7 @@ ASK_SECONDS = 1.0
 """Seconds to wait for the key ranges of the root cause. Without them the rest of the answer is
 still worth showing."""
 
-UNTOLD = (
+UNANSWERED = (
     errors.JournalFailed,
     errors.Overloaded,
     errors.ShuttingDown,
