@@ -100,8 +100,8 @@ def test_shards_heard_of_are_tried_in_turn_those_that_failed_last_at_the_end() -
         router.redirected("c", address, 1)
     router.failed("x:1")
     assert turns(router, 9) == ["a:1", "y:1", "a:1", "z:1", "a:1", "x:1", "a:1", "y:1", "a:1"]
-    assert not router.is_configured("x:1")
-    assert router.is_configured("a:1")
+    assert not router.configured("x:1")
+    assert router.configured("a:1")
 
 
 def turns(router: Router, count: int) -> list[str]:

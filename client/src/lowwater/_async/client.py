@@ -483,14 +483,7 @@ class Client:
     # -- writing -----------------------------------------------------------------------------------
 
     def worker(
-        self,
-        computation: str,
-        /,
-        *,
-        name: str | None = None,
-        identity: str = "",
-        generation: int = 0,
-        ordinal: int = 0,
+        self, computation: str, /, *, name: str | None = None, identity: str = "", generation: int = 0, ordinal: int = 0
     ) -> Worker:
         """Return a worker of a computation, which claims key ranges.
 

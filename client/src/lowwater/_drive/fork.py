@@ -59,7 +59,7 @@ def anchor() -> None:
 
 
 def register(instance: Forked) -> None:
-    """Call an instance at forks, as long as it lives. The first call sets the hook, no import does."""
+    """Call an instance at forks while it lives. The first call sets the hook, no import does."""
     global _hooked
     with _lock:
         _instances.add(instance)

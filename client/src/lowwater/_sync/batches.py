@@ -42,18 +42,10 @@ class Batches:
     ) -> None:
         """Stage the state of a task after its part of the batch. Call it only on success.
 
-        Args:
-            computation: Computation of the batch.
-            sequencer: Sequencer of the driver's lease.
-            batch: Number of the batch.
-            task: Attempt of the task.
-            handles: Handles of the lease with rows of the task.
-            oldest: Oldest unfinished event time of each handle, None for none.
-            pending: Histogram of the event times of unfinished records.
-            finished: Number of records that the task finished.
-
-        No watermark moves before the batch is committed. Raises StaleSequencer, Overloaded,
-        InvalidArgument.
+        ``handles``: those with rows of the task; ``oldest``: oldest unfinished event time of each,
+        None for none; ``pending``: event times of unfinished records; ``finished``: number of
+        records that the task finished. No watermark moves before the batch is committed. Raises
+        StaleSequencer, Overloaded, InvalidArgument.
         """
         runtime = self._runtimes.get()
         call = runtime.calls.stage_task(
@@ -77,22 +69,11 @@ class Batches:
     ) -> tuple[TaskAttempt, ...]:
         """Name the accepted attempts of a micro-batch; returns those whose part never arrived.
 
-        When any is returned, nothing is prepared.
-
-        Args:
-            computation: Computation of the batch.
-            sequencer: Sequencer of the driver's lease.
-            batch: Number of the batch.
-            digest: Digest of the batch.
-            tasks: Accepted attempts.
-            bound: Lowest event time that a later row can have; MAX passes a finish on.
-            seen: Snapshot of the inputs that the batch ran with; None for an injector.
-            covers_all: True when each range must have been staged: one that was not holds its last
-                value. False: it holds nothing.
-            frontiers: Heuristic frontiers by share; by default those of ``seen``.
-            oldest_operation: Start, by the wall clock, of the oldest operation that still runs.
-
-        Raises StaleSequencer.
+        When any is returned, nothing is prepared. ``bound``: lowest event time that a later row can
+        have; MAX passes a finish on. ``seen``: snapshot of the inputs that the batch ran with, None
+        for an injector. ``covers_all``: a range that was not staged holds its last value; otherwise
+        it holds nothing. ``frontiers``: by share; by default those of ``seen``. Raises
+        StaleSequencer.
         """
         runtime = self._runtimes.get()
         call = runtime.calls.prepare_batch(
@@ -121,22 +102,13 @@ class Batches:
         wanted: Callable[[Layout], object] | None = None,
         known: Callable[[int], object] | None = None,
     ) -> tuple[Refusal, ...]:
-        """Apply the prepared batch, whole or not at all; durable on return.
+        """Apply the prepared batch, whole or not at all; durable on return. Repeats are harmless.
 
-        A repeat changes nothing.
-
-        Args:
-            computation: Computation of the batch.
-            sequencer: Sequencer of the driver's lease.
-            batch: Number of the batch.
-            layout: Layout of the owner's ranges, from an owner that follows layouts. One without
-                starts means the one sent before under this sequencer.
-            layout_refused: Why the owner does not follow the wanted layout, at most 1,024
-                characters.
-            loads: Costs of at most 64 ranges.
-            wanted: Called with the wanted layout when it differs.
-            known: Called with the version of the owner's layout that the server has, if it has one.
-                If it is not called, send the starts with the next batch.
+        An owner that follows layouts passes its own as ``layout``; one without starts means the
+        last one sent under this sequencer. ``layout_refused``: why it does not follow the wanted
+        layout, at most 1,024 characters. ``loads``: costs of at most 64 ranges. ``wanted`` is
+        called with the wanted layout when it differs, ``known`` with the version of the owner's
+        layout that the server has; if it is not called, send the starts with the next batch.
 
         Returns the refused ranges. Raises NotPrepared, StaleSequencer, InputVersion,
         IncarnationChanged.

@@ -6,13 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from lowwater.v1 import (
-    cluster_pb2_grpc,
-    tasks_pb2_grpc,
-    topology_pb2_grpc,
-    watermarks_pb2_grpc,
-    workers_pb2_grpc,
-)
+from lowwater.v1 import cluster_pb2_grpc, tasks_pb2_grpc, topology_pb2_grpc, watermarks_pb2_grpc, workers_pb2_grpc
 
 __all__ = ["Call", "Gather", "Stubs"]
 

@@ -48,13 +48,6 @@ _STEPS: Final = (timedelta(seconds=1), timedelta(days=366))
 """Least and greatest step of the completeness history that the authority accepts."""
 
 
-def _micros(field: str, length: timedelta, least: timedelta, most: timedelta) -> int:
-    value: Any = length
-    if not isinstance(value, timedelta) or not least <= value <= most:
-        raise checks.refused(field, value, f"a timedelta of {least} to {most}")
-    return length // _MICROSECOND
-
-
 def full_name(namespace: str, name: str, field: str = "name") -> str:
     """Return a computation's full name; the namespace goes before a name without one.
 
@@ -74,8 +67,7 @@ class Published:
     def require(self, name: str) -> None:
         """Raise UnknownComputation unless a computation, by its full name, is published."""
         if name not in self.views:
-            msg = f"there is no computation {name!r}; check the spelling and the namespace"
-            raise errors.UnknownComputation(msg, metadata={"computation": name})
+            raise checks.unknown_computation(name)
 
 
 class Calls:
@@ -125,8 +117,8 @@ class Calls:
             inputs=self._inputs(inputs),
             heuristics_ppm=wire.ppm(heuristics),
             key_hash=checks.text("key_hash", key_hash),
-            max_skew_micros=0 if max_skew is None else _micros("max_skew", max_skew, _MICROSECOND, _LONGEST_SKEW),
-            history_step_micros=0 if history_step is None else _micros("history_step", history_step, *_STEPS),
+            max_skew_micros=0 if max_skew is None else checks.micros("max_skew", max_skew, _MICROSECOND, _LONGEST_SKEW),
+            history_step_micros=0 if history_step is None else checks.micros("history_step", history_step, *_STEPS),
             estimated=checks.flag("estimated", estimated),
             lateness_budgets_ppm=wire.budgets_ppm(lateness_budget),
             all_pending=checks.flag("all_pending", all_pending),
@@ -246,15 +238,7 @@ class Calls:
 
         return Call(lambda stubs: stubs.watermarks.ListRanges, request, take, request.computation)
 
-    def retire(
-        self,
-        name: str,
-        start: bytes,
-        end: bytes,
-        *,
-        force: bool,
-        sequencer: int = 0,
-    ) -> Call[int]:
+    def retire(self, name: str, start: bytes, end: bytes, *, force: bool, sequencer: int = 0) -> Call[int]:
         """Take a key range out of a computation.
 
         ``sequencer``: the claim of exactly these keys, which the caller releases by it; 0 for none.
@@ -638,5 +622,4 @@ def _computation_in(answer: topology_pb2.GetTopologyResponse, computation: str) 
     for candidate in answer.computations:
         if candidate.name == computation:
             return candidate
-    msg = f"there is no computation {computation!r}; register it first"
-    raise errors.UnknownComputation(msg, metadata={"computation": computation})
+    raise checks.unknown_computation(computation)

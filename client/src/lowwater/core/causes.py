@@ -58,14 +58,7 @@ class Cause(Enum):
         return self in _TROUBLE
 
 
-_TROUBLE = {
-    Cause.NOT_REGISTERED,
-    Cause.NEVER_CLAIMED,
-    Cause.UNOWNED,
-    Cause.SILENT,
-    Cause.STOPPED,
-    Cause.FAILED,
-}
+_TROUBLE = {Cause.NOT_REGISTERED, Cause.NEVER_CLAIMED, Cause.UNOWNED, Cause.SILENT, Cause.STOPPED, Cause.FAILED}
 
 
 def cause_of(view: WatermarkView | None, now_micros: int) -> Cause:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numbers
 import operator
 import re
+from datetime import timedelta
 from typing import Any, Final
 
 from lowwater import errors
@@ -24,6 +25,7 @@ __all__ = [
     "key",
     "known_name",
     "listed",
+    "micros",
     "name_part",
     "operation",
     "records",
@@ -31,6 +33,7 @@ __all__ = [
     "remarks",
     "seconds",
     "text",
+    "unknown_computation",
     "whole",
     "words",
 ]
@@ -61,6 +64,12 @@ def refused(field: str, value: object, fix: str) -> errors.InvalidArgument:
     shown = repr(value)
     shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
     return errors.InvalidArgument(f"{field}={shown} is refused: pass {fix}", metadata={"field": field, "fix": fix})
+
+
+def unknown_computation(name: str) -> errors.UnknownComputation:
+    """Return the error of a name that is not registered."""
+    msg = f"there is no computation {name!r}; register it first, or check the spelling and the namespace"
+    return errors.UnknownComputation(msg, metadata={"computation": name})
 
 
 def text(field: str, value: object) -> str:
@@ -220,6 +229,13 @@ def remarks(value: object) -> Remarks:
         words("remarks.failure", failure),
         whole("remarks.untimed_rows", untimed, 0, _MOST_COUNTED),
     )
+
+
+def micros(field: str, length: object, least: timedelta, most: timedelta) -> int:
+    """Return a timedelta within limits as microseconds."""
+    if not isinstance(length, timedelta) or not least <= length <= most:
+        raise refused(field, length, f"a timedelta of {least} to {most}")
+    return length // timedelta(microseconds=1)
 
 
 def seconds(field: str, value: object, *, positive: bool = False) -> float:

@@ -139,7 +139,7 @@ class Denials(Question):
         now = self._monotonic()
         if now - record.warned_at >= _QUIET_SECONDS:
             record.warned_at = now
-            logger.warning("%s may not be read, so it is left out of the stream and asked for alone: %s", record.name, error)
+            logger.warning("%s may not be read, and is asked for alone: %s", record.name, error)
 
     def _again(self, times: int) -> float:
         """Return the next question's time; its delay is half random, as rules change for all."""

@@ -40,7 +40,7 @@ def event(name: str, /, **fields: Any) -> dict[str, Any]:
 
 
 def shortened(text: str, limit: int = NAME_BYTES) -> str:
-    """Return a text in ``limit`` bytes of UTF-8 at most: its beginning, and its end with the fix."""
+    """Return a text in at most ``limit`` bytes of UTF-8: its beginning, and its end (the fix)."""
     data = text.encode()
     if len(data) <= limit:
         return text

@@ -155,7 +155,7 @@ class Exchange(ABC, Generic[Result]):
         return self._attempts.pause(reason)
 
     def _is_given_home(self, address: str) -> bool:
-        return address == self._router.home and self._router.is_configured(address)
+        return address == self._router.home and self._router.configured(address)
 
     def _moved(self, reason: errors.LowwaterError, names: list[str], follow: bool) -> float:
         return self._hop(reason) if follow else self._lose(names, reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 from lowwater import errors
 from lowwater.core import checks
@@ -154,10 +154,7 @@ class Closings:
         self, name: str, every: timedelta, start: EventTime, *, incarnation: int = 0, until: EventTime | None = None
     ) -> None:
         self.name: str = checks.known_name("name", name)
-        value: Any = every
-        if not isinstance(value, timedelta) or not _EVERY[0] <= value <= _EVERY[1]:
-            raise checks.refused("every", value, f"a timedelta of {_EVERY[0]} to {_EVERY[1]}")
-        self.every: int = every // _MICROSECOND
+        self.every: int = checks.micros("every", every, *_EVERY)
         self.next: Watermark
         self.next, self._until = bounds_of(first_start(start, every), Watermark.FINISHED if until is None else until)
         """Start of the next interval."""

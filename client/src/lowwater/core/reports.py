@@ -36,15 +36,15 @@ import grpc
 
 from lowwater import errors
 from lowwater.core import wire
-from lowwater.core.attempts import BUSY, DENIED, error_of_call, words_of
-from lowwater.core.backoff import CAP, Backoff
+from lowwater.core.attempts import error_of_call, words_of
+from lowwater.core.backoff import CAP
 from lowwater.core.columns import Handles
 from lowwater.core.lease import GroupState, LeaseState, Report
 from lowwater.core.raising import own_copy
 from lowwater.core.router import HOME, MOST_HOPS, Router
 from lowwater.core.search import Search, Sought
 from lowwater.core.settings import Settings
-from lowwater.core.streams import Streamed
+from lowwater.core.streams import ShardStream, Streamed
 from lowwater.core.surroundings import Surroundings
 from lowwater.v1 import cluster_pb2, types_pb2, workers_pb2
 from lowwater.views import Refusal
@@ -445,7 +445,7 @@ class Due:
     woken."""
 
 
-class ReportStream:
+class ReportStream(ShardStream):
     """Report streams to one shard, one after the other, around one state machine.
 
     After a failure a new stream is opened with a backoff, and begins with the full state of every
@@ -453,14 +453,11 @@ class ReportStream:
     shard took nothing of it.
     """
 
-    first_pause: float = 0.0
-    hurried: bool = False
     concerned: None = None
 
     def __init__(self, reporting: Reporting, key: str) -> None:
-        self.key = key
-        """The shard's address, or ``HOME``."""
         surroundings = reporting.surroundings
+        super().__init__("report", key, reporting.router, surroundings)
         self.state: ReporterState = ReporterState(
             surroundings.randbytes(16), reporting.interval, surroundings.random, words=reporting.words
         )
@@ -470,11 +467,8 @@ class ReportStream:
         """True when the open stream has to end now."""
         self._reporting = reporting
         self._monotonic = surroundings.monotonic
-        self._backoff = Backoff(surroundings.random)
         self._open = False
-        self._opened_at = 0.0
-        self._opened_to = ""
-        self._retry_after: float | None = None
+        self._opened_time = 0.0
 
     @property
     def failure(self) -> errors.LowwaterError | None:
@@ -486,16 +480,11 @@ class ReportStream:
         """True when a claim is reported here; one without news needs the stream to stay fresh."""
         return self.state.carries_any
 
-    @property
-    def address(self) -> str:
-        """Address of the next stream."""
-        return self.key or self._reporting.router.home
-
     def open(self, address: str, server_token: str) -> tuple[int, workers_pb2.ReportRequest]:
         """Begin a stream to an address; returns its counter and its first message."""
         stream = self.state.open()
         self._open, self.interrupted = True, False
-        self._opened_at, self._opened_to, self._retry_after = self._monotonic(), address, None
+        self._opened_time, self._opened_at, self._retry_after = self._monotonic(), address, None
         opening = workers_pb2.ReportOpen(server_token=server_token, sender=self.state.sender, stream=stream)
         return stream, workers_pb2.ReportRequest(open=opening)
 
@@ -533,9 +522,7 @@ class ReportStream:
                     self._drop_lost([(computation, sequencer)])
                     return not self.wanted
             case "go_away":
-                logger.info("the authority goes away, at %s: %s", self._opened_to, response.go_away.reason)
-                self._retry_after = response.go_away.retry_after_millis / 1e3
-                return True
+                return self._leave(response.go_away)
             case _:
                 pass  # a message of a newer server
         return False
@@ -585,37 +572,24 @@ class ReportStream:
         other error it must go on: a claim that is silent for ever holds everything downstream. A
         busy shard is asked again after the delay that it named.
         """
-        lasted = self.state.opened and self._monotonic() - self._opened_at > CAP
+        lasted = self.state.opened and self._monotonic() - self._opened_time > CAP
         self._open = False
         self.state.disconnected()
         if self.interrupted and (failure is None or isinstance(failure, grpc.RpcError)):
             return 0.0
         if isinstance(failure, grpc.RpcError):
-            failure = error_of_call(failure, self._opened_to)
+            failure = error_of_call(failure, self._opened_at)
         self.last_error = failure or self.last_error
-        router = self._reporting.router
-        if isinstance(failure, errors.ServerTokenMismatch) and self.key == HOME and router.is_configured(self._opened_to):
+        if self._is_foreign(failure):
             logger.error("stopped reporting: %s", failure)
             self._reporting.failure = failure
             return 0.0
-        if isinstance(failure, errors.Unavailable | errors.ShuttingDown | errors.OldStream):
-            logger.info("the report stream to %s ended: %s", self._opened_to, failure)
-        elif isinstance(failure, errors.LowwaterError):
-            logger.warning("the report stream to %s ended: %s", self._opened_to, failure)
-        elif failure is not None:
-            logger.error("the report stream to %s failed; it is opened anew", self._opened_to, exc_info=failure)
-        retry_after, self._retry_after = self._retry_after, None
-        at_least = failure.retry_after if isinstance(failure, errors.LowwaterError) else retry_after or 0.0
-        if failure is not None or retry_after is not None:
-            busy = isinstance(failure, (*BUSY, *DENIED))
-            if not busy:
-                router.failed(self._opened_to)
-            if self.key != HOME:
-                self._reporting.lose(self, self._backoff.spread(at_least) if busy else 0.0)
-                return 0.0  # the search for what was reported here has its own delays
         if lasted:
             self._backoff.reset()
-        return self._backoff.next(at_least)
+        return self._pause_after(failure)
+
+    def _lose_all(self, at_least: float) -> None:
+        self._reporting.lose(self, at_least)
 
     def retire(self) -> None:
         """Remove this stream: the shell no longer drives it."""

@@ -97,7 +97,7 @@ class Router:
         """True when more than one address is known."""
         return len(self._configured) + len(self.learnt) > 1
 
-    def is_configured(self, address: str) -> bool:
+    def configured(self, address: str) -> bool:
         """Return True for an address from :func:`lowwater.connect`, False for a learnt one."""
         return address in self._configured
 

@@ -68,9 +68,9 @@ class TaskCalls:
             server_token=self._state.server_token,
             computation=self._computation,
             group=checks.text("group", group),
-            every_micros=0 if every is None else _micros("every", every, *_LENGTHS),
+            every_micros=0 if every is None else checks.micros("every", every, *_LENGTHS),
             start_micros=0 if start is None or every is None else to_micros(first_start(start, every)),
-            lease_micros=_micros("lease", lease, *_LEASES),
+            lease_micros=checks.micros("lease", lease, *_LEASES),
             configuration=checks.key("configuration", configuration),
         )
 
@@ -336,10 +336,3 @@ def _new_task(field: str, task: Any) -> pb.NewTask:
         name=checks.text(f"{field}.name", task.name),
         payload=checks.key(f"{field}.payload", task.payload),
     )
-
-
-def _micros(field: str, length: timedelta, least: timedelta, most: timedelta) -> int:
-    value: Any = length
-    if not isinstance(value, timedelta) or not least <= value <= most:
-        raise checks.refused(field, value, f"a timedelta of {least} to {most}")
-    return length // _MICROSECOND

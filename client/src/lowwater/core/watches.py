@@ -28,8 +28,8 @@ import grpc
 from lowwater import errors
 from lowwater.core import checks, wire
 from lowwater.core.ages import BEAT, LATE, SLEW, Ages
-from lowwater.core.attempts import BUSY, DENIED, error_of_call, words_of
-from lowwater.core.backoff import CAP, FIRST, Backoff
+from lowwater.core.attempts import DENIED, error_of_call, words_of
+from lowwater.core.backoff import CAP, FIRST
 from lowwater.core.denials import Denials
 from lowwater.core.fold import Reading, fold_inputs
 from lowwater.core.followed import Followed
@@ -38,7 +38,7 @@ from lowwater.core.ratchet import Ratchet
 from lowwater.core.router import HOME, MOST_HOPS, MOST_NAMES, Router
 from lowwater.core.search import Search
 from lowwater.core.settings import Settings
-from lowwater.core.streams import Streamed
+from lowwater.core.streams import ShardStream, Streamed
 from lowwater.core.surroundings import Surroundings
 from lowwater.core.text import duration
 from lowwater.core.why import Why
@@ -108,7 +108,7 @@ class Subscription:
         shown. None: home has not yet listed what is registered."""
 
 
-class WatchStream:
+class WatchStream(ShardStream):
     """One stream at a time to one shard.
 
     A stream follows the names that were placed here when it was opened. When a name is added, the
@@ -117,12 +117,8 @@ class WatchStream:
     it again; a stream without any name left is closed.
     """
 
-    first_pause: float = 0.0
-    hurried: bool = False
-
     def __init__(self, state: WatchState, key: str) -> None:
-        self.key = key
-        """The shard's address, or ``HOME``."""
+        super().__init__("watch", key, state.router, state.surroundings)
         self.number: int = 0
         """Number of the newest stream, counted over the whole client. Its messages were sent after
         any subscription that began earlier."""
@@ -131,7 +127,6 @@ class WatchStream:
         self.covers_all: bool = False
         """True when the open stream follows every registered computation."""
         self._state = state
-        self._backoff = Backoff(state.surroundings.random)
         self._ages: Ages | None = None  # Ages of the open stream's messages.
         self.concerned: Set[str] | None = None
         """See Streamed. None also when values were held back or the followed names changed: readers
@@ -145,8 +140,6 @@ class WatchStream:
         self._sent_promises: dict[str, Promise | None] = {}
         """Promise that the open stream last sent of each computation. Later messages leave it out
         until it changes."""
-        self._opened_at = ""
-        self._retry_after: float | None = None
 
     @property
     def failure(self) -> errors.LowwaterError | None:
@@ -157,11 +150,6 @@ class WatchStream:
     def wanted(self) -> bool:
         """True when some subscription follows a computation placed here."""
         return self._state.wanted_at(self.key)
-
-    @property
-    def address(self) -> str:
-        """Address of the next stream."""
-        return self.key or self._state.router.home
 
     @property
     def live(self) -> bool:
@@ -259,9 +247,7 @@ class WatchStream:
             state.tidy()
         state.confirm()
         if response.HasField("go_away"):
-            logger.info("the authority goes away, at %s: %s", self._opened_at, response.go_away.reason)
-            self._retry_after = response.go_away.retry_after_millis / 1e3
-            return True
+            return self._leave(response.go_away)
         self.renewing = self.renewing or state.must_renew(self)
         self._settled = not (self.renewing or self.holding or state.any_unconfirmed)
         if (
@@ -323,8 +309,7 @@ class WatchStream:
             return 0.0
         if isinstance(failure, grpc.RpcError):
             failure = error_of_call(failure, self._opened_at)
-        configured = self.key == HOME and state.router.is_configured(self._opened_at)
-        if isinstance(failure, errors.ServerTokenMismatch) and configured:
+        if self._is_foreign(failure):
             logger.error("stopped watching: %s", failure)
             state.failure = failure
             return 0.0
@@ -332,29 +317,14 @@ class WatchStream:
             state.deny(self, failure.metadata["computation"], failure)
             # each refusal takes one name out, so this ends
             return FIRST * state.surroundings.random()
-        self._log(failure)
         state.last_error = failure or state.last_error
-        retry_after, self._retry_after = self._retry_after, None
-        at_least = failure.retry_after if isinstance(failure, errors.LowwaterError) else retry_after or 0.0
-        if failure is not None or retry_after is not None:
-            busy = isinstance(failure, (*BUSY, *DENIED))
-            if not busy:
-                state.router.failed(self._opened_at)
-            if self.key != HOME:
-                state.lose_all(self, self._backoff.spread(at_least) if busy else 0.0)
-                return 0.0  # the search for what was followed here has its own delays
-        return self._backoff.next(at_least)
+        return self._pause_after(failure)
 
     def _possible_names(self) -> Sequence[str]:
         return list(self._state.ratchet.names if self.covers_all else self._covered.keys())
 
-    def _log(self, failure: Exception | None) -> None:
-        if isinstance(failure, errors.Unavailable | errors.ShuttingDown):
-            logger.info("the watch stream to %s ended: %s", self._opened_at, failure)
-        elif isinstance(failure, errors.LowwaterError):
-            logger.warning("the watch stream to %s ended: %s", self._opened_at, failure)
-        elif failure is not None:
-            logger.error("the watch stream to %s failed; it is opened anew", self._opened_at, exc_info=failure)
+    def _lose_all(self, at_least: float) -> None:
+        self._state.lose_all(self, at_least)
 
     def retire(self) -> None:
         """Remove this stream from the state: the shell no longer drives it."""
@@ -838,8 +808,7 @@ class Waiting:
             metadata = {"computation": self.name, "waited_for": str(self._incarnation), "incarnation": "0"}
             raise errors.IncarnationChanged(msg, metadata=metadata)
         elif self._registered:
-            msg = f"there is no computation {self.name!r}; check the spelling and the namespace"
-            raise errors.UnknownComputation(msg, metadata={"computation": self.name})
+            raise checks.unknown_computation(self.name)
         if view.registered and view.incarnation != self._incarnation:
             msg = f"{self.name} was reset during the wait: incarnation {self._incarnation} ended, {view.incarnation} began. Wait again."
             metadata = {

@@ -515,15 +515,7 @@ def _passed(here: str, onward: str, graph: _Graph, now_micros: int) -> Hop:
         behind = _behind(view, low)
         held = f"; {held_words(view.holder, now_micros)}" if view.holder is not None else ""
         sentence = f"{where}, {_distance(behind, view, onward, graph)}{held}."
-        return Hop(
-            here,
-            view.low,
-            behind,
-            onward,
-            _holders(view.holder),
-            sentence,
-            cause_of(view, now_micros),
-        )
+        return Hop(here, view.low, behind, onward, _holders(view.holder), sentence, cause_of(view, now_micros))
     waits_for = [onward, *(other for other in lowest if other != onward)]
     slices = graph.slices(view)
     if slices:
@@ -565,11 +557,7 @@ def _holders(holder: RangeView | None) -> tuple[RangeView, ...]:
 
 
 def _end(
-    view: WatermarkView,
-    graph: _Graph,
-    now_micros: int,
-    ranges: Ranges,
-    unknown: errors.LowwaterError | None,
+    view: WatermarkView, graph: _Graph, now_micros: int, ranges: Ranges, unknown: errors.LowwaterError | None
 ) -> Hop:
     """Return the hop of the root cause."""
     if not view.registered and isinstance(unknown, errors.PermissionDenied):
@@ -678,11 +666,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _cause_sentence(
-    hops: list[Hop],
-    way: Way,
-    graph: _Graph,
-    now_micros: int,
-    unknown: errors.LowwaterError | None,
+    hops: list[Hop], way: Way, graph: _Graph, now_micros: int, unknown: errors.LowwaterError | None
 ) -> str:
     first, root, views = hops[0], hops[-1], graph.views
     if first is root and root.cause in {Cause.FINISHED, Cause.NOT_REGISTERED}:
