@@ -131,10 +131,7 @@ class Cycle(LowwaterError):
 
 
 class EstimatedInput(LowwaterError):
-    """An exact computation would read an estimated one.
-
-    Register it as estimated too, or read exact computations.
-    """
+    """An exact computation would read an estimated one. Make both estimated or both exact."""
 
 
 class StaleSequencer(LowwaterError):
@@ -199,10 +196,7 @@ class Moved(LowwaterError):
 
 
 class OldStream(LowwaterError):
-    """A newer report stream, or a newer report of the claim, came first.
-
-    The reporter begins again by itself.
-    """
+    """A newer report of the claim, or stream, came first. The reporter begins again by itself."""
 
 
 class NotPrepared(LowwaterError):
@@ -236,10 +230,7 @@ class UnknownGroup(LowwaterError):
 
 
 class StaleLease(LowwaterError):
-    """Another worker took or committed the task, or its configuration was changed.
-
-    Discard the outputs of the lease, and take another task.
-    """
+    """Another worker has the task, or its configuration changed. Take another; discard outputs."""
 
 
 class TaskConflict(LowwaterError):
@@ -283,7 +274,7 @@ class RegionRefused(LowwaterError):
 
 
 class Recovering(LowwaterError):
-    """The global authority found that its store is an old copy, or enrols all regions again.
+    """The global authority's store is an old copy, or it enrols all regions again.
 
     An operator has to act, or the other regions.
     """
@@ -305,10 +296,7 @@ class PermissionDenied(LowwaterError):
 
 
 class Overloaded(LowwaterError):
-    """An admission bound of the authority, or a limit of its access file, is reached.
-
-    No state was changed; try later.
-    """
+    """A limit of the authority or its access file is reached. No state was changed; try later."""
 
 
 class LimitReached(LowwaterError):

@@ -146,10 +146,7 @@ class Histogram:
         self._take(other._buckets)
 
     def age(self, new_reference: int) -> None:
-        """Move the reference on, and merge buckets that become one wider one.
-
-        It never goes back.
-        """
+        """Move the reference on, never back, and merge buckets that become one."""
         new_reference = to_micros(new_reference)
         if new_reference <= self._reference:
             return

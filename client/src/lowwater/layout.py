@@ -72,10 +72,7 @@ class RangeLoad:
 
     @property
     def median(self) -> int | None:
-        """Slot at which a cut halves the rows best, by the parts; None for a single slot.
-
-        O(parts).
-        """
+        """Slot at which a cut halves the rows best; None for a single slot. O(parts)."""
         size = self.end - self.start
         if size < 2:
             return None
@@ -118,10 +115,7 @@ class Layout:
         return [b"", *((start << 48).to_bytes(8, "big") for start in self.starts[1:]), b""]
 
     def wrong(self) -> str:
-        """Return the first fault of a wanted layout, with the fix; empty without a fault.
-
-        O(ranges).
-        """
+        """Return the first fault of a wanted layout, with the fix; empty for none. O(ranges)."""
         fault = wrong(self.starts, self.tasks)
         return "" if fault is None else "{} {}: {}".format(*fault)
 
@@ -166,10 +160,7 @@ class Layout:
         return self._spliced(low, high + 1, [first])
 
     def move(self, start: int, task: int) -> Layout:
-        """Return the layout with a range pinned to a task, counted from 1; 0 removes the pin.
-
-        Raises InvalidArgument.
-        """
+        """Return the layout with a range pinned to a task; 0: to none. Raises InvalidArgument."""
         i = self.index(start)
         tasks = list(self.tasks or [0] * len(self))
         tasks[i] = task

@@ -122,7 +122,7 @@ class Collector(BaseCollector):
 
 
 def register(*clients: Client, registry: CollectorRegistry = REGISTRY) -> Collector:
-    """Export the sums over some clients, until ``registry.unregister`` of the result.
+    """Export the sums over clients, until ``registry.unregister`` of the result.
 
     Raises ValueError when the registry has them already.
     """

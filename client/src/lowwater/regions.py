@@ -169,10 +169,7 @@ class Token:
         self._ask("/arrived", batch=batch, digest=digest, positions=list(map(list, positions)))
 
     def mirrored(self, positions: Iterable[Position]) -> None:
-        """Report, in a region with a replica, how far the sources are mirrored.
-
-        Without that the region adopts nothing by itself.
-        """
+        """Report a replica region's mirrored offsets: a condition of automatic adoption."""
         self._ask("/mirrored", positions=list(map(list, positions)))
 
     def raised(self, adoption: Adoption, sink: str, cut: str = "") -> None:

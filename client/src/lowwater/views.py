@@ -216,9 +216,9 @@ class WatermarkView:
 
     @property
     def slice_of(self) -> str:
-        """Name of the computation that this is a slice of; empty for no slice.
+        """Computation that this is a slice of; empty for none.
 
-        Only the whole computation's watermarks are valid for its readers.
+        Readers must use the watermarks of the whole computation only.
         """
         return slice_of(self.computation)
 
@@ -255,10 +255,7 @@ class WatermarkView:
         return {budget.share: budget for budget in self.budgets}
 
     def at_budget(self, share_ppm: int) -> Watermark:
-        """Return the watermark of the largest lateness budget up to the given share, else ``low``.
-
-        At most the given share of records comes behind it.
-        """
+        """Return the watermark of the largest lateness budget up to a share, else ``low``."""
         smaller = [budget for budget in self.budgets if round(budget.share * PPM) <= share_ppm]
         return max(smaller, key=lambda budget: budget.share).watermark if smaller else self.low
 
@@ -426,10 +423,7 @@ class Computation:
 
 
 class Slice(NamedTuple):
-    """A part ``[start, end)`` of a computation's key space with a shard of its own.
-
-    An empty ``end`` means no upper bound.
-    """
+    """A part ``[start, end)`` of the keys with a shard of its own; an empty end has no bound."""
 
     name: str
     """Name of the computation, "~" and a number from 0; of an uncut computation, its own name."""

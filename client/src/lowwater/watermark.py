@@ -69,10 +69,7 @@ class Watermark:
         return self.micros == MAX
 
     def datetime(self) -> dt.datetime:
-        """Return it as an aware datetime in UTC.
-
-        Raises ValueError when it is unknown, finished, or outside of datetime's years.
-        """
+        """Return it as an aware datetime in UTC. Raises ValueError when it has no date."""
         if self.unknown or self.finished:
             msg = f"the watermark is {self} and has no date; ask .unknown and .finished first"
             raise ValueError(msg)

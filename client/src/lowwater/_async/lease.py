@@ -235,10 +235,7 @@ class Lease:
                     self._runtime.reporter.reporting.remove(state)
 
     async def retire(self, deadline: float) -> None:
-        """Stop reporting, since its worker is closed; the ranges hold.
-
-        Waits until a monotonic time at most for the last state to become durable.
-        """
+        """Stop reporting; waits until a monotonic time for the last state to become durable."""
         if not self._ended_here:
             await self._drain(deadline)
             self._closed = _WORKER_CLOSED

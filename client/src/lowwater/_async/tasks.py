@@ -38,10 +38,7 @@ class TaskLease:
 
     @property
     def token(self) -> str:
-        """Lease as a line of JSON, with which another process can continue by :meth:`Tasks.resume`.
-
-        Protect it: it has the right to do the task.
-        """
+        """Lease as a line of JSON, for :meth:`Tasks.resume` in another process. Protect it."""
         return tasks.token_of(self._granted)
 
     def output(self, part: str = "") -> str:
@@ -49,10 +46,7 @@ class TaskLease:
         return tasks.output_name(self._granted, part)
 
     async def renew(self) -> None:
-        """Begin the time again in which the task is offered to no other worker.
-
-        Raises StaleLease once another worker has it.
-        """
+        """Offer the task to no other worker for the lease's time again. Raises StaleLease."""
         await self._runtimes.get().call(tasks.renew(self._granted))
 
     async def commit(
@@ -74,10 +68,7 @@ class TaskLease:
         await self._runtimes.get().call(tasks.commit(self._granted, outputs, digest, successors))
 
     async def release(self) -> None:
-        """Release the task, so that another worker can take it at once. Raises StaleLease.
-
-        A repeat changes nothing until another worker has it.
-        """
+        """Release the task for other workers. Repeats are harmless. Raises StaleLease."""
         await self._runtimes.get().call(tasks.release(self._granted))
 
 
@@ -172,10 +163,7 @@ class Tasks:
         return TaskLease(self._runtimes, granted)
 
     async def list(self, group: str, *, state: TaskState | None = None, limit: int = 100) -> TaskList:
-        """List the oldest ``limit`` tasks of a group, at most 1,000; ``state`` limits the list.
-
-        Raises UnknownGroup.
-        """
+        """List the ``limit`` oldest tasks of a group, at most 1,000. Raises UnknownGroup."""
         runtime = self._runtimes.get()
         return await runtime.call(self._calls(runtime).list(group, state, limit))
 

@@ -232,7 +232,7 @@ class Client:
                     raise
 
     def layout(self, name: str) -> LayoutView:
-        """Return the wanted layout of a computation, its owner's, and the hottest ranges.
+        """Return a computation's wanted layout, its owner's, and loads.
 
         Raises UnknownComputation.
         """

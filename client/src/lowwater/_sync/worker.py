@@ -173,10 +173,7 @@ class Worker:
         self.retire(self._surroundings.monotonic() + CLOSE_TIMEOUT)
 
     def retire(self, deadline: float) -> None:
-        """Close the worker, waiting until a monotonic time at most.
-
-        The client calls it at its end.
-        """
+        """Close the worker for its client, waiting until a monotonic time at most."""
         self.closed = True
         for lease in tuple(self._leases):  # an interrupted call can be repeated
             lease.retire(deadline)

@@ -67,10 +67,7 @@ class Attempts:
         return max(self._deadline - self._monotonic(), _LEAST)
 
     def pause(self, error: errors.LowwaterError, *, at_once: bool = False) -> float:
-        """Return the seconds to wait before the next attempt.
-
-        Raises the last attempt's error when no time is left.
-        """
+        """Return the seconds until the next attempt; raises the last one's error without time."""
         delay = 0.0 if at_once else self._backoff.next(error.retry_after)
         if self._monotonic() + delay >= self._deadline:
             raise error from None

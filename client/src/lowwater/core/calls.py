@@ -49,10 +49,7 @@ _STEPS: Final = (timedelta(seconds=1), timedelta(days=366))
 
 
 def full_name(namespace: str, name: str, field: str = "name") -> str:
-    """Return a computation's full name; the namespace goes before a name without one.
-
-    Raises InvalidArgument for an invalid name.
-    """
+    """Return a full name, with the namespace unless it has one. Raises InvalidArgument."""
     checks.text(field, name)
     return f"{namespace}/{name}" if namespace and "/" not in name else name
 
@@ -325,10 +322,7 @@ class Calls:
         return Gather(lambda stubs: stubs.watermarks.GetWatermarks, tuple(full.values()), request, take)
 
     def incarnation(self, name: str) -> Gather[int]:
-        """Read the incarnation of a computation; 0 when it is not registered.
-
-        Unlike ``registration``, this call does not read the whole graph.
-        """
+        """Read a computation's incarnation without the whole graph; 0 when not registered."""
         full = self.full(name)
         whole = slice_of(full) or full
         read = self.get((whole,))

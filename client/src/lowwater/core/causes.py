@@ -73,10 +73,7 @@ def cause_of(view: WatermarkView | None, now_micros: int) -> Cause:
 
 
 def cause_of_range(holder: RangeView, oldest_operation: int, now_micros: int) -> Cause:
-    """Return the reason why a key range does not move.
-
-    ``oldest_operation``: processing time; 0 for none.
-    """
+    """Return why a key range does not move. ``oldest_operation``: processing time; 0 for none."""
     if holder.state is RangeState.NEVER_CLAIMED:
         return Cause.NEVER_CLAIMED
     if holder.state is RangeState.UNOWNED:

@@ -40,10 +40,7 @@ class Channels(Generic[Channel]):
         self._outdated: list[Used[Channel]] = []
 
     def use(self, address: str, edition: object, make: Callable[[str], Channel]) -> Used[Channel]:
-        """Return the channel to an address, with the edition's credentials, and count a user.
-
-        The user decrements ``users`` at its end.
-        """
+        """Return a channel and count its user, who decrements ``users`` at its end."""
         used = self.by_address.get(address)
         if used is not None and used.edition != edition:
             self._outdated.append(self.by_address.pop(address))

@@ -165,10 +165,7 @@ def counts(field: str, values: object, bits: int) -> list[int]:
 
 
 def records(finished: object, pending: object) -> int:
-    """Return the number of finished records.
-
-    With those pending, a claim has at most as many as the authority accepts.
-    """
+    """Return the number of finished records; the authority has to accept both numbers."""
     number = whole("finished", finished, 0, MOST_RECORDS)
     if pending is None:
         return number
@@ -198,10 +195,7 @@ def arrived(value: object) -> Arrived | None:
 
 
 def operation(started: Any) -> int:
-    """Return the start of the oldest operation in microseconds; 0 for none.
-
-    Raises like :func:`~lowwater.watermark.to_micros`.
-    """
+    """Return the start of the oldest operation in microseconds; 0 for none."""
     if started is None:
         return 0
     fix = "a time by the wall clock: an aware datetime, or microseconds since 1970"

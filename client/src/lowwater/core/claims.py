@@ -55,10 +55,7 @@ class Claimant:
         generation: int,
         ordinal: int,
     ) -> Claimant:
-        """Return a claimant in this process; by default its name is host and pid.
-
-        Raises InvalidArgument.
-        """
+        """Return a claimant in this process. Raises InvalidArgument."""
         host = surroundings.host()
         return cls(
             computation,

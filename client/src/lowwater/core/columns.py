@@ -92,10 +92,7 @@ class Column:
 
     @property
     def holds_nothing(self) -> bool:
-        """True when every value is MAX.
-
-        A dense column counts once, and updates the count: O(1) after that.
-        """
+        """True when every value is MAX. O(1) but for the first time in a dense column."""
         if self._dense is None:
             return self.uniform == MAX
         if self._finished is None:

@@ -62,9 +62,9 @@ class Denials(Question):
         self._opened_at = ""
 
     def add(self, record: Followed, error: errors.LowwaterError) -> list[Followed]:
-        """Add a computation that a stream was refused for; returns forgotten ones without readers.
+        """Add a denied computation; returns forgotten ones without readers.
 
-        O(1); O(denied) when it has to make room.
+        O(1), O(denied) if full.
         """
         forgotten: list[Followed] = []
         if len(self._denied) >= MOST_NAMES:
@@ -106,10 +106,7 @@ class Denials(Question):
         return watermarks_pb2.WatchRequest(server_token=self._ratchet.server_token, computations=[record.name])
 
     def take(self, response: watermarks_pb2.WatchResponse) -> bool:
-        """Take a message: each one means that the computation may be read.
-
-        Raises ServerTokenMismatch.
-        """
+        """Take a message: the computation may be read. Raises ServerTokenMismatch."""
         self._ratchet.check_token(response.server_token)
         if not response.HasField("go_away") and self._asked is not None:
             self.forget(self._asked)

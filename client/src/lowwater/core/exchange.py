@@ -123,10 +123,7 @@ class Exchange(ABC, Generic[Result]):
             return self._lose([stale.metadata["computation"]], stale)
 
     def failed(self, failure: grpc.RpcError | errors.Unavailable) -> float:
-        """Take a failed attempt; returns the seconds until the next.
-
-        Raises the error that the failure means when there is no next attempt.
-        """
+        """Take a failed attempt; returns the seconds until the next, or raises its error."""
         error = error_of_call(failure, self._address) if isinstance(failure, grpc.RpcError) else failure
         if isinstance(error, errors.Moved):
             self._alive = self._address

@@ -52,10 +52,7 @@ class FileSettings(Settings):
 
     @property
     def encrypted(self) -> bool:
-        """See Settings. Only the names of files count.
-
-        So a channel is never unencrypted because a file is empty or away.
-        """
+        """See Settings. Names of files count: an empty file never makes a channel unencrypted."""
         return any((self.ca, self.certificate, self.key))
 
     @property
@@ -71,10 +68,7 @@ class FileSettings(Settings):
             return self.credentials
 
     def read(self) -> Self:
-        """Return the settings with the current content of the files.
-
-        Raises OSError, InvalidArgument.
-        """
+        """Return the settings with the files' content. Raises OSError, InvalidArgument."""
         return replace(
             self,
             token=self._token(),
@@ -95,10 +89,7 @@ class FileSettings(Settings):
         return token
 
     def content(self, name: str, file: str) -> bytes | None:
-        """Return the content of the file that setting ``name`` names; None when it names none.
-
-        Raises OSError, InvalidArgument.
-        """
+        """Return a setting's file content; None without file. Raises OSError, InvalidArgument."""
         if not file:
             return None
         content = self.locate(file).read_bytes()

@@ -88,10 +88,7 @@ def fold_of(inputs: Inputs) -> Fold:
 
 
 def injector_fold(frontier: int, shares: Sequence[int]) -> Fold:
-    """Return the fold of an injector's report: its own frontier instead of inputs.
-
-    Raises FinishRequired for MAX, which only ``finish()`` may report.
-    """
+    """Return the fold of an injector: its own frontier. Raises FinishRequired for MAX."""
     if frontier == MAX:
         msg = f"frontier={Watermark(frontier)}: only Lease.finish() may report that no more data will come"
         raise FinishRequired(msg, metadata={"field": "frontier", "fix": "Lease.finish()"})

@@ -25,10 +25,7 @@ _LAST: Final = MAX - 1
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An interval ``[start, end)`` of event time that is complete in a computation.
-
-    No more data of it will come in this incarnation.
-    """
+    """An interval ``[start, end)`` of event time, complete in a computation's incarnation."""
 
     computation: str
     incarnation: int
@@ -81,10 +78,7 @@ class IntervalView:
 
 
 def bounds_of(start: EventTime, end: EventTime) -> tuple[Watermark, Watermark]:
-    """Return both ends of an interval.
-
-    Raises InvalidArgument unless it begins at a time, and ends later.
-    """
+    """Return both ends of an interval. Raises InvalidArgument unless both are times, in order."""
     first, last = Watermark.of(start), Watermark.of(end)
     if first.unknown or first.finished:
         raise checks.refused("start", str(first), "the event time at which the interval begins")
@@ -130,10 +124,7 @@ def upstream_below(name: str, views: Mapping[str, WatermarkView], end: Watermark
 def gap_of(
     view: WatermarkView, start: Watermark, ranges: Ranges | None, now_micros: int, *, hidden: bool = False
 ) -> Gap:
-    """Return the gap of a computation below the end of an interval.
-
-    ``hidden``: the caller may not read the computation.
-    """
+    """Return the gap of a computation below an interval's end; ``hidden``: it is unreadable."""
     cause = Cause.HIDDEN if hidden else cause_of(view, now_micros)
     return Gap(view.computation, view, max(start, view.low), ranges, cause)
 

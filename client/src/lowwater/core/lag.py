@@ -11,10 +11,7 @@ __all__ = ["lag_seconds", "late_by", "root_lows", "upstream_first"]
 
 
 def late_by(view: WatermarkView, now_micros: int) -> float | None:
-    """Return the seconds by which a low watermark is late for its promise; 0 when it is not.
-
-    None without a promise, or without a time.
-    """
+    """Return the seconds by which a low watermark is late; None without a promise or a time."""
     promised = None if view.promise is None else view.promise.late
     if promised is None or view.low.unknown or view.low.finished:
         return None

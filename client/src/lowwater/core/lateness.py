@@ -162,10 +162,7 @@ class Arrivals:
         oldest first."""
 
     def add(self, times: Sequence[int], frontier: int, version: int) -> None:
-        """Count records that were handed over with a staged version.
-
-        Costs a sort, and O(buckets log records).
-        """
+        """Count records handed over with a version. Costs a sort, and O(buckets log records)."""
         self._set_frontier(frontier)
         if not times:
             return

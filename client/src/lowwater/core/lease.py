@@ -44,10 +44,7 @@ class Mass:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupState:
-    """One claim's part of a report.
-
-    ``handles`` None means all; an integer in ``values`` is the value of all the handles.
-    """
+    """One claim's part of a report; no ``handles`` means all, an integer counts for all."""
 
     computation: str
     sequencer: int
@@ -99,10 +96,7 @@ class RecentSlots:
         self.total: int = 0
 
     def add(self, finished: int, now: float) -> None:
-        """Count records as finished at a time, in seconds.
-
-        Raises ValueError for a negative number.
-        """
+        """Count records as finished at a time, in seconds. Raises ValueError if negative."""
         if finished < 0:
             msg = f"finished={finished}: a number of records cannot be negative"
             raise ValueError(msg)
@@ -317,10 +311,7 @@ class LeaseState:
         return None if self.finished_all else self._group(self._one_handle(), None)
 
     def _changed(self) -> Handles[int] | None:
-        """Bring what was sent up to the newest state.
-
-        Returns the live handles to send; None: all of them.
-        """
+        """Bring what was sent up to date; returns the live handles to send, None for all."""
         handles: Handles[int] | None
         if self._sent is None or self._dirty is None:
             values = self._values()

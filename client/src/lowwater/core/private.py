@@ -21,10 +21,7 @@ PRIVATE_FOLDER: Final = 0o700
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder for this user alone. Raises OSError.
-
-    Missing folders above it get the usual rights.
-    """
+    """Make a folder for this user alone; its parents get the usual rights. Raises OSError."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
 
@@ -35,9 +32,6 @@ def make_private_file(path: Path) -> None:
 
 
 def open_private(path: Path, mode: Literal["w", "a"]) -> TextIO:
-    """Open a text file for writing ("w") or appending ("a"). Raises OSError.
-
-    A new file is for this user alone.
-    """
+    """Open a text file to write ("w") or append ("a"); a new one is private. Raises OSError."""
     make_private_file(path)
     return path.open(mode, encoding="utf-8")

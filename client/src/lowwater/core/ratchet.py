@@ -44,10 +44,7 @@ class Ratchet:
         self._entries: dict[str, _Entry] = {}
 
     def check_token(self, server_token: str) -> None:
-        """Accept the configured deployment, or the first that answers, and no other.
-
-        Raises ServerTokenMismatch.
-        """
+        """Accept the configured or first deployment only. Raises ServerTokenMismatch."""
         if not self.server_token:
             self.server_token = server_token
         elif server_token != self.server_token:

@@ -366,10 +366,7 @@ class ReporterState:
                     lease.accept(handles)
 
     def fenced(self, computation: str, sequencer: int, handles: tuple[int, ...] | None, reason: str) -> bool:
-        """Mark ranges as lost that the authority revoked; None: all of the claim.
-
-        Returns False for a claim that is not reported here.
-        """
+        """Mark ranges as lost that the authority revoked (None: all); False for no claim here."""
         lease = self._leases.get((computation, sequencer))
         if lease is None:
             return False
@@ -489,10 +486,7 @@ class ReportStream(ShardStream):
         return stream, workers_pb2.ReportRequest(open=opening)
 
     def leave_idle(self) -> bool:
-        """End the open stream when it carries no claim, except home's; returns True if so.
-
-        The stream to home stays open for the next claim.
-        """
+        """End the open stream when it carries no claim; that to home stays for the next."""
         self.interrupted = self._open and self.key != HOME and not self.wanted
         return self.interrupted
 
@@ -695,10 +689,7 @@ class Reporting:
             raise own_copy(self.failure)
 
     def answered(self, lease: LeaseState, version: int) -> bool:
-        """Return True when a state of a lease was answered.
-
-        Raises StaleSequencer when the claim is lost, or the error that the state was refused with.
-        """
+        """True when a state was answered. Raises StaleSequencer or the error of its refusal."""
         self.check()
         if lease.lost_all:
             raise stale(lease)

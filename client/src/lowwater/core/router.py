@@ -127,10 +127,7 @@ class Router:
         return 0 if route is None else route.epoch
 
     def note_epoch(self, name: str, epoch: int) -> None:
-        """Note the ownership number in an answer.
-
-        Most answers have one that is noted already, and need no lock.
-        """
+        """Note the ownership number in an answer; a known one needs no lock."""
         if epoch <= self.epoch_of(name):
             return
         with self._guard:

@@ -95,10 +95,7 @@ class Search(Question, Generic[Record]):
         self._lost[name] = sought
 
     def refused(self, sought: Record) -> float:
-        """Count a refusal by the shard that was found; return the seconds until the next search.
-
-        0 for the first one.
-        """
+        """Count a refusal by a shard that was found; return the seconds until the next search."""
         if not sought.suspect:
             return 0.0
         times = sought.refusals = min(sought.refusals + 1, _MOST_REFUSALS)
@@ -113,10 +110,7 @@ class Search(Question, Generic[Record]):
         return tuple(self._suspects.values())
 
     def heard(self, sought: Record) -> None:
-        """Note that a computation is served where it was found. O(1).
-
-        One that is searched for again, for another reader, stays.
-        """
+        """Note that a computation is served where it was found, unless it is lost again. O(1)."""
         if sought.suspect and not sought.lost:
             self.forget(sought)
             if not self._suspects:

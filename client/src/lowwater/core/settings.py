@@ -128,10 +128,7 @@ class Settings:
 
     @property
     def edition(self) -> object:
-        """Value that changes with the credentials; channels are then opened again.
-
-        Plain values never change.
-        """
+        """Value that changes with the credentials, for new channels; plain ones never change."""
         return None
 
     @property

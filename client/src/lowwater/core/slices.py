@@ -38,10 +38,7 @@ def slice_keys(slices: object) -> list[bytes]:
 
 
 def cut(computation: Computation, others: Iterable[Computation]) -> tuple[Slice, ...]:
-    """Return the slices of a computation, found among others, in the order of keys.
-
-    An uncut computation is one slice with its own name.
-    """
+    """Return a computation's slices, found among others, by key; an uncut one is one slice."""
     slices = [one for one in others if one.slice_of == computation.name] or [computation]
     return tuple(
         Slice(one.name, one.slice_start, one.slice_end) for one in sorted(slices, key=lambda one: one.slice_start)

@@ -113,10 +113,7 @@ class TaskCalls:
         return Call(lambda stubs: stubs.tasks.CreateTasks, request, take, self._computation)
 
     def take(self, group: str, worker: str, nonce: bytes, wait: float) -> Call[Granted | None]:
-        """Take a task; the authority waits up to ``wait`` seconds for one.
-
-        The nonce names the request, so that a repetition gets the same lease.
-        """
+        """Take a task, waiting ``wait`` seconds at the authority; ``nonce`` makes it repeatable."""
         request = pb.TakeTaskRequest(
             server_token=self._state.server_token,
             computation=self._computation,
@@ -212,10 +209,7 @@ def commit(granted: Granted, outputs: Iterable[str], digest: bytes, successors: 
 
 
 def output_name(granted: Granted, part: str) -> str:
-    """Return a name for an output that no other lease uses.
-
-    It consists of the group, the task, and the version with the nonce.
-    """
+    """Return a name for an output that no other lease uses: group, task, version and nonce."""
     task, lease = granted.task, granted.lease
     name = task.name or str(task.at).replace(":", "")
     return "/".join([task.group, name, f"{lease.version}-{lease.nonce.hex()}", checks.text("part", part)])

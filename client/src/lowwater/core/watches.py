@@ -536,9 +536,9 @@ class WatchState:
         return self.ratchet.server_token
 
     def admit(self, server_token: str | None, views: Iterable[WatermarkView] = ()) -> list[WatermarkView]:
-        """Pass the answer of a unary call through the ratchet, and return the views to show.
+        """Admit a call's answer and views; returns what to show.
 
-        Raises ServerTokenMismatch and StaleEpoch.
+        ServerTokenMismatch, StaleEpoch.
         """
         if server_token is not None:
             self.ratchet.check_token(server_token)
@@ -686,10 +686,7 @@ class WatchState:
             self._let_go(record)
 
     def lose_all(self, stream: WatchStream, at_least: float) -> None:
-        """Search for all that a stream carried, in ``at_least`` seconds at the earliest.
-
-        O(names).
-        """
+        """Search for all that a stream carried, in ``at_least`` seconds or later. O(names)."""
         for record in self.records.values():
             if record.place == stream.key:
                 self._lose(stream, record, at_least)

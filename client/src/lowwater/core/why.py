@@ -194,10 +194,7 @@ class _Reach:
 
 
 class _Graph:
-    """Published views, and what each computation waits for.
-
-    A cut computation waits for its slices, and these wait for its inputs.
-    """
+    """Published views, and the slices or inputs that each computation waits for."""
 
     def __init__(self, views: Mapping[str, WatermarkView]) -> None:
         self.views = views
@@ -294,10 +291,7 @@ def find_way(name: str, views: Mapping[str, WatermarkView], now_micros: int) -> 
 def find_culprits(
     names: Iterable[str], views: Mapping[str, WatermarkView], now_micros: int
 ) -> dict[str, WatermarkView]:
-    """Return the view of the root cause of each computation, by :func:`find_way`.
-
-    One walk serves all of them.
-    """
+    """Return the root cause of each computation, by :func:`find_way`, in one walk."""
     walk = _Walk(_Graph(views), now_micros)
     return {name: views.get(guilty) or WatermarkView(guilty) for name in names for guilty in [walk.guilty(name)]}
 
@@ -395,10 +389,7 @@ def find_slices(views: Mapping[str, WatermarkView]) -> dict[str, tuple[tuple[str
 
 
 def find_absent(name: str, views: Mapping[str, WatermarkView], now_micros: int) -> str | None:
-    """Return the root cause when it is not among the views: unregistered or unreadable.
-
-    Else None.
-    """
+    """Return the root cause if it is unregistered or unreadable, so not among the views."""
     root = find_way(name, views, now_micros).names[-1]
     return None if root in views else root
 

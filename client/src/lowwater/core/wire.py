@@ -190,10 +190,7 @@ def attempt(task: TaskAttempt) -> workers_pb2.TaskAttempt:
 
 
 def ppm(heuristics: Iterable[float]) -> list[int]:
-    """Return shares in parts per million, largest first.
-
-    Raises InvalidArgument for anything else.
-    """
+    """Return shares in parts per million, largest first. Raises InvalidArgument."""
     shares: set[int] = set()
     for share in checks.listed("heuristics", heuristics):
         parts = round(share * PPM) if checks.is_number(share) and 0 < share < 1 else 0
@@ -206,10 +203,7 @@ def ppm(heuristics: Iterable[float]) -> list[int]:
 
 
 def budgets_ppm(budgets: float | Iterable[float]) -> list[int]:
-    """Return lateness budgets in parts per million, smallest first.
-
-    Raises InvalidArgument for anything else.
-    """
+    """Return lateness budgets in parts per million, smallest first. Raises InvalidArgument."""
     value: Any = budgets
     shares: list[Any] = [value] if checks.is_number(value) else list(checks.listed("lateness_budget", value))
     parts: set[int] = set()
@@ -225,10 +219,7 @@ def budgets_ppm(budgets: float | Iterable[float]) -> list[int]:
 
 
 def watermark_view(message: types_pb2.Watermark, previous: Promise | None = None) -> WatermarkView:
-    """Return the published watermarks of a computation.
-
-    ``previous``: its promise so far, which a message without a promise leaves as it was.
-    """
+    """Return published watermarks; a message without a promise leaves the ``previous`` one."""
     return WatermarkView(
         computation=message.computation,
         registered=message.registered,

@@ -83,10 +83,7 @@ class Connection(fork.Forked):
 
     @contextlib.contextmanager
     def use(self, address: str) -> Generator[Stubs]:
-        """Surround a call or stream; yields the stubs over the channel to an address.
-
-        Raises Closed after :meth:`shut`.
-        """
+        """Surround a call or stream; yields stubs for an address. Raises Closed at the end."""
         self.check_open()
         used = self._channels.use(address, self.settings.edition, self._make_channel)
         try:

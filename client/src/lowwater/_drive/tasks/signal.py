@@ -35,10 +35,7 @@ class Signal:
         self._wake([waiter for waiter, about in self._waiting.items() if not about or not names.isdisjoint(about)])
 
     async def wait(self, seconds: float | None, about: Collection[str] = ()) -> None:
-        """Return after the next signal about these names, or after ``seconds``; None: only then.
-
-        Without names every signal counts.
-        """
+        """Return after a signal about these names (none: any), or ``seconds`` if given."""
         loop = asyncio.get_running_loop()
         woken = loop.create_future()
         self._waiting[woken] = about
@@ -58,9 +55,6 @@ class Signal:
 
 
 def being_cancelled() -> bool:
-    """Return True while the running task is being cancelled.
-
-    gRPC raises CancelledError also when a *call* was cancelled; this distinguishes the two.
-    """
+    """True while the running task, and not only a call of gRPC, is being cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

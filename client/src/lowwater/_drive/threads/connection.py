@@ -113,10 +113,7 @@ class Connection:
             self.pauses += 1
 
     def await_quiet(self) -> None:
-        """Wait for the unrepeatable calls until their timeouts, then close the channels.
-
-        All other calls end by that.
-        """
+        """Wait for the unrepeatable calls until their timeouts, then end all by closing."""
         with self._changed:
             self._changed.wait_for(lambda: not self._unrepeatable)
             closing = self._channels.clear()

@@ -67,10 +67,7 @@ class Runtimes(fork.Forked, Generic[Runtime]):
         return runtime
 
     def existing(self) -> Runtime | None:
-        """Return this process's runtime if it was made; None at the end of the program.
-
-        The threads that hold its locks are gone then.
-        """
+        """Return this process's runtime if it was made, and the program is not at its end."""
         if sys.is_finalizing():
             return None
         runtime = self._runtime
