@@ -147,7 +147,7 @@ def test_a_report_names_the_least_of_what_no_acknowledged_one_has_told() -> None
     made = Arrivals({PPM: 5})
     assert made.to_report() is None, "a worker that tells no event times says nothing of lateness"
     made.add([3, 9], 10_000, 1)
-    made.heard({PPM: 8, 77: 9})
+    made.raise_marks({PPM: 8, 77: 9})
     made.add([7, 8], 20_000, 2)
     told = made.to_report()
     assert told is not None
@@ -207,7 +207,7 @@ def test_what_one_bad_timestamp_does_ends_with_it(bad: str) -> None:
         taken = not made.report(sequencer, MIN, lateness=said)
         if taken:
             arrivals.answered(version)
-        arrivals.heard(marks(made))
+        arrivals.raise_marks(marks(made))
         return taken
 
     now = made.now

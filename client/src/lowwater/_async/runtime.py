@@ -54,7 +54,7 @@ class Runtime:
         with self.watcher.changed:
             pause = exchange.take(answer)
             self.watcher.changed.notify_all()
-        if self.reporter.reporting.search.wanted:
+        if self.reporter.reporting.search.needed:
             with self.reporter.changed:
                 self.reporter.changed.notify_all()  # the call may have found a lost computation
         return pause

@@ -40,12 +40,12 @@ class Ages:
         "_offset",
         "_opened_at",
         "_sent_to",
-        "heard_at",
+        "confirmed_at",
         "prompt",
     )
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
-        self.heard_at: float | None = None
+        self.confirmed_at: float | None = None
         """Time of the last confirmation, on this process's clock; None before the first message."""
         self.prompt: bool = False
         """True when the first message came soon enough to measure the offset."""
@@ -59,8 +59,8 @@ class Ages:
     def read(self, time_micros: int, clock_micros: int) -> None:
         """Take the times of a message: when its values were confirmed, and when it was sent."""
         now = self._monotonic()
-        if self.heard_at is None:
-            self.heard_at, self.prompt = float("-inf"), now - self._opened_at <= LATE
+        if self.confirmed_at is None:
+            self.confirmed_at, self.prompt = float("-inf"), now - self._opened_at <= LATE
         sent = max(time_micros, clock_micros)
         if sent > self._sent_to:
             drift = (sent - self._sent_to) / 1e6 * SLEW
@@ -72,10 +72,10 @@ class Ages:
                 self._late_since = now
         if time_micros > self._confirmed_to:
             self._confirmed_to = time_micros
-            self.heard_at = time_micros / 1e6 + self._offset
+            self.confirmed_at = time_micros / 1e6 + self._offset
         elif time_micros == self._confirmed_to:
             # A faster message shows that the same confirmation was longer ago.
-            self.heard_at = min(self.heard_at, time_micros / 1e6 + self._offset)
+            self.confirmed_at = min(self.confirmed_at, time_micros / 1e6 + self._offset)
 
     @property
     def lasted(self) -> float:
@@ -85,7 +85,7 @@ class Ages:
     @property
     def fresh(self) -> bool:
         """True when the values were confirmed within ``LATE``."""
-        return self.heard_at is not None and self._monotonic() - self.heard_at <= LATE
+        return self.confirmed_at is not None and self._monotonic() - self.confirmed_at <= LATE
 
     @property
     def holding(self) -> bool:

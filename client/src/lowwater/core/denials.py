@@ -58,7 +58,7 @@ class Denials(Question):
         self._followed = followed
         self._allowed = allowed
         self._denied: dict[str, Followed] = {}
-        self._asked: Followed | None = None
+        self._current: Followed | None = None
         self._opened_at = ""
 
     def add(self, record: Followed, error: errors.LowwaterError) -> list[Followed]:
@@ -87,7 +87,7 @@ class Denials(Question):
     # -- as a stream of one message ----------------------------------------------------------------
 
     @property
-    def wanted(self) -> bool:
+    def needed(self) -> bool:
         """True when a denied computation has a reader. O(denied)."""
         return any(map(self._followed, self._denied.values()))
 
@@ -100,17 +100,17 @@ class Denials(Question):
     def open(self, address: str) -> watermarks_pb2.WatchRequest:
         """Begin a question to an address; returns its request, which names one computation."""
         record = self._next()
-        # the caller checks wanted; a request without a name would ask for everything
+        # the caller checks needed; a request without a name would ask for everything
         assert record is not None
-        self._asked, self._opened_at = record, address
+        self._current, self._opened_at = record, address
         return watermarks_pb2.WatchRequest(server_token=self._ratchet.server_token, computations=[record.name])
 
     def take(self, response: watermarks_pb2.WatchResponse) -> bool:
         """Take a message: the computation may be read. Raises ServerTokenMismatch."""
         self._ratchet.check_token(response.server_token)
-        if not response.HasField("go_away") and self._asked is not None:
-            self.forget(self._asked)
-            self._allowed(self._asked)
+        if not response.HasField("go_away") and self._current is not None:
+            self.forget(self._current)
+            self._allowed(self._current)
         return True
 
     def ended(self, failure: Exception | None) -> float:
@@ -119,7 +119,7 @@ class Denials(Question):
             failure = error_of_call(failure, self._opened_at)
         if isinstance(failure, AWAY):
             self._router.failed(self._opened_at)
-        record = self._asked
+        record = self._current
         if record is not None and record.denial is not None:  # otherwise it was answered
             if isinstance(failure, DENIED):
                 self._refuse(record, failure)

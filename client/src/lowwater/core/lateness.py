@@ -202,7 +202,7 @@ class Arrivals:
             return bucket
         return _COARSE[bisect_left(_COARSE, bucket)]
 
-    def heard(self, marks: Mapping[int, int]) -> None:
+    def raise_marks(self, marks: Mapping[int, int]) -> None:
         """Raise the budgets' marks to those that the authority sent."""
         for ppm in self.marks:
             self.marks[ppm] = max(self.marks[ppm], marks.get(ppm, MIN))

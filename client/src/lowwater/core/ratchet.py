@@ -15,13 +15,13 @@ __all__ = ["Ratchet"]
 class _Entry:
     """One computation's newest view, and its age."""
 
-    __slots__ = ("heard_at", "version", "view")
+    __slots__ = ("confirmed_at", "version", "view")
 
     def __init__(self, view: WatermarkView, version: int) -> None:
         self.view: WatermarkView = view
         self.version: int = version
         """Version of the ratchet at the view's last change."""
-        self.heard_at: float = float("-inf")
+        self.confirmed_at: float = float("-inf")
         """Time of the view's last confirmation, by a stream that has stopped sending it."""
 
 
@@ -138,16 +138,16 @@ class Ratchet:
         """Names of all computations with a view."""
         return self._entries.keys()
 
-    def heard(self, name: str, at: float) -> None:
+    def note_confirmed(self, name: str, at: float) -> None:
         """Note the last confirmation of a view whose stream will not send it again."""
         entry = self._entries.get(name)
         if entry is not None:
-            entry.heard_at = at
+            entry.confirmed_at = at
 
-    def heard_at(self, name: str) -> float:
+    def confirmed_at(self, name: str) -> float:
         """Return that time; minus infinity for none."""
         entry = self._entries.get(name)
-        return float("-inf") if entry is None else entry.heard_at
+        return float("-inf") if entry is None else entry.confirmed_at
 
     def forget(self, name: str) -> None:
         """Forget a name that was never registered: it has no value that could go down.

@@ -1,4 +1,4 @@
-"""What one process reports: from a worker's staged state to the authority's answer.
+"""Reports of one process: from a worker's staged state to the authority's answer.
 
 How a report flows. A worker stages a new state of its claim and goes on. The claim joins the line
 at the stream to the shard that serves its computation (:class:`ReporterState`), once however often
@@ -330,7 +330,7 @@ class ReporterState:
             if lease is not None:
                 lease.reference = max(lease.reference, reference_times.get(lease.computation, lease.reference))
                 if lease.arrivals is not None and budgets:
-                    lease.arrivals.heard(budgets.get(lease.computation, {}))
+                    lease.arrivals.raise_marks(budgets.get(lease.computation, {}))
         refusals_by_claim: dict[Key, list[Refusal]] = {}
         for computation, sequencer, refusal in refused:
             self._refused += 1
@@ -473,7 +473,7 @@ class ReportStream(ShardStream):
         return self._reporting.failure
 
     @property
-    def wanted(self) -> bool:
+    def needed(self) -> bool:
         """True when a claim is reported here; one without news needs the stream to stay fresh."""
         return self.state.carries_any
 
@@ -487,7 +487,7 @@ class ReportStream(ShardStream):
 
     def leave_idle(self) -> bool:
         """End the open stream when it carries no claim; that to home stays for the next."""
-        self.interrupted = self._open and self.key != HOME and not self.wanted
+        self.interrupted = self._open and self.key != HOME and not self.needed
         return self.interrupted
 
     def due(self, stream: int) -> Due | None:
@@ -514,7 +514,7 @@ class ReportStream(ShardStream):
                 if self.state.fenced(computation, sequencer, handles, reason):
                     logger.warning("a claim on %s lost ranges: %s", computation, reason)
                     self._drop_lost([(computation, sequencer)])
-                    return not self.wanted
+                    return not self.needed
             case "go_away":
                 return self._leave(response.go_away)
             case _:
@@ -540,17 +540,17 @@ class ReportStream(ShardStream):
         references = [(reference.computation, reference.micros) for reference in ack.references]
         budgets = {reference.computation: wire.budget_marks(reference.budgets) for reference in ack.references}
         for answered in self.state.acknowledged(ack.number, refused, references, budgets):
-            self._reporting.heard(answered.computation)
+            self._reporting.served(answered.computation)
         self._drop_lost([(computation, sequencer) for computation, sequencer, _ in refused])
         if not moved:
             # An accepted stream proves little: if it reset the backoff, a stream that fails right
             # after would be opened again and again without a pause.
             self._backoff.reset()
-            return not self.wanted
+            return not self.needed
         returned = [self._reporting.redirected(self, refusal.redirect, leases) for refusal, leases in moved.values()]
         # A lease that came back to this shard needs a new stream with its full state, so that no
         # earlier report counts after it.
-        return any(returned) or not self.wanted
+        return any(returned) or not self.needed
 
     def _drop_lost(self, claims: Iterable[tuple[str, int]]) -> None:
         """Stop reporting claims that have lost all their ranges."""
@@ -639,7 +639,7 @@ class Reporting:
         """Most 64-bit words of one message."""
         self.router: Router = router
         self.surroundings: Surroundings = surroundings
-        self.search: Search[Reported] = Search(router, surroundings, self._found)
+        self.search: Search[Reported] = Search(router, surroundings, self._relocated)
         self.computations: dict[str, Reported] = {}
         """Records by name of all computations with a reported lease."""
         self._streams: dict[str, ReportStream] = {HOME: ReportStream(self, HOME)}
@@ -744,12 +744,12 @@ class Reporting:
                 claim.logged.add(refusal.reason)
                 logger.warning("a report of %s was refused: %s (%s)", computation, refusal.message, refusal.reason)
 
-    def heard(self, name: str) -> None:
+    def served(self, name: str) -> None:
         """Note that a shard has answered for a computation."""
         computation = self.computations.get(name)
         if computation is not None:
             computation.hops = 0
-            self.search.heard(computation)
+            self.search.served(computation)
 
     def redirected(self, stream: ReportStream, redirect: types_pb2.Redirect, leases: Sequence[LeaseState]) -> bool:
         """Move leases to the shard that an answer names; returns True when it is the same one."""
@@ -796,7 +796,7 @@ class Reporting:
         self.search.lose(self.computations[claim.lease.computation], at_least)
         self._untended[self.search] = None
 
-    def _found(self, computation: Reported) -> None:
+    def _relocated(self, computation: Reported) -> None:
         computation.hops = 0
         for claim in computation.homeless:
             self._put(claim, self.router.place(computation.name))

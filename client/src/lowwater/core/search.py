@@ -70,10 +70,10 @@ class Search(Question, Generic[Record]):
     many refusals wait for the same moment, and share a question.
     """
 
-    def __init__(self, router: Router, surroundings: Surroundings, found: Callable[[Record], None]) -> None:
+    def __init__(self, router: Router, surroundings: Surroundings, on_found: Callable[[Record], None]) -> None:
         super().__init__(surroundings)
         self._router = router
-        self._found = found
+        self._on_found = on_found
         # one answer settles many questions, so the first pause is short
         self._backoff = Backoff(surroundings.random, PATIENCE)
         self._lost: dict[str, Record] = {}  # in the order of the next questions
@@ -109,7 +109,7 @@ class Search(Question, Generic[Record]):
         """Computations that were lost and have not been served for a while since."""
         return tuple(self._suspects.values())
 
-    def heard(self, sought: Record) -> None:
+    def served(self, sought: Record) -> None:
         """Note that a computation is served where it was found, unless it is lost again. O(1)."""
         if sought.suspect and not sought.lost:
             self.forget(sought)
@@ -125,7 +125,7 @@ class Search(Question, Generic[Record]):
     # -- as a stream of one message ----------------------------------------------------------------
 
     @property
-    def wanted(self) -> bool:
+    def needed(self) -> bool:
         """True when a computation is searched for."""
         return bool(self._lost)
 
@@ -190,7 +190,7 @@ class Search(Question, Generic[Record]):
         if sought.lost:
             sought.lost = False
             del self._lost[sought.name]
-            self._found(sought)
+            self._on_found(sought)
 
 
 def is_search(machine: object) -> TypeGuard[Search[Any]]:

@@ -28,13 +28,13 @@ class Streamed(Protocol):
         ...
 
     @property
-    def wanted(self) -> bool:
+    def needed(self) -> bool:
         """True when a stream has to be opened."""
         ...
 
     @property
     def interrupted(self) -> bool:
-        """True when the open stream has to end now; another follows if one is wanted."""
+        """True when the open stream has to end now; another follows if one is needed."""
         ...
 
     @property
@@ -66,7 +66,7 @@ class Streamed(Protocol):
         ...
 
     def retire(self) -> None:
-        """Take the end of the driving: no stream is wanted until ``tend`` returns this again."""
+        """Take the end of the driving: no stream is needed until ``tend`` returns this again."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What one process learns of watermarks: from a shard's stream to the readers in this process.
+"""Watermarks as one process learns them: from a shard's stream to the readers in this process.
 
 Readers wait for a time, iterate over changes, or fold several computations.
 
@@ -147,14 +147,14 @@ class WatchStream(ShardStream):
         return self._state.failure
 
     @property
-    def wanted(self) -> bool:
+    def needed(self) -> bool:
         """True when some subscription follows a computation placed here."""
         return self._state.wanted_at(self.key)
 
     @property
     def live(self) -> bool:
         """True when a stream is open and its first message, about all it follows, is here."""
-        return self._ages is not None and self._ages.heard_at is not None
+        return self._ages is not None and self._ages.confirmed_at is not None
 
     @property
     def open_now(self) -> bool:
@@ -180,9 +180,9 @@ class WatchStream(ShardStream):
         return self.live and not self.covers_all and not any(map(self.follows, self._covered))
 
     @property
-    def heard_at(self) -> float | None:
+    def confirmed_at(self) -> float | None:
         """Time of the last confirmation of the open stream's values; None before the first."""
-        return self._ages.heard_at if self._ages is not None else None
+        return self._ages.confirmed_at if self._ages is not None else None
 
     @property
     def holding(self) -> bool:
@@ -285,7 +285,7 @@ class WatchStream(ShardStream):
         arrived = unplaced and self._state.arrived(self, name, self._opened_at, message.epoch)
         if arrived:
             self._departed.discard(name)
-        self._state.heard(self, name, message.epoch)
+        self._state.served(self, name, message.epoch)
         return arrived
 
     def ended(self, failure: Exception | None) -> float:
@@ -297,8 +297,8 @@ class WatchStream(ShardStream):
         one computation, the others are asked for at once.
         """
         state = self._state
-        if self._ages is not None and self._ages.heard_at is not None:
-            state.keep_ages(filter(self.follows, self._possible_names()), self._ages.heard_at)
+        if self._ages is not None and self._ages.confirmed_at is not None:
+            state.keep_ages(filter(self.follows, self._possible_names()), self._ages.confirmed_at)
             # One message proves little: if it reset the backoff, a stream that fails right after it
             # would be opened again and again without a pause.
             if self._ages.lasted > CAP:
@@ -362,9 +362,9 @@ class WatchState:
         self.surroundings: Surroundings = surroundings
         self.interval_millis: int = round(1000 * settings.watch_interval)
         """Least milliseconds between two messages with watermarks of one stream."""
-        self.search: Search[Followed] = Search(router, surroundings, self._found)
+        self.search: Search[Followed] = Search(router, surroundings, self._relocated)
         self.denials: Denials = Denials(
-            router, surroundings, self.ratchet, followed=self._is_followed, allowed=self._found
+            router, surroundings, self.ratchet, followed=self._is_followed, allowed=self._relocated
         )
         self.records: dict[str, Followed] = {}
         """Records by name of all computations that are followed or denied."""
@@ -426,7 +426,7 @@ class WatchState:
         for record in records:
             self._let_go(record)
         for key, stream in self._streams.items():
-            if key != HOME and stream.open_now and not stream.wanted:
+            if key != HOME and stream.open_now and not stream.needed:
                 stream.renewing = True
                 self._untended[stream] = None
 
@@ -515,10 +515,10 @@ class WatchState:
 
     def _confirmed_at(self, name: str) -> float:
         stream = self._stream_of(name)
-        heard_at = stream.heard_at if stream is not None else None
-        if heard_at is not None:
-            return heard_at
-        return self.ratchet.heard_at(name)
+        confirmed_at = stream.confirmed_at if stream is not None else None
+        if confirmed_at is not None:
+            return confirmed_at
+        return self.ratchet.confirmed_at(name)
 
     def holding(self, names: Sequence[str]) -> bool:
         """Return True when newer values of a name are in a buffer; no names means all."""
@@ -536,9 +536,9 @@ class WatchState:
         return self.ratchet.server_token
 
     def admit(self, server_token: str | None, views: Iterable[WatermarkView] = ()) -> list[WatermarkView]:
-        """Admit a call's answer and views; returns what to show.
+        """Pass a unary call's answer through the ratchet; returns the views to show.
 
-        ServerTokenMismatch, StaleEpoch.
+        Raises ServerTokenMismatch and StaleEpoch.
         """
         if server_token is not None:
             self.ratchet.check_token(server_token)
@@ -560,8 +560,8 @@ class WatchState:
         """Return the counters so far."""
         followed = list(self.ratchet.names if self.everything else self._named.keys())
         # Without any registered computation, home's last message counts.
-        heard_at = min(map(self._confirmed_at, followed), default=self._streams[HOME].heard_at)
-        stale_for = float("inf") if heard_at is None else max(0.0, self.surroundings.monotonic() - heard_at)
+        confirmed_at = min(map(self._confirmed_at, followed), default=self._streams[HOME].confirmed_at)
+        stale_for = float("inf") if confirmed_at is None else max(0.0, self.surroundings.monotonic() - confirmed_at)
         return WatcherStatistics(self._opened, self._messages, self.ratchet.held_back, self.unserved, stale_for)
 
     @property
@@ -614,7 +614,7 @@ class WatchState:
         self._messages += 1
         self.last_error = None
 
-    def heard(self, stream: WatchStream, name: str, epoch: int) -> None:
+    def served(self, stream: WatchStream, name: str, epoch: int) -> None:
         """Note that a stream sent a value: the computation has stopped hopping."""
         self.router.note_epoch(name, epoch)
         record = self.records.get(name)
@@ -625,7 +625,7 @@ class WatchState:
         """End the search for names whose stream has been open for a while."""
         for record in self.search.suspects:
             if self._stream_of(record.name) is stream:
-                self.search.heard(record)
+                self.search.served(record)
 
     def redirected(self, stream: WatchStream, name: str, address: str, epoch: int) -> None:
         """Place a computation where a shard redirects it to."""
@@ -721,15 +721,15 @@ class WatchState:
         """Return True when a waiting subscription needs this stream to be renewed."""
         return stream.must_renew_for(self._unconfirmed)
 
-    def keep_ages(self, names: Iterable[str], heard_at: float) -> None:
+    def keep_ages(self, names: Iterable[str], confirmed_at: float) -> None:
         """Note when the values of an ended stream were last confirmed."""
         for name in names:
-            self.ratchet.heard(name, heard_at)
+            self.ratchet.note_confirmed(name, confirmed_at)
 
     def _keep_age(self, stream: WatchStream, record: Followed) -> None:
         # A computation that has come back to a stream is sent again by the next one only.
-        if stream.heard_at is not None and stream.follows(record.name):
-            self.ratchet.heard(record.name, stream.heard_at)
+        if stream.confirmed_at is not None and stream.follows(record.name):
+            self.ratchet.note_confirmed(record.name, stream.confirmed_at)
 
     def _part(self, stream: WatchStream, record: Followed) -> None:
         """Follow a computation by name when a stream that follows all does not send it."""
@@ -756,7 +756,7 @@ class WatchState:
         stream.renewing = stream.renewing or (stream.open_now and not stream.follows(record.name))
         self._untended[stream] = None
 
-    def _found(self, record: Followed) -> None:
+    def _relocated(self, record: Followed) -> None:
         record.hops = 0
         if self._is_followed(record):
             self._place(record, self.router.place(record.name))

@@ -504,8 +504,8 @@ def _passed(here: str, onward: str, graph: _Graph, now_micros: int) -> Hop:
     where = _where(view, graph, now_micros)
     if graph.holds_by_itself(view, lowest):
         behind = _behind(view, low)
-        held = f"; {held_words(view.holder, now_micros)}" if view.holder is not None else ""
-        sentence = f"{where}, {_distance(behind, view, onward, graph)}{held}."
+        holder_words = f"; {held_words(view.holder, now_micros)}" if view.holder is not None else ""
+        sentence = f"{where}, {_distance(behind, view, onward, graph)}{holder_words}."
         return Hop(here, view.low, behind, onward, _holders(view.holder), sentence, cause_of(view, now_micros))
     waits_for = [onward, *(other for other in lowest if other != onward)]
     slices = graph.slices(view)
@@ -578,7 +578,7 @@ def _end(
     holding.sort(key=lambda holder: not causes[id(holder)].trouble)
     total = ranges.total if holding else 0
     holders = tuple(holding[:_NAMED])
-    sentence = f"{where}: {_held(view, holders, total, now_micros)}"
+    sentence = f"{where}: {_holders_in_words(view, holders, total, now_micros)}"
     cause = causes[id(holders[0])] if holders else Cause.MOVED_ON
     return Hop(view.computation, view.low, behind, None, holders, sentence, cause, total)
 
@@ -605,7 +605,7 @@ def _where(view: WatermarkView, graph: _Graph, now_micros: int) -> str:
     return where if _timeless(view.low) else f"{where}, {lag(view.low, now_micros)} behind the clock"
 
 
-def _held(view: WatermarkView, holders: tuple[RangeView, ...], holding: int, now_micros: int) -> str:
+def _holders_in_words(view: WatermarkView, holders: tuple[RangeView, ...], holding: int, now_micros: int) -> str:
     if not holders:
         return "no key range says why; its workers have just moved on."
     named = "; ".join(held_words(holder, now_micros) for holder in holders)
@@ -740,7 +740,7 @@ def _root_words(root: Hop, graph: _Graph, now_micros: int, unknown: errors.Lowwa
     ):
         return f"held by {root.computation}, {_without_range(root, graph, unknown)}"
     holder = root.holders[0]
-    held = f"held by {root.computation} {describe_range(holder.start, holder.end)}{_on(holder)}"
+    holder_words = f"held by {root.computation} {describe_range(holder.start, holder.end)}{_on(holder)}"
     more = f", and by {root.holding - 1} more of its key ranges" if root.holding > 1 else ""
     stood = duration(seconds_since(holder.since_micros, now_micros))
     match root.cause:
@@ -766,7 +766,7 @@ def _root_words(root: Hop, graph: _Graph, now_micros: int, unknown: errors.Lowwa
         case _:
             waits = "nothing newer came in" if not views[root.computation].inputs else "it has work left from then"
             words = f", alive, but standing there for {stood}: {waits}"
-    return held + _in_its_own(words, root.cause, holder.waiting_for) + more
+    return holder_words + _in_its_own(words, root.cause, holder.waiting_for) + more
 
 
 def _without_range(root: Hop, graph: _Graph, unknown: errors.LowwaterError | None) -> str:

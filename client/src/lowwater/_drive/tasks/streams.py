@@ -58,7 +58,7 @@ class Streams:
         for machine in self._machines.tend():
             running = self._running.get(machine)
             if running is None:
-                if machine.wanted and not self._connection.closed:
+                if machine.needed and not self._connection.closed:
                     running = self._running[machine] = _Running()
                     running.task = asyncio.create_task(self._run(machine, running), name=self._name)
             elif machine.interrupted and running.call is not None:
@@ -77,7 +77,7 @@ class Streams:
         delay = machine.first_pause
         while True:
             await self._pause(machine, delay)
-            if machine.failure is not None or not machine.wanted:
+            if machine.failure is not None or not machine.needed:
                 machine.retire()
                 del self._running[machine]
                 await self._connection.sweep()

@@ -82,7 +82,7 @@ class Streams:
 
     def _start(self, machine: Streamed) -> RuntimeError | None:
         """Start the thread of a machine, if it is needed; returns the error if that failed."""
-        if machine.wanted and not self._connection.closed:
+        if machine.needed and not self._connection.closed:
             running = _Running()
             running.thread = threading.Thread(target=self._run, args=(machine, running), name=self._name, daemon=True)
             try:
@@ -115,7 +115,7 @@ class Streams:
                 self.changed.wait_for(lambda: ended.is_set() or machine.hurried, delay)
                 if ended.is_set():
                     break
-                if machine.failure is not None or not machine.wanted:
+                if machine.failure is not None or not machine.needed:
                     machine.retire()
                     del self._running[machine]
                     break
@@ -155,7 +155,7 @@ class Streams:
         with self._connection.use(address) as stubs:
             with self.changed:
                 self._connection.check_open()
-                if not machine.wanted:
+                if not machine.needed:
                     return
                 if is_search(machine):
                     call = self._locate(machine, address, stubs)
