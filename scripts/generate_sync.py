@@ -38,43 +38,41 @@ CODE: Final = {
 
 SAID: Final = {
     "__init__": {
-        """What a program uses, written once, for the tasks of an event loop. :mod:`lowwater._sync` is made of it.""": (
-            """What a program uses, for threads: made of :mod:`lowwater._async`."""
+        """The client that a program uses, written for asyncio. :mod:`lowwater._sync` is made of it.""": (
+            """The client that a program uses, for threads: made of :mod:`lowwater._async`."""
         ),
     },
     "client": {
         "one object per event loop": "one object per process or program",
-        """Everything a program asks of the authority, on asyncio.
+        """A client of one authority, on asyncio. Use it as an async context manager.
 
-    Use it as an async context manager; :func:`lowwater.aio.connect` makes it.
+    :func:`lowwater.aio.connect` makes it. It belongs to the process and the event loop of its first
+    use, and starts at most two tasks for each shard: one reports, one watches. A cancelled call
+    leaves it usable. Calls raise LowwaterError: Unavailable when no server answers within the
+    timeout, Closed after :meth:`close`, and in another process or loop.
+""": """A client of one authority. Use it as a context manager.
 
-    It belongs to the process and the event loop of its first use, and starts at most one task to
-    report and one to watch at each shard. A cancelled call leaves it usable. Calls raise
-    LowwaterError: Unavailable when no server answers within the timeout, Closed after
-    :meth:`close`, and in another process or loop.
-""": """Everything a program asks of the authority.
-
-    Use it as a context manager; :func:`lowwater.connect` makes it.
-
-    Safe for threads. After a fork the child may go on with an inherited client: it makes its own
-    connection at the first use. Leases stay with the process that claimed them. Calls raise
-    LowwaterError: Unavailable when no server answers within the timeout, Closed after
-    :meth:`close`.
+    :func:`lowwater.connect` makes it. Safe for threads. After a fork the child may go on with an
+    inherited client: it makes its own connection at the first use. Leases stay with the process
+    that claimed them. Calls raise LowwaterError: Unavailable when no server answers within the
+    timeout, Closed after :meth:`close`.
 """,
-        """Ends when the client is closed.
-        Raises ServerTokenMismatch""": """Ends when the client is closed, and in a
-        forked child, where another may begin. Raises ServerTokenMismatch""",
+        """Ends when the client is closed. Raises ServerTokenMismatch when
+        another deployment answers.""": """Ends when the client is closed, and in a forked child,
+        where another may begin. Raises ServerTokenMismatch when another deployment answers.""",
         "the client's workers, tasks and connection": "the client's workers, threads and connection",
     },
-    "connect": {"Return a client for the running event loop. ": "Return a client. "},
+    "connect": {"Return a client for the running event loop.": "Return a client."},
     "inputs": {
-        "Use it as an async context manager, or call :meth:`close`.": (
-            "Safe for threads; a forked child may go on with an inherited reader."
-        ),
+        """Use it as an async context manager, or call
+    :meth:`close`.""": """Safe for threads; a
+    forked child may go on with an inherited reader.""",
         "in another task ends": "in another thread ends",
     },
     "lease": {
-        "which a background task reports": "which a background thread reports",
+        """which a
+    background task reports""": """which a
+    background thread reports""",
         """Not for other threads.
 """: """Safe for threads. After a fork it
     stays with the parent: in the child every call raises Closed.
@@ -83,11 +81,11 @@ SAID: Final = {
     "reporter": {
         "The tasks that report": "The threads that report",
         "gRPC's sender asks for them.\n\n    No generator: one that is left in the middle would be closed later, by a task of its own.\n": (
-            "the thread that gRPC gives to a stream's sender asks for them.\n"
+            "gRPC's sending thread asks for them.\n"
         ),
     },
     "runtime": {
-        "What a client has on its event loop: channels and tasks": "What a client has in one process: channels and threads",
+        "Channels and tasks of a client on its event loop": "Channels and threads of a client in one process",
         "One event loop's connection": "One process's connection",
         "End the tasks and close": "End the threads and close",
     },

@@ -97,7 +97,7 @@ def test_the_old_client_is_the_owner_of_what_it_claimed_whatever_layout_is_wante
 def test_the_old_server_keeps_no_budget_and_nobody_takes_its_silence_for_one(previous: Serving) -> None:
     """A plain client and a stage of Spark are told before anything is claimed."""
     with lowwater.connect(previous.address, namespace="budgets") as lw:
-        with pytest.raises(lowwater.InvalidArgument, match="upgrade the authority: this one knows no lateness budgets"):
+        with pytest.raises(lowwater.InvalidArgument, match="upgrade the authority: this one has no lateness budgets"):
             lw.register("flights", lateness_budget=0.01)
         registration = Registration("stage", (), (), 2, "checkpoint", 0, 1, b"", adopt=False)
         with contextlib.closing(Authority(lw, replace(registration, lateness_budgets=(0.01,)))) as stage:

@@ -154,7 +154,7 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
         "2s",
         "--even-unregistered",
         of=lw,
-        said="Start what registers it",
+        said="Start the job that registers it",
     )
     expect(1, "complete", "flights", "--until", LATE, of=lw)
     expect(2, "complete", "flights", "--until", "noon", of=lw)
@@ -179,7 +179,7 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
         ["move", "flights", "0x0", "2"],
     )
     for command in changes:
-        expect(2, *command, of=lw, said="nobody knows how flights is cut")
+        expect(2, *command, of=lw, said="the layout of flights is unknown")
         expect(3, *command, *NOBODY, "--answer-within", "500ms", said="running there?")
     lw.change_layout("flights", 1, lowwater.Layout(0, (0, 0x8000)))
     expect(0, *changes[0], of=lw)

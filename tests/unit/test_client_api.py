@@ -111,7 +111,7 @@ def test_a_channel_that_cannot_be_made_is_said_at_once_and_by_what_waits_at_its_
             with pytest.raises(expected, match="no key"):
                 call()
         assert time.monotonic() - began < 30
-        with pytest.raises(lowwater.Timeout, match=r"never heard of: .*no key"):
+        with pytest.raises(lowwater.Timeout, match=r"never answered: .*no key"):
             lw.wait("c", 5, timeout=0.5)
 
 

@@ -145,20 +145,20 @@ def test_two_counts_together_take_no_record_for_earlier(one: list[int], two: lis
 
 def test_a_report_names_the_least_of_what_no_acknowledged_one_has_told() -> None:
     made = Arrivals({PPM: 5})
-    assert made.told() is None, "a worker that tells no event times says nothing of lateness"
+    assert made.to_report() is None, "a worker that tells no event times says nothing of lateness"
     made.add([3, 9], 10_000, 1)
-    made.heard({PPM: 8, 77: 9})
+    made.raise_marks({PPM: 8, 77: 9})
     made.add([7, 8], 20_000, 2)
-    told = made.told()
+    told = made.to_report()
     assert told is not None
     assert (told.reference, told.frontier, told.behind) == (10_000, 20_000, ((PPM, 2, 5),))
     made.answered(1)
-    told = made.told()
+    told = made.to_report()
     assert told is not None
     assert (told.reference, told.behind) == (20_000, ((PPM, 2, 8),))
     made.answered(2)
     made.add([], 30_000, 3)
-    told = made.told()
+    told = made.to_report()
     assert told is not None
     assert (told.reference, told.behind) == (30_000, ((PPM, 2, 8),))
     assert sum(count for _, count in told.counts) == 4
@@ -175,7 +175,7 @@ def test_a_claim_tells_as_few_buckets_as_the_authority_takes_and_no_record_for_e
         late = [int(1_000 * 1.05 ** random.uniform(0, 750)) for _ in range(5)]
         handed_on += late
         made.add([-each for each in late], 0, version)
-        said = made.told()
+        said = made.to_report()
         assert said is not None
         before, told = told, dict(said.counts)
         assert all(told[bucket] >= count for bucket, count in before.items()), "no count ever falls"
@@ -200,14 +200,14 @@ def test_what_one_bad_timestamp_does_ends_with_it(bad: str) -> None:
 
     def tell(times: Sequence[int], frontier: int, version: int) -> bool:
         arrivals.add(times, frontier, version)
-        told = arrivals.told()
+        told = arrivals.to_report()
         assert told is not None
         behind = {ppm: (records, judged) for ppm, records, judged in told.behind}
         said = authority.Lateness(dict(told.counts), told.reference, told.frontier, behind)
         taken = not made.report(sequencer, MIN, lateness=said)
         if taken:
             arrivals.answered(version)
-        arrivals.heard(marks(made))
+        arrivals.raise_marks(marks(made))
         return taken
 
     now = made.now

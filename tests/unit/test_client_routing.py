@@ -88,8 +88,8 @@ class Gullible(Router):
 )
 def test_rule9_a_redirect_to_a_lower_number_is_not_followed(kind: type[Router]) -> None:
     router = kind(("a:1",), nullcontext())
-    router.seen("c", 5)
-    router.seen("c", 4)
+    router.note_epoch("c", 5)
+    router.note_epoch("c", 4)
     assert not router.redirected("c", "old:1", 4)
     assert (router.address_of("c"), router.refused, router.epoch_of("c")) == ("a:1", 1, 5)
 
@@ -100,8 +100,8 @@ def test_shards_heard_of_are_tried_in_turn_those_that_failed_last_at_the_end() -
         router.redirected("c", address, 1)
     router.failed("x:1")
     assert turns(router, 9) == ["a:1", "y:1", "a:1", "z:1", "a:1", "x:1", "a:1", "y:1", "a:1"]
-    assert not router.given("x:1")
-    assert router.given("a:1")
+    assert not router.configured("x:1")
+    assert router.configured("a:1")
 
 
 def turns(router: Router, count: int) -> list[str]:
@@ -243,7 +243,7 @@ def test_an_authority_that_cannot_be_asked_where_things_are_is_asked_for_them() 
     search = client.known.search
     search.open("home:1", "t")
     search.ended(errors.LowwaterError("Method not found!", reason="UNIMPLEMENTED"))
-    assert (client.known.at("c"), home.interrupted, search.wanted) == (HOME, True, False)
+    assert (client.known.at("c"), home.interrupted, search.needed) == (HOME, True, False)
 
 
 def test_rule11_a_message_that_redirects_everything_is_no_news() -> None:
@@ -252,7 +252,7 @@ def test_rule11_a_message_that_redirects_everything_is_no_news() -> None:
     assert client.known.stream().take(told(redirects=[("c", "x:1", 1), ("d", "x:1", 1)])), "nothing is left here"
     assert not subscription.confirmed
     assert client.known.stale_for(["c"]) == client.known.stale_for(["d"]) == float("inf")
-    assert not client.known.stream().wanted
+    assert not client.known.stream().needed
     assert "WatchStream:x:1" in tended(client)
     there = client.known.stream("x:1")
     assert list(there.open("x:1").computations) == ["c", "d"]
@@ -371,8 +371,8 @@ def test_everything_is_followed_by_name_where_home_redirects_it() -> None:
     assert client.known.at("c") is None
     home.take(told([watermark("c", 5, epoch=2)]))
     assert client.known.at("c") == HOME
-    assert not client.known.search.wanted
-    assert not there.wanted
+    assert not client.known.search.needed
+    assert not there.needed
     there.retire()
     assert client.known.stream("x:1") is not there, "nothing is kept of it"
 
@@ -442,7 +442,7 @@ def test_rule2_an_answer_to_a_report_before_the_lease_moved_says_nothing_of_it()
     acknowledge(client, HOME, 1, ("c", "x:1", 1))  # the first message was refused; the others are on their way
     there = opened(client, "x:1")
     assert sent(client, "x:1", there)
-    client.reporting.heard("c")
+    client.reporting.served("c")
     acknowledge(client, "x:1", 1, ("c", "home:1", 2))
     acknowledge(client, HOME, 3)
     assert (state.durable, state.answered) == (0, 0)
@@ -455,9 +455,9 @@ def test_rule7_nothing_is_kept_of_a_computation_that_is_not_reported_any_more() 
         client.reporting.add(state)
         if lost:
             client.reporting.lose(client.reporting.stream(), 0.0)
-            assert client.reporting.search.wanted
+            assert client.reporting.search.needed
         client.reporting.remove(state)
-    assert not client.reporting.search.wanted
+    assert not client.reporting.search.needed
     assert not client.reporting.search.suspects
     assert not client.reporting.computations
 

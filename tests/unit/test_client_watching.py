@@ -309,7 +309,7 @@ def test_rule11_one_forbidden_name_does_not_stop_the_others_of_its_stream(caplog
     assert denials in client.known.tend()
     denials.first_pause  # noqa: B018 - as the shells do
     for _ in range(8):
-        assert denials.wanted
+        assert denials.needed
         assert list(denials.open(denials.address).computations) == ["secret"]
         pauses.append(denials.ended(forbidden("secret")))
         denied = client.known.denied(["c", "secret"])
@@ -326,7 +326,7 @@ def test_rule11_one_forbidden_name_does_not_stop_the_others_of_its_stream(caplog
     denials.open(denials.address)
     assert denials.take(client.sent(5, name="secret"))
     denials.ended(None)
-    assert not denials.wanted
+    assert not denials.needed
     assert client.known.denied(["secret"]) is None
     assert client.stream.renewing, "the stream of its shard follows it from now on"
     assert list(client.stream.open("there:1").computations) == ["c", "secret"]

@@ -337,7 +337,7 @@ def test_a_lease_tells_how_a_slice_keeps_its_budgets_and_not_what_it_counts_itse
     state.whole_lateness = _lateness_of(((50_000, 5, 10, 1),))
     state.advance(Fold(MAX, (), 1, ()), 7, now=0.0)
     assert state.arrivals is not None
-    state.arrivals.heard({50_000: 3})
+    state.arrivals.raise_marks({50_000: 3})
     said = state.take()
     assert said is not None
     assert said.lateness is not None

@@ -5,10 +5,10 @@
         with lw.worker("enriched") as worker:
             lease = worker.claim()
             seen = worker.inputs()          # first the snapshot,
-            process(everything_there())     # then all that was there,
+            process(everything_there())     # then all data that had arrived,
             lease.advance(seen, oldest=None)  # then the claim
 
-Importing it starts nothing. Everything public is named here.
+An import of it starts nothing. This module has all public names.
 """
 
 from lowwater._sync.batches import Batches

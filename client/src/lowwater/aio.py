@@ -1,11 +1,11 @@
-"""The client on asyncio: the same names and rules as :mod:`lowwater`, with coroutines where something is waited for.
+"""The client on asyncio: names and rules of :mod:`lowwater`, with coroutines for what waits.
 
     async with lowwater.aio.connect() as lw:
         await lw.register("enriched", inputs=["flights"])
         async with lw.worker("enriched") as worker:
             lease = await worker.claim()
             seen = await worker.inputs()      # first the snapshot,
-            await process(everything_there())   # then all that was there,
+            await process(everything_there())   # then all data that had arrived,
             lease.advance(seen, oldest=None)    # then the claim
 
 Event times, views and errors are those of :mod:`lowwater`.

@@ -1,26 +1,25 @@
-"""Everything the client raises on purpose.
+"""All errors that the client raises on purpose.
 
-Each refusal of the authority is a class of its own, and its ``reason`` equals the
-``ErrorInfo.reason`` on the wire: ``StaleSequencer.reason == "STALE_SEQUENCER"``. A message says
-what happened and what to do; everything that varies in it is also in ``metadata``, for programs.
+Each refusal of the authority has a class, whose ``reason`` equals the ``ErrorInfo.reason`` on the
+wire: ``StaleSequencer.reason == "STALE_SEQUENCER"``. A message says what happened and what to do;
+every changing part of it is also in ``metadata``, for programs.
 
-Who must react:
+Who has to act:
 
-* the caller's code is wrong: :class:`InvalidArgument`, :class:`UnknownComputation`,
+* the programmer of the caller: :class:`InvalidArgument`, :class:`UnknownComputation`,
   :class:`RegistrationConflict`, :class:`Cycle`, :class:`EstimatedInput`, :class:`FinishRequired`,
   :class:`TooFarAhead`, :class:`NotPrepared`, :class:`Closed`, :class:`UnknownGroup`,
   :class:`UnknownReference`, :class:`TaskConflict`, :class:`BelowMark`, :class:`LayoutConflict`;
-* this worker has been replaced and must stop writing: :class:`StaleSequencer`, :class:`OlderClaim`,
-  :class:`IdentityMismatch`, :class:`Rewound`, :class:`InputVersion`, :class:`IncarnationChanged`,
-  :class:`StaleLease`, :class:`StaleAdoption`;
-* whoever keeps the access file must look: :class:`Unauthenticated`, :class:`PermissionDenied`;
-* an operator must look: :class:`ServerTokenMismatch`, :class:`StaleEpoch`, :class:`OwnedRanges`,
+* this worker, which was replaced and must stop writing: :class:`StaleSequencer`,
+  :class:`OlderClaim`, :class:`IdentityMismatch`, :class:`Rewound`, :class:`InputVersion`,
+  :class:`IncarnationChanged`, :class:`StaleLease`, :class:`StaleAdoption`;
+* the owner of the access file: :class:`Unauthenticated`, :class:`PermissionDenied`;
+* an operator: :class:`ServerTokenMismatch`, :class:`StaleEpoch`, :class:`OwnedRanges`,
   :class:`WouldRegress`, :class:`JournalFailed`, :class:`LimitReached`, :class:`SecondAgent`,
   :class:`RegionRefused`, :class:`Recovering`;
-* later is better: :class:`Unavailable`, :class:`Timeout`, :class:`Overloaded`,
+* the caller, by trying again later: :class:`Unavailable`, :class:`Timeout`, :class:`Overloaded`,
   :class:`ShuttingDown`, :class:`OldStream`, :class:`Unconfirmed`;
-* nobody, the client does: :class:`Moved`, :class:`OtherSlice` (but of keys that lie in several
-  slices).
+* the client itself: :class:`Moved`, :class:`OtherSlice` (unless the keys lie in several slices).
 """
 
 from __future__ import annotations
@@ -76,19 +75,19 @@ __all__ = [
 ]
 
 BY_REASON: dict[str, type[LowwaterError]] = {}
-"""The class of each wire reason."""
+"""Class of each wire reason."""
 
 
 class LowwaterError(Exception):
-    """The root. Raised itself only for a reason that this version of the client does not know.
+    """Base class. Raised itself only for a reason of a newer authority.
 
-    ``metadata`` holds every changing part of the message.
+    ``metadata`` has every changing part of the message.
     """
 
     reason: str = "UNKNOWN"
 
     retry_after: float = 0.0
-    """Seconds that the authority asked to wait before a repetition; 0 when it did not say."""
+    """Seconds that the authority asked the caller to wait before a repetition; 0 for none."""
 
     def __init__(self, message: str, *, reason: str | None = None, metadata: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
@@ -103,7 +102,7 @@ class LowwaterError(Exception):
         BY_REASON[cls.reason] = cls
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Errors cross process borders whole; Exception alone would drop the keywords."""
+        """Keep all fields in a pickled copy; Exception alone would drop the keywords."""
         return (_rebuild, (type(self), self.message, self.reason, self.metadata, self.retry_after))
 
 
@@ -116,10 +115,7 @@ def _rebuild(
 
 
 class InvalidArgument(LowwaterError, ValueError):
-    """A field is malformed.
-
-    ``metadata`` has ``field``, its path, and ``fix``, what to send instead.
-    """
+    """A field is malformed. ``metadata`` has ``field``, its path, and ``fix``, what to send."""
 
 
 class UnknownComputation(LowwaterError):
@@ -135,16 +131,13 @@ class Cycle(LowwaterError):
 
 
 class EstimatedInput(LowwaterError):
-    """An exact computation would read an estimated one.
-
-    Register it as estimated too, or read what is exact.
-    """
+    """An exact computation would read an estimated one. Make both estimated or both exact."""
 
 
 class StaleSequencer(LowwaterError):
     """The claim was superseded: another worker owns the ranges.
 
-    Stop writing for them; do not claim again by yourself.
+    Stop writing for them; do not claim again automatically.
     """
 
 
@@ -160,22 +153,23 @@ class IdentityMismatch(LowwaterError):
 
 
 class OtherSlice(LowwaterError):
-    """The keys are those of a slice of the computation, which ``metadata`` names: they are claimed, and retired, there.
+    """The keys belong to a slice, which ``metadata`` names; claim and retire them there.
 
-    The client follows by itself, unless they lie in several slices: then claim them one slice at a time, as ``Client.slices`` lists them.
+    The client does so itself, unless the keys lie in several slices: then claim them slice by
+    slice, as ``Client.slices`` lists them.
     """
 
 
 class Rewound(LowwaterError):
-    """The run starts before the last committed batch: its checkpoint is older than what was published."""
+    """The run starts before the last committed batch: its checkpoint is too old."""
 
 
 class TooFarAhead(LowwaterError):
-    """A report was further ahead of the clock than the computation's ``max_skew`` and was not taken over."""
+    """A report was further ahead of the clock than ``max_skew`` of the computation; refused."""
 
 
 class FinishRequired(LowwaterError):
-    """MAX was reported without meaning it. Only ``Lease.finish()`` ends a range."""
+    """MAX was reported by ``advance``. Only ``Lease.finish()`` finishes a range."""
 
 
 class InputVersion(LowwaterError):
@@ -183,60 +177,52 @@ class InputVersion(LowwaterError):
 
 
 class IncarnationChanged(LowwaterError):
-    """The computation was reset, or dropped: what was waited for belongs to an earlier incarnation of it."""
+    """The computation was reset or dropped; the call was about an earlier incarnation of it."""
 
 
 class ServerTokenMismatch(LowwaterError):
-    """Another deployment answered under this address.
-
-    Nothing it says is mixed with what was seen before.
-    """
+    """Another deployment answered at this address. None of its values was used."""
 
 
 class StaleEpoch(LowwaterError):
-    """A server answered with an ownership number lower than one already seen: it has been replaced."""
+    """A server answered with a lower ownership number than one seen: it has been replaced."""
 
 
 class Moved(LowwaterError):
-    """Another shard serves the computation; the client goes there by itself. Nothing was changed.
+    """Another shard serves the computation; the client goes there itself. No state was changed.
 
-    ``metadata`` has ``computation``, ``address`` (empty while nobody serves it) and ``epoch``.
+    ``metadata`` has ``computation``, ``address`` (empty while no shard serves it) and ``epoch``.
     """
 
 
 class OldStream(LowwaterError):
-    """A newer report stream, or a newer report of the claim, was heard of in the meantime.
-
-    The reporter begins anew by itself.
-    """
+    """A newer report of the claim, or stream, came first. The reporter begins again by itself."""
 
 
 class NotPrepared(LowwaterError):
-    """A micro-batch was committed without a whole prepared set; the stage holds until a later batch is prepared."""
+    """A batch was committed without a whole prepared set; the stage holds until a later one."""
 
 
 class OwnedRanges(LowwaterError):
-    """Workers own part of what should be retired, or dropped. Stop them first, or force it."""
+    """Workers own part of the keys to retire or drop. Stop them first, or use ``force``."""
 
 
 class LayoutConflict(LowwaterError):
     """Another layout is wanted by now: look at it, then decide.
 
-    ``metadata`` has ``version``, the one that is wanted.
+    ``metadata`` has ``version``, that of the wanted one.
     """
 
 
 class StillRead(LowwaterError):
-    """What should be dropped is an input of other computations.
-
-    Change their inputs, or drop them first.
+    """The computation to drop is an input of others. Change their inputs, or drop them first.
 
     ``metadata`` has ``computation`` and ``consumers``, some of their names.
     """
 
 
 class WouldRegress(LowwaterError):
-    """A new input is behind what the computation has published; it needs a new incarnation to read it."""
+    """A new input lags the published watermark; reading it needs a new incarnation."""
 
 
 class UnknownGroup(LowwaterError):
@@ -244,18 +230,18 @@ class UnknownGroup(LowwaterError):
 
 
 class StaleLease(LowwaterError):
-    """Another worker has the task, has done it, or its configuration was changed.
-
-    Drop what was made under the lease, and take a task anew.
-    """
+    """Another worker has the task, or its configuration changed. Take another; discard outputs."""
 
 
 class TaskConflict(LowwaterError):
-    """The task is there with another payload, was committed by this lease with other outputs, or another configuration is in force."""
+    """The task exists with another payload, other outputs or another configuration."""
 
 
 class BelowMark(LowwaterError):
-    """The task is older than all that its group remembers: work before the mark is done and forgotten. ``metadata`` has ``mark``, microseconds."""
+    """The task is below the mark of its group: all tasks before it are done and forgotten.
+
+    ``metadata`` has ``mark``, in microseconds.
+    """
 
 
 class UnknownReference(LowwaterError):
@@ -263,11 +249,17 @@ class UnknownReference(LowwaterError):
 
 
 class StaleAdoption(LowwaterError):
-    """The region does not own the reference by this adoption number: it was replaced, or is being moved. Commit nothing, and stand by."""
+    """The region does not own the reference by this adoption number, or the reference is moving.
+
+    Commit nothing, and stand by.
+    """
 
 
 class Unconfirmed(LowwaterError):
-    """The region was restarted, or cut off, and nobody has confirmed since by which number it owns the reference. Commit nothing until then."""
+    """The region was restarted or cut off, and its ownership of the reference is unconfirmed.
+
+    Commit nothing until it is confirmed.
+    """
 
 
 class SecondAgent(LowwaterError):
@@ -275,69 +267,61 @@ class SecondAgent(LowwaterError):
 
 
 class RegionRefused(LowwaterError):
-    """What is asked of a reference cannot be done as it stands.
+    """The request does not fit the state of the reference.
 
-    ``metadata`` has ``fix``, what to do first.
+    ``metadata`` has ``fix``, a first step.
     """
 
 
 class Recovering(LowwaterError):
-    """The global authority has found its store to be an old copy, or enrols all regions anew.
+    """The global authority's store is an old copy, or it enrols all regions again.
 
     An operator has to act, or the other regions.
     """
 
 
 class Unauthenticated(LowwaterError):
-    """The authority does not know who calls: the token or the client certificate is missing, wrong, or was removed.
+    """The caller is unknown: its token or certificate is missing, wrong, or was removed.
 
-    Calls end with it at once. What goes on in the background tries again every few seconds.
+    Calls raise it at once. Streams try again every few seconds.
     """
 
 
 class PermissionDenied(LowwaterError):
-    """The authority knows who calls, and does not allow it; whether the computation exists is not said.
+    """The caller is known and not allowed; the answer hides whether the computation exists.
 
-    ``metadata`` has ``principal``, ``permission`` (``report``, ``read`` or ``operate``) and, where it is about one, ``computation``. As
-    with :class:`Unauthenticated`, what goes on in the background tries again every few seconds.
+    ``metadata`` has ``principal``, ``permission`` (``report``, ``read`` or ``operate``) and, for
+    one about a computation, ``computation``. Streams try again every few seconds.
     """
 
 
 class Overloaded(LowwaterError):
-    """The authority's admission bound, or a limit of its access file, is reached.
-
-    Nothing was changed; try later.
-    """
+    """A limit of the authority or its access file is reached. No state was changed; try later."""
 
 
 class LimitReached(LowwaterError):
-    """A namespace or the deployment has all the computations or dropped names that it may have.
+    """A namespace or the deployment is full of computations or dropped names.
 
-    Nothing was changed.
-
-    Waiting does not help, so the client does not repeat the call. ``metadata`` has ``bound`` and
-    ``limit``.
+    No state was changed. Waiting does not help, so the client does not repeat the call.
+    ``metadata`` has ``bound`` and ``limit``.
     """
 
 
 class JournalFailed(LowwaterError):
-    """The journal surely refused the write, for example because its disk is full.
-
-    Nothing was changed.
-    """
+    """The journal refused the write, for example because its disk is full. No state was changed."""
 
 
 class ShuttingDown(LowwaterError):
-    """The server is stopping. Calls that may be repeated are, at the next server."""
+    """The server is stopping. Repeatable calls are repeated at the next server."""
 
 
 class Unavailable(LowwaterError):
-    """No server answered under the address within the deadline, or none that serves the computation."""
+    """No server answered at the address in time, or none that serves the computation."""
 
 
 class Timeout(LowwaterError, TimeoutError):
-    """What was waited for did not happen in time."""
+    """The awaited event did not happen in time."""
 
 
 class Closed(LowwaterError):
-    """The client, worker or lease was closed or released, or belongs to the process that forked this one."""
+    """The client, worker or lease was closed or released, or belongs to the parent process."""

@@ -1,13 +1,13 @@
 """Histograms of record timestamps, small however long the past is.
 
 Buckets lie at absolute times. Their width is a power of two of milliseconds that grows with age, so
-that a bucket is at most 1 % of its age (or 1 ms) wide: records of the last seconds are told apart
-by milliseconds, those of last year by days, and some thousand buckets hold any past. Age counts
-from a *reference* event time that the authority gives out, never from the wall clock: replays of
-old data work as live data does.
+that a bucket is at most 1 % of its age (or 1 ms) wide. Records of the last seconds are
+distinguished by milliseconds, those of last year by days, and a few thousand buckets hold any past.
+Age counts from a *reference* event time that the authority sends, never from the wall clock: a
+replay of old data works like live data.
 
-Every value rounds down: a histogram may hold a heuristic watermark back by 1 % of its age, and
-never leads.
+Every value rounds down: a histogram may hold a heuristic watermark back by 1 % of its age, and the
+watermark never leads.
 """
 
 from __future__ import annotations
@@ -25,19 +25,17 @@ _MILLISECOND: Final = 1_000
 _AGE_PER_WIDTH: Final = 100
 
 MOST_RECORDS: Final = 2**40
-"""Of one bucket, as the authority refuses histograms of more; their sums stay within 64 bits."""
+"""Most records of one bucket that the authority accepts; their sums stay within 64 bits."""
 
 
 def bucket_start(micros: int, reference: int) -> int:
-    """Return the least event time, in microseconds, of the bucket that an event time falls into.
-
-    O(1).
+    """Return the least event time, in microseconds, of an event time's bucket. O(1).
 
     The width is the largest power of two of milliseconds that is at most 1 % of the age of the
     bucket's *end*, or 1 ms. So the buckets of one reference divide time without overlap, each is at
     most 1 % of the age of everything in it, and those of a later reference are unions of them:
-    ageing loses nothing that building anew would have kept. Times at or after the reference share
-    one bucket. Never above the event time, never below MIN.
+    ageing gives the same buckets as building again. Times at or after the reference share one
+    bucket. Never above the event time, never below MIN.
 
     >>> bucket_start(999, reference=2_000_000)            # 2 s old: 16 ms
     0
@@ -58,9 +56,8 @@ def bucket_start(micros: int, reference: int) -> int:
 class Histogram:
     """Counts of records by event time, in buckets that are at most 1 % of their age wide.
 
-    Costs: :meth:`add` O(1); :meth:`add_many` a sort and about 20 steps a bucket; :meth:`age`,
-    :meth:`merge` and :meth:`columns` are linear in the buckets, of which there are at most some
-    3,500.
+    Costs: :meth:`add` O(1); :meth:`add_many` a sort and about 20 steps per bucket; :meth:`age`,
+    :meth:`merge` and :meth:`columns` O(buckets), of which there are at most about 3,500.
 
     >>> pending = Histogram(reference_micros=60_000_000)
     >>> pending.add_many([59_999_500, 59_999_900, 10_000_000])
@@ -80,33 +77,32 @@ class Histogram:
     def from_columns(cls, reference_micros: int, starts: Iterable[int], counts: Iterable[int]) -> Self:
         """Return the histogram that :meth:`columns` described.
 
-        Buckets finer than the reference allows are merged.
-
-        Raises ValueError when there are not as many counts as starts, and as :meth:`add`.
+        Buckets finer than the reference allows are merged. Raises ValueError for lists of different
+        lengths, and like :meth:`add`.
         """
-        made = cls(reference_micros)
+        histogram = cls(reference_micros)
         times, numbers = all_to_micros(starts), list(counts)
         if len(times) != len(numbers):
-            msg = f"{len(times)} starts with {len(numbers)} counts; pass one count a start"
+            msg = f"{len(times)} starts with {len(numbers)} counts; pass one count per start"
             raise ValueError(msg)
         for start, count in zip(times, numbers, strict=True):
-            made.add(start, count)
-        return made
+            histogram.add(start, count)
+        return histogram
 
     @property
     def reference_micros(self) -> int:
-        """The event time that ages count from."""
+        """Event time from which ages count."""
         return self._reference
 
     @property
     def total(self) -> int:
-        """How many records were added."""
+        """Number of records."""
         return sum(self._buckets.values())
 
     def add(self, t_micros: EventTime, n: int = 1) -> None:
         """Count ``n`` records at an event time.
 
-        Raises ValueError when ``n`` is negative or more than 2^40 come together.
+        Raises ValueError for a negative ``n``, or more than 2^40 records in one bucket.
         """
         start = bucket_start(to_micros(t_micros), self._reference)
         try:
@@ -124,7 +120,7 @@ class Histogram:
             self._buckets[start] = total
 
     def add_many(self, times: Iterable[EventTime]) -> None:
-        """Count one record at each event time: any iterable, arrays of integers included."""
+        """Count one record at each event time, of any iterable or array of integers."""
         ordered = sorted(all_to_micros(times))
         reference = self._reference
         low = 0
@@ -135,13 +131,13 @@ class Histogram:
             low = high
 
     def merge(self, other: Histogram) -> None:
-        """Add another histogram's records; the later of the two references holds for both.
+        """Add another histogram's records; the later of the two references counts.
 
-        Raises ValueError when they have more than 2^40 together.
+        Raises ValueError for more than 2^40 records together.
         """
-        given: Any = other
-        if not isinstance(given, Histogram):
-            msg = f"only a Histogram can be merged, not {type(given).__name__}; add_many() takes event times"
+        value: Any = other
+        if not isinstance(value, Histogram):
+            msg = f"only a Histogram can be merged, not {type(value).__name__}; add_many() takes event times"
             raise TypeError(msg)
         if self.total + other.total > MOST_RECORDS:
             msg = f"{self.total + other.total} records are more than any claim has; count at most {MOST_RECORDS}"
@@ -150,10 +146,7 @@ class Histogram:
         self._take(other._buckets)
 
     def age(self, new_reference: int) -> None:
-        """Let the reference go on, merging buckets that have become neighbours in a wider one.
-
-        Never goes back.
-        """
+        """Move the reference on, never back, and merge buckets that become one."""
         new_reference = to_micros(new_reference)
         if new_reference <= self._reference:
             return
@@ -167,15 +160,15 @@ class Histogram:
             self._buckets[start] = self._buckets.get(start, 0) + count
 
     def columns(self) -> tuple[list[int], list[int]]:
-        """Return the buckets as (least event times in microseconds, ascending; counts), as they go on the wire."""
+        """Return the least event times of the buckets, in microseconds, and the counts."""
         ordered = sorted(self._buckets.items())
         return [start for start, _ in ordered], [count for _, count in ordered]
 
     def copy(self) -> Self:
         """Return an independent copy."""
-        made = type(self)(self._reference)
-        made._buckets = dict(self._buckets)
-        return made
+        copied = type(self)(self._reference)
+        copied._buckets = dict(self._buckets)
+        return copied
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Histogram):

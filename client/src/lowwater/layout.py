@@ -1,8 +1,7 @@
-"""How the key space of a computation with hashed keys is cut into ranges, and where those run.
+"""Layouts: how the key space of a computation with hashed keys is divided into ranges and tasks.
 
 The key space has 65,536 *slots*, by the first two bytes of a key's place; a range is one or several
-slots side by side. A layout is a value: each change makes another one. Nothing here talks to
-anybody.
+adjacent slots. A layout is a value: each change returns another one. This module has no I/O.
 """
 
 from __future__ import annotations
@@ -21,12 +20,13 @@ __all__ = ["MOST_RANGES", "SLOTS", "Layout", "LayoutView", "RangeLoad", "slot_te
 SLOTS: Final = 65_536
 
 MOST_RANGES: Final = 16_384
-"""Key ranges that a layout may have which is asked for: each has files of its own in each version
-of the state."""
+"""Most key ranges of a wanted layout: each has files of its own in each version of the state."""
 
 
 def wrong(starts: Sequence[int], tasks: Sequence[int] = (), most: int = MOST_RANGES) -> tuple[str, str, str] | None:
-    """Return what is wrong with a layout of at most so many ranges, as field, problem and fix; None: nothing. O(ranges).
+    """Return the first fault of a layout as field, problem and fix; None without a fault.
+
+    O(ranges).
 
     >>> wrong([0, 16_384], [1])
     ('tasks', 'has 1 values for 2 ranges', 'pass none, or one each')
@@ -49,30 +49,30 @@ def wrong(starts: Sequence[int], tasks: Sequence[int] = (), most: int = MOST_RAN
 
 @dataclass(frozen=True, slots=True)
 class RangeLoad:
-    """What a key range cost its owner in one micro-batch."""
+    """Cost of a key range to its owner in one micro-batch."""
 
     start: int
-    """Its first slot."""
+    """First slot of the range."""
     end: int
-    """The slot after its last."""
+    """First slot after the range."""
     rows: int
     micros: int
-    """For how long its update ran."""
+    """Microseconds that the update of the range took."""
     bytes: int
-    """Of its state."""
+    """Bytes of the range's state."""
     parts: tuple[int, ...] = ()
     """Rows in each of equal parts of the range."""
     heaviest: int = 0
-    """Rows of its heaviest key."""
+    """Rows of the heaviest key."""
 
     @property
     def ruled(self) -> bool:
-        """Whether one key brings more than half of the rows: then no cut spreads them."""
+        """True when one key has more than half of the rows: then no cut spreads them."""
         return 2 * self.heaviest > self.rows
 
     @property
     def median(self) -> int | None:
-        """The slot at which a cut halves the rows best, as far as the parts tell; None when no cut is possible. O(parts)."""
+        """Slot at which a cut halves the rows best; None for a single slot. O(parts)."""
         size = self.end - self.start
         if size < 2:
             return None
@@ -90,37 +90,39 @@ class RangeLoad:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A layout. The first one of a computation has version 0, and no starts: its owner cuts the key space by itself."""
+    """A layout. The first one of a computation has version 0 and no starts.
+
+    Without starts the owner divides the key space itself.
+    """
 
     version: int = 0
     starts: tuple[int, ...] = ()
-    """The first slot of each range, ascending from 0."""
+    """First slot of each range, ascending from 0."""
     tasks: tuple[int, ...] = ()
-    """Of each range the task that it is to run in, counted from 1, 0 for any; empty: any, for all.
-    """
+    """Task that each range is to run in, counted from 1, 0 for any; empty means any for all."""
 
     def __len__(self) -> int:
         return len(self.starts)
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The slot after the last one of each range."""
+        """First slot after each range."""
         return (*self.starts[1:], SLOTS)
 
     @property
     def bounds(self) -> list[bytes]:
-        """The n + 1 bounds of its ranges, as a claim has them: keys of eight bytes, the first and the last empty."""
+        """Bounds of the ranges for a claim: keys of eight bytes, the first and last empty."""
         return [b"", *((start << 48).to_bytes(8, "big") for start in self.starts[1:]), b""]
 
     def wrong(self) -> str:
-        """Return what is wrong with it as one that is asked for, and the fix, in words; empty: nothing. O(ranges)."""
-        found = wrong(self.starts, self.tasks)
-        return "" if found is None else "{} {}: {}".format(*found)
+        """Return the first fault of a wanted layout, with the fix; empty for none. O(ranges)."""
+        fault = wrong(self.starts, self.tasks)
+        return "" if fault is None else "{} {}: {}".format(*fault)
 
     def index(self, start: int) -> int:
-        """Return which range starts at a slot.
+        """Return the index of the range that starts at a slot. O(log ranges).
 
-        Raises InvalidArgument when none does, naming the one that the slot is in. O(log ranges).
+        Raises InvalidArgument when none does, and names the range that the slot is in.
         """
         i = bisect_right(self.starts, start) - 1
         if not 0 <= start < SLOTS or i < 0 or self.starts[i] != start:
@@ -130,7 +132,7 @@ class Layout:
         return i
 
     def split(self, start: int, cuts: Sequence[int]) -> Layout:
-        """Return the layout with the range that starts there cut at some slots.
+        """Return the layout with the range that starts at ``start`` cut at some slots.
 
         Its parts run in any task. Raises InvalidArgument.
         """
@@ -144,16 +146,13 @@ class Layout:
         return self._spliced(i, i + 1, [start, *inner])
 
     def halves(self, start: int, into: int) -> list[int]:
-        """Return where a range is cut into so many parts of one size, or fewer when it has not so many slots."""
+        """Return the cuts that divide a range into equal parts; fewer for a small range."""
         i = self.index(start)
         size = self.ends[i] - start
         return sorted({start + size * part // into for part in range(1, into)} - {start})
 
     def merge(self, first: int, last: int) -> Layout:
-        """Return the layout with all ranges between two, these included, as one.
-
-        Raises InvalidArgument.
-        """
+        """Return the layout with all ranges from one to another merged. Raises InvalidArgument."""
         low, high = self.index(first), self.index(last)
         if low >= high:
             msg = f"{slot_text(first)} does not come before {slot_text(last)}"
@@ -161,10 +160,7 @@ class Layout:
         return self._spliced(low, high + 1, [first])
 
     def move(self, start: int, task: int) -> Layout:
-        """Return the layout with a range pinned to a task, counted from 1; 0: to none.
-
-        Raises InvalidArgument.
-        """
+        """Return the layout with a range pinned to a task; 0: to none. Raises InvalidArgument."""
         i = self.index(start)
         tasks = list(self.tasks or [0] * len(self))
         tasks[i] = task
@@ -177,31 +173,31 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class LayoutView:
-    """How a computation is to be laid out, and how its owner lays it out."""
+    """The wanted layout of a computation, and its owner's."""
 
     computation: str
     incarnation: int
     wanted: Layout
     current: Layout | None
-    """The owner's; None when it has not said, or follows none."""
+    """Layout of the owner; None when it has not reported one, or follows none."""
     refused: str = ""
-    """Why the owner does not follow what is wanted; empty: it does, or will."""
+    """Reason why the owner does not follow the wanted layout; empty when it does, or will."""
     batch: int = 0
-    """The micro-batch of the loads."""
+    """Micro-batch of the loads."""
     loads: tuple[RangeLoad, ...] = ()
-    """Of its hottest ranges, the hottest first."""
+    """Loads of its hottest ranges, the hottest first."""
 
     @property
     def base(self) -> Layout:
-        """What a change begins with: what is wanted, and before anything is, what the owner has.
+        """Layout that a change begins with: the wanted one, or the owner's when none is wanted yet.
 
-        Raises InvalidArgument when neither is known.
+        Raises InvalidArgument when both are unknown.
         """
         if self.wanted.starts:
             return self.wanted
         if self.current is None:
             msg = (
-                f"nobody knows how {self.computation} is cut: its owner says so with the first micro-batch that it commits, "
+                f"the layout of {self.computation} is unknown: its owner reports it with the first micro-batch that it commits, "
                 "if it is a tracked stage of Spark that can follow layouts"
             )
             raise InvalidArgument(msg, metadata={"computation": self.computation, "fix": "wait for a micro-batch"})
@@ -209,7 +205,7 @@ class LayoutView:
 
 
 def slot_text(slot: int) -> str:
-    """Return a slot as people see it.
+    """Return a slot in hexadecimal, for people.
 
     >>> slot_text(0x40ff)
     '0x40ff'

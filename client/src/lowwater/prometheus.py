@@ -1,13 +1,13 @@
-"""The client's figures for Prometheus, for a process that is scraped anyway.
+"""Metrics of the client for Prometheus, for a process that is scraped anyway.
 
-Needs the package prometheus-client.
+Needs the package prometheus-client. The registry of prometheus_client exports them from then on::
 
     import lowwater, lowwater.prometheus
 
-    lw = lowwater.connect("localhost:7420") lowwater.prometheus.register(lw)                 #
-    prometheus_client's registry has them from now on
+    lw = lowwater.connect("localhost:7420")
+    lowwater.prometheus.register(lw)
 
-Nothing else of the client imports this module, nor prometheus_client.
+No other module of the client imports this one, nor prometheus_client.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ __all__ = ["FIGURES", "Collector", "Figure", "register"]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What is exported under one name."""
+    """One exported metric."""
 
     kind: Literal["counter", "gauge", "histogram", "info"]
     name: str
-    """As queries have it: that of a counter ends in ``_total``, that of an info in ``_info``."""
+    """Name in queries: that of a counter ends in ``_total``, that of an info in ``_info``."""
     says: str
     labels: tuple[str, ...] = ()
 
     def family(self) -> CounterMetricFamily | GaugeMetricFamily:
-        """Return an empty family, to which samples are added. Of counters and gauges."""
+        """Return an empty family for samples. Only for counters and gauges."""
         kind = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
         return kind(self.name, self.says, labels=self.labels)
 
@@ -78,50 +78,53 @@ _READ: Final[dict[Figure, Callable[[ClientStatistics], int]]] = {
 }
 
 FIGURES: Final[tuple[Figure, ...]] = tuple(_READ)
-"""All that a client exports."""
+"""All metrics that a client exports."""
 
 
 class Collector(BaseCollector):
-    """Reads the statistics of clients at each scrape, in whatever thread that is: the sums over all of them.
+    """Reads the statistics of clients at each scrape, and exports their sums.
 
-    Of a client that is closed meanwhile counters have what the last scrape saw, because a total must not fall, and gauges nothing.
-    It costs a few dozen microseconds a client, and nothing on the network. Not of the clients of :mod:`lowwater.aio`, whose state
+    A scrape may run in any thread. Counters of a closed client stay at the last scrape, because a
+    total must not fall; its gauges are left out. A scrape costs a few dozen microseconds per
+    client, and no network. Clients of :mod:`lowwater.aio` cannot be exported, because their state
     belongs to their event loop.
     """
 
     def __init__(self, *clients: Client) -> None:
         self._clients = clients
-        self._seen: dict[int, tuple[threading.Lock, dict[int, ClientStatistics]]] = {}
-        """By process, because a forked child counts from nothing, and by the place of the client:
-        what was read last."""
+        self._last_read: dict[int, tuple[threading.Lock, dict[int, ClientStatistics]]] = {}
+        """Last statistics by process, since a forked child counts from 0, and by position of the
+        client."""
 
     def describe(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
         """Return the families without samples."""
         return [figure.family() for figure in FIGURES]
 
     def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
-        """Return the figures as they are now; without samples when all the clients are closed."""
-        found: dict[int, ClientStatistics] = {}
-        lock, last = self._seen.setdefault(os.getpid(), (threading.Lock(), {}))
+        """Return the current values; without samples when all the clients are closed."""
+        open_clients: dict[int, ClientStatistics] = {}
+        lock, last = self._last_read.setdefault(os.getpid(), (threading.Lock(), {}))
         with lock:
             for place, client in enumerate(self._clients):
                 with suppress(errors.Closed):
-                    found[place] = client.statistics()
-            last |= found
-            seen = list(last.values())
+                    open_clients[place] = client.statistics()
+            last |= open_clients
+            all_clients = list(last.values())
         families: list[CounterMetricFamily | GaugeMetricFamily] = []
         for figure, read in _READ.items():
             family = figure.family()
-            if found:
-                family.add_metric([], sum(map(read, seen if figure.kind == "counter" else found.values())))
+            if open_clients:
+                family.add_metric(
+                    [], sum(map(read, all_clients if figure.kind == "counter" else open_clients.values()))
+                )
             families.append(family)
         return families
 
 
 def register(*clients: Client, registry: CollectorRegistry = REGISTRY) -> Collector:
-    """Export the figures of clients, their sums if there are several, until ``registry.unregister`` of what is returned.
+    """Export the sums over clients, until ``registry.unregister`` of the result.
 
-    A registry takes this once. Raises ValueError when it has them already.
+    Raises ValueError when the registry has them already.
     """
     collector = Collector(*clients)
     registry.register(collector)

@@ -1,32 +1,30 @@
-"""By which adoption number a pipeline may commit, where several regions may make the same thing.
+"""Adoption numbers by which a pipeline may commit, when several regions may produce one output.
 
     token = Token("hourly:clicks")                  # asks `lowwater region` on this machine
-    adoption = token.read()                         # before each commit; raises unless this region
-    owns it if adoption.number != raised:                   # a new owner raises its number first,
-    and reads behind that what is there
-        raise_in_the_sink(adoption.number)
+    adoption = token.read()                         # before each commit; raises in other regions
+    if adoption.number != raised:                   # a new owner raises its number first,
+        raise_in_the_sink(adoption.number)          # and then reads what the sink has
     write(rows, token=adoption.number, batch=batch) # the sink compares it in the write itself
     token.committed(adoption, batch, digest, positions)
 
-The number alone proves nothing a moment later: the region may have been replaced since. What counts
-is that the sink compares it *in the same write*. How, sink by sink:
+The number alone proves nothing a moment later: the region may have been replaced since. The sink
+has to compare it *in the same write*. Sink by sink:
 
 * **A store with transactions, or a script** (PostgreSQL, Redis): a row has the greatest number
   seen. The write's own transaction refuses a lower one.
 * **Delta**: ``txnAppId`` = the reference, ``txnVersion`` = :meth:`Adoption.version`, which orders
-  by (number, batch). Delta skips what is not greater, without a word: look behind the write whether
-  it is there.
-* **Iceberg**: keep the number in the table's properties, and commit by compare-and-set over them,
+  by (number, batch). Delta silently skips a version that is not greater: check after the write
+  whether it is there.
+* **Iceberg**: store the number in the table's properties, and commit by compare-and-set over them,
   in one catalog for all regions.
-* **Files**: names that contain the number; a list of what counts, kept in one of the stores above.
-* **Kafka**: a transactional id fences within one cluster, and there the one that comes *later*
-  wins, also when that is the region which was replaced. So ``token.read(fresh=True)``, which asks
-  the global authority, comes before ``initTransactions``, and the new owner notes with
-  :meth:`Token.raised` where readers cut the topic of the lost region. Such a sink cannot fence:
-  there is no adoption without an operator.
+* **Files**: names that contain the number; a list of the valid ones, in one of the stores above.
+* **Kafka**: a transactional id fences within one cluster, and there the *later* one wins, even when
+  that is the replaced region. So ``token.read(fresh=True)``, which asks the global authority, comes
+  before ``initTransactions``, and the new owner notes with :meth:`Token.raised` where readers cut
+  the topic of the lost region. Such a sink cannot fence: no adoption without an operator.
 
-A sink that both regions reach is one store. Two copies of it, one a region, are two sinks and fence
-nothing from each other.
+A sink that both regions reach is one store. Two copies of it, one per region, are two sinks, and
+fence nothing from each other.
 """
 
 from __future__ import annotations
@@ -52,30 +50,31 @@ DEFAULT_AGENT: Final = "127.0.0.1:7440"
 UNIX: Final = "unix:"
 
 BATCH_BITS: Final = 40
-"""A batch is below 2^40, and a number below 2^23: what Delta takes is signed."""
+"""Bits of a batch number. A batch is below 2^40, and an adoption number below 2^23, because Delta's
+version is signed."""
 
 Position = tuple[str, str, int, int]
-"""Cluster, topic, partition, and the offset to be read next, as the source counts them: a mirror of
-it counts otherwise."""
+"""Cluster, topic, partition, and the offset to read next in the source's own numbering, which a
+mirror does not share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """What this region owns a reference by, as far as its agent knows."""
+    """This region's ownership of a reference, by its agent."""
 
     reference: str
     number: int
-    """The token. It grows with each owner."""
+    """Adoption number, the token of each commit. It grows with each owner."""
     stop: bool
-    """Whether an operator moves it to another region: stop behind a batch, and say so with
-    ``committed(..., stopped=True)``."""
+    """True when an operator moves the reference to another region: stop after a batch, and report
+    that with ``committed(..., stopped=True)``."""
     stale_seconds: float
-    """For how long the global authority has not been heard of. Go on: the sink says whether the
-    number still counts."""
+    """Seconds since the global authority last answered. Go on: the sink decides whether the number
+    still counts."""
     batch: int
-    """The last one that the global record has, of whichever owner; -1: none."""
+    """Last batch in the global record, of any owner; -1: none."""
     positions: tuple[Position, ...]
-    """Where the sources are read on behind it, as the owner that committed it has told."""
+    """Offsets at which the sources continue after that batch, as its owner reported them."""
 
     def version(self, batch: int) -> int:
         """Return a number that grows with (number, batch), for sinks that compare one.
@@ -90,17 +89,16 @@ class Adoption:
 
 
 class Token:
-    """Asks the agent of the region about one reference.
+    """Asks the agent of this region about one reference.
 
     Args:
-        reference: Its name, COMPUTATION:INPUT+INPUT, as `lowwater references` has it.
-        agent: ``lowwater region --listen``: HOST:PORT, https://HOST:PORT where it has a
-            certificate, or unix:PATH; by default LOWWATER_REGION, else 127.0.0.1:7440.
-        timeout: Seconds for an answer.
-        token: What the agent wants to be presented; by default the first of the file that
-            LOWWATER_REGION_TOKEN_FILE names, which is read for every call, or of
-            LOWWATER_REGION_TOKEN. Raises OSError for a file that cannot be read here,
-            InvalidArgument for one without a usable token.
+        reference: Name of the reference, COMPUTATION:INPUT+INPUT, as in `lowwater references`.
+        agent: Address of ``lowwater region --listen``: HOST:PORT, https://HOST:PORT for an agent
+            with a certificate, or unix:PATH; by default LOWWATER_REGION, else 127.0.0.1:7440.
+        timeout: Seconds to wait for an answer.
+        token: Token for the agent; by default the first in the file that LOWWATER_REGION_TOKEN_FILE
+            names, which is read for every call, or in LOWWATER_REGION_TOKEN. Raises OSError for an
+            unreadable file, InvalidArgument for one without a usable token.
         ca: File of certificates to trust the agent by; by default LOWWATER_REGION_CA, else those of
             the system.
     """
@@ -123,38 +121,39 @@ class Token:
         self._ca = ca or os.environ.get("LOWWATER_REGION_CA") or None
 
     def read(self, *, fresh: bool = False) -> Adoption:
-        """Return by which number to commit. Before each commit.
+        """Return the adoption number to commit by. Call it before each commit.
 
-        ``fresh``: the agent asks the global authority now, and raises when it cannot. Else it goes
-        by what it was told last, also while it is cut off. That is enough where the sink compares
-        the number; before anything that fences others and compares nothing, as
-        ``initTransactions``, it is not.
+        ``fresh``: the agent asks the global authority now, and raises when it cannot. Otherwise it
+        uses the last answer, even while it is cut off. That is enough for a sink that compares the
+        number. It is not before a call that fences others and compares nothing, such as
+        ``initTransactions``.
 
-        Raises StaleAdoption when another region owns the reference, Unconfirmed when nobody has
-        confirmed yet that this one does, RegionRefused when it has stopped to be moved,
-        UnknownReference, and Unavailable without an agent. After any of them commit nothing.
+        Raises StaleAdoption when another region owns the reference, Unconfirmed while this region's
+        ownership is unconfirmed, RegionRefused when it has stopped to be moved, UnknownReference,
+        and Unavailable without an agent. After any of them commit nothing.
         """
-        asked = {"reference": self.reference, **({"fresh": "1"} if fresh else {})}
-        told = self._ask(f"/token?{urllib.parse.urlencode(asked)}")
+        query = {"reference": self.reference, **({"fresh": "1"} if fresh else {})}
+        answer = self._ask(f"/token?{urllib.parse.urlencode(query)}")
         try:
             return Adoption(
                 self.reference,
-                told["number"],
-                told["stop"],
-                told["stale_seconds"],
-                told["batch"],
-                tuple(map(tuple, told["positions"])),
+                answer["number"],
+                answer["stop"],
+                answer["stale_seconds"],
+                answer["batch"],
+                tuple(map(tuple, answer["positions"])),
             )
         except (KeyError, TypeError) as error:
-            msg = f"what answers at {self.agent} is no agent of a region ({error!r}): commit nothing until `lowwater region` runs there"
+            msg = f"the server at {self.agent} is no agent of a region ({error!r}): commit nothing until `lowwater region` runs there"
             raise errors.Unavailable(msg, metadata={"address": self.agent}) from None
 
     def committed(
         self, adoption: Adoption, batch: int, digest: str, positions: Iterable[Position], *, stopped: bool = False
     ) -> None:
-        """Say what was committed by a number: the batch, counted from 0 by each owner, its digest, and where the sources are read on.
+        """Report a commit: its batch, its digest, and where the sources continue after it.
 
-        ``stopped``: it was the last one, because the reference is being moved. Raises as read; StaleAdoption for an older number.
+        Each owner counts batches from 0. ``stopped``: it was the last one, because the reference is
+        being moved. Raises like :meth:`read`; StaleAdoption for an older number.
         """
         self._ask(
             "/committed",
@@ -166,25 +165,22 @@ class Token:
         )
 
     def arrived(self, batch: int, digest: str, positions: Iterable[Position]) -> None:
-        """Say in the region that a reference is moved to: the state of the batch at which the owner has stopped is here."""
+        """Report, in the new region of a reference, that the state of its last batch is here."""
         self._ask("/arrived", batch=batch, digest=digest, positions=list(map(list, positions)))
 
     def mirrored(self, positions: Iterable[Position]) -> None:
-        """Say in a region that keeps a replica how far the sources are mirrored.
-
-        Without that nothing is adopted by itself.
-        """
+        """Report a replica region's mirrored offsets: a condition of automatic adoption."""
         self._ask("/mirrored", positions=list(map(list, positions)))
 
     def raised(self, adoption: Adoption, sink: str, cut: str = "") -> None:
-        """Say that a sink has the number; ``cut`` is where readers cut the topic of a lost region.
+        """Report that a sink has the number; ``cut``: where readers cut a lost region's topic.
 
-        Raises as read.
+        Raises like :meth:`read`.
         """
         self._ask("/raised", number=adoption.number, sink=sink, cut=cut)
 
     def status(self) -> dict[str, Any]:
-        """Return what the agent knows of its region and of all references. Raises Unavailable."""
+        """Return the agent's state of its region and of all references. Raises Unavailable."""
         return self._ask("/")
 
     def _ask(self, path: str, **body: Any) -> dict[str, Any]:
@@ -193,17 +189,17 @@ class Token:
         for _, token in self._settings.metadata:
             headers["Authorization"] = token
         try:
-            # Not by a proxy: it is on this machine, or in this region.
+            # No proxy: the agent is on this machine, or in this region.
             with contextlib.closing(self._connection()) as connection:
                 connection.request("POST" if body else "GET", path, data, headers)
                 answer = connection.getresponse()
-                told: dict[str, Any] = json.loads(answer.read())
+                content: dict[str, Any] = json.loads(answer.read())
         except (OSError, ValueError, http.client.HTTPException) as error:
             msg = f"no agent of a region answers at {self.agent} ({error}): commit nothing until `lowwater region` runs there"
             raise errors.Unavailable(msg, metadata={"address": self.agent}) from error
         if answer.status == http.client.OK:
-            return told
-        raise _refusal(answer.status, told)
+            return content
+        raise _refusal(answer.status, content)
 
     def _connection(self) -> http.client.HTTPConnection:
         if self.agent.startswith(UNIX):
@@ -216,11 +212,11 @@ class Token:
 
 
 class _FirstToken(FileSettings):
-    """Settings whose file may have several tokens, with commas between them: the first counts."""
+    """Settings whose file may have several tokens, separated by commas: the first counts."""
 
-    def content(self, name: str, named: str) -> bytes | None:
+    def content(self, name: str, file: str) -> bytes | None:
         """See FileSettings."""
-        content = super().content(name, named)
+        content = super().content(name, file)
         return content and content.partition(b",")[0]
 
 
@@ -239,16 +235,18 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def _refusal(status: int, told: Any) -> errors.LowwaterError:
+def _refusal(status: int, content: Any) -> errors.LowwaterError:
     try:
-        if "error" in told:
+        if "error" in content:
             kind = {401: errors.Unauthenticated, 403: errors.PermissionDenied}.get(status, errors.Unavailable)
             fix = (
                 "; pipelines take the token from the file that LOWWATER_REGION_TOKEN_FILE names, or from LOWWATER_REGION_TOKEN"
                 if status == 401
                 else ""
             )
-            return kind(f"the agent of the region refuses to answer: {told['error']}{fix}")
-        return errors.BY_REASON.get(told["reason"], errors.LowwaterError)(told["message"], metadata=told["metadata"])
+            return kind(f"the agent of the region refuses to answer: {content['error']}{fix}")
+        return errors.BY_REASON.get(content["reason"], errors.LowwaterError)(
+            content["message"], metadata=content["metadata"]
+        )
     except (KeyError, TypeError):
         return errors.Unavailable(f"the agent answers with HTTP {status}: is that `lowwater region`?")

@@ -1,8 +1,8 @@
-"""What the authority says, as plain values: watermarks, ranges, answers, the graph.
+"""Answers of the authority as plain values: watermarks, ranges, tasks, the graph.
 
 Event times are :class:`~lowwater.Watermark`; processing times, by the authority's clock, are
-microseconds since the epoch with a property that gives the aware datetime. All types are frozen and
-compare by value.
+microseconds since the epoch, with a property that gives the aware datetime. All types are frozen
+and compare by value.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ def slice_of(name: str) -> str:
     >>> slice_of("ns/hourly~12"), slice_of("hourly")
     ('ns/hourly', '')
     """
-    found = _SLICE.fullmatch(name)
-    return "" if found is None else found[1]
+    match = _SLICE.fullmatch(name)
+    return "" if match is None else match[1]
 
 
 _LAST: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
 
 
 def _datetime(micros: int) -> datetime:
-    """Return a processing time; beyond the years that datetime knows, their end: a wild clock must not break who looks at it."""
+    """Return a processing time; a wild clock's beyond the years of datetime becomes their end."""
     return _EPOCH + timedelta(microseconds=max(0, min(micros, _LAST)))
 
 
@@ -73,31 +73,30 @@ def _moment(micros: int) -> datetime | None:
 
 
 class RangeState(Enum):
-    """How a key range stands."""
+    """State of a key range."""
 
     NEVER_CLAIMED = "never claimed"
-    """No owner has ever claimed it: it holds at unknown."""
+    """A range that no owner has ever claimed: it holds at unknown."""
     OWNED = "owned"
-    """A worker owns it."""
+    """A range that a worker owns."""
     UNOWNED = "unowned"
-    """Nobody owns it now: it holds its last value."""
+    """A range without an owner now: it holds its last value."""
     FINISHED = "finished"
-    """Its owner said that nothing will ever come."""
+    """A range whose owner declared that no more data will come."""
     RETIRED = "retired"
-    """An operator took it out of the computation."""
+    """A range that an operator took out of the computation."""
 
 
 class Remarks(NamedTuple):
-    """What a worker tells of itself, for people. Part of no watermark."""
+    """A worker's remarks about itself, for people. They change no watermark."""
 
     holdback_micros: int = 0
-    """Event time by which its watermarks stay below those of its inputs by design, microseconds: a
-    window, or how long rows are kept. A worker that is behind by less has nothing left to do. 0:
-    none, or not known."""
+    """Event time, in microseconds, by which its watermarks lag its inputs by design: a window, or
+    how long rows are kept. A worker that lags by less has no work left. 0: none, or unknown."""
     ended: bool = False
-    """Whether it has ended: this was its last report."""
+    """True when this was the last report of a worker that has ended."""
     failure: str = ""
-    """First line of the error that ended it, at most 200 bytes; empty: it was stopped in good
+    """First line of the error that ended it, at most 200 bytes; empty when it was stopped in good
     order."""
     untimed_rows: int = 0
     """Number of rows without an event time that it has read since it began. They hold no watermark,
@@ -110,7 +109,7 @@ NO_REMARKS: Final = Remarks()
 
 @dataclass(frozen=True, slots=True)
 class RangeView:
-    """One key range ``[start, end)``; ``end`` empty means no upper bound."""
+    """One key range ``[start, end)``; an empty ``end`` means no upper bound."""
 
     start: bytes
     end: bytes
@@ -120,67 +119,65 @@ class RangeView:
     host: str
     sequencer: int
     since_micros: int
-    """Processing time since which it has stood at this watermark."""
+    """Processing time at which its watermark moved last."""
     last_report_micros: int
-    """Processing time of the last that was heard of its claim: a report, or the claim itself. 0
-    when it was never claimed, or not heard of since the authority restarted. An authority of
-    release 0.1 knows of reports only."""
+    """Processing time of its owner's last report or of the claim; 0 when it was never claimed, or
+    not reported since the authority restarted. An authority of release 0.1 counts only reports."""
     waiting_for: str = ""
-    """What its worker waits for, in the worker's own words; empty when it told none, or nobody owns
-    the range. At most 200 bytes."""
+    """Text in which its worker says what it waits for, at most 200 bytes; empty for none, or
+    without an owner."""
     remarks: Remarks = NO_REMARKS
-    """What its worker tells of itself; nothing when nobody owns the range."""
+    """Remarks of its worker; no remarks without an owner."""
 
     @property
     def since(self) -> datetime | None:
-        """Since when it has stood at this watermark."""
+        """Time at which its watermark moved last."""
         return _moment(self.since_micros)
 
     @property
     def last_report(self) -> datetime | None:
-        """When its owner was heard of last; None when that is not known."""
+        """Time of its owner's last report; None when unknown."""
         return _moment(self.last_report_micros)
 
 
 @dataclass(frozen=True, slots=True)
 class LatenessBudget:
-    """A watermark behind which at most about a given share of the records comes in the long run, besides those excused."""
+    """A watermark behind which, in the long run, at most a given share of the records comes."""
 
     share: float
-    """The share that may come behind, such as 0.01."""
+    """Share of records that may come behind, such as 0.01."""
     watermark: Watermark
-    """Never below the low watermark, never back."""
+    """Watermark of the budget: never below the low watermark, and it never goes down."""
     records: int
-    """That came so far, in this incarnation."""
+    """Number of records so far in this incarnation."""
     behind: int
-    """Those of them that came behind the watermark."""
+    """Number of these records that came behind the watermark."""
     excused: int
-    """Those of these that do not count: they came when lateness jumped, before the watermark could
-    give way."""
+    """Number of records behind that do not count: lateness jumped, and the watermark could not give
+    way in time."""
     worst: float
-    """The worst share behind in any 10,000 of the last 100,000 records; 0 before there are 10,000.
-    """
+    """Worst share behind in any 10,000 of the last 100,000 records; 0 before the first 10,000."""
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What was promised of a computation, as an operator wrote it down for the authority: for people, it changes no watermark.
+    """Promise of an operator about a computation, for people: it changes no watermark.
 
-    Texts are empty where nobody said anything.
+    Texts that the operator did not give are empty.
     """
 
     late: timedelta | None = None
-    """How far behind the clock its low watermark may be before it is late; None: nobody said."""
+    """Most time that its low watermark may lag the clock before it is late; None when not given."""
     owner: str = ""
-    """Who answers for it."""
+    """Person who is responsible for it."""
     team: str = ""
     runbook: str = ""
-    """A page that says what to do when it is late."""
+    """Page that says what to do when it is late."""
     logs: str = ""
-    """Where its workers' logs are, with ``{worker}`` and ``{host}`` in it, or not."""
+    """Place of its workers' logs; it may contain ``{worker}`` and ``{host}``."""
 
     def logs_of(self, worker: str, host: str) -> str:
-        """Return where the logs of one worker are; empty when nobody said where logs are."""
+        """Return the place of one worker's logs; empty when the operator gave none."""
         return self.logs.replace("{worker}", quote(worker, safe="")).replace("{host}", quote(host, safe=""))
 
 
@@ -194,131 +191,137 @@ class WatermarkView:
     computation: str
     registered: bool = False
     incarnation: int = 0
-    """The computation's incarnation: values of different incarnations never compare."""
+    """Incarnation of the computation: values of different incarnations never compare."""
     epoch: int = 0
-    """The ownership number of the shard that answered."""
+    """Ownership number of the shard that answered."""
     low: Watermark = Watermark.UNKNOWN
-    """Every event time below it is complete."""
+    """Low watermark: every event time below it is complete."""
     shares: tuple[tuple[int, Watermark], ...] = ()
-    """The heuristic watermarks by share in parts per million, largest share first."""
+    """Heuristic watermarks as (share in parts per million, watermark), largest share first."""
     oldest_operation_micros: int = 0
     since_micros: int = 0
     holder: RangeView | None = None
-    """The range that holds the low watermark, if one does."""
+    """Key range that holds the low watermark; None when no range does."""
     ranges: int = 0
     inputs: tuple[str, ...] = ()
     estimated: bool = False
-    """Whether nobody promises the watermarks; only estimated computations read it."""
+    """True when no worker promises the watermarks; only estimated computations may read it."""
     budgets: tuple[LatenessBudget, ...] = ()
-    """The lateness budgets, least first."""
+    """Lateness budgets, smallest share first."""
     passed: tuple[tuple[int, int, int], ...] = ()
-    """By share in parts per million of a heuristic watermark: records that came since it was a
-    time, and those of them that came behind it. Known of a computation with a lateness budget."""
+    """Counts behind each heuristic watermark: (share in parts per million, records since it was a
+    time, those of them that came behind it). Only with a lateness budget."""
     promise: Promise | None = None
-    """What was promised of it; None: nothing."""
+    """Promise about the computation; None for none."""
 
     @property
     def slice_of(self) -> str:
-        """The computation that it is a slice of; empty: it is none.
+        """Computation that this is a slice of; empty for none.
 
-        Only that one's watermarks are the computation's.
+        Readers must use the watermarks of the whole computation only.
         """
         return slice_of(self.computation)
 
     @property
     def dropped(self) -> bool:
-        """Whether it was dropped: it is not registered any more, and ``incarnation`` was its last one."""
+        """True when it was dropped; ``incarnation`` was its last one."""
         return not self.registered and self.incarnation > 0
 
     @property
     def heuristic(self) -> Mapping[float, Watermark]:
-        """The heuristic watermarks by share: ``heuristic[0.99]`` has been passed by 99 % of the records lately seen.
+        """Heuristic watermarks by share: 99 % of recent records have passed ``heuristic[0.99]``.
 
-        A share of records, not a promise: delete nothing by it. :attr:`came_behind` says what has come behind it.
+        A share of records and no promise: delete nothing by it. :attr:`came_behind` shows how many
+        came behind it.
         """
         return {share / PPM: watermark for share, watermark in self.shares}
 
     @property
     def came_behind(self) -> Mapping[float, float]:
-        """By share of a heuristic watermark: the share of all records that came behind it, at most: one that may have does. Empty where nobody tells how late records are: without a lateness budget."""
+        """Most of all records, as a share, that came behind each heuristic watermark.
+
+        Empty without a lateness budget, because then no worker reports how late records are.
+        """
         return {share / PPM: behind / records for share, records, behind in self.passed}
 
     @property
     def budget(self) -> Mapping[float, LatenessBudget]:
-        """The lateness budgets by share: at most about 1 % of the records come behind ``budget[0.01].watermark`` in the long run.
+        """Lateness budgets by share.
 
-        Arithmetic, but not for any single window, key or hour: delete nothing by it, unless results may lack that share.
+        In the long run at most about 1 % of the records come behind ``budget[0.01].watermark``.
+        That bounds no single window, key or hour: delete nothing by it, unless results may lack
+        that share.
         """
         return {budget.share: budget for budget in self.budgets}
 
     def at_budget(self, share_ppm: int) -> Watermark:
-        """Return the watermark of the largest registered lateness budget not above the given share, else ``low``: no more records come behind it than the share says."""
+        """Return the watermark of the largest lateness budget up to a share, else ``low``."""
         smaller = [budget for budget in self.budgets if round(budget.share * PPM) <= share_ppm]
-        return max(smaller, key=lambda each: each.share).watermark if smaller else self.low
+        return max(smaller, key=lambda budget: budget.share).watermark if smaller else self.low
 
     def at_share(self, share_ppm: int) -> Watermark:
-        """Return the watermark of the smallest registered share not below the given one, else ``low``."""
+        """Return the watermark of the smallest share from the given one on, else ``low``."""
         larger = [(share, watermark) for share, watermark in self.shares if share >= share_ppm]
-        return min(larger, key=lambda each: each[0])[1] if larger else self.low
+        return min(larger, key=lambda pair: pair[0])[1] if larger else self.low
 
     @property
     def since(self) -> datetime | None:
-        """When the low watermark changed last."""
+        """Time at which the low watermark changed last."""
         return _moment(self.since_micros)
 
     @property
     def oldest_operation(self) -> datetime | None:
-        """The start of the oldest operation still running at any worker, as far as workers tell."""
+        """Start of the oldest operation that still runs at a worker that reports it."""
         return _moment(self.oldest_operation_micros)
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The minimum over several computations, folded locally, as it stood at one moment.
+    """The minimum over several computations at one moment, folded in this process.
 
-    From ``Worker.inputs()`` it is the snapshot that ``Lease.advance`` wants: take it first, then
-    read everything that is there, then advance with it.
+    From ``Worker.inputs()`` it is the snapshot that ``Lease.advance`` needs: take it first, then
+    read all data that has arrived, then advance with it.
     """
 
     low: Watermark
-    """The least low watermark: every event time below it is complete in all of them."""
+    """Least low watermark: every event time below it is complete in all inputs."""
     heuristic: Mapping[float, Watermark]
-    """The least heuristic watermark by share. An input without a share stands with its next larger
-    one, or its low."""
+    """Least heuristic watermark by share. An input without a share counts with its next larger one,
+    or its low."""
     stale_for: float
-    """Seconds since the authority last confirmed the values; infinite when it never did."""
+    """Seconds since the authority last confirmed the values; infinite before the first time."""
     held_by: str | None
-    """Who holds ``low``: the input and, if known, its key range and worker. None when all inputs
+    """Holder of ``low``: the input and, if known, its key range and worker. None when all inputs
     are finished."""
     each: Mapping[str, WatermarkView]
-    """Every input by name, in order."""
+    """View of each input by name, in order."""
     computation: str = ""
-    """Whose inputs they are; empty when they were named by hand."""
+    """Computation whose inputs they are; empty when they were named by hand."""
     input_version: int = 0
-    """The version of that computation's inputs."""
+    """Version of that computation's inputs."""
     incarnations: tuple[int, ...] = ()
-    """The incarnation of each input, in order."""
+    """Incarnation of each input, in order."""
     budget: Mapping[float, Watermark] = field(default_factory=dict[float, Watermark])
-    """The least watermark of their lateness budgets by share: of all their records, at most about
-    that share comes behind it. An input without a share stands with its next smaller one, or its
+    """Least watermark of the inputs' lateness budgets by share: of all their records, at most about
+    that share comes behind it. An input without a share counts with its next smaller one, or its
     low."""
 
     @property
     def finished(self) -> bool:
-        """Whether nothing will ever come from any of them."""
+        """True when no more data will come from any of them."""
         return self.low.micros == MAX
 
 
 @dataclass(frozen=True, slots=True)
 class Completeness:
-    """Whether everything before an event time is here, and if not, who holds it."""
+    """Answer whether everything before an event time has arrived, and what holds it if not."""
 
     complete: bool
     watermark: WatermarkView
     holders: tuple[RangeView, ...]
-    """The ranges below that time, furthest behind first; the first few of them."""
+    """First few of the ranges below that time, furthest behind first."""
     holding: int
-    """How many ranges there are below that time."""
+    """Number of ranges below that time."""
 
     def __bool__(self) -> bool:
         return self.complete
@@ -326,7 +329,7 @@ class Completeness:
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """Key ranges of a computation, furthest behind first: the first few of ``total``."""
+    """First few of ``total`` key ranges of a computation, furthest behind first."""
 
     ranges: tuple[RangeView, ...]
     total: int
@@ -343,29 +346,32 @@ class Completion:
     """One moment at which one or more steps of event time became complete."""
 
     incarnation: int
-    """The computation's incarnation."""
+    """Incarnation of the computation."""
     after: Watermark
-    """Steps up to this boundary were complete before; unknown at the first completion of an
+    """Boundary up to which steps were complete before; unknown at the first completion of an
     incarnation."""
     through: Watermark
-    """All steps that end at or before it are complete; finished when nothing will ever come."""
+    """Boundary up to which steps are complete now; finished when no more data will come."""
     time_micros: int
-    """Processing time at which the authority knew."""
+    """Processing time at which the authority had the news."""
 
     @property
     def time(self) -> datetime:
-        """When the authority knew."""
+        """Time at which the authority had the news."""
         return _datetime(self.time_micros)
 
     @property
     def behind(self) -> timedelta | None:
-        """How long after the end of its newest step that was; None when it finished."""
+        """Delay after the end of its newest step; None when the computation finished."""
         return None if self.through.finished else timedelta(microseconds=self.time_micros - self.through.micros)
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """When steps of event time became complete: the newest completions of ``total`` that are kept, oldest first."""
+    """Times at which steps of event time became complete.
+
+    The newest completions of ``total`` that are stored, oldest first.
+    """
 
     computation: str
     step: timedelta
@@ -385,41 +391,42 @@ class Computation:
 
     name: str
     inputs: tuple[str, ...]
-    """The names it reads; empty for an injector."""
+    """Names of the computations that it reads; empty for an injector."""
     heuristics: tuple[float, ...]
-    """The shares of its heuristic watermarks, largest first."""
+    """Shares of its heuristic watermarks, largest first."""
     key_hash: str
     max_skew: timedelta
     incarnation: int
     input_version: int
     input_incarnations: tuple[int, ...]
-    """The incarnation each input must have in a fold, in order; 0 while it is not registered."""
+    """Incarnation that each input must have in a fold, in order; 0 for one that is not
+    registered."""
     history_step: timedelta = timedelta(hours=1)
-    """The step of the completeness history."""
+    """Step of the completeness history."""
     estimated: bool = False
-    """Whether nobody promises its watermarks; only estimated computations may read it."""
+    """True when no worker promises its watermarks; only estimated computations may read it."""
     lateness_budgets: tuple[float, ...] = ()
-    """The shares of its lateness budgets, least first."""
+    """Shares of its lateness budgets, smallest first."""
     all_pending: bool = False
-    """Whether its budgets go by what is pending, which is all that is still to come."""
+    """True when its budgets count pending records, which must be all that is still to come."""
     slices: tuple[bytes, ...] = ()
-    """Where each of its slices but the first began when it was registered, ascending; none: it is
-    not cut. ``Client.slices`` has those of now."""
+    """First key of each slice but the first, at registration, ascending; empty when it is not cut.
+    ``Client.slices`` returns the current ones."""
     slice_of: str = ""
-    """Of a slice: the computation that it is a slice of; else empty."""
+    """Computation that it is a slice of; empty for no slice."""
     slice_start: bytes = b""
-    """Of a slice: its first key."""
+    """First key of a slice."""
     slice_end: bytes = b""
-    """Of a slice: the first key after it; empty means no upper bound."""
+    """First key after a slice; empty means no upper bound."""
     slice_source: str = ""
-    """Of a slice: the one that it is still to take its keys over from; else empty."""
+    """Slice from which a new slice has yet to take over its keys; empty for none."""
 
 
 class Slice(NamedTuple):
-    """A part ``[start, end)`` of the key space of a computation, that is served by itself; ``end`` empty means no upper bound."""
+    """A part ``[start, end)`` of the keys with a shard of its own; an empty end has no bound."""
 
     name: str
-    """The name of the computation, "~" and a number from 0; of one that is not cut, its own."""
+    """Name of the computation, "~" and a number from 0; of an uncut computation, its own name."""
     start: bytes
     end: bytes
 
@@ -434,18 +441,18 @@ class Topology:
 
 @dataclass(frozen=True, slots=True)
 class ShardView:
-    """One process of the authority, and what it serves."""
+    """One process of the authority, and the computations that it serves."""
 
     address: str
-    """``host:port``, as it was told to advertise itself."""
+    """Address ``host:port`` that it advertises."""
     id: str
-    """Random, made when the process started."""
+    """Random name, chosen when the process started."""
     draining: bool
-    """Whether it hands over what it serves and takes nothing more."""
+    """True while it hands over its computations and takes no more."""
     silent_for: float
-    """Seconds since it was heard of, by the store's clock."""
+    """Seconds since its last beat, by the store's clock."""
     computations: tuple[str, ...]
-    """What it serves, as the store has it, sorted."""
+    """Computations that it serves by the store, sorted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,12 +460,12 @@ class Shards:
     """The living shards of a deployment, by address."""
 
     version: int
-    """Grows whenever a shard comes, goes or drains, or a pin changes."""
+    """Version: it grows when a shard comes, goes or drains, or a pin changes."""
     shards: tuple[ShardView, ...]
     pins: Mapping[str, str]
-    """The address that an operator has given a computation to, by computation."""
+    """Address to which an operator has pinned a computation, by computation."""
     unserved: tuple[str, ...]
-    """Registered computations that no living shard serves just now."""
+    """Registered computations that no living shard serves now."""
 
     def __iter__(self) -> Iterator[ShardView]:
         return iter(self.shards)
@@ -469,22 +476,22 @@ class Shards:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose a token is, by the access file as it was when this was asked."""
+    """Identity of a token, by the access file at the time of the question."""
 
     controlled: bool
-    """Whether there is an access file. Without one everybody may see everything, and nobody has a
+    """True when there is an access file. Without one everybody may read everything, and has no
     name."""
     name: str
-    """The principal in the access file; empty when the token is nobody's."""
+    """Principal in the access file; empty for an unknown token."""
     page: bool
-    """Whether they may see the status page and its API, with all namespaces."""
+    """True when the principal may read the status page and its API, with all namespaces."""
     metrics: bool
-    """Whether they may scrape /metrics."""
+    """True when the principal may scrape /metrics."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskAttempt:
-    """Names one attempt of one task of a Spark micro-batch."""
+    """One attempt of one task of a Spark micro-batch."""
 
     stage: int
     partition: int
@@ -493,66 +500,65 @@ class TaskAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Ranges of a report that the authority did not take over."""
+    """Refusal of some ranges of a report by the authority."""
 
     reason: str
-    """As the ``reason`` of the errors: "TOO_FAR_AHEAD", "STALE_SEQUENCER", ..."""
+    """Reason, like the ``reason`` of the errors: "TOO_FAR_AHEAD", "STALE_SEQUENCER", ..."""
     message: str
     handles: tuple[int, ...] | None
-    """Which ranges; None means all of the claim."""
+    """Handles of the refused ranges; None means all of the claim."""
 
 
 class TaskState(Enum):
-    """How a task stands."""
+    """State of a task."""
 
     READY = "ready"
-    """Whoever comes may take it."""
+    """A task that any worker may take."""
     LEASED = "leased"
-    """A worker has it."""
+    """A task that a worker has leased."""
     DONE = "done"
-    """It was committed."""
+    """A task that was committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewTask:
-    """A task that is to be created.
+    """A task to create.
 
     Its name is unique within its group and time: 1 to 128 of ``A-Z a-z 0-9 _ . -``.
     """
 
     name: str
     at: EventTime
-    """The event time of the oldest work that it stands for: groups hand out the oldest task first.
-    """
+    """Event time of the oldest work that it stands for: groups hand out the oldest task first."""
     payload: bytes = b""
-    """What its worker is to know, at most 1,024 bytes."""
+    """Data for its worker, at most 1,024 bytes."""
     group: str = ""
-    """Of a successor: its group, if that is another one."""
+    """Group of a successor task; empty for the same group."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskView:
-    """A task as it stands."""
+    """A task and its current state."""
 
     group: str
     name: str
-    """Empty for the task of an interval, which ``at`` names."""
+    """Name of a task; empty for the task of an interval, which ``at`` names."""
     at: Watermark
-    """Of an interval: where it begins."""
+    """Event time of a task, or the start of its interval."""
     until: Watermark
-    """Of an interval: where it ends, exclusive; finished: it has no end, for nothing more will
-    come. Else as ``at``."""
+    """End of its interval, exclusive; finished when the interval has no end, since no more data
+    will come. Equal to ``at`` without intervals."""
     payload: bytes
     version: int
-    """Grows with every step."""
+    """Version of the task: it grows with every step."""
     state: TaskState
     worker: str
-    """Who has it, or has done it; empty when nobody has."""
+    """Worker that leased or committed it; empty for none."""
     outputs: tuple[str, ...]
-    """Of one that is done: what was made."""
+    """Outputs of a committed task."""
     digest: bytes
     offered: bool
-    """Whether its lease has run out, so that others may take it."""
+    """True when its lease has run out, so that others may take it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -562,24 +568,24 @@ class TaskGroup:
     computation: str
     name: str
     incarnation: int
-    """The computation's: a reset ends all tasks of the incarnation before."""
+    """Incarnation of the computation: a reset ends all tasks of the incarnation before."""
     every: timedelta | None
-    """The length of its intervals; None: its tasks are made by calls."""
+    """Length of its intervals; None when its tasks are created by calls."""
     start: Watermark | None
-    """Where the first interval begins."""
+    """Start of the first interval."""
     lease: timedelta
-    """For how long a lease is offered to nobody else."""
+    """Time for which a leased task is offered to no other worker."""
     configuration: bytes
     configuration_version: int
     mark: Watermark
-    """Every task below it is done and forgotten, and none is created there any more."""
+    """Event time below which every task is done and forgotten, and none is created any more."""
     closed: Watermark
-    """Every task below it is done; finished: every task is. Of a group with intervals: how far
-    these are closed, which never goes back."""
+    """Event time below which every task is done; finished when every task is. With intervals: the
+    end of the closed ones, which never goes down."""
     ready: int
     leased: int
     done: int
-    """Those that are remembered."""
+    """Number of committed tasks that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -589,7 +595,7 @@ class TaskList:
     group: TaskGroup
     tasks: tuple[TaskView, ...]
     total: int
-    """How many there are in all, of those that were asked for."""
+    """Number of all tasks that match the question."""
 
     def __len__(self) -> int:
         return len(self.tasks)

@@ -1,4 +1,4 @@
-"""Event times: what a watermark is, and how times of other kinds become one."""
+"""Event times: the value of a watermark, and conversions of other times to it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Final, SupportsIndex, cast, overload
 __all__ = ["MAX", "MIN", "EventTime", "Watermark", "Watermarks", "all_to_micros", "to_micros"]
 
 MIN: Final = -(2**63)
-"""Unknown: nothing was promised yet."""
+"""Unknown: no promise yet."""
 
 MAX: Final = 2**63 - 1
-"""Finished: nothing will ever come."""
+"""Finished: no more data will come."""
 
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND: Final = dt.timedelta(microseconds=1)
@@ -25,7 +25,7 @@ _MICROSECOND: Final = dt.timedelta(microseconds=1)
 class Watermark:
     """An event time in whole microseconds since the Unix epoch, UTC; or unknown, or finished.
 
-    Every event time below it is complete. Watermarks order as their times, unknown first and
+    Every event time below it is complete. Watermarks are ordered by time, unknown first and
     finished last. Raises TypeError for anything but an integer (:meth:`of` takes datetimes),
     ValueError beyond 64 bits.
 
@@ -41,13 +41,13 @@ class Watermark:
     FINISHED: ClassVar[Watermark]
 
     def __post_init__(self) -> None:
-        given: Any = self.micros
-        if type(given) is not int or not MIN <= given <= MAX:
-            if isinstance(given, Watermark | dt.datetime):
-                msg = f"Watermark takes microseconds, not a {type(given).__name__}; use Watermark.of(...)"
+        value: Any = self.micros
+        if type(value) is not int or not MIN <= value <= MAX:
+            if isinstance(value, Watermark | dt.datetime):
+                msg = f"Watermark takes microseconds, not a {type(value).__name__}; use Watermark.of(...)"
                 raise TypeError(msg)
-            # Integers of other kinds, such as numpy's, become plain ones.
-            object.__setattr__(self, "micros", to_micros(given))
+            # Integers of other types, such as numpy's, become plain ones.
+            object.__setattr__(self, "micros", to_micros(value))
 
     @classmethod
     def of(cls, value: EventTime) -> Watermark:
@@ -60,19 +60,16 @@ class Watermark:
 
     @property
     def unknown(self) -> bool:
-        """Whether nothing was promised yet."""
+        """True when nothing is promised yet."""
         return self.micros == MIN
 
     @property
     def finished(self) -> bool:
-        """Whether nothing will ever come."""
+        """True when no more data will come."""
         return self.micros == MAX
 
     def datetime(self) -> dt.datetime:
-        """Return it as an aware datetime in UTC.
-
-        Raises ValueError when it is unknown, finished, or outside of the years that datetime knows.
-        """
+        """Return it as an aware datetime in UTC. Raises ValueError when it has no date."""
         if self.unknown or self.finished:
             msg = f"the watermark is {self} and has no date; ask .unknown and .finished first"
             raise ValueError(msg)
@@ -101,21 +98,21 @@ Watermark.FINISHED = Watermark(MAX)
 
 
 class Watermarks(Sequence[Watermark]):
-    """One watermark per key range, in 8 bytes each; ``micros`` gives the bare column, for numpy and the like.
+    """One watermark per key range, in 8 bytes each; ``micros`` is the plain column, for numpy.
 
-    Takes microseconds; raises as :func:`all_to_micros`.
+    Takes microseconds; raises like :func:`all_to_micros`.
     """
 
     __slots__ = ("_micros",)
 
     def __init__(self, micros: Iterable[int]) -> None:
-        # A slice, or a column of the wire, is 64-bit integers already.
+        # A slice, or a column of the wire, has 64-bit integers already.
         plain = isinstance(micros, array) and micros.typecode == "q"
         self._micros: array[int] = array("q", micros if plain else all_to_micros(micros))
 
     @property
     def micros(self) -> memoryview:
-        """The column of 64-bit microseconds, read only."""
+        """Column of 64-bit microseconds, read-only."""
         return memoryview(self._micros).toreadonly()
 
     def __len__(self) -> int:
@@ -138,12 +135,12 @@ class Watermarks(Sequence[Watermark]):
 
 
 EventTime = int | dt.datetime | Watermark
-"""What stands for an event time wherever one is asked for: microseconds, an aware datetime, or a
+"""Types that every argument for an event time accepts: microseconds, an aware datetime, or a
 watermark."""
 
 
 def to_micros(value: EventTime | SupportsIndex) -> int:
-    """Return an event time as microseconds since the epoch, rounding down what is finer.
+    """Return an event time as microseconds since the epoch, rounded down.
 
     Raises ValueError for a naive datetime and for numbers beyond 64 bits, TypeError for other
     types.
@@ -176,8 +173,8 @@ def all_to_micros(values: Iterable[EventTime | None]) -> list[int]:
     """Return event times as a new list of microseconds; None, for "nothing", becomes MAX.
 
     Takes any iterable; arrays of integers (numpy, pandas, array) by their own fast ``tolist``.
-    Raises as :func:`to_micros`, and TypeError for arrays of anything but integers, whose unit would
-    be a guess.
+    Raises like :func:`to_micros`, and TypeError for arrays of anything but integers, whose unit
+    would be a guess.
     """
     column: Any = values
     kind = getattr(getattr(column, "dtype", None), "kind", None)
@@ -191,8 +188,8 @@ def all_to_micros(values: Iterable[EventTime | None]) -> list[int]:
     if isinstance(plain, str | bytes) or not isinstance(plain, Iterable):
         msg = f"pass a list or another iterable of event times in microseconds, not {type(values).__name__} {values!r}"
         raise TypeError(msg)
-    each = cast(Iterable[EventTime | None], plain)
-    micros = [v if type(v) is int else MAX if v is None else to_micros(v) for v in each]
+    times = cast(Iterable[EventTime | None], plain)
+    micros = [time if type(time) is int else MAX if time is None else to_micros(time) for time in times]
     if micros and not MIN <= min(micros) <= max(micros) <= MAX:
         msg = "an event time is beyond 64 bits; event times are microseconds since the epoch"
         raise ValueError(msg)

@@ -1,4 +1,4 @@
-"""The client: one object per event loop, from which everything else comes."""
+"""The client: one object per event loop, which opens everything else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lowwater._async.worker import Worker
 from lowwater._drive.tasks.connection import MakeChannel
 from lowwater._drive.tasks.runtimes import Runtimes
 from lowwater.core.call import Call
-from lowwater.core.calls import Published, decided_on, full_name
+from lowwater.core.calls import Published, based_on, full_name
 from lowwater.core.checks import known_name
 from lowwater.core.claims import CLOSE_TIMEOUT, Claimant
 from lowwater.core.intervals import Closings, Gap, Interval, IntervalView, bounds_of, gap_of, upstream_below
@@ -27,7 +27,7 @@ from lowwater.core.slices import parts_of
 from lowwater.core.statistics import ClientStatistics
 from lowwater.core.surroundings import REAL, Surroundings
 from lowwater.core.watches import Changes, Waiting, check_followed
-from lowwater.core.why import ASK_SECONDS, UNTOLD, Why, explain, find_absent, find_guilty
+from lowwater.core.why import ASK_SECONDS, UNANSWERED, Why, explain, find_absent, find_guilty
 from lowwater.layout import Layout, LayoutView
 from lowwater.views import (
     Completeness,
@@ -47,19 +47,17 @@ from lowwater.watermark import EventTime
 __all__ = ["Client"]
 
 CHANGES: Final = 5
-"""Number of attempts for a change that names the version it was decided on. Another attempt is
-safe: the authority refuses an outdated version before it changes anything."""
+"""Number of attempts for a change that names the version it is based on. Another attempt is safe:
+the authority refuses an outdated version before it changes anything."""
 
 
 class Client:
-    """Everything a program asks of the authority, on asyncio.
+    """A client of one authority, on asyncio. Use it as an async context manager.
 
-    Use it as an async context manager; :func:`lowwater.aio.connect` makes it.
-
-    It belongs to the process and the event loop of its first use, and starts at most one task to
-    report and one to watch at each shard. A cancelled call leaves it usable. Calls raise
-    LowwaterError: Unavailable when no server answers within the timeout, Closed after
-    :meth:`close`, and in another process or loop.
+    :func:`lowwater.aio.connect` makes it. It belongs to the process and the event loop of its first
+    use, and starts at most two tasks for each shard: one reports, one watches. A cancelled call
+    leaves it usable. Calls raise LowwaterError: Unavailable when no server answers within the
+    timeout, Closed after :meth:`close`, and in another process or loop.
     """
 
     def __init__(
@@ -70,7 +68,7 @@ class Client:
         self._runtimes = Runtimes(lambda: Runtime(settings, surroundings, channel))
         self._workers: list[Worker] = []
         self.batches: Batches = Batches(self._runtimes)
-        """What a program says that runs micro-batches itself."""
+        """Calls of a program that runs micro-batches itself."""
 
     # -- the graph ---------------------------------------------------------------------------------
 
@@ -87,25 +85,32 @@ class Client:
         all_pending: bool = False,
         slices: Iterable[bytes] = (),
     ) -> Computation:
-        """Register a computation; repeating it is harmless.
+        """Register a computation; repeating it is harmless. Durable when it returns.
 
-        ``inputs`` must name every writer of what it reads.
+        Args:
+            name: Name of the computation, ``[namespace/]name``.
+            inputs: Computations that it reads; they must include every writer of its data.
+            heuristics: Shares of its heuristic watermarks.
+            key_hash: Hash that maps records to keys, such as "xxhash64"; empty for plain keys.
+            max_skew: Reports further ahead of the clock than this are refused. None: as registered
+                before, else one day, and at least that of each input. A later registration may
+                raise it.
+            history_step: Step of :meth:`history`. None: as registered before, else one hour.
+            estimated: No worker promises its watermarks. It may read estimated inputs, and only
+                estimated computations may read it.
+            lateness_budget: A share of records from 0.0001 to 0.5, or up to four of them. Each gets
+                a watermark behind which at most about that share of the records comes. Its workers
+                have to report event times of finished records (:meth:`Lease.advance`).
+            all_pending: Only for an injector whose workers report in ``pending`` all records that
+                are still to come before their frontier. Its budgets are then computed from these:
+                exact from the first record on, and earlier.
+            slices: First key of each slice but the first, ascending: n keys cut the key space into
+                n + 1 slices, at most 1,000. The shards share them out, so a computation can have
+                more key ranges than one shard can serve; see :meth:`slices`. A later registration
+                cannot change them.
 
-        ``heuristics`` are the shares of its heuristic watermarks. Reports further ahead of the
-        clock than ``max_skew`` are refused; None: as registered before, else one day, and not less
-        than that of any input. A later registration may raise it. ``history_step`` is the step of
-        :meth:`history`; None: as registered before, else one hour. ``estimated``: nobody promises
-        its watermarks. It may read estimated inputs, and only estimated computations may read it.
-        ``lateness_budget``: a share from 0.0001 to 0.5, or up to four of them. Each gets a
-        watermark behind which at most about that share of the records comes, as far as its workers
-        tell the event times of what they have finished (:meth:`Lease.advance`). ``all_pending``: of
-        an injector, whose workers tell with ``pending`` of all records that are still to come
-        before their frontier. Its budgets then go by these: exact from the first record on, and
-        earlier. ``slices``: where each slice but the first begins, ascending: n keys cut the key
-        space into n + 1 slices, at most 1,000. The shards share them out, so that a computation may
-        have more key ranges than one of them can serve; see :meth:`slices`. They stay as they are
-        for good. Raises RegistrationConflict when the name is registered with something else,
-        Cycle, EstimatedInput, InvalidArgument.
+        Raises RegistrationConflict when the name has another registration, Cycle, EstimatedInput,
+        InvalidArgument.
         """
         runtime = self._runtime()
         call = runtime.calls.register(
@@ -123,63 +128,65 @@ class Client:
         return await runtime.call(call)
 
     async def slices(self, name: str) -> tuple[Slice, ...]:
-        """Return the slices of a computation, ``(name, start, end)`` each, in the order of their keys. Raises UnknownComputation.
+        """Return the slices of a computation in the order of their keys. Raises UnknownComputation.
 
-        Whoever works on an interval that may be wider than a slice claims slice by slice, and each claim is a lease of its own::
+        An interval of keys that may be wider than a slice is claimed slice by slice; each claim is
+        a lease of its own::
 
-            for each in await lw.slices("hourly"):
-                leases.append(await worker.claim(each.start, each.end))
+            for part in await lw.slices("hourly"):
+                leases.append(await worker.claim(part.start, part.end))
 
-        One that is not cut is one slice, under its own name, so that this does for any computation.
+        An uncut computation is one slice with its own name, so this works for every computation.
         """
         runtime = self._runtime()
         return await runtime.call(runtime.calls.slices(name))
 
     async def split_slice(self, name: str, at: bytes) -> Slice:
-        """Cut a slice in two at a key: those from there on are a new slice's, which is returned.
+        """Cut a slice in two at a key; returns the new slice, which has the keys from there on.
 
-        That takes over what is known of its keys as soon as it can, within moments if the shards of
-        both live, and grants none of them before: watermarks stand still meanwhile, and none moves
-        by it. The workers of these keys lose them, and claim again by the name of the whole. One
-        slice of a computation is cut at a time: Unavailable while another one is still taken over.
-        Raises InvalidArgument when the key is not inside, behind the first one, and
+        The new slice takes over the state of its keys within moments if the shards of both are
+        alive. Until then it grants no claim, and the watermarks do not move. The workers of these
+        keys lose them, and claim them again by the name of the whole computation. Only one slice of
+        a computation is cut at a time: Unavailable while another one is being taken over. Raises
+        InvalidArgument when the key is not inside the slice, or is its first key, and
         UnknownComputation.
         """
         runtime = self._runtime()
         call = runtime.calls.split_slice(name, at)
-        return await runtime.call(decided_on(call, await runtime.call(runtime.calls.seen(name))))
+        return await runtime.call(based_on(call, await runtime.call(runtime.calls.registration(name))))
 
     async def topology(self) -> Topology:
-        """Return the whole graph."""
+        """Return the whole graph. Cost: one call, O(computations)."""
         runtime = self._runtime()
         return await runtime.call(runtime.calls.topology())
 
     async def set_inputs(self, name: str, inputs: Iterable[str]) -> Computation:
-        """Change what a computation reads.
+        """Replace the inputs of a computation. Durable when it returns.
 
-        Every claim on it is revoked: its workers claim again and fold the new inputs.
-
-        Raises UnknownComputation, Cycle, EstimatedInput, WouldRegress when a new input is behind
-        what was published, or what an output says.
+        Every claim on it is revoked: its workers claim again and fold the new inputs. Raises
+        UnknownComputation, Cycle, EstimatedInput, and WouldRegress when a new input lags a
+        published watermark, or the completeness of an output.
         """
         runtime = self._runtime()
         call = runtime.calls.set_inputs(name, inputs)
-        return await runtime.call(decided_on(call, await runtime.call(runtime.calls.seen(name))))
+        return await runtime.call(based_on(call, await runtime.call(runtime.calls.registration(name))))
 
     async def reset(self, name: str) -> tuple[Computation, ...]:
-        """Start a new incarnation of a computation and of all that reads it, directly or not; their watermarks are unknown again.
+        """Begin a new incarnation of a computation and of all downstream: all are unknown.
 
-        Every claim on them is revoked. Returns them in topological order, the named one first. Raises UnknownComputation.
+        Every claim on them is revoked. Returns them in topological order, the named one first.
+        Raises UnknownComputation.
         """
         runtime = self._runtime()
         call = runtime.calls.reset(name)
-        return await runtime.call(decided_on(call, await runtime.call(runtime.calls.seen(name))))
+        return await runtime.call(based_on(call, await runtime.call(runtime.calls.registration(name))))
 
     async def retire(self, name: str, start: bytes, end: bytes, force: bool = False) -> int:
-        """Take ``[start, end)`` out of a computation until it is claimed again: nobody waits for it. Returns how many ranges.
+        """Take ``[start, end)`` out of a computation: it holds nothing until claimed again.
 
-        Of one that is cut, it is taken out of each slice that it touches, one after the other. Raises OwnedRanges when a worker owns part of it and
-        ``force`` is not set; the slices before that one have lost their parts then, and it may be repeated.
+        Returns the number of ranges. In a computation that is cut, the keys are taken out of each
+        slice, one after the other. Raises OwnedRanges when a worker owns part of it and ``force``
+        is False. Slices before that one have lost their parts then, and the call can be repeated.
         """
         runtime = self._runtime()
         parts, retired, cuts = [Slice(name, start, end)], 0, 0
@@ -201,16 +208,18 @@ class Client:
         return retired
 
     async def _retire(self, name: str, start: bytes, end: bytes, *, force: bool) -> int:
-        """Retire keys as they are claimed now.
+        """Retire keys for their newest claim.
 
-        A message that comes late is refused: it would take out what a worker has claimed since.
+        The authority refuses a request that comes late: it would retire a range that a worker has
+        claimed since.
         """
         runtime = self._runtime()
         call = runtime.calls.retire(name, start, end, force=force)
-        left = CHANGES
+        attempts_left = CHANGES
         while True:
-            left -= 1
-            with suppress(errors.PermissionDenied):  # one who may operate, and not read
+            attempts_left -= 1
+            # an operator may have the right to retire, and not to read
+            with suppress(errors.PermissionDenied):
                 incarnation, newest = await runtime.call(runtime.calls.newest_claim(name))
                 call.request.incarnation = call.request.incarnation or incarnation
                 if newest is not None:
@@ -218,48 +227,57 @@ class Client:
             try:
                 return await runtime.call(call)
             except errors.StaleSequencer:
-                if not left:
+                if not attempts_left:
                     raise
 
     async def layout(self, name: str) -> LayoutView:
-        """Return how the key space of a computation is to be cut, how its owner cuts it, and what its hottest ranges cost. Raises UnknownComputation."""
+        """Return a computation's wanted layout, its owner's, and loads.
+
+        Raises UnknownComputation.
+        """
         runtime = self._runtime()
         return await runtime.call(runtime.calls.layout(name))
 
     async def change_layout(self, name: str, incarnation: int, layout: Layout) -> int:
-        """Ask the owner of a computation for another layout, in place of the one of ``layout.version``; returns its version. Durable when it returns.
+        """Ask the owner of a computation for another layout; returns the new version. Durable.
 
-        It is a wish: it moves no watermark and no range. A tracked stage of Spark follows it between two micro-batches, if it can; ``layout``
-        says whether it has, or why not. Begin with ``(await lw.layout(name)).base``. Raises UnknownComputation, LayoutConflict when another version is
-        wanted, IncarnationChanged, InvalidArgument.
+        ``layout.version`` is the version that it replaces; begin with ``(await
+        lw.layout(name)).base``. The request moves no watermark and no range. A tracked stage of
+        Spark follows it between two micro-batches, if it can; :meth:`layout` shows whether it has,
+        or why not. Raises UnknownComputation, LayoutConflict when another version is wanted,
+        IncarnationChanged, InvalidArgument.
         """
         runtime = self._runtime()
         return await runtime.call(runtime.calls.change_layout(name, incarnation, layout))
 
     async def drop(self, name: str, force: bool = False) -> int:
-        """Take a computation out of the graph: its watermarks, metrics and alerts end, and nobody waits for it. Returns its last incarnation.
+        """Remove a computation from the graph; returns its last incarnation.
 
-        Its claims are revoked, and reports for it refused. The name may be registered again and goes on with the next incarnation, never with
-        older values. Raises UnknownComputation, and StillRead while another computation names it as an input. Raises OwnedRanges while a
-        worker owns part of it that is not finished, unless ``force`` is set: nobody knows for sure whether that worker is still alive.
+        Durable when it returns.
+
+        Its watermarks, metrics and alerts end, and it holds no other computation. Its claims are
+        revoked, and reports for it refused. The name may be registered again: it continues with the
+        next incarnation, never with older values. Raises UnknownComputation, and StillRead while
+        another computation names it as an input. Raises OwnedRanges while a worker owns an
+        unfinished part of it and ``force`` is False, because that worker may still be alive.
         """
         runtime = self._runtime()
         call = runtime.calls.drop(name, force=force)
-        return await runtime.call(decided_on(call, await runtime.call(runtime.calls.seen(name))))
+        return await runtime.call(based_on(call, await runtime.call(runtime.calls.registration(name))))
 
     # -- reading -----------------------------------------------------------------------------------
 
     async def get(self, *names: str) -> dict[str, WatermarkView]:
         """Return the published watermarks of some computations by name, or of all.
 
-        Names not registered are unknown.
+        A name that is not registered is unknown. Cost: one call per shard that serves one of them.
         """
         runtime = self._runtime()
         published = await runtime.call(runtime.calls.get(names))
         return published.views
 
     def inputs(self, *names: str) -> InputReader:
-        """Follow some computations and fold them locally.
+        """Follow some computations and fold them in this process.
 
         Raises InvalidArgument without names, and for a slice.
         """
@@ -271,15 +289,14 @@ class Client:
     async def watch(self, *names: str) -> AsyncGenerator[WatermarkView, None]:
         """Yield the watermarks of some computations, or of all, and again whenever they change.
 
-        Conflated.
-
-        Waits between changes, without end while the authority is away. Ends when the client is
-        closed. Raises ServerTokenMismatch when another deployment answers.
+        Conflated: a slow loop gets the newest value of each. Waits between changes, without end
+        while the authority is away. Ends when the client is closed. Raises ServerTokenMismatch when
+        another deployment answers.
         """
         runtime = self._runtime()
         watcher = runtime.watcher
-        followed = [self._full(name, "names") for name in names]
-        changes, subscription = Changes(followed), watcher.subscribe(followed)
+        full_names = [self._full(name, "names") for name in names]
+        changes, subscription = Changes(full_names), watcher.subscribe(full_names)
         try:
             while self._runtimes.existing() is runtime:
                 with watcher.changed:
@@ -289,8 +306,8 @@ class Client:
         except errors.Closed:
             return
         finally:
-            # In a child the watcher is the parent's, and its lock may be held for ever; likewise at
-            # the end of the program.
+            # In a forked child the watcher is the parent's, and its lock may be held for ever;
+            # likewise at the end of the program.
             if self._runtimes.existing() is runtime:
                 watcher.unsubscribe(subscription)
 
@@ -302,11 +319,12 @@ class Client:
         *,
         registered: bool = False,
     ) -> WatermarkView:
-        """Wait until everything before ``until`` is complete, at most ``timeout`` seconds (None: without end).
+        """Wait until everything before ``until`` is complete; returns the watermarks then.
 
-        A name that nobody has registered yet is waited for as well; with ``registered`` it raises UnknownComputation at once.
-        Raises Timeout, saying who holds it; IncarnationChanged when the computation was reset or dropped meanwhile, since what
-        was waited for belonged to its earlier incarnation.
+        ``timeout`` in seconds; None waits without end. A name that is not registered is waited for
+        as well; with ``registered`` it raises UnknownComputation at once. Raises Timeout, whose
+        message names what holds it, and IncarnationChanged when the computation was reset or
+        dropped meanwhile: the wait was for its earlier incarnation.
         """
         waiting = Waiting(self._full(name), until, timeout, registered=registered)
         runtime = self._runtime()
@@ -323,26 +341,27 @@ class Client:
                 with suppress(errors.LowwaterError):
                     why = await self._why(waiting.name, ASK_SECONDS)
             with watcher.changed:
-                if waiting.reached(state, subscription):  # while it was asked
+                if waiting.reached(state, subscription):  # it may have come meanwhile
                     return state.ratchet.get(waiting.name)
                 raise waiting.too_late(state, why)
         finally:
             watcher.unsubscribe(subscription)
 
     async def complete(self, name: str, until: EventTime) -> Completeness:
-        """Tell whether everything before ``until`` is here, and if not, which key ranges hold it.
+        """Return whether everything before ``until`` has arrived, and the key ranges that hold it.
 
-        Raises UnknownComputation, and Unavailable when nobody can tell.
+        Raises UnknownComputation, and Unavailable when no shard can answer.
         """
         runtime = self._runtime()
         return await runtime.call(runtime.calls.complete(name, until))
 
     async def interval(self, name: str, start: EventTime, end: EventTime, limit: int = 20) -> IntervalView:
-        """Tell whether ``[start, end)`` is complete, and if not, what is missing of it, here and upstream, and who holds it.
+        """Return whether ``[start, end)`` is complete, and what is missing here and upstream.
 
-        It is complete when the low watermark has come to ``end``. Of each computation in ``gaps`` at most ``limit`` key ranges are told. Costs a
-        read of all watermarks and, of what is not complete, one of the key ranges of each computation upstream that is below ``end``.
-        Raises UnknownComputation, InvalidArgument, and Unavailable when nobody can tell.
+        It is complete when the low watermark is at ``end``. Each computation in ``gaps`` has at
+        most ``limit`` key ranges. Cost: a read of all watermarks and, unless it is complete, one of
+        the key ranges of each upstream computation below ``end``. Raises UnknownComputation,
+        InvalidArgument, and Unavailable when no shard can answer.
         """
         first, last = bounds_of(start, end)
         full, runtime = known_name("name", self._full(name)), self._runtime()
@@ -353,48 +372,53 @@ class Client:
             return IntervalView(full, first, last, view, (), None)
         gaps: list[Gap] = []
         for below in upstream_below(full, published.views, last):
-            told = await self._tell_ranges(below.computation, last, limit)
-            found = told if isinstance(told, Ranges) else None
-            hidden = isinstance(told, errors.PermissionDenied)
-            gaps.append(gap_of(below, first, found, published.time_micros, hidden=hidden))
+            answer = await self._read_ranges(below.computation, last, limit)
+            ranges = answer if isinstance(answer, Ranges) else None
+            hidden = isinstance(answer, errors.PermissionDenied)
+            gaps.append(gap_of(below, first, ranges, published.time_micros, hidden=hidden))
         return IntervalView(full, first, last, view, tuple(gaps), await self._explain(full, published))
 
     async def intervals(
         self, name: str, every: timedelta, start: EventTime, *, incarnation: int = 0, until: EventTime | None = None
     ) -> AsyncGenerator[Interval, None]:
-        """Yield the intervals ``[start + k * every, start + (k + 1) * every)`` of a computation as they become complete: each once, in order.
+        """Yield the intervals ``[start + k * every, start + (k + 1) * every)`` once complete.
 
-        Waits between them, without end while the authority is away, and for a name that nobody has registered yet. Those that are complete
-        already come at once. When the computation has finished, those up to the step of its history at which it stood come one by one, then a last
-        one without an end; with ``until``, it ends when the intervals up to there are yielded. Which intervals there are depends on no timing:
-        whoever begins later, or anew where another one ended, gets the same. ``incarnation``: the one that the intervals belong to, where an
-        earlier run has told it; 0: the first that is seen. Raises IncarnationChanged when another one begins, since what was complete in the one
-        before is made anew; EstimatedInput for a computation whose watermark nobody promises; InvalidArgument.
+        Intervals come in order; those that are complete already come at once. Waits between them,
+        without end while the authority is away, and for a name that is not registered yet. When the
+        computation has finished, the intervals up to where it was then come one by one, and a last
+        one without an end; with ``until``, the iteration ends there. The intervals depend on no
+        timing: a caller that begins later, or continues after another one, gets the same.
+
+        ``incarnation``: the one that the intervals belong to, as an earlier run got it; 0: the
+        first that is seen. Raises IncarnationChanged when another one begins, because its data is
+        computed again; EstimatedInput for a computation whose watermark no worker promises;
+        InvalidArgument.
         """
         closings = Closings(self._full(name), every, start, incarnation=incarnation, until=until)
         runtime = self._runtime()
         watcher = runtime.watcher
         changes, subscription = Changes([closings.name]), watcher.subscribe([closings.name])
-        view, each = WatermarkView(closings.name), None
+        view, interval = WatermarkView(closings.name), None
         try:
             while not closings.over and self._runtimes.existing() is runtime:
                 with watcher.changed:
-                    # The newest before each: it may have been reset while the one before was made
-                    # use of.
-                    if each is None or changes.come(watcher.state, subscription):
+                    # The newest view is used for each interval: the caller may have taken long, and
+                    # a reset may have come.
+                    if interval is None or changes.come(watcher.state, subscription):
                         deadline = runtime.deadline(ASK_SECONDS if closings.asks(view) else None)
                         if await watcher.wait(
                             lambda: changes.come(watcher.state, subscription), subscription, deadline
                         ):
                             view = changes.take(watcher.state)
-                each = closings.closed(view)
+                interval = closings.closed(view)
                 if closings.asks(view):
-                    # Not told, it is asked again; a reset or a drop comes as a change.
-                    with suppress(*UNTOLD, errors.UnknownComputation):
+                    # A failed read is repeated in the next round; a reset or a drop comes as a
+                    # change.
+                    with suppress(*UNANSWERED, errors.UnknownComputation):
                         closings.tell(await runtime.call(runtime.calls.history(closings.name, None, 1)))
-                        each = closings.closed(view)
-                if each is not None:
-                    yield each
+                        interval = closings.closed(view)
+                if interval is not None:
+                    yield interval
         except errors.Closed:
             return
         finally:
@@ -402,22 +426,27 @@ class Client:
                 watcher.unsubscribe(subscription)
 
     async def ranges(self, name: str, below: EventTime | None = None, limit: int = 100) -> Ranges:
-        """List the key ranges of a computation, those furthest behind first; only those below an event time, if given."""
+        """List key ranges of a computation, furthest behind first; ``below`` leaves out later ones.
+
+        Returns at most ``limit``, with the total. Cost: O(limit).
+        """
         runtime = self._runtime()
         return await runtime.call(runtime.calls.ranges(name, below, limit))
 
     async def history(self, name: str, since: EventTime | None = None, limit: int = 100) -> History:
-        """Tell when each step of event time became complete: the newest ``limit`` completions, oldest first.
+        """Return the times at which steps of event time became complete, oldest first.
 
-        ``since`` leaves out steps that end at or before it. Raises UnknownComputation, and Unavailable when nobody can tell.
+        Returns the newest ``limit`` completions. ``since`` leaves out steps that end at or before
+        it. Raises UnknownComputation, and Unavailable when no shard can answer.
         """
         runtime = self._runtime()
         return await runtime.call(runtime.calls.history(name, since, limit))
 
     async def why(self, name: str) -> Why:
-        """Tell who holds a computation, walking upstream; ``str()`` of the answer is the cause in a sentence, then one per hop.
+        """Return what holds a computation: the way upstream to the root cause.
 
-        Costs a read of all watermarks and one of a few key ranges. Raises UnknownComputation.
+        ``str()`` of the answer is the cause in one sentence, then one line per hop. Cost: a read of
+        all watermarks and one of a few key ranges. Raises UnknownComputation.
         """
         return await self._why(self._full(name))
 
@@ -431,121 +460,118 @@ class Client:
         runtime = self._runtime()
         guilty = find_guilty(full, published.views, published.time_micros)
         absent = find_absent(full, published.views, published.time_micros)
-        found = Ranges((), 0)
+        ranges = Ranges((), 0)
         unknown: errors.LowwaterError | None = None
         if guilty is not None:
             try:
-                found = await runtime.call(runtime.calls.holding(published.views[guilty]), ASK_SECONDS)
-            except UNTOLD as error:
+                ranges = await runtime.call(runtime.calls.holding(published.views[guilty]), ASK_SECONDS)
+            except UNANSWERED as error:
                 unknown = error
         elif absent is not None:
-            told = await self._tell_ranges(absent, None, 1)
-            unknown = None if isinstance(told, Ranges) else told
-        return explain(full, published.views, published.time_micros, found, unknown)
+            answer = await self._read_ranges(absent, None, 1)
+            unknown = None if isinstance(answer, Ranges) else answer
+        return explain(full, published.views, published.time_micros, ranges, unknown)
 
-    async def _tell_ranges(self, full: str, below: EventTime | None, limit: int) -> Ranges | errors.LowwaterError:
-        """Return key ranges, or why they are not told: nobody can just now, or it is not registered, or this client may not read it."""
+    async def _read_ranges(self, full: str, below: EventTime | None, limit: int) -> Ranges | errors.LowwaterError:
+        """Return key ranges, or the error why the authority does not list them."""
         runtime = self._runtime()
         try:
             return await runtime.call(runtime.calls.ranges(full, below, limit), ASK_SECONDS)
-        except (*UNTOLD, errors.PermissionDenied, errors.UnknownComputation) as error:
+        except (*UNANSWERED, errors.PermissionDenied, errors.UnknownComputation) as error:
             return error
 
     # -- writing -----------------------------------------------------------------------------------
 
     def worker(
-        self,
-        computation: str,
-        /,
-        *,
-        name: str | None = None,
-        identity: str = "",
-        generation: int = 0,
-        ordinal: int = 0,
+        self, computation: str, /, *, name: str | None = None, identity: str = "", generation: int = 0, ordinal: int = 0
     ) -> Worker:
-        """Return a worker of a computation, to claim key ranges with.
+        """Return a worker of a computation, which claims key ranges.
 
-        ``name`` is for people; by default host and process.
-
-        ``identity`` binds the computation to its owner for good, for example a checkpoint: claims
-        by others are refused. Claims order by (generation, ordinal); an older one is refused
-        whenever it arrives.
+        Args:
+            computation: Name of the computation.
+            name: Name for people; by default host and process.
+            identity: Name that binds the computation to its owner for good, such as that of a
+                checkpoint: claims of others are refused.
+            generation: Generation of its claims, such as the first uncommitted batch. Claims are
+                ordered by (generation, ordinal); an older one is refused whenever it arrives. Both
+                0: in order of arrival.
+            ordinal: Order of the runs of one generation.
         """
         self._runtimes.check_open()
         claimant = Claimant.here(
             self._surroundings, self._full(computation, "computation"), name, identity, generation, ordinal
         )
-        made = Worker(self._runtimes, claimant, self._surroundings)
-        # Kept even if the caller keeps only its leases: close() has to make their last states
-        # durable.
-        self._workers = [*(worker for worker in self._workers if not worker.closed), made]
-        return made
+        worker = Worker(self._runtimes, claimant, self._surroundings)
+        # Stored even if the caller stores only its leases, because close() has to make their last
+        # states durable.
+        self._workers = [*(other for other in self._workers if not other.closed), worker]
+        return worker
 
     def tasks(self, computation: str, /) -> Tasks:
-        """Return the tasks that hang under a computation: work that is done once by whoever takes it, such as a close each day."""
+        """Return the tasks of a computation: work that a worker does once, as a daily close."""
         self._runtimes.check_open()
         return Tasks(self._runtimes, self._full(computation, "computation"), self._surroundings)
 
-    async def stage_task(self, *given: Any, **named: Any) -> None:
-        """As ``batches.stage_task``: its name in 0.1."""
-        await self.batches.stage_task(*given, **named)
+    async def stage_task(self, *arguments: Any, **keywords: Any) -> None:
+        """Deprecated name, of release 0.1, of ``batches.stage_task``."""
+        await self.batches.stage_task(*arguments, **keywords)
 
-    async def prepare_batch(self, *given: Any, **named: Any) -> tuple[TaskAttempt, ...]:
-        """As ``batches.prepare``: its name in 0.1."""
-        return await self.batches.prepare(*given, **named)
+    async def prepare_batch(self, *arguments: Any, **keywords: Any) -> tuple[TaskAttempt, ...]:
+        """Deprecated name, of release 0.1, of ``batches.prepare``."""
+        return await self.batches.prepare(*arguments, **keywords)
 
-    async def commit_batch(self, *given: Any, **named: Any) -> tuple[Refusal, ...]:
-        """As ``batches.commit``: its name in 0.1."""
-        return await self.batches.commit(*given, **named)
+    async def commit_batch(self, *arguments: Any, **keywords: Any) -> tuple[Refusal, ...]:
+        """Deprecated name, of release 0.1, of ``batches.commit``."""
+        return await self.batches.commit(*arguments, **keywords)
 
     # -- the shards --------------------------------------------------------------------------------
 
     async def shards(self) -> Shards:
-        """List the shards of the deployment, what each of them serves, and what none does."""
+        """List the shards of the deployment, their computations, and those that no shard serves."""
         runtime = self._runtime()
         return await runtime.call(runtime.calls.shards())
 
     async def drain(self, address: str, cancel: bool = False) -> int:
-        """Have a shard hand over all that it serves, before it is stopped.
+        """Make a shard hand over all that it serves, before it is stopped.
 
-        Returns how many computations it still serves.
-
-        ``address`` is as :meth:`shards` has it. Call it again until it returns 0; ``cancel`` takes
-        it back. Raises InvalidArgument when there is no such shard.
+        Returns the number of computations that it still serves; call it again until that is 0.
+        ``address`` is one of :meth:`shards`; ``cancel`` ends the draining. Raises InvalidArgument
+        when there is no such shard.
         """
         return await self._change_shards(self._runtime().calls.drain(address, cancel=cancel))
 
     async def pin(self, name: str, address: str | None) -> int:
-        """Have a shard serve a computation for as long as it lives; None takes that back.
+        """Pin a computation to a shard for as long as that lives; None removes the pin.
 
-        Durable when it returns.
-
-        ``address`` is as :meth:`shards` has it. Returns the version of the membership that has it.
-        Raises UnknownComputation, and InvalidArgument when there is no such shard.
+        Returns the version of the membership that has the pin, which is durable then. ``address``
+        is one of :meth:`shards`. Raises UnknownComputation, and InvalidArgument when there is no
+        such shard.
         """
         return await self._change_shards(self._runtime().calls.pin(name, address))
 
     async def _change_shards(self, call: Call[int]) -> int:
-        """Change the shards as they are now.
+        """Change the shards at their newest version.
 
-        A message that comes late is refused: it would undo what was changed since.
+        The authority refuses a request that comes late: it would undo a later change.
         """
         runtime = self._runtime()
-        left = CHANGES
+        attempts_left = CHANGES
         while True:
-            left -= 1
+            attempts_left -= 1
             call.request.version = (await runtime.call(runtime.calls.shards())).version
             try:
                 return await runtime.call(call)
             except errors.InvalidArgument as error:
-                if not left or error.metadata.get("field") != "version":
+                if not attempts_left or error.metadata.get("field") != "version":
                     raise
 
     async def identify(self, token_sha256: str = "") -> Identity:
-        """Tell whose a token is, and what they may see over HTTP; empty: the token or certificate of this client.
+        """Return the principal of a token, and what it may read over HTTP.
 
-        ``token_sha256`` is its digest as the access file has it, 64 hexadecimal digits: the token itself need not be known here. Good for
-        a moment, since the file may change. Raises Unauthenticated when the authority does not know this client, InvalidArgument.
+        ``token_sha256``: the token's digest as in the access file, 64 hexadecimal digits, so that
+        the token itself stays secret; empty for the token or certificate of this client. The access
+        file may change at any moment. Raises Unauthenticated when the authority does not accept
+        this client, InvalidArgument.
         """
         runtime = self._runtime()
         return await runtime.call(runtime.calls.identify(token_sha256))
@@ -554,21 +580,21 @@ class Client:
 
     @property
     def server_token(self) -> str:
-        """The deployment that answered; empty before the first answer."""
+        """Token of the deployment that answered; empty before the first answer."""
         return self._runtime().watcher.state.server_token
 
     def statistics(self) -> ClientStatistics:
-        """Return what was done so far, in this process."""
+        """Return the counters of this process so far."""
         runtime = self._runtime()
         with runtime.watcher.changed:
             watcher = runtime.watcher.state.statistics()
         return ClientStatistics(runtime.reporter.statistics(), watcher, runtime.connection.router.refused)
 
     async def close(self) -> None:
-        """End the client's workers, tasks and connection. Ranges hold where they stand.
+        """End the client's workers, tasks and connection. Ranges hold where they are.
 
-        Waits at most five seconds in all for the last states of all workers to be durable. Calls
-        that wait raise Closed.
+        Waits at most five seconds in all for the last states of all workers to become durable.
+        Calls that wait raise Closed.
         """
         if self._runtimes.closed:
             return

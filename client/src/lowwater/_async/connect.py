@@ -1,4 +1,4 @@
-"""How a program gets its client."""
+"""The function that makes a client."""
 
 from __future__ import annotations
 
@@ -26,28 +26,27 @@ def connect(
     Nothing goes over the network before its first use, so this never fails or waits.
 
     Args:
-        address: ``host:port`` or a gRPC name; the environment's ``LOWWATER_ADDRESS``, else
-            ``localhost:7420``. Several, with commas between them, are tried in turn. One is enough
-            to reach every shard of a deployment while it lives: the client learns of the others and
-            goes to whichever serves a computation by itself.
-        token: Sent as ``authorization: Bearer`` with every call: who this is, where the authority
-            or a proxy wants to know.
-        root_certificates: PEM of whom to trust; with any of the three, the channel uses TLS.
-        private_key: PEM of this client's key, where the server wants one. When it is renewed, make
-            another client.
+        address: ``host:port`` or a gRPC name; by default the environment's ``LOWWATER_ADDRESS``,
+            else ``localhost:7420``. Several, separated by commas, are tried in turn. One living
+            shard is enough to reach all of a deployment: the client learns the others' addresses.
+        token: Token of this client, sent as ``authorization: Bearer`` with every call.
+        root_certificates: PEM of the authorities to trust; with any of the three, the channel uses
+            TLS.
+        private_key: PEM of this client's key, for a server that requires one. A renewed key needs a
+            new client.
         certificate_chain: PEM of this client's certificates.
-        server_token: The deployment that must answer; by default the first that does.
-        namespace: Put before names that have none: ``enriched`` becomes ``NAMESPACE/enriched``.
-        timeout: Seconds within which a call must be answered, its repetitions included.
+        server_token: Token of the deployment that must answer; by default the first that does.
+        namespace: Prefix of names that have none: ``enriched`` becomes ``NAMESPACE/enriched``.
+        timeout: Seconds within which a call must be answered, with all its repetitions.
         report_interval: Seconds between the reports of one claim in the long run, for a worker that
-            stages states without a pause; in between they are conflated. A state of a claim that
-            was quiet leaves at once, and so do more, until it has reported as often as it might
-            have in the last ten seconds. All claims together report to a shard at most five times
-            as often, likewise. What is flushed waits for none of this.
-        watch_interval: Seconds that each shard leaves at least between two messages of watermarks
-            to this client, at most one; what changes meanwhile is conflated there, and costs
-            neither end anything. 0: each change is told at once. For programs that show watermarks,
-            and wait for none. An authority of 0.1 takes no notice.
+            stages states without a pause; states in between are conflated. A claim that was quiet
+            is sent at once, until it has reported as often as it could have in the last ten
+            seconds. All claims together report to a shard at most five times as often. ``flush``
+            does not wait for this interval.
+        watch_interval: Least seconds between two messages of watermarks of one shard to this
+            client, at most 1. Changes in between are conflated at the shard, which saves work on
+            both sides. 0: each change is sent at once. For programs that show watermarks and wait
+            for none. An authority of 0.1 ignores it.
     """
     return Client(
         Settings(

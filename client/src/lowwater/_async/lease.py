@@ -1,4 +1,4 @@
-"""One claim: what its worker says about it, and what it hears."""
+"""One claim in its worker: the states that the worker stages, and the authority's answers."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ logger = logging.getLogger("lowwater")
 
 _RELEASED: Final = "was released"
 _WORKER_CLOSED: Final = "belongs to a worker that was closed"
-"""Why a lease is at its end."""
+"""Reasons why a lease has ended."""
 
 Oldest = EventTime | None | Mapping[int, EventTime | None] | Sequence[EventTime | None]
-"""The oldest event time not finished: of all ranges, of some handles, or of every range (numpy
-arrays too). None: nothing."""
+"""Oldest unfinished event time: one for all ranges, some handles', or every range's (numpy arrays
+too). None: no unfinished work."""
 
 
 class Lease:
-    """One claim: the ranges it got, and what their worker says about them.
+    """One claim: its ranges, and the states that their worker stages.
 
-    A range is called by its handle, its index in ``bounds``. :meth:`advance` stages states, which a
+    A range is named by its handle, its index in ``bounds``. :meth:`advance` stages states, which a
     background task reports; only :meth:`flush`, :meth:`finish` and :meth:`release` wait for it. A
     lease that lost ranges to a newer claim, a reset or a retirement raises StaleSequencer: always
     once all are lost, else once for each loss. Not for other threads.
@@ -45,53 +45,53 @@ class Lease:
 
     def __init__(self, runtime: Runtime, grant: Grant) -> None:
         self.computation: str = grant.state.computation
-        """What was claimed: the computation of the worker or, of one that is cut, the slice that
-        the keys lie in."""
+        """Computation that was claimed: that of the worker or, when it is cut, the slice of the
+        keys."""
         self.sequencer: int = grant.state.sequencer
-        """Names the claim. Grows from claim to claim of a computation."""
+        """Number of the claim; it grows from claim to claim of a computation."""
         self.incarnation: int = grant.state.incarnation
-        """The computation's incarnation that was claimed."""
+        """Incarnation of the computation at the claim."""
         self.epoch: int = grant.state.epoch
-        """The computation's ownership number among shards when it was claimed."""
+        """Ownership number of the computation among shards at the claim."""
         self.bounds: tuple[bytes, ...] = grant.bounds
-        """n + 1 keys; range i is ``[bounds[i], bounds[i + 1])``, and the last may be empty: no
-        upper bound."""
+        """Keys, n + 1 of them; range i is ``[bounds[i], bounds[i + 1])``. An empty last key means
+        no upper bound."""
         self.watermarks: Watermarks = grant.watermarks
-        """Where each range stood when it was claimed."""
+        """Watermark of each range at the claim."""
         self._runtime = runtime
         self._state = grant.state
         self._reading = grant.reading
         self._monotonic = runtime.connection.surroundings.monotonic
         self._pid = os.getpid()
-        self._told: set[int] = set()
+        self._announced_losses: set[int] = set()
         self._closed = ""
         self._releasing = False
 
     def __len__(self) -> int:
-        """How many ranges it has."""
+        """Return the number of ranges."""
         return self._state.count
 
     @property
     def live(self) -> Sequence[int]:
-        """The handles that are neither lost nor finished."""
+        """Handles that are neither lost nor finished."""
         self._check_process()
         state = self._state
         with self._runtime.reporter.guard:
             if state.lost_all or state.finished_all:
                 return ()
-            gone = state.lost.keys() | state.finished
-        return [handle for handle in range(state.count) if handle not in gone] if gone else range(state.count)
+            ended = state.lost.keys() | state.finished
+        return [handle for handle in range(state.count) if handle not in ended] if ended else range(state.count)
 
     @property
     def lost(self) -> frozenset[int]:
-        """The handles that somebody else owns by now."""
+        """Handles that another owner has taken."""
         self._check_process()
         with self._runtime.reporter.guard:
             return frozenset(range(self._state.count) if self._state.lost_all else self._state.lost)
 
     @property
     def refused(self) -> Refusal | None:
-        """What the authority did not take over of the last state, though the ranges are owned: a time too far ahead."""
+        """Refusal of the last state of owned ranges, for a time too far ahead; else None."""
         return self._state.refusal
 
     def advance(
@@ -107,39 +107,45 @@ class Lease:
         waiting_for: str = "",
         remarks: Remarks = NO_REMARKS,
     ) -> None:
-        """Say what the ranges hold now: every range stands at the lesser of what it holds and what ``seen`` says.
+        """Stage the ranges' state: each is at the lesser of its oldest work and ``seen``.
 
-        It is a promise, so it must be durable: say only what a restart from this worker's own state would also say.
+        It is a promise, so it must be durable: stage only what a restart from this worker's own
+        state would also claim.
 
         Args:
-            seen: What ``Worker.inputs()`` returned *before* everything that was there was read. None for an injector.
-            oldest: The oldest event time not finished: in flight, stored, or not delivered yet. None: nothing is held. One
-                value counts for all ranges; a mapping changes the handles it names and leaves what the others hold; a
-                sequence or array of 64-bit integers has every range's (None or MAX: nothing).
-            frontier: For an injector, instead of ``seen``: nothing older will be injected.
-            pending: Event times of the records not finished, for the heuristic watermarks; an iterable or a Histogram.
-                None: as last told, or none when nothing is held.
-            finished: How many records were finished since the last call: the number, or their event times, which the lateness budgets need.
-                With budgets give the times of all records, late ones above all.
-            arrived: For the lateness budgets, where the times of the records are not at hand: how late records were that came since the last
-                call, counted where the times are.
-            oldest_operation: The start, by the wall clock, of the oldest operation still running.
-            waiting_for: What keeps the ranges from moving on, for whoever asks why: "/in/daily.json, which is locked". At most 200
-                bytes of UTF-8 without control characters. It belongs to this state: the next call without one takes it back.
-            remarks: What else is to be told of the worker, for people. It belongs to this state as well.
+            seen: What ``Worker.inputs()`` returned *before* all data that had arrived was read.
+                None for an injector.
+            oldest: Oldest unfinished event time: in flight, stored, or not delivered yet. None: no
+                unfinished work. One value counts for all ranges; a mapping changes the handles that
+                it names and leaves the others; a sequence or array of 64-bit integers has every
+                range's (None or MAX: no unfinished work).
+            frontier: For an injector, instead of ``seen``: it will inject no record that is older.
+            pending: Event times of unfinished records, for the heuristic watermarks; an iterable or
+                a Histogram. None: as in the last call, or none when no range has unfinished work.
+            finished: Number of records finished since the last call, or their event times, which
+                lateness budgets need. With budgets give the times of all records, above all of late
+                ones.
+            arrived: For lateness budgets, when the event times of the records are elsewhere: the
+                lateness of the records since the last call, counted where the times are.
+            oldest_operation: Start, by the wall clock, of the oldest operation that still runs.
+            waiting_for: What keeps the ranges from moving, shown by ``why``: "/in/daily.json, which
+                is locked". At most 200 bytes of UTF-8 without control characters. It belongs to
+                this state: the next call without it removes it.
+            remarks: Further remarks of the worker for people. They belong to this state as well.
 
-        Costs nothing on the network; conflated: what was not sent yet is replaced. Raises StaleSequencer when ranges were lost,
-        InvalidArgument, and TypeError or ValueError for what is no event time.
+        Costs no network; conflated: a state that was not sent yet is replaced. Raises
+        StaleSequencer when ranges were lost, InvalidArgument, and TypeError or ValueError for a
+        value that is no event time.
         """
         self._check_open()
         with self._runtime.reporter.guard:
             self._check_stands()
         fold = self._fold(seen, frontier)
-        held = self._held(oldest)
+        oldest_micros = self._oldest_micros(oldest)
         state = self._state
         histogram = None if pending is None else _histogram(pending, _reference(state.reference, fold))
         operation = checks.operation(oldest_operation)
-        waits, told = checks.words("waiting_for", waiting_for), checks.remarks(remarks)
+        waiting_text, checked_remarks = checks.words("waiting_for", waiting_for), checks.remarks(remarks)
         times = None
         if isinstance(finished, Iterable) and not isinstance(finished, str | bytes):
             times = all_to_micros(finished)
@@ -147,14 +153,14 @@ class Lease:
         with self._runtime.reporter.guard:
             state.advance(
                 fold,
-                held,
+                oldest_micros,
                 pending=histogram,
                 finished=count,
                 times=times or (),
                 arrived=checks.arrived(arrived),
                 oldest_operation=operation,
-                waiting_for=waits,
-                remarks=told,
+                waiting_for=waiting_text,
+                remarks=checked_remarks,
                 now=self._monotonic(),
             )
             self._runtime.reporter.staged(state)
@@ -162,30 +168,30 @@ class Lease:
     async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
         """Wait until the newest state is durable, at most ``timeout`` seconds (None: the client's).
 
-        Raises Timeout, StaleSequencer, and TooFarAhead or whatever else the state was refused for.
-        Cancelled, the state stays staged.
+        Raises Timeout, StaleSequencer, and TooFarAhead or another error that the state was refused
+        with. Cancelled, the state stays staged.
         """
         self._check_open()
         seconds = self._runtime.connection.settings.timeout if timeout is None else checks.seconds("timeout", timeout)
         await self._runtime.here().reporter.flush(self._state, seconds)
 
     async def finish(self, handles: Iterable[int] | None = None) -> None:
-        """Say that nothing will ever come in some ranges, or in all of them; durable when it returns.
+        """Declare that no more data will come in some ranges, or in all; durable when it returns.
 
-        Nothing else that a worker does lets readers past them for good, and only a reset takes it back. Raises StaleSequencer, and
-        Timeout when it was not acknowledged within the client's timeout: it stays staged then.
-        Cancelled, it stays staged too.
+        Only this lets readers past the ranges for good, and only a reset undoes it. Raises
+        StaleSequencer, and Timeout when it was not acknowledged within the client's timeout: it
+        stays staged then. Cancelled, it stays staged too.
         """
         self._stage_end(handles)
         await self.flush()
 
     async def release(self) -> None:
-        """Give the ranges back; they hold their last value until somebody claims them.
+        """Release the ranges: they hold their last value until another claim.
 
         Durable when it returns.
 
-        Raises StaleSequencer when they were lost before. After Timeout or Unavailable nobody knows
-        whether it has happened: the lease stays as it is, and may be released again. That returns
+        Raises StaleSequencer when they were lost before. After Timeout or Unavailable the release
+        may have happened or not: the lease stays as it is, and may be released again. That returns
         once the claim has ended, whether this lease or a later claim ended it. Cancelled, it may
         have happened or not as well, and may be repeated.
         """
@@ -196,7 +202,7 @@ class Lease:
         try:
             await runtime.call(runtime.calls.release(self.computation, self.sequencer))
         except errors.StaleSequencer:
-            # The answer of the release before may have been lost; in any case the ranges are no
+            # The answer to an earlier release may have been lost. In any case the ranges are no
             # longer this claim's.
             if not repeated:
                 self._releasing = False
@@ -208,33 +214,28 @@ class Lease:
 
     @property
     def over(self) -> bool:
-        """Whether it has nothing more to say: it was given back, or lost as a whole."""
+        """True when it reports nothing more: it was released, or lost as a whole."""
         return bool(self._closed) or bool(self._state.lost_all)
 
     def yield_to(self, newer: Lease) -> None:
-        """Give up what a newer claim of the same worker took, if nothing was said yet.
+        """Give up the ranges that a newer claim of this worker took, if no state was staged yet.
 
-        O(log ranges), and O(ranges taken) of some.
-
-        An older claim, or this one itself, takes nothing. The authority names what was taken to the
-        stream that spoke for a claim, so nobody would hear of it, and who claims again and again
-        would keep them all.
+        O(log ranges), and O(ranges taken) for a part. An older claim, or this one itself, takes
+        none. The authority reports a loss to the stream that carried a claim. Without a state no
+        stream carries it, so a worker that claims again and again would keep all its old leases.
         """
         state = self._state
         if self._ended_here or newer.computation != self.computation or newer.sequencer <= self.sequencer:
             return
-        taken = self._overlapping(newer.bounds[0], newer.bounds[-1])
+        lost_handles = self._overlapping(newer.bounds[0], newer.bounds[-1])
         with self._runtime.reporter.guard:
             if not state.version:
-                state.lose(None if len(taken) == state.count else taken, "a newer claim took it over")
+                state.lose(None if len(lost_handles) == state.count else lost_handles, "a newer claim took it over")
                 if state.lost_all:
                     self._runtime.reporter.reporting.remove(state)
 
     async def retire(self, deadline: float) -> None:
-        """Stop reporting, holding; its worker is closed.
-
-        Waits for the last state to be durable, until a monotonic time at most.
-        """
+        """Stop reporting; waits until a monotonic time for the last state to become durable."""
         if not self._ended_here:
             await self._drain(deadline)
             self._closed = _WORKER_CLOSED
@@ -243,7 +244,7 @@ class Lease:
     # -- what needs no network ---------------------------------------------------------------------
 
     def _stage_end(self, handles: Iterable[int] | None) -> None:
-        """Stage that nothing will ever come in some ranges, or in all."""
+        """Stage that no more data will come in some ranges, or in all."""
         self._check_open()
         chosen = None if handles is None else [self._handle(handle) for handle in checks.listed("handles", handles)]
         with self._runtime.reporter.guard:
@@ -253,17 +254,17 @@ class Lease:
 
     @property
     def _ended_here(self) -> bool:
-        """Whether there is nothing to end: it was, or is the business of the process that forked this one."""
+        """True when there is nothing to end: it has ended, or belongs to the parent process."""
         return bool(self._closed) or self._pid != os.getpid()
 
     @property
     def _settled(self) -> bool:
-        """Whether there is nothing to wait for: all is durable, or lost."""
+        """True when there is nothing to wait for: all is durable, or lost."""
         return self._state.durable == self._state.version or bool(self._state.lost_all)
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():
-            msg = f"this lease belongs to process {self._pid}, which forked this one and reports for it; claim here"
+            msg = f"this lease belongs to process {self._pid}, which forked this one and reports for it; claim in this process"
             raise errors.Closed(msg)
 
     def _check_open(self) -> None:
@@ -277,12 +278,13 @@ class Lease:
         self._runtime.reporter.reporting.check()
         if state.lost_all:
             raise stale(state)
-        if len(state.lost) > len(self._told):  # what was told is a part of it
-            new = tuple(sorted(state.lost.keys() - self._told))
-            self._told.update(new)
+        # announced losses are a part of all losses
+        if len(state.lost) > len(self._announced_losses):
+            new = tuple(sorted(state.lost.keys() - self._announced_losses))
+            self._announced_losses.update(new)
             raise stale(state, new)
         if state.finished_all and not finishing:
-            msg = f"this lease on {self.computation} is finished: it said that nothing will ever come"
+            msg = f"this lease on {self.computation} is finished: it declared that no more data will come"
             raise errors.Closed(msg)
 
     def _fold(self, seen: Inputs | None, frontier: EventTime | None) -> Fold:
@@ -295,30 +297,30 @@ class Lease:
         if frontier is not None:
             msg = f"{self.computation} has inputs ({', '.join(reading.inputs)}), so it has no frontier of its own; pass seen"
             raise errors.InvalidArgument(msg, metadata={"field": "frontier", "fix": "advance(seen, oldest=...)"})
-        given: object = seen
-        # The worker may have claimed another slice since, which knows newer inputs. The authority
-        # refuses what is folded of them, until this slice knows them too and takes the ranges away,
-        # as it does from a worker with one lease.
-        newer = isinstance(given, Inputs) and given.input_version > reading.input_version
+        snapshot: object = seen
+        # The worker may have claimed another slice since, which has newer inputs. The authority
+        # refuses a fold of these until this slice has them too, and then revokes the ranges, as it
+        # does for a worker with one lease.
+        newer = isinstance(snapshot, Inputs) and snapshot.input_version > reading.input_version
         if (
-            not isinstance(given, Inputs)
-            or given.computation != reading.computation
-            or not (newer or tuple(given.each) == reading.inputs)
+            not isinstance(snapshot, Inputs)
+            or snapshot.computation != reading.computation
+            or not (newer or tuple(snapshot.each) == reading.inputs)
         ):
             msg = f"pass the snapshot that worker.inputs() of {reading.computation} returned before its data was read"
             raise errors.InvalidArgument(msg, metadata={"field": "seen", "fix": "seen = worker.inputs()"})
-        return fold_of(given)
+        return fold_of(snapshot)
 
-    def _held(self, oldest: Oldest) -> int | dict[int, int] | Column:
+    def _oldest_micros(self, oldest: Oldest) -> int | dict[int, int] | Column:
         if oldest is None:
             return MAX
         if isinstance(oldest, Mapping):
-            return {self._handle(h): MAX if v is None else to_micros(v) for h, v in oldest.items()}
+            return {self._handle(handle): MAX if time is None else to_micros(time) for handle, time in oldest.items()}
         if is_one(oldest):
             return to_micros(oldest)
         column = Column.of(cast(Sequence[EventTime | None], oldest))
         if column.count != len(self):
-            msg = f"oldest has {column.count} values, but the lease has {len(self)} ranges; pass one a range, or a mapping"
+            msg = f"oldest has {column.count} values, but the lease has {len(self)} ranges; pass one per range, or a mapping"
             raise errors.InvalidArgument(msg, metadata={"field": "oldest", "fix": f"{len(self)} values"})
         return column
 
@@ -326,7 +328,7 @@ class Lease:
         return checks.whole("handle", handle, 0, len(self) - 1)
 
     def _overlapping(self, start: bytes, end: bytes) -> range:
-        """Return the handles of the ranges that ``[start, end)`` has a part of; an empty end means no upper bound."""
+        """Return the handles that overlap ``[start, end)``; an empty end means no upper bound."""
         count, last = len(self), self.bounds[-1]
         if last and last <= start:
             return range(0)
@@ -342,16 +344,16 @@ class Lease:
             logger.warning("leaving %s with its last state not durable: %s", self.computation, error)
 
 
-def _reference(told: int, fold: Fold) -> int:
-    """Where ages count from: the authority's reference will be no less than this claim's own frontiers."""
-    return max([told, *(micros for _, micros in fold.frontiers if micros != MAX)])
+def _reference(newest: int, fold: Fold) -> int:
+    """Return the time from which ages count: at least the frontiers of this claim."""
+    return max([newest, *(micros for _, micros in fold.frontiers if micros != MAX)])
 
 
 def _histogram(pending: Histogram | Iterable[EventTime], reference: int) -> Histogram:
     if isinstance(pending, Histogram):
-        made = pending.copy()
-        made.age(reference)
-        return made
-    made = Histogram(reference)
-    made.add_many(pending)
-    return made
+        result = pending.copy()
+        result.age(reference)
+        return result
+    result = Histogram(reference)
+    result.add_many(pending)
+    return result

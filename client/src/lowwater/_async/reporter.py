@@ -20,10 +20,10 @@ __all__ = ["Reporter"]
 
 
 class Reporter(Streams):
-    """Runs the state machines of the report streams, started by the first lease: sends what is due, and hears what became of it.
+    """Runs the state machines of the report streams; the first lease starts it.
 
-    Workers stage under ``changed`` and go on; a stream's sender takes the newest states. Without the authority, staging goes
-    on as ever.
+    Workers stage under ``changed`` and go on; a stream's sender takes the newest states. Staging
+    works without the authority as well.
     """
 
     def __init__(self, connection: Connection, watcher: Watcher) -> None:
@@ -33,7 +33,7 @@ class Reporter(Streams):
 
     @property
     def guard(self) -> AbstractContextManager[object]:
-        """Held around every use of a lease's state."""
+        """Guard of every use of a lease's state."""
         return self.changed
 
     def add(self, lease: LeaseState) -> None:
@@ -43,21 +43,21 @@ class Reporter(Streams):
             self.tend()
 
     def remove(self, lease: LeaseState) -> None:
-        """Report a lease no longer."""
+        """Stop reporting a lease."""
         with self.changed:
             self.reporting.remove(lease)
             self.tend()
 
     def staged(self, lease: LeaseState) -> None:
-        """Let a lease's new state leave with the next report. Hold ``changed``."""
+        """Send a lease's new state with the next report. Hold ``changed``."""
         if self.reporting.staged(lease):
             self.changed.notify_all()
 
     async def flush(self, lease: LeaseState, seconds: float) -> None:
         """Wait until the newest state of a lease is durable.
 
-        Raises Timeout after so many seconds, StaleSequencer when the claim is lost, and what the
-        state was refused for.
+        Raises Timeout after ``seconds``, StaleSequencer when the claim is lost, and the error that
+        the state was refused with.
         """
         monotonic = self._connection.surroundings.monotonic
         deadline = monotonic() + seconds
@@ -67,13 +67,13 @@ class Reporter(Streams):
             self.changed.notify_all()
             while not self.reporting.answered(lease, version):
                 self._connection.check_open()
-                left = deadline - monotonic()
-                if left <= 0:
+                time_left = deadline - monotonic()
+                if time_left <= 0:
                     raise self.reporting.too_late(lease, seconds)
-                await self.changed.wait(left)
+                await self.changed.wait(time_left)
 
     def statistics(self) -> ReporterStatistics:
-        """Return what was done so far."""
+        """Return the counters so far."""
         with self.changed:
             return self.reporting.statistics()
 

@@ -1,4 +1,4 @@
-"""What a client has on its event loop: channels and tasks."""
+"""Channels and tasks of a client on its event loop."""
 
 from __future__ import annotations
 
@@ -22,10 +22,7 @@ Result = TypeVar("Result")
 
 
 class Runtime:
-    """One event loop's connection, watcher and reporter.
-
-    Nothing in it is started before it is used.
-    """
+    """One event loop's connection, watcher and reporter. Each starts at its first use."""
 
     def __init__(
         self, settings: Settings, surroundings: Surroundings = REAL, make_channel: MakeChannel | None = None
@@ -37,16 +34,16 @@ class Runtime:
         self.calls: Calls = Calls(self.watcher.state, settings.namespace)
 
     def here(self) -> Runtime:
-        """Return itself. Raises Closed where it may not be used, and after the end."""
+        """Return itself. Raises Closed in another process or loop, and after the end."""
         self.connection.check_place()
         self.connection.check_open()
         return self
 
     async def call(self, call: Call[Result] | Gather[Result], within: float = math.inf) -> Result:
-        """Make a unary call within the client's timeout, or within so many seconds if they are fewer.
+        """Make a unary call within the client's timeout, or ``within`` seconds if they are fewer.
 
-        Raises LowwaterError; Unavailable when no server answered at all, or none that serves the computation.
-        Cancelled, it may or may not have had its effect.
+        Raises LowwaterError; Unavailable when no server answered at all, or none that serves the
+        computation. Cancelled, it may or may not have had its effect.
         """
         connection = self.connection
         timeout = min(within, connection.settings.timeout)
@@ -57,17 +54,17 @@ class Runtime:
         with self.watcher.changed:
             pause = exchange.take(answer)
             self.watcher.changed.notify_all()
-        if self.reporter.reporting.search.wanted:
+        if self.reporter.reporting.search.needed:
             with self.reporter.changed:
-                self.reporter.changed.notify_all()  # it may have been found on the way
+                self.reporter.changed.notify_all()  # the call may have found a lost computation
         return pause
 
     def deadline(self, seconds: float | None) -> float | None:
-        """Return the time in so many seconds, on the monotonic clock."""
+        """Return the time in ``seconds`` on the monotonic clock; None for None."""
         return None if seconds is None else self.connection.surroundings.monotonic() + seconds
 
     async def close(self) -> None:
-        """End the tasks and close the channels; whoever waits hears of it."""
+        """End the tasks and close the channels; callers that wait get Closed."""
         self.connection.shut()
         try:
             await self.watcher.stop()

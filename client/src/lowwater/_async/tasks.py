@@ -18,30 +18,27 @@ __all__ = ["TaskLease", "Tasks"]
 
 
 class TaskLease:
-    """The right to do a task, until another worker has it. :meth:`Tasks.take` gives it.
+    """A worker's right to do a task, until another worker takes it. :meth:`Tasks.take` returns it.
 
-    No clock takes it away: when it runs out, others are offered the task, and what nobody has taken
-    may still be committed. Whatever is written under it gets a name by :meth:`output`, so that it
-    is never in the way of another lease. StaleLease says that another one counts, and
-    IncarnationChanged that the computation was reset: then what was written is waste.
+    Its time limit takes nothing away: after it the task is offered to others, and while none has
+    taken it the lease may still commit. Write each output under a name from :meth:`output`, so that
+    it never collides with that of another lease. StaleLease means that another lease counts, and
+    IncarnationChanged that the computation was reset: then the outputs are waste.
     """
 
     def __init__(self, runtimes: Runtimes[Runtime], granted: tasks.Granted) -> None:
         self._runtimes = runtimes
         self._granted = granted
         self.task: TaskView = granted.task
-        """The task as it was granted."""
+        """Task at the grant."""
         self.configuration: bytes = granted.configuration
-        """What the group's configuration was then. Once it is changed the lease counts no more."""
+        """Configuration of the group at the grant. A change of it ends the lease."""
         self.lasts: timedelta = granted.lasts
-        """For how long nobody else is offered the task, from when it was granted or renewed."""
+        """Time, from the grant or renewal, in which no other worker is offered the task."""
 
     @property
     def token(self) -> str:
-        """The lease as a line of JSON: another process goes on with it by :meth:`Tasks.resume`.
-
-        It is a right; keep it as such.
-        """
+        """Lease as a line of JSON, for :meth:`Tasks.resume` in another process. Protect it."""
         return tasks.token_of(self._granted)
 
     def output(self, part: str = "") -> str:
@@ -49,36 +46,34 @@ class TaskLease:
         return tasks.output_name(self._granted, part)
 
     async def renew(self) -> None:
-        """Have the task offered to nobody else for as long as at first, from now on.
-
-        Raises StaleLease once another worker has it.
-        """
+        """Offer the task to no other worker for the lease's time again. Raises StaleLease."""
         await self._runtimes.get().call(tasks.renew(self._granted))
 
     async def commit(
         self, outputs: Iterable[str] = (), *, digest: bytes = b"", successors: Iterable[NewTask] = ()
     ) -> None:
-        """End the task; durable when it returns, together with the ``successors``.
+        """Commit the task, together with the ``successors``; durable on return.
 
-        A repeat changes nothing.
+        Repeats are harmless.
 
-        ``outputs`` are names by :meth:`output`, which must be there by now: at most 100, of 2,048
-        bytes in all. ``digest`` says what they hold, in whatever way the program likes. Raises
-        StaleLease, IncarnationChanged, TaskConflict, BelowMark; Overloaded when there is no room
-        for the successors. Cancelled, it may or may not count: repeat it.
+        Args:
+            outputs: Names from :meth:`output` of outputs that are written by now: at most 100, of
+                2,048 bytes in all.
+            digest: Digest of the outputs, of any kind.
+            successors: Tasks to create in the same step.
+
+        Raises StaleLease, IncarnationChanged, TaskConflict, BelowMark; Overloaded when there is no
+        room for the successors. Cancelled, it may or may not count: repeat it.
         """
         await self._runtimes.get().call(tasks.commit(self._granted, outputs, digest, successors))
 
     async def release(self) -> None:
-        """Give the task back, for others to take at once.
-
-        A repeat changes nothing until one has. Raises StaleLease.
-        """
+        """Release the task for other workers. Repeats are harmless. Raises StaleLease."""
         await self._runtimes.get().call(tasks.release(self._granted))
 
 
 class Tasks:
-    """The groups of tasks that hang under a computation; ``Client.tasks`` gives it."""
+    """The groups of tasks of a computation; ``Client.tasks`` returns it."""
 
     def __init__(self, runtimes: Runtimes[Runtime], computation: str, surroundings: Surroundings) -> None:
         self.computation: str = computation
@@ -99,75 +94,76 @@ class Tasks:
     ) -> TaskGroup:
         """Create a group; repeating it is harmless.
 
-        With ``every``, a task is made for each interval of that length, from ``start`` on, in the
-        same step in which the low watermark passes its end; the last one, when the computation
-        finishes, has no end. Without it tasks are made by :meth:`create`. For the time of ``lease``
-        a task that was taken is offered to nobody else. ``configuration`` is what all workers are
-        to know. Raises RegistrationConflict when the group is there with another definition,
-        EstimatedInput for intervals of a computation that nobody promises, IncarnationChanged when
-        the computation is reset meanwhile, Overloaded beyond 16 groups.
+        Args:
+            group: Name of the group.
+            every: Length of its intervals. A task is created for each, in the step in which the low
+                watermark passes its end; the last one, when the computation finishes, has no end.
+                None: tasks are created by :meth:`create`.
+            start: Start of the first interval.
+            lease: Time in which a taken task is offered to no other worker.
+            configuration: Bytes that all workers get with their tasks.
+
+        Raises RegistrationConflict when the group exists with another definition, EstimatedInput
+        for intervals of an estimated computation, IncarnationChanged when the computation is reset
+        meanwhile, Overloaded beyond 16 groups.
         """
         runtime = self._runtimes.get()
         call = self._calls(runtime).create_group(group, every, start, lease, configuration)
-        with suppress(errors.PermissionDenied):  # one who may report, and not read
+        # a worker may have the right to report, and not to read
+        with suppress(errors.PermissionDenied):
             call.request.incarnation = await runtime.call(runtime.calls.incarnation(self.computation))
         return await runtime.call(call)
 
     async def configure(self, group: str, configuration: bytes, version: int, *, incarnation: int = 0) -> TaskGroup:
-        """Give a group another configuration in place of that of ``version``.
+        """Replace the configuration of ``version`` by another; all leases of the group end.
 
-        All leases of it end: nothing made with the old one counts any more.
-
-        ``incarnation``: only in that one of the computation. Raises UnknownGroup,
-        IncarnationChanged, and TaskConflict when another version is in force.
+        Outputs of the old configuration no longer count. ``incarnation``: the only one of the
+        computation in which it is changed; 0: any. Raises UnknownGroup, IncarnationChanged, and
+        TaskConflict when another version is in force.
         """
         runtime = self._runtimes.get()
         return await runtime.call(self._calls(runtime).configure(group, configuration, version, incarnation))
 
     async def create(self, group: str, new: Iterable[NewTask], *, incarnation: int = 0) -> None:
-        """Create tasks, 1 to 100, all of them or none; durable when it returns.
+        """Create 1 to 100 tasks, all or none; durable on return. Existing ones stay as they are.
 
-        Those that are there already, done or not, stay as they are.
-
-        ``incarnation``: only for that one of the computation. Raises UnknownGroup, BelowMark for
-        work before the group's mark, TaskConflict for a task that is there with another payload,
-        IncarnationChanged, InvalidArgument for a group with intervals, Overloaded beyond 4,096
-        tasks.
+        ``incarnation``: the only one of the computation in which they are created; 0: any. Raises
+        UnknownGroup, BelowMark for an event time below the group's mark, TaskConflict for an
+        existing task with another payload, IncarnationChanged, InvalidArgument for a group with
+        intervals, Overloaded beyond 4,096 tasks.
         """
         runtime = self._runtimes.get()
         await runtime.call(self._calls(runtime).create(group, new, incarnation))
 
     async def take(self, group: str, *, worker: str = "", wait: float = 0.0) -> TaskLease | None:
-        """Take the oldest task that is ready or whose lease has run out, and wait for one at most ``wait`` seconds; None: there was none.
+        """Take the oldest task that is ready or whose lease has run out; None when there is none.
 
-        ``worker`` is for people, by default the host. Raises UnknownGroup.
+        ``wait``: seconds to wait for one at most. ``worker`` is for people, by default the host.
+        Raises UnknownGroup.
         """
-        left = checks.seconds("wait", wait)
-        deadline = self._surroundings.monotonic() + left
+        time_left = checks.seconds("wait", wait)
+        deadline = self._surroundings.monotonic() + time_left
         nonce = self._surroundings.randbytes(16)
         while True:
             runtime = self._runtimes.get()
-            asked = min(left, runtime.connection.settings.timeout * tasks.WAIT_SHARE)
-            call = self._calls(runtime).take(group, worker or self._surroundings.host(), nonce, asked)
+            request_wait = min(time_left, runtime.connection.settings.timeout * tasks.WAIT_SHARE)
+            call = self._calls(runtime).take(group, worker or self._surroundings.host(), nonce, request_wait)
             granted = await runtime.call(call)
-            left = deadline - self._surroundings.monotonic()
+            time_left = deadline - self._surroundings.monotonic()
             if granted is not None:
                 return TaskLease(self._runtimes, granted)
-            if left <= 0:
+            if time_left <= 0:
                 return None
 
     def resume(self, token: str) -> TaskLease:
-        """Return the lease of a token, of whichever process.
-
-        Raises InvalidArgument for what is none of this computation.
-        """
+        """Return the lease of a token. Raises InvalidArgument for another computation's."""
         granted = tasks.granted_of(token)
         if granted.computation != self.computation:
             raise checks.refused("token", granted.computation, f"a lease of {self.computation}")
         return TaskLease(self._runtimes, granted)
 
     async def list(self, group: str, *, state: TaskState | None = None, limit: int = 100) -> TaskList:
-        """List the oldest ``limit`` tasks of a group, at most 1,000; only those that stand so, if given. Raises UnknownGroup."""
+        """List the ``limit`` oldest tasks of a group, at most 1,000. Raises UnknownGroup."""
         runtime = self._runtimes.get()
         return await runtime.call(self._calls(runtime).list(group, state, limit))
 

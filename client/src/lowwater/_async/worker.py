@@ -1,4 +1,4 @@
-"""The process that works on key ranges, and its claims."""
+"""The worker of a computation, and its claims."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lowwater._async.lease import Lease
 from lowwater._async.runtime import Runtime
 from lowwater._drive.tasks.runtimes import Runtimes
 from lowwater.core import checks
-from lowwater.core.calls import decided_on
+from lowwater.core.calls import based_on
 from lowwater.core.claims import CLOSE_TIMEOUT, Claimant, closed_worker, no_inputs
 from lowwater.core.cover import Cover
 from lowwater.core.fold import Reading
@@ -26,10 +26,10 @@ __all__ = ["Worker"]
 class Worker:
     """A process that owns key ranges of one computation. Use it as an async context manager.
 
-    Leaving it ends its reports, and its ranges hold where they stand; only ``Lease.finish()`` lets
-    anybody past them for good. Without a generation, claims count in the order in which they
-    arrive: the delayed claim of a process that died can take ranges from a living one, which then
-    has to claim again. Give runs a growing generation to rule that out.
+    Leaving it ends its reports, and its ranges hold where they are; only ``Lease.finish()`` lets
+    readers past them for good. Without a generation, claims count in the order in which they
+    arrive. Then the delayed claim of a process that died can take ranges from a living one, which
+    has to claim again. A generation that grows with each run rules that out.
     """
 
     def __init__(self, runtimes: Runtimes[Runtime], claimant: Claimant, surroundings: Surroundings) -> None:
@@ -42,7 +42,8 @@ class Worker:
         self._owner: Runtime | None = None
         self._leases = _leases()
         self._reading: Reading | None = None
-        self._read_for = self.computation, 0  # the claim whose answer said so: the slice it is of, and its sequencer
+        # (slice, sequencer) of the claim whose answer brought the reading
+        self._read_for = self.computation, 0
         self._reader: InputReader | None = None
         self.closed: bool = False
 
@@ -59,20 +60,35 @@ class Worker:
         generation: int | None = None,
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> Lease:
-        """Take ownership of ``[start, end)``, or of the n ranges between n + 1 ascending ``bounds``. Durable when it returns.
+        """Claim ``[start, end)``, or n ranges between n + 1 ascending ``bounds``.
 
-        An empty ``end`` means no upper bound. ``bound`` is what the new owner starts from, one for all or one a range: a range
-        becomes the lesser of its last value and that. ``adopt`` takes the computation over from another identity by
-        starting a new incarnation of it. ``instead_of`` is the sequencer of a claim of the same owner: unless that one has all its ranges still, this one is
-        refused. ``generation`` is another one than the worker was made with, of a run that has gone on since. ``timeout`` is in seconds, if they are fewer
-        than the client's. Read your own state only after the claim: until then its old owner may still write it.
+        Durable on return.
 
-        Of a computation that is cut into slices, all keys must lie in one slice: the lease is one on that, and its ``computation`` is the slice's name.
-        Claim a wider interval slice by slice; ``Client.slices`` has them.
+        Read your own state only after the claim: until then its old owner may still write it.
 
-        Raises OtherSlice for keys of several slices; InvalidArgument, UnknownComputation, StaleSequencer, OlderClaim, IdentityMismatch, Rewound, Unavailable; Closed when
-        the worker was closed meanwhile: the ranges, if they were granted, hold until they are claimed again.
-        Cancelled, it may have been granted: claim again, or leave the ranges holding.
+        Args:
+            start: First key.
+            end: First key after the range; empty means no upper bound.
+            bounds: Keys between which each range lies, instead of ``start`` and ``end``; only the
+                last may be empty.
+            bound: Event time from which the new owner starts, one for all or one per range. A range
+                is set to the lesser of its last value and that.
+            batch_digest: Digest of the first batch that the owner will run, when it was planned
+                before: the same batch with the same digest is a replay and no rewind.
+            adopt: Take the computation over from another identity, in a new incarnation.
+            instead_of: Sequencer of a claim of the same owner. This claim is refused unless that
+                one still has all its ranges.
+            generation: Generation of this claim, for a run that has gone on; None: the worker's.
+            timeout: Seconds to wait, if they are fewer than the client's.
+
+        All keys have to lie in one slice of a computation that is cut. The lease is then one on the
+        slice, and its ``computation`` is the slice's name. Claim a wider interval slice by slice;
+        ``Client.slices`` returns them.
+
+        Raises OtherSlice for keys of several slices; InvalidArgument, UnknownComputation,
+        StaleSequencer, OlderClaim, IdentityMismatch, Rewound, Unavailable; Closed when the worker
+        was closed meanwhile: granted ranges then hold until they are claimed again. Cancelled, it
+        may have been granted: claim again, or leave the ranges holding.
         """
         runtime = self._open()
         call = self._claimant.claim(
@@ -88,26 +104,25 @@ class Worker:
             generation=generation,
         )
         if adopt:
-            call = decided_on(call, await runtime.call(runtime.calls.seen(self.computation)))
+            call = based_on(call, await runtime.call(runtime.calls.registration(self.computation)))
         grant = await runtime.call(call, math.inf if timeout is None else checks.seconds("timeout", timeout))
-        self._read_as(runtime, grant.reading, grant.state.computation, grant.state.sequencer)
+        self._adopt_reading(runtime, grant.reading, grant.state.computation, grant.state.sequencer)
         lease = Lease(runtime, grant)
         with runtime.reporter.guard:
-            if self._owner is not runtime:  # those of the process that forked this one are its business
+            if self._owner is not runtime:  # leases of the parent process stay with it
                 self._owner, self._leases = runtime, _leases()
-            met = self._leases.add(lease, lease.bounds[0], lease.bounds[-1])
-        # Answers may come in another order than claims were granted in: the older yields, whichever
-        # it is. Of two that are answered at one moment, the one that is added later meets the
-        # other.
-        for other in met:
+            overlapping = self._leases.add(lease, lease.bounds[0], lease.bounds[-1])
+        # Answers may come in another order than the grants: the older lease yields, whichever it
+        # is. Of two that arrive at the same moment, the one that is added later meets the other.
+        for other in overlapping:
             other.yield_to(lease)
             lease.yield_to(other)
         with runtime.reporter.guard:
-            for ended in [each for each in (*met, lease) if each.over]:
+            for ended in [other for other in (*overlapping, lease) if other.over]:
                 self._leases.remove(ended)
         runtime.reporter.add(grant.state)
-        # Looked at last: whoever claims or closes the worker meanwhile either sees the lease, or is
-        # seen here.
+        # Checked last: a caller that claims or closes the worker meanwhile either finds the lease,
+        # or is noticed here.
         if self.closed or lease.over:
             runtime.reporter.remove(grant.state)
         if self.closed:
@@ -115,40 +130,38 @@ class Worker:
         return lease
 
     async def inputs(self) -> Inputs:
-        """Return a snapshot of the computation's inputs, to be passed to ``Lease.advance`` later.
+        """Return a snapshot of the computation's inputs, for a later ``Lease.advance``.
 
-        Take it *before* reading the data: what was there when it was taken is what an advance with
-        it may count on. An input that is not registered, or in another incarnation than the claim
+        Take it *before* reading the data: an advance with it may count only on data that had
+        arrived by then. An input that is not registered, or in another incarnation than the claim
         reads, counts as unknown. Waits for the network only the first time, at most the client's
         timeout. Raises InvalidArgument for an injector, which has no inputs.
         """
         runtime = self._open()
         if self._reading is None:
-            self._read_as(runtime, await runtime.call(runtime.calls.reading(self.computation)), self.computation)
+            self._adopt_reading(runtime, await runtime.call(runtime.calls.reading(self.computation)), self.computation)
         if self._reader is None:
             raise no_inputs(self.computation)
         return await self._reader.read()
 
-    def _read_as(self, runtime: Runtime, reading: Reading, computation: str, sequencer: int = 0) -> None:
-        """Read the inputs as a claim was told to, or as anybody is.
+    def _adopt_reading(self, runtime: Runtime, reading: Reading, computation: str, sequencer: int = 0) -> None:
+        """Use a reading of the inputs, from the answer to a claim or from the graph.
 
-        Of several answers, in whatever order they come, the newest claim's counts.
-
-        Sequencers of several slices say nothing of each other. Of their answers the one counts that
-        knows the newest inputs.
+        Answers may come in any order: that of the newest claim counts. Sequencers of different
+        slices cannot be compared; of their answers, the one with the newest inputs counts.
         """
         names = {name: name for name in reading.inputs}
         with runtime.reporter.guard:
-            of, newest = self._read_for
-            if sequencer < newest if computation == of else reading.is_before(self._reading):
+            read_computation, newest = self._read_for
+            if sequencer < newest if computation == read_computation else reading.is_before(self._reading):
                 return
             self._read_for = computation, sequencer
             if reading == self._reading:
                 return
-            before, self._reading = self._reader, reading
+            previous, self._reading = self._reader, reading
             self._reader = InputReader(self._runtimes, names, reading) if names else None
-        if before is not None:
-            before.close()
+        if previous is not None:
+            previous.close()
 
     def _open(self) -> Runtime:
         if self.closed:
@@ -156,16 +169,13 @@ class Worker:
         return self._runtimes.get()
 
     async def close(self) -> None:
-        """Stop reporting, after the last states are durable or five seconds.
-
-        The ranges hold where they stand.
-        """
+        """Stop reporting, after the last states are durable or five seconds. The ranges hold."""
         await self.retire(self._surroundings.monotonic() + CLOSE_TIMEOUT)
 
     async def retire(self, deadline: float) -> None:
-        """Close it, waiting until a monotonic time at most; it is the client's when that is closed."""
+        """Close the worker for its client, waiting until a monotonic time at most."""
         self.closed = True
-        for lease in tuple(self._leases):  # interrupted, it can be called again
+        for lease in tuple(self._leases):  # an interrupted call can be repeated
             await lease.retire(deadline)
         self._leases = _leases()
         if self._reader is not None:

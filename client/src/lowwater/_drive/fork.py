@@ -1,4 +1,4 @@
-"""What a client does when its process forks."""
+"""Hooks for the moment when the process of a client forks."""
 
 from __future__ import annotations
 
@@ -13,28 +13,25 @@ __all__ = ["Forked", "keep", "register"]
 
 
 class Forked:
-    """Something that has to know of forks."""
+    """An object that prepares for a fork of its process."""
 
     def before_fork(self) -> None:
-        """Begin nothing new with gRPC. Must not wait."""
+        """Begin no call of gRPC from now on. Must not wait."""
 
     def await_quiet(self) -> None:
-        """Wait until nothing is open.
-
-        Called when all instances have had their :meth:`before_fork`.
-        """
+        """Wait until no call is open. Called after :meth:`before_fork` of all instances."""
 
     def after_fork_in_parent(self) -> None:
-        """Go on; once for each :meth:`before_fork`."""
+        """Go on. Called once for each :meth:`before_fork`."""
 
     def after_fork_in_child(self) -> None:
-        """Forget what belongs to the parent, which may have held any lock when this process began."""
+        """Forget the parent's objects, any of whose locks may have been held at the fork."""
 
 
 _instances: weakref.WeakSet[Any] = weakref.WeakSet()
 
 _forking: dict[int, list[Any]] = {}
-"""By thread that forks at this moment: the instances that begin nothing until it has."""
+"""Instances that are paused, by the thread that is forking now."""
 
 _lock = threading.RLock()
 
@@ -46,32 +43,29 @@ _hooked = False
 
 
 def keep(instance: object) -> None:
-    """Never free something of the parent process: a channel's sockets are shared with it, and closing them here disturbs it."""
+    """Keep an object of the parent alive: closing its channels here would disturb the parent."""
     _inherited.append(instance)
 
 
 def anchor() -> None:
     """Keep gRPC initialised for as long as the process lives.
 
-    Without any channel gRPC shuts itself down, on a thread of its own; in a child that is forked
-    meanwhile, making a channel waits for that thread for ever. A channel that is never used has no
-    threads, timers or sockets.
+    Without any channel gRPC shuts itself down, on a thread of its own. In a child that is forked at
+    that moment, opening a channel waits for that thread for ever. A channel that is never used has
+    no threads, timers or sockets.
     """
     if not _anchors:
         _anchors.append(grpc.insecure_channel("localhost:0"))
 
 
 def register(instance: Forked) -> None:
-    """Tell an instance of forks, as long as it lives.
-
-    The hook is set with the first client, not by the import.
-    """
+    """Call an instance at forks while it lives. The first call sets the hook, no import does."""
     global _hooked
     with _lock:
         _instances.add(instance)
-        for told in _forking.values():  # by another thread, just now
+        for paused in _forking.values():  # another thread is forking now
             instance.before_fork()
-            told.append(instance)
+            paused.append(instance)
     if not _hooked:
         _hooked = True
         os.register_at_fork(
@@ -81,10 +75,10 @@ def register(instance: Forked) -> None:
 
 def _before_fork() -> None:
     with _lock:
-        told = _forking[threading.get_ident()] = list(_instances)
-        for instance in told:
+        paused = _forking[threading.get_ident()] = list(_instances)
+        for instance in paused:
             instance.before_fork()
-    for instance in tuple(told):
+    for instance in tuple(paused):
         instance.await_quiet()
 
 

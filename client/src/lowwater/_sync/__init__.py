@@ -1,5 +1,5 @@
 # Made by scripts/generate_sync.py from _async/__init__.py: change that one.
-"""What a program uses, for threads: made of :mod:`lowwater._sync`.
+"""The client that a program uses, for threads: made of :mod:`lowwater._sync`.
 
 Everything that waits is in :mod:`lowwater._drive`, everything that decides in :mod:`lowwater.core`.
 """

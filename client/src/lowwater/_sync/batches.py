@@ -1,5 +1,5 @@
 # Made by scripts/generate_sync.py from _async/batches.py: change that one.
-"""Micro-batches: what their tasks hold counts when the batch is committed, and only then."""
+"""Micro-batches: the state of their tasks counts when the batch is committed, and only then."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ __all__ = ["Batches"]
 
 
 class Batches:
-    """What a program says that runs micro-batches itself, as ``lowwater_spark`` does; ``Client.batches`` is it.
+    """Calls of a program that runs micro-batches itself, as ``lowwater_spark`` does.
 
-    A batch is named by its computation, the ``sequencer`` of the lease that its driver has, and its number. Its tasks run anywhere, in other
-    processes too, and each tells with :meth:`stage_task` what it holds. The driver names with :meth:`prepare` the attempts that count,
-    and says with :meth:`commit` that the batch is durable. A program without micro-batches says all of it with ``Lease.advance``.
+    ``Client.batches`` is one. A batch is named by its computation, the ``sequencer`` of its
+    driver's lease, and its number. Its tasks run anywhere, in other processes too, and each stages
+    its state with :meth:`stage_task`. The driver names the accepted attempts with :meth:`prepare`,
+    and declares the batch durable with :meth:`commit`. A program without micro-batches uses
+    ``Lease.advance`` instead.
     """
 
     def __init__(self, runtimes: Runtimes[Runtime]) -> None:
@@ -38,9 +40,12 @@ class Batches:
         pending: Histogram | None = None,
         finished: int = 0,
     ) -> None:
-        """Tell what a task of a micro-batch holds after its part: the oldest event time of each handle, None for nothing.
+        """Stage the state of a task after its part of the batch. Call it only on success.
 
-        Call it on success only; nothing moves before the batch is committed. Raises StaleSequencer, Overloaded, InvalidArgument.
+        ``handles``: those with rows of the task; ``oldest``: oldest unfinished event time of each,
+        None for none; ``pending``: event times of unfinished records; ``finished``: number of
+        records that the task finished. No watermark moves before the batch is committed. Raises
+        StaleSequencer, Overloaded, InvalidArgument.
         """
         runtime = self._runtimes.get()
         call = runtime.calls.stage_task(
@@ -62,10 +67,13 @@ class Batches:
         frontiers: Iterable[tuple[float, EventTime]] | None = None,
         oldest_operation: EventTime | None = None,
     ) -> tuple[TaskAttempt, ...]:
-        """Name the accepted attempts of a micro-batch, and the lowest stamp that a later row can produce.
+        """Name the accepted attempts of a micro-batch; returns those whose part never arrived.
 
-        ``seen`` is the snapshot the batch ran with, None for an injector; ``frontiers`` by share, by default those of ``seen``.
-        Returns the attempts whose part never arrived: when there are any, nothing is prepared. Raises StaleSequencer.
+        When any is returned, nothing is prepared. ``bound``: lowest event time that a later row can
+        have; MAX passes a finish on. ``seen``: snapshot of the inputs that the batch ran with, None
+        for an injector. ``covers_all``: a range that was not staged holds its last value; otherwise
+        it holds nothing. ``frontiers``: by share; by default those of ``seen``. Raises
+        StaleSequencer.
         """
         runtime = self._runtimes.get()
         call = runtime.calls.prepare_batch(
@@ -94,27 +102,31 @@ class Batches:
         wanted: Callable[[Layout], object] | None = None,
         known: Callable[[int], object] | None = None,
     ) -> tuple[Refusal, ...]:
-        """Apply the prepared batch, whole or not at all; durable when it returns.
+        """Apply the prepared batch, whole or not at all; durable on return. Repeats are harmless.
 
-        A repeat changes nothing.
+        An owner that follows layouts passes its own as ``layout``; one without starts means the
+        last one sent under this sequencer. ``layout_refused``: why it does not follow the wanted
+        layout, at most 1,024 characters. ``loads``: costs of at most 64 ranges. ``wanted`` is
+        called with the wanted layout when it differs, ``known`` with the version of the owner's
+        layout that the server has; if it is not called, send the starts with the next batch.
 
-        An owner that follows layouts says its own, why it does not follow what is wanted (at most
-        1,024 characters), and what at most 64 ranges have cost; ``wanted`` is called with the
-        layout that is wanted, if that is another one. A layout without starts is the one that was
-        told before under this sequencer; ``known`` is called with the version of the one that the
-        server knows now, if it does. Otherwise tell the starts with the next. Returns what was
-        refused of it. Raises NotPrepared, StaleSequencer, InputVersion, IncarnationChanged.
+        Returns the refused ranges. Raises NotPrepared, StaleSequencer, InputVersion,
+        IncarnationChanged.
         """
         runtime = self._runtimes.get()
         call = runtime.calls.commit_batch(computation, sequencer, batch, layout, layout_refused, loads, wanted, known)
         return runtime.call(call)
 
     def vouch(self, computation: str, sequencer: int, through: EventTime, *, seen: Inputs | None) -> None:
-        """Say that the output of a running batch will say that it is complete ``through`` a time; durable when it returns.
+        """Reserve the right to write that an output is complete ``through`` a time.
 
-        Call it before that is written, for a reader may see it long before the batch is committed. From then on no input is added to the
-        computation that stands below. ``seen`` as in :meth:`prepare`. Raises StaleSequencer, InputVersion, IncarnationChanged,
-        TooFarAhead, and InvalidArgument for more than unknown while an input is not registered: then it must not be written.
+        Durable on return.
+
+        Call it before the output is written, because a reader may see it long before the batch is
+        committed. From then on no input that lags that time is added to the computation. ``seen``:
+        as in :meth:`prepare`. Raises StaleSequencer, InputVersion, IncarnationChanged, TooFarAhead,
+        and InvalidArgument for more than unknown while an input is not registered: then it must not
+        be written.
         """
         runtime = self._runtimes.get()
         runtime.call(runtime.calls.vouch(computation, sequencer, through, seen))

@@ -1,5 +1,5 @@
 # Made by scripts/generate_sync.py from _async/inputs.py: change that one.
-"""Following several computations and folding them locally."""
+"""A reader of several computations that folds them in this process."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ __all__ = ["InputReader"]
 
 
 class InputReader:
-    """The minimum over some computations, kept up to date in the background and folded where it is read.
+    """The minimum over some computations, updated in the background and folded when it is read.
 
-    Reading never waits for the network but once: the first time, for the first value. Without the authority the values
-    stop, and ``stale_for`` grows. Every value was published, hence durable, and none goes below one seen before
-    (within an incarnation). Safe for threads; a forked child may go on with an inherited reader.
+    Only the first read waits for the network, for the first value. Without the authority the values
+    stop, and ``stale_for`` grows. Every value was published, hence durable, and none is lower than
+    one seen before (within an incarnation). Safe for threads; a
+    forked child may go on with an inherited reader.
     """
 
     def __init__(self, runtimes: Runtimes[Runtime], names: Mapping[str, str], reading: Reading | None = None) -> None:
@@ -35,10 +36,10 @@ class InputReader:
         self._closed = False
 
     def read(self) -> Inputs:
-        """Return the minimum as it is known now.
+        """Return the current minimum.
 
-        The first call waits for the first value, at most the client's timeout; when there is none
-        by then, the inputs are unknown and stale for ever. Raises ServerTokenMismatch when another
+        The first call waits for the first value, at most the client's timeout. Without one the
+        inputs are unknown, and ``stale_for`` is infinite. Raises ServerTokenMismatch when another
         deployment answers, and Closed.
         """
         runtime, subscription = self._ready()
@@ -53,12 +54,11 @@ class InputReader:
             return self._folding.fold(watcher.state, subscription)
 
     def watch(self) -> Iterator[Inputs]:
-        """Yield the minimum, and again whenever it or who holds it has changed.
+        """Yield the minimum, and again whenever it or its holder has changed.
 
-        Conflated: a slow loop sees the newest only.
-
-        Waits between changes, without end while the authority is away. Ends when the reader or its
-        client is closed. Raises ServerTokenMismatch when another deployment answers.
+        Conflated: a slow loop gets the newest only. Waits between changes, without end while the
+        authority is away. Ends when the reader or its client is closed. Raises ServerTokenMismatch
+        when another deployment answers.
         """
         changes = FoldChanges(self._folding)
         while not self._is_over():
@@ -74,8 +74,8 @@ class InputReader:
             if changes.newest is not None and not self._is_over():
                 yield changes.newest
 
-    def _come(self, changes: FoldChanges, known: WatchState, subscription: Subscription) -> bool:
-        return self._closed or changes.come(known, subscription)
+    def _come(self, changes: FoldChanges, state: WatchState, subscription: Subscription) -> bool:
+        return self._closed or changes.come(state, subscription)
 
     def _is_over(self) -> bool:
         return self._closed or self._runtimes.closed
@@ -90,7 +90,7 @@ class InputReader:
         return runtime, self._subscription
 
     def close(self) -> None:
-        """Follow them no longer. A ``watch()`` in another thread ends."""
+        """Stop following the computations. A ``watch()`` in another thread ends."""
         already, self._closed = self._closed, True
         runtime = self._runtimes.existing()
         if not already and runtime is not None and runtime is self._owner and self._subscription is not None:

@@ -1,5 +1,5 @@
 # Made by scripts/generate_sync.py from _async/runtime.py: change that one.
-"""What a client has in one process: channels and threads."""
+"""Channels and threads of a client in one process."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ Result = TypeVar("Result")
 
 
 class Runtime:
-    """One process's connection, watcher and reporter.
-
-    Nothing in it is started before it is used.
-    """
+    """One process's connection, watcher and reporter. Each starts at its first use."""
 
     def __init__(
         self, settings: Settings, surroundings: Surroundings = REAL, make_channel: MakeChannel | None = None
@@ -38,15 +35,16 @@ class Runtime:
         self.calls: Calls = Calls(self.watcher.state, settings.namespace)
 
     def here(self) -> Runtime:
-        """Return itself. Raises Closed where it may not be used, and after the end."""
+        """Return itself. Raises Closed in another process or loop, and after the end."""
         self.connection.check_place()
         self.connection.check_open()
         return self
 
     def call(self, call: Call[Result] | Gather[Result], within: float = math.inf) -> Result:
-        """Make a unary call within the client's timeout, or within so many seconds if they are fewer.
+        """Make a unary call within the client's timeout, or ``within`` seconds if they are fewer.
 
-        Raises LowwaterError; Unavailable when no server answered at all, or none that serves the computation.
+        Raises LowwaterError; Unavailable when no server answered at all, or none that serves the
+        computation.
         """
         connection = self.connection
         timeout = min(within, connection.settings.timeout)
@@ -57,17 +55,17 @@ class Runtime:
         with self.watcher.changed:
             pause = exchange.take(answer)
             self.watcher.changed.notify_all()
-        if self.reporter.reporting.search.wanted:
+        if self.reporter.reporting.search.needed:
             with self.reporter.changed:
-                self.reporter.changed.notify_all()  # it may have been found on the way
+                self.reporter.changed.notify_all()  # the call may have found a lost computation
         return pause
 
     def deadline(self, seconds: float | None) -> float | None:
-        """Return the time in so many seconds, on the monotonic clock."""
+        """Return the time in ``seconds`` on the monotonic clock; None for None."""
         return None if seconds is None else self.connection.surroundings.monotonic() + seconds
 
     def close(self) -> None:
-        """End the threads and close the channels; whoever waits hears of it."""
+        """End the threads and close the channels; callers that wait get Closed."""
         self.connection.shut()
         try:
             self.watcher.stop()

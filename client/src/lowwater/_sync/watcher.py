@@ -16,14 +16,14 @@ __all__ = ["Watcher"]
 
 
 class Watcher(Streams):
-    """Runs the state machines of the watch streams, started by the first subscription."""
+    """Runs the state machines of the watch streams; the first subscription starts it."""
 
     def __init__(self, connection: Connection) -> None:
         self.state: WatchState = WatchState(connection.settings, connection.surroundings, connection.router)
         super().__init__(connection, self.state, "lowwater-watch")
 
     def subscribe(self, names: Iterable[str]) -> Subscription:
-        """Follow names from now on; no names means all that are registered, now and later."""
+        """Follow names from now on; no names means all registered ones, now and later."""
         with self.changed:
             subscription = self.state.subscribe(names)
             self.tend()
@@ -31,24 +31,25 @@ class Watcher(Streams):
         return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
-        """Follow them no longer; once."""
+        """End a subscription. Call it once."""
         with self.changed:
             self.state.unsubscribe(subscription)
             self.tend()
             self.changed.notify_all()
 
     def wait(self, until: Callable[[], bool], subscription: Subscription, deadline: float | None) -> bool:
-        """Wait for a condition on what was heard of what is subscribed to; False when the deadline, on the monotonic clock, came first.
+        """Wait for a condition on the values of a subscription; False after the deadline.
 
-        Hold ``changed``. Raises what ended the watching, and Closed.
+        ``deadline`` is on the monotonic clock. Hold ``changed``. Raises the error that ended the
+        watching, and Closed.
         """
         while not until():
             self.state.check()
             self._connection.check_open()
-            left = None if deadline is None else deadline - self._connection.surroundings.monotonic()
-            if left is not None and left <= 0:
+            time_left = None if deadline is None else deadline - self._connection.surroundings.monotonic()
+            if time_left is not None and time_left <= 0:
                 return False
-            self.changed.wait(left, subscription.names)
+            self.changed.wait(time_left, subscription.names)
         return True
 
     def _open(self, machine: WatchStream | Denials, address: str, stubs: Stubs) -> Any:

@@ -1,4 +1,4 @@
-"""What a failed call means, and whether it is tried again."""
+"""Meaning of a failed call, and the attempts of a repeated one."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ __all__ = [
 ]
 
 BUSY: Final = (errors.Overloaded, errors.JournalFailed)
-"""Refusals of a shard that serves on: what it serves is nowhere else, only later."""
+"""Refusals of a shard that goes on serving: its computations are at no other shard."""
 
 AGAIN: Final = (errors.Unavailable, errors.ShuttingDown, *BUSY)
-"""Refusals after which a repeatable call is repeated."""
+"""Errors after which a repeatable call is repeated."""
 
 AWAY: Final = (errors.Unavailable, errors.ShuttingDown, errors.Timeout)
-"""What says that nobody serves under an address any more, or not for now."""
+"""Errors which mean that no shard serves at an address, at least for now."""
 
 DENIED: Final = (errors.Unauthenticated, errors.PermissionDenied)
-"""Refusals of who calls. No call is repeated for them; streams are, with their backoff, for the
-rules may change."""
+"""Refusals of the caller. Calls are not repeated after them; streams are, with their backoff,
+because the access rules may change."""
 
 _BROKEN: Final = "Internal error from Core"
-"""gRPC's word, on asyncio, for a stream that ended while it was written to, even if the server said
-why: grpc/grpc#36066."""
+"""Text of gRPC on asyncio for a stream that ended while it was written to, even when the server
+gave a reason: grpc/grpc#36066."""
 
 _OF_A_PROXY: Final = {
     grpc.StatusCode.UNAUTHENTICATED: errors.Unauthenticated,
     grpc.StatusCode.PERMISSION_DENIED: errors.PermissionDenied,
 }
-"""Without the authority's own words, said by whatever stands before it."""
+"""Errors by status without details of the authority, which come from a proxy in front of it."""
 
 _LEAST: Final = 0.001
-"""Seconds that an attempt gets, however little is left."""
+"""Least seconds of an attempt, however little time is left."""
 
 
 class Attempts:
-    """The attempts of one call, within a deadline of ``timeout`` seconds from now."""
+    """Attempts of one call, within ``timeout`` seconds from now."""
 
     __slots__ = ("_backoff", "_deadline", "_monotonic")
 
@@ -62,15 +62,12 @@ class Attempts:
         self._backoff = Backoff(surroundings.random, PATIENCE)
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Seconds that the next attempt may take."""
         return max(self._deadline - self._monotonic(), _LEAST)
 
     def pause(self, error: errors.LowwaterError, *, at_once: bool = False) -> float:
-        """Return the seconds to wait before the next attempt.
-
-        Raises what ended the last one when no time is left.
-        """
+        """Return the seconds until the next attempt; raises the last one's error without time."""
         delay = 0.0 if at_once else self._backoff.next(error.retry_after)
         if self._monotonic() + delay >= self._deadline:
             raise error from None
@@ -78,27 +75,27 @@ class Attempts:
 
 
 def closed_client() -> errors.Closed:
-    """Return the error of using a client after its end."""
+    """Return the error of a client that was used after its end."""
     return errors.Closed("the client is closed; connect() makes a new one")
 
 
 def cancelled_call(address: str) -> errors.Unavailable:
-    """Return the error of a call that was cancelled without being asked to: by gRPC itself, or by an authority that stops."""
-    msg = f"the call to the authority at {address} was cancelled, and gRPC does not say why; one that stops does so"
+    """Return the error of a call that gRPC, or an authority that stops, has cancelled."""
+    msg = f"the call to the authority at {address} was cancelled, and gRPC gives no reason; an authority that stops cancels its calls"
     return errors.Unavailable(msg, metadata={"address": address, "grpc_status": grpc.StatusCode.CANCELLED.name})
 
 
 def words_of(failure: Exception) -> str:
-    """Return why a stream ended, for who waits for it: one that is none of ours says little without its class."""
+    """Return the text of a stream's failure; a foreign error needs its class to be understood."""
     return str(failure) if isinstance(failure, errors.LowwaterError) else repr(failure)
 
 
 def error_of_call(failure: grpc.RpcError, address: str) -> errors.LowwaterError:
-    """Return what a failed call means."""
+    """Return the error that a failed call means."""
     if not hasattr(failure, "code"):
         msg = f"the call to the authority at {address} could not be made: {failure!r}"
         return errors.LowwaterError(msg, reason=grpc.StatusCode.UNKNOWN.name, metadata={"address": address})
-    # Failures of calls are the calls as well, which the types do not say.
+    # The failure of a call is the call as well, which gRPC's types do not say.
     call: Any = failure
     code, details = call.code(), call.details() or ""
     for key, value in call.trailing_metadata() or ():
@@ -108,14 +105,14 @@ def error_of_call(failure: grpc.RpcError, address: str) -> errors.LowwaterError:
                 return error
     metadata = {"address": address, "grpc_status": code.name}
     if code is grpc.StatusCode.INTERNAL and details == _BROKEN:
-        msg = f"the stream to the authority at {address} ended while it was written to, and gRPC does not say why"
+        msg = f"the stream to the authority at {address} ended while it was written to, and gRPC gives no reason"
         return errors.Unavailable(msg, metadata=metadata)
     if code is grpc.StatusCode.CANCELLED:
         return cancelled_call(address)
     if code is grpc.StatusCode.UNAVAILABLE:
         proxy = proxy_of(address)
         way = (
-            f" gRPC goes through the proxy of {proxy}: name the host in no_proxy if it is no way there."
+            f" gRPC goes through the proxy of {proxy}: name the host in no_proxy if that proxy does not lead there."
             if proxy
             else ""
         )

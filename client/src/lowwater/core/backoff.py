@@ -1,4 +1,4 @@
-"""How long to wait before trying again."""
+"""Pauses before another attempt."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from typing import Final
 __all__ = ["CAP", "FIRST", "PATIENCE", "Backoff"]
 
 FIRST: Final = 0.1
-"""Upper bound of the first delay, in seconds."""
+"""Most seconds of the first delay."""
 
 CAP: Final = 5.0
-"""Upper bound of the delays between streams, in seconds."""
+"""Most seconds between two streams."""
 
 PATIENCE: Final = 1.0
-"""Upper bound of the delays between calls, in seconds: a shard that takes over is found this long
-after it did."""
+"""Most seconds between two calls: a shard that takes over is found this long after it did, at
+most."""
 
 
 class Backoff:
-    """Exponential backoff with full jitter: the n-th delay is uniform between 0 and ``min(cap, FIRST * 2**n)`` seconds.
+    """Exponential backoff with full jitter.
 
-    Full jitter spreads the reconnects of a thousand workers over the whole interval, instead of in waves. ``random`` returns
-    floats in [0, 1).
+    The n-th delay is uniform between 0 and ``min(cap, FIRST * 2**n)`` seconds. Full jitter spreads
+    the reconnects of a thousand workers over the whole interval, instead of waves. ``random``
+    returns floats in [0, 1).
     """
 
     __slots__ = ("_attempt", "_cap", "_random")
@@ -35,8 +36,8 @@ class Backoff:
     def next(self, at_least: float = 0.0) -> float:
         """Return the delay before the next attempt, in seconds.
 
-        ``at_least`` is what the authority asked for: all whom it asked wait between once and twice
-        as long.
+        ``at_least``: seconds that the authority asked for. The callers that it asked wait between
+        once and twice as long.
         """
         bound = min(self._cap, FIRST * 2.0 ** min(self._attempt, 32))
         self._attempt += 1
@@ -44,9 +45,9 @@ class Backoff:
         return max(delay, self.spread(at_least)) if at_least else delay
 
     def spread(self, at_least: float) -> float:
-        """Return between once and twice the seconds that the authority asked for."""
+        """Return a random time between once and twice the seconds that the authority asked for."""
         return at_least * (1.0 + self._random()) if at_least else 0.0
 
     def reset(self) -> None:
-        """Start over, after an attempt that worked."""
+        """Start over after a successful attempt."""
         self._attempt = 0

@@ -1,4 +1,4 @@
-"""Unary calls as values: what a shell sends, and what the answer becomes."""
+"""Unary calls as values: the request that a shell sends, and the conversion of the answer."""
 
 from __future__ import annotations
 
@@ -6,13 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from lowwater.v1 import (
-    cluster_pb2_grpc,
-    tasks_pb2_grpc,
-    topology_pb2_grpc,
-    watermarks_pb2_grpc,
-    workers_pb2_grpc,
-)
+from lowwater.v1 import cluster_pb2_grpc, tasks_pb2_grpc, topology_pb2_grpc, watermarks_pb2_grpc, workers_pb2_grpc
 
 __all__ = ["Call", "Gather", "Stubs"]
 
@@ -20,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class Stubs:
-    """The generated stubs over a channel, of threads or of asyncio: which, their types cannot say here."""
+    """Generated stubs over a channel, of threads or of asyncio; their types cannot say which."""
 
     def __init__(self, channel: Any) -> None:
         self.workers: Any = workers_pb2_grpc.WorkerServiceStub(channel)
@@ -37,15 +31,15 @@ class Call(Generic[Result]):
     method: Callable[[Stubs], Callable[..., Any]]
     request: Any
     take: Callable[[Any], Result]
-    """What the answer becomes. It may change what is known, so the shell guards it. Raises what the
-    answer means."""
+    """Conversion of the answer. It may change the shared state, so the shell holds the guard.
+    Raises the error that the answer means."""
     computation: str = ""
-    """Which it is about, by its full name: only that one's shard answers. Empty: any shard does."""
+    """Full name of the computation whose shard has to answer; empty when any shard can."""
     repeatable: bool = True
-    """Whether the authority may get it twice."""
+    """True when the authority may get the call twice."""
     in_slice: Callable[[str], Call[Result]] | None = None
-    """The same call for a slice of the computation, where the authority says that the keys are
-    those of one; or for the whole again."""
+    """Same call for a slice of the computation, after the authority answered that the keys are in
+    that slice; or for the whole again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +48,8 @@ class Gather(Generic[Result]):
 
     method: Callable[[Stubs], Callable[..., Any]]
     names: tuple[str, ...]
-    """Their full names; none means all that are registered."""
+    """Full names of the computations; none means all registered ones."""
     request: Callable[[Sequence[str]], Any]
-    """The request for some of them."""
+    """Request for some of them."""
     take: Callable[[Sequence[Any]], Result]
-    """What the answers become; as that of a call."""
+    """Conversion of all the answers, like ``Call.take``."""

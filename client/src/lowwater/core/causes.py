@@ -1,4 +1,4 @@
-"""What keeps a computation where it is, as far as what is published of it tells."""
+"""The reason why a computation does not move, derived from its published state."""
 
 from __future__ import annotations
 
@@ -9,68 +9,60 @@ from lowwater.views import RangeState, RangeView, WatermarkView
 __all__ = ["Cause", "cause_of", "cause_of_range", "is_silent", "seconds_since"]
 
 _SILENT = 15.0
-"""Seconds without a claim or report after which a worker is called silent; living ones repeat
-themselves every few seconds."""
+"""Seconds without a claim or report after which a worker is called silent. A living one reports
+every few seconds."""
 
 _LONG = 60.0
-"""Seconds after which an operation that still runs is worth a word."""
+"""Seconds after which a running operation is mentioned."""
 
 
 class Cause(Enum):
-    """What keeps a computation where it is."""
+    """Reason why a computation does not move."""
 
     FINISHED = "finished"
-    """Nothing: nothing will ever come."""
+    """The computation is finished: it holds nothing."""
     NOT_REGISTERED = "not registered"
-    """Something reads it that nobody has registered."""
+    """An input that is not registered."""
     HIDDEN = "hidden"
-    """Something reads it that this client may not read: nothing is told of that, not even whether
-    anybody has registered it."""
+    """An input that this client may not read. The authority does not even say whether it is
+    registered."""
     NEVER_CLAIMED = "never claimed"
     """A key range that no worker has ever claimed."""
     UNOWNED = "unowned"
-    """A key range that its worker has left, and no other has taken."""
+    """A key range that its worker released and no other took over."""
     SILENT = "silent"
-    """A key range whose worker does not report any more: it hangs, died, or is cut off."""
+    """A key range whose worker has stopped reporting: it hangs, died, or is cut off."""
     STOPPED = "stopped"
     """A key range whose worker was stopped in good order, as its last report says."""
     FAILED = "failed"
     """A key range whose worker ended by an error, as its last report says."""
     UNHEARD = "not heard of"
-    """A key range whose worker the authority has not heard of since it restarted, nor before:
-    whether it is alive is not known yet."""
+    """A key range whose worker has not reported since the authority restarted: it may be alive."""
     BUSY = "busy"
-    """A worker that reports, and has been at one operation for more than a minute: the system is
-    slow or stuck."""
+    """A reporting worker that has been at one operation for more than a minute: it is slow or
+    stuck."""
     WAITING = "waiting"
-    """A worker that reports, and has stood there for a while or always: its data is old, or the
-    work before it is not there yet."""
+    """A reporting worker that has not moved for a while: its data is old, or its work has not
+    arrived yet."""
     MOVING = "moving"
-    """A worker that reports, and moved just now: the data is old, and it is on its way."""
+    """A reporting worker that moved lately: its data is old, and it is catching up."""
     MOVED_ON = "moved on"
-    """Nobody any more: what held it has moved since it was published."""
+    """No range any more: the holder has moved since the value was published."""
     CANNOT_TELL = "cannot tell"
-    """The authority did not say which key ranges hold it: its store hangs, or a shard is about to
-    take it over."""
+    """Unknown: the authority did not say which key ranges hold. Its store hangs, or a shard is
+    about to take over."""
 
     @property
     def trouble(self) -> bool:
-        """Whether somebody has to act before it moves: nobody that is alive works on it."""
+        """True when it moves only after somebody acts: no living worker is at it."""
         return self in _TROUBLE
 
 
-_TROUBLE = {
-    Cause.NOT_REGISTERED,
-    Cause.NEVER_CLAIMED,
-    Cause.UNOWNED,
-    Cause.SILENT,
-    Cause.STOPPED,
-    Cause.FAILED,
-}
+_TROUBLE = {Cause.NOT_REGISTERED, Cause.NEVER_CLAIMED, Cause.UNOWNED, Cause.SILENT, Cause.STOPPED, Cause.FAILED}
 
 
 def cause_of(view: WatermarkView | None, now_micros: int) -> Cause:
-    """Return what keeps a computation where it is, as far as what is published of it tells."""
+    """Return the reason why a computation does not move."""
     if view is None or not view.registered:
         return Cause.NOT_REGISTERED
     if view.low.finished:
@@ -81,7 +73,7 @@ def cause_of(view: WatermarkView | None, now_micros: int) -> Cause:
 
 
 def cause_of_range(holder: RangeView, oldest_operation: int, now_micros: int) -> Cause:
-    """Return what keeps a key range where it is; ``oldest_operation`` is that of its computation, 0 for none."""
+    """Return why a key range does not move. ``oldest_operation``: processing time; 0 for none."""
     if holder.state is RangeState.NEVER_CLAIMED:
         return Cause.NEVER_CLAIMED
     if holder.state is RangeState.UNOWNED:
@@ -102,10 +94,10 @@ def cause_of_range(holder: RangeView, oldest_operation: int, now_micros: int) ->
 
 
 def is_silent(seconds: float) -> bool:
-    """Whether a worker that said nothing for so long is called silent."""
+    """Return True when a worker that has not reported for so long is called silent."""
     return seconds > _SILENT
 
 
 def seconds_since(micros: int, now_micros: int) -> float:
-    """Return the seconds since a processing time; 0 for none."""
+    """Return the seconds since a processing time; 0 for no time."""
     return (now_micros - micros) / 1e6 if micros else 0.0

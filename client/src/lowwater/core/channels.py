@@ -1,4 +1,4 @@
-"""The channels to the shards that are used, and who uses them: a table for threads and tasks alike."""
+"""Open channels to shards, and the number of their users: one table for threads and tasks alike."""
 
 from __future__ import annotations
 
@@ -36,31 +36,31 @@ def open_aio_channel(settings: Settings, address: str) -> grpc.aio.Channel:
 
 @dataclass(slots=True, eq=False)
 class Used(Generic[Channel]):
-    """A channel and who uses it."""
+    """A channel and the number of its users."""
 
     channel: Channel
     stubs: Stubs
     edition: object
-    """Of the credentials it was made with."""
+    """Edition of the credentials that it was opened with."""
     users: int = 0
 
 
 class Channels(Generic[Channel]):
-    """The channels of one process, or of one event loop.
+    """Channels of one process, or of one event loop.
 
-    A channel is made at the first use of its address, and is to be closed when none of its
-    computations are there any more. Credentials that were renewed make another; what uses the one
-    before goes on. Nothing here waits or locks: whoever is handed channels closes them.
+    A channel is opened at the first use of its address, and closed when no computation is routed to
+    the address any more. Renewed credentials open another one; users of the old one go on with it.
+    No method waits or locks: the caller closes the channels that it gets.
     """
 
     def __init__(self, router: Router) -> None:
         self.by_address: dict[str, Used[Channel]] = {}
-        """Those that are used from now on."""
+        """Channels for new users, by address."""
         self._router = router
         self._outdated: list[Used[Channel]] = []
 
     def use(self, address: str, edition: object, make: Callable[[str], Channel]) -> Used[Channel]:
-        """Return the channel to an address, with credentials of that edition, and count one user more, who counts itself off."""
+        """Return a channel and count its user, who decrements ``users`` at its end."""
         used = self.by_address.get(address)
         if used is not None and used.edition != edition:
             self._outdated.append(self.by_address.pop(address))
@@ -73,24 +73,26 @@ class Channels(Generic[Channel]):
 
     @property
     def outdated(self) -> bool:
-        """Whether there is a channel with credentials that were renewed since."""
+        """True when a channel with outdated credentials is open."""
         return bool(self._outdated)
 
     def unused(self) -> list[Used[Channel]]:
-        """Take out the channels that nobody uses, to where nothing is asked for any more: shards come and go."""
-        over = [each for each, used in self.by_address.items() if not used.users and not self._router.lead_to(each)]
-        taken = [self.by_address.pop(address) for address in over]
-        taken += [each for each in self._outdated if not each.users]
-        self._outdated = [each for each in self._outdated if each.users]
-        return taken
+        """Remove the channels without users to addresses that are needed no longer."""
+        unused = [
+            address for address, used in self.by_address.items() if not used.users and not self._router.lead_to(address)
+        ]
+        removed = [self.by_address.pop(address) for address in unused]
+        removed += [used for used in self._outdated if not used.users]
+        self._outdated = [used for used in self._outdated if used.users]
+        return removed
 
     def every(self) -> list[Used[Channel]]:
-        """Return all of them."""
+        """Return all channels."""
         return [*self.by_address.values(), *self._outdated]
 
     def clear(self) -> list[Used[Channel]]:
-        """Take out all of them."""
-        taken = self.every()
+        """Remove all channels, and return them."""
+        removed = self.every()
         self.by_address.clear()
         self._outdated.clear()
-        return taken
+        return removed

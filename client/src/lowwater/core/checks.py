@@ -1,10 +1,11 @@
-"""What callers pass, checked before anything is done with it: gRPC and protobuf would say neither the field nor the fix."""
+"""Checks of what callers pass. Each error names field and fix, which gRPC's own would not."""
 
 from __future__ import annotations
 
 import numbers
 import operator
 import re
+from datetime import timedelta
 from typing import Any, Final
 
 from lowwater import errors
@@ -24,6 +25,7 @@ __all__ = [
     "key",
     "known_name",
     "listed",
+    "micros",
     "name_part",
     "operation",
     "records",
@@ -31,6 +33,7 @@ __all__ = [
     "remarks",
     "seconds",
     "text",
+    "unknown_computation",
     "whole",
     "words",
 ]
@@ -41,12 +44,12 @@ _NAME: Final = re.compile(f"(?:{_PART}/)?{_PART}")
 _PART_FIX: Final = "1 to 128 of A-Z a-z 0-9 _ . -"
 
 _MOST_SECONDS: Final = 1e9
-"""Longest timeout, 31 years: gRPC and threads take no more."""
+"""Longest timeout in seconds, 31 years: gRPC and threads accept no more."""
 
 _YEAR_10000: Final = 253_402_300_800_000_000
 
 _MOST_WORDS: Final = 200
-"""Bytes of UTF-8 that the authority takes of what a worker tells in words."""
+"""Most bytes of UTF-8 of one text that a worker reports."""
 
 _MOST_COUNTED: Final = 2**63 - 1
 
@@ -57,10 +60,16 @@ _SHOWN: Final = 80
 
 
 def refused(field: str, value: object, fix: str) -> errors.InvalidArgument:
-    """Return the error of a field."""
+    """Return the error of a bad value of a field."""
     shown = repr(value)
     shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
     return errors.InvalidArgument(f"{field}={shown} is refused: pass {fix}", metadata={"field": field, "fix": fix})
+
+
+def unknown_computation(name: str) -> errors.UnknownComputation:
+    """Return the error of a name that is not registered."""
+    msg = f"there is no computation {name!r}; register it first, or check the spelling and the namespace"
+    return errors.UnknownComputation(msg, metadata={"computation": name})
 
 
 def text(field: str, value: object) -> str:
@@ -75,22 +84,22 @@ def text(field: str, value: object) -> str:
 
 
 def is_name(value: str) -> bool:
-    """Return whether a text is a computation's full name."""
+    """Return True for a computation's full name."""
     return _NAME.fullmatch(value) is not None
 
 
 def followed_name(field: str, value: object) -> str:
-    """Return a full name of a computation, or of a slice of one."""
+    """Return the full name of a computation or of a slice."""
     return str(value) if is_name(slice_of(text(field, value))) else known_name(field, value)
 
 
 def known_name(field: str, value: object) -> str:
-    """Return a computation's full name; what nobody can register is refused."""
+    """Return a computation's full name; a name that cannot be registered is refused."""
     if not is_name(text(field, value)):
         root = slice_of(str(value))
         if root:
             raise refused(
-                field, value, f"{root}, of which it is a slice: what is complete in one slice may be missing in another"
+                field, value, f"the whole, {root}: data that is complete in this slice may be missing in another"
             )
         raise refused(field, value, f"[namespace/]name, each part {_PART_FIX}")
     return str(value)
@@ -104,7 +113,7 @@ def name_part(field: str, value: object) -> str:
 
 
 def key(field: str, value: object) -> bytes:
-    """Return a key, or something else that is bytes."""
+    """Return a key, or other bytes."""
     if not isinstance(value, bytes):
         raise refused(field, value, "bytes")
     return value
@@ -118,23 +127,23 @@ def flag(field: str, value: object) -> bool:
 
 
 def listed(field: str, values: Any) -> list[Any]:
-    """Return several values; text and bytes are one each."""
+    """Return several values; a str or bytes is refused, since it is one value."""
     fix = "a list or another iterable"
     if isinstance(values, str | bytes):
         raise refused(field, values, fix)
     try:
-        each = iter(values)
+        iterator = iter(values)
     except TypeError:
         raise refused(field, values, fix) from None
-    return list(each)
+    return list(iterator)
 
 
 def whole(field: str, value: object, least: int, most: int, fix: str = "") -> int:
-    """Return a whole number of any kind, numpy's included, within limits."""
+    """Return an integer of any type, numpy's included, within limits."""
     fix = fix or f"an integer of {least} to {most}"
-    given: Any = value
+    candidate: Any = value
     try:
-        number = operator.index(given)
+        number = operator.index(candidate)
     except TypeError:
         raise refused(field, value, fix) from None
     if not least <= number <= most:
@@ -143,20 +152,20 @@ def whole(field: str, value: object, least: int, most: int, fix: str = "") -> in
 
 
 def count(field: str, value: object, bits: int, *, least: int = 0) -> int:
-    """Return a whole number that fits into so many bits, without a sign."""
+    """Return an integer without a sign that fits into some bits."""
     return whole(field, value, least, 2**bits - 1, f"an integer of {least} to 2^{bits} - 1")
 
 
 def counts(field: str, values: object, bits: int) -> list[int]:
-    """Return several whole numbers, each as :func:`count`."""
-    found = listed(field, values)
-    if set(map(type, found)) == {int} and 0 <= min(found) <= max(found) < 2**bits:
-        return found
-    return [count(f"{field}[{i}]", each, bits) for i, each in enumerate(found)]
+    """Return several integers, each by :func:`count`."""
+    numbers = listed(field, values)
+    if set(map(type, numbers)) == {int} and 0 <= min(numbers) <= max(numbers) < 2**bits:
+        return numbers
+    return [count(f"{field}[{i}]", number, bits) for i, number in enumerate(numbers)]
 
 
 def records(finished: object, pending: object) -> int:
-    """Return how many records were finished; with those pending, if told, at most as many as the authority takes of a claim."""
+    """Return the number of finished records; the authority has to accept both numbers."""
     number = whole("finished", finished, 0, MOST_RECORDS)
     if pending is None:
         return number
@@ -168,16 +177,16 @@ def records(finished: object, pending: object) -> int:
 
 
 def arrived(value: object) -> Arrived | None:
-    """Return how late records were, if it is that, with at most as many records as the authority takes of a claim."""
+    """Return the lateness of records, with at most as many records as the authority accepts."""
     if value is None:
         return None
     fix = f"what Arrived.of(times, reference) returns, with at most {MOST_RECORDS} records"
     if not isinstance(value, Arrived):
         raise refused("arrived", value, fix)
-    given: Any = value
-    if not isinstance(given.reference, int) or not MIN < given.reference < MAX:
-        raise refused("arrived.reference", given.reference, "the time in microseconds that lateness counts from")
-    ints = all(isinstance(each, int) for pair in given.counts.items() for each in pair)
+    lateness: Any = value
+    if not isinstance(lateness.reference, int) or not MIN < lateness.reference < MAX:
+        raise refused("arrived.reference", lateness.reference, "the time in microseconds that lateness counts from")
+    ints = all(isinstance(number, int) for pair in lateness.counts.items() for number in pair)
     if not ints or not all(0 <= bucket < len(EDGES) and count > 0 for bucket, count in value.counts.items()):
         raise refused("arrived.counts", value.counts, f"{fix}, by buckets from 0 to {len(EDGES) - 1}")
     if sum(value.counts.values()) > MOST_RECORDS:
@@ -186,10 +195,7 @@ def arrived(value: object) -> Arrived | None:
 
 
 def operation(started: Any) -> int:
-    """Return when the oldest operation started, 0 for none, in microseconds.
-
-    Raises as :func:`~lowwater.watermark.to_micros`.
-    """
+    """Return the start of the oldest operation in microseconds; 0 for none."""
     if started is None:
         return 0
     fix = "a time by the wall clock: an aware datetime, or microseconds since 1970"
@@ -197,17 +203,17 @@ def operation(started: Any) -> int:
 
 
 def words(field: str, value: object) -> str:
-    """Return what a worker tells in words, as the authority takes it."""
-    said = text(field, value)
-    if len(said.encode()) > _MOST_WORDS:
-        raise refused(field, said, f"at most {_MOST_WORDS} bytes of UTF-8")
-    if _CONTROL.search(said):
-        raise refused(field, said, "text without control characters")
-    return said
+    """Return a text of a worker that the authority accepts."""
+    content = text(field, value)
+    if len(content.encode()) > _MOST_WORDS:
+        raise refused(field, content, f"at most {_MOST_WORDS} bytes of UTF-8")
+    if _CONTROL.search(content):
+        raise refused(field, content, "text without control characters")
+    return content
 
 
 def remarks(value: object) -> Remarks:
-    """Return what a worker tells of itself, as the authority takes it."""
+    """Return a worker's remarks that the authority accepts."""
     if not isinstance(value, Remarks):
         raise refused("remarks", value, "a lowwater.Remarks")
     holdback, ended, failure, untimed = value
@@ -219,14 +225,21 @@ def remarks(value: object) -> Remarks:
     )
 
 
+def micros(field: str, length: object, least: timedelta, most: timedelta) -> int:
+    """Return a timedelta within limits as microseconds."""
+    if not isinstance(length, timedelta) or not least <= length <= most:
+        raise refused(field, length, f"a timedelta of {least} to {most}")
+    return length // timedelta(microseconds=1)
+
+
 def seconds(field: str, value: object, *, positive: bool = False) -> float:
-    """Return a length of time, 0 or more."""
-    given: Any = value
-    if not is_number(value) or not 0 <= given <= _MOST_SECONDS or (positive and not given):
+    """Return a length of time in seconds, 0 or more."""
+    number: Any = value
+    if not is_number(value) or not 0 <= number <= _MOST_SECONDS or (positive and not number):
         raise refused(field, value, f"a number of seconds {'above 0' if positive else 'from 0'} to {_MOST_SECONDS:.0f}")
-    return float(given)
+    return float(number)
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a real number of any kind, numpy's included."""
+    """Return True for a real number of any type, numpy's included."""
     return not isinstance(value, bool) and isinstance(value, numbers.Real)

@@ -1,4 +1,4 @@
-"""Claims: what a worker asks for, and what it is granted."""
+"""Claims of a worker, and their grants."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from lowwater.watermark import EventTime, Watermarks, to_micros
 __all__ = ["CLOSE_TIMEOUT", "Claimant", "Grant", "closed_worker", "no_inputs"]
 
 CLOSE_TIMEOUT: Final = 5.0
-"""Seconds that leaving a worker waits at most for its last states to be durable."""
+"""Most seconds that leaving a worker waits for its last states to become durable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What the authority answered to a claim."""
+    """Grant of a claim by the authority."""
 
     state: LeaseState
     bounds: tuple[bytes, ...]
@@ -36,7 +36,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """Who claims."""
+    """Worker that claims."""
 
     computation: str
     name: str
@@ -55,7 +55,7 @@ class Claimant:
         generation: int,
         ordinal: int,
     ) -> Claimant:
-        """Return a claimant in this process, by default named after it. Raises InvalidArgument."""
+        """Return a claimant in this process. Raises InvalidArgument."""
         host = surroundings.host()
         return cls(
             computation,
@@ -82,9 +82,9 @@ class Claimant:
     ) -> Call[Grant]:
         """Claim ``[start, end)`` or the ranges between ``bounds``. Raises InvalidArgument.
 
-        Of a computation that is cut into slices, the keys are claimed of the slice that they all
-        lie in, which the authority names; such a claim folds what the computation does, and reports
-        to the slice.
+        When the computation is cut into slices, all keys have to lie in one slice. The authority
+        names it, and the claim is repeated for that slice; it folds the inputs of the whole
+        computation and reports to the slice.
         """
         keys = _bounds(start, end, bounds)
         request = workers_pb2.ClaimRequest(
@@ -132,7 +132,7 @@ def no_inputs(computation: str) -> errors.InvalidArgument:
 
 
 def closed_worker() -> errors.Closed:
-    """Return the error of using a worker after its end."""
+    """Return the error of a worker that was used after its end."""
     return errors.Closed("the worker is closed; lw.worker(...) makes a new one")
 
 
@@ -158,6 +158,6 @@ def _starting_bounds(bound: EventTime | Sequence[EventTime] | None, ranges: int)
         return [to_micros(bound)]
     values = list(Column.of(cast(Sequence[EventTime], bound)).values())
     if len(values) != ranges:
-        msg = f"bound has {len(values)} values for {ranges} ranges; pass one for all, or one a range"
+        msg = f"bound has {len(values)} values for {ranges} ranges; pass one for all, or one per range"
         raise errors.InvalidArgument(msg, metadata={"field": "bound", "fix": f"{ranges} values"})
     return values

@@ -14,23 +14,22 @@ from lowwater.watermark import MAX, EventTime, Watermark, all_to_micros
 
 __all__ = ["Column", "Handles", "everything_but", "is_one"]
 
-Handles = array  # of unsigned 32-bit integers, ascending
+Handles = array  # unsigned 32-bit integers, ascending
 
 _BLOCK: Final = 1024
-"""Ranges compared at a time when looking for differences without numpy."""
+"""Number of ranges compared at a time when numpy is not there."""
 
 _SPARSE: Final = 16
-"""A column is kept as a common value and exceptions while at most one range in so many is an
-exception."""
+"""Share of exceptions, one in so many ranges, up to which a column is stored sparsely."""
 
 
 class Column:
-    """As many event times as a claim has ranges, in microseconds.
+    """One event time per range of a claim, in microseconds.
 
-    Kept as one common value and a few exceptions while that is possible (most ranges of most
-    workers hold nothing), as 64-bit integers otherwise. Costs: reading and setting one range O(1);
-    the rest O(exceptions), or O(ranges) when they are many, at the speed of numpy if the process
-    has imported it.
+    Stored as one common value and a few exceptions while that is possible, since most ranges of
+    most workers hold nothing; as 64-bit integers otherwise. Costs: reading and setting one range
+    O(1); the rest O(exceptions), or O(ranges) when there are many, at the speed of numpy if the
+    process has imported it.
     """
 
     __slots__ = ("_common", "_dense", "_exceptions", "_finished", "count")
@@ -40,25 +39,23 @@ class Column:
         self._common = common
         self._exceptions: dict[int, int] = {}
         self._dense: array[int] | None = None
-        self._finished: int | None = None  # how many of the dense values are MAX, once that was asked for
+        # number of dense values that are MAX, once it was counted
+        self._finished: int | None = None
 
     @classmethod
     def of(cls, values: Iterable[EventTime | None]) -> Column:
-        """Return a copy of a sequence or array of event times.
-
-        Raises TypeError or ValueError on what is none.
-        """
+        """Return a copy of event times. Raises TypeError or ValueError for other values."""
         dense = _int64s(values)
-        made = cls(len(dense), 0)
-        made._dense = dense
-        return made
+        copied = cls(len(dense), 0)
+        copied._dense = dense
+        return copied
 
     def copy(self) -> Column:
         """Return an independent copy."""
-        made = Column(self.count, self._common)
-        made._exceptions = dict(self._exceptions)
-        made._dense = None if self._dense is None else self._dense[:]
-        return made
+        copied = Column(self.count, self._common)
+        copied._exceptions = dict(self._exceptions)
+        copied._dense = None if self._dense is None else self._dense[:]
+        return copied
 
     def __getitem__(self, handle: int) -> int:
         if self._dense is not None:
@@ -90,15 +87,12 @@ class Column:
 
     @property
     def uniform(self) -> int | None:
-        """The value of all the ranges, when it is known to be one."""
+        """Value of all the ranges, if the column is stored as one value; else None."""
         return self._common if self._dense is None and not self._exceptions else None
 
     @property
     def holds_nothing(self) -> bool:
-        """Whether every value is MAX.
-
-        A dense column counts once, and keeps the count up to date: O(1) after that.
-        """
+        """True when every value is MAX. O(1) but for the first time in a dense column."""
         if self._dense is None:
             return self.uniform == MAX
         if self._finished is None:
@@ -114,30 +108,30 @@ class Column:
 
     def at_most(self, limit: int) -> Column:
         """Return a new column of the lesser of each value and the limit."""
-        made = Column(self.count, min(self._common, limit))
+        capped = Column(self.count, min(self._common, limit))
         if self._dense is not None:
-            made._dense = _clamped(self._dense, limit)
+            capped._dense = _clamped(self._dense, limit)
         else:
-            made.update({handle: min(micros, limit) for handle, micros in self._exceptions.items()})
-        return made
+            capped.update({handle: min(micros, limit) for handle, micros in self._exceptions.items()})
+        return capped
 
     def differences(self, other: Column) -> Handles[int] | None:
-        """Return the handles at which another column of the same length differs, ascending; None means all of them."""
+        """Return the handles at which another column of this length differs; None: all of them."""
         if self._dense is not None or other._dense is not None:
-            found = _differences(self.values(), other.values())
-            return None if len(found) == self.count else found
+            different = _differences(self.values(), other.values())
+            return None if len(different) == self.count else different
         exceptions = self._exceptions.keys() | other._exceptions.keys()
         if self._common == other._common:
-            return array("I", sorted(h for h in exceptions if self[h] != other[h]))
-        return everything_but(self.count, [h for h in exceptions if self[h] == other[h]])
+            return array("I", sorted(handle for handle in exceptions if self[handle] != other[handle]))
+        return everything_but(self.count, [handle for handle in exceptions if self[handle] == other[handle]])
 
     def values(self, handles: Handles[int] | None = None) -> array[int]:
-        """Return the values, of some handles or of all, as a new 64-bit column."""
+        """Return the values of some handles, or of all, as a new 64-bit column."""
         if self._dense is None and handles is None:
-            made = array("q", [self._common]) * self.count
+            dense = array("q", [self._common]) * self.count
             for handle, micros in self._exceptions.items():
-                made[handle] = micros
-            return made
+                dense[handle] = micros
+            return dense
         if self._dense is None:
             return array("q", [self._exceptions.get(handle, self._common) for handle in handles or ()])
         if handles is None:
@@ -148,29 +142,29 @@ class Column:
         return _from_numpy("q", numpy.frombuffer(self._dense, numpy.int64)[numpy.frombuffer(handles, numpy.uint32)])
 
     def value_of(self, handles: Handles[int] | None) -> int | None:
-        """Return the one value that some handles (None: all) are known to share without looking at each, else None."""
+        """Return the common value of some handles (None: all) if none needs a look; else None."""
         if self._dense is not None:
             return None
         if handles is None:
             return self.uniform
         for handle in self._exceptions:
-            found = bisect_left(handles, handle)
-            if found < len(handles) and handles[found] == handle:
+            index = bisect_left(handles, handle)
+            if index < len(handles) and handles[index] == handle:
                 return None
         return self._common
 
 
 def is_one(value: object) -> TypeGuard[EventTime]:
-    """Whether a value is one event time; numpy's integers are, its arrays are not."""
+    """Return True for one event time; numpy's integers are one, its arrays are not."""
     return isinstance(value, int | dt.datetime | Watermark) or not hasattr(value, "__len__")
 
 
 def everything_but(count: int, handles: Collection[int]) -> Handles[int] | None:
-    """Return the handles 0 to count - 1 without the given ones, ascending; None when none are given, for all."""
+    """Return the handles 0 to count - 1 except some, ascending; None: no exception."""
     if not handles:
         return None
-    # Whole stretches are copied as bytes: some milliseconds for a million handles, which one by one
-    # would take fifty.
+    # Stretches between exceptions are copied as bytes. That takes milliseconds for a million
+    # handles, and fifty for one by one.
     every = memoryview(_every(count)).cast("B")
     size = len(every) // count
     stretches: list[memoryview] = []
@@ -179,9 +173,9 @@ def everything_but(count: int, handles: Collection[int]) -> Handles[int] | None:
         stretches.append(every[start * size : handle * size])
         start = handle + 1
     stretches.append(every[start * size :])
-    made: Handles[int] = array("I")
-    made.frombytes(b"".join(stretches))
-    return made
+    rest: Handles[int] = array("I")
+    rest.frombytes(b"".join(stretches))
+    return rest
 
 
 @lru_cache(maxsize=4)
@@ -190,7 +184,7 @@ def _every(count: int) -> Handles[int]:
 
 
 def _int64s(values: Iterable[EventTime | None]) -> array[int]:
-    """Copy event times into a column; buffers of native 64-bit integers as they are."""
+    """Copy event times into a column; buffers of native 64-bit integers are copied as bytes."""
     try:
         view = memoryview(values)  # type: ignore[arg-type]  # whether it is a buffer is the question
     except (TypeError, ValueError):
@@ -199,9 +193,9 @@ def _int64s(values: Iterable[EventTime | None]) -> array[int]:
         msg = f"one event time per range is one dimension, not {view.ndim}"
         raise ValueError(msg)
     if view.itemsize == 8 and view.format in {"q", "l", "@q", "@l", "=q"}:
-        made = array("q")
-        made.frombytes(view.tobytes() if not view.contiguous else view.cast("B"))
-        return made
+        copied = array("q")
+        copied.frombytes(view.tobytes() if not view.contiguous else view.cast("B"))
+        return copied
     return array("q", all_to_micros(values))
 
 
@@ -217,24 +211,21 @@ def _differences(these: array[int], those: array[int]) -> Handles[int]:
     if numpy is not None and len(these):
         unequal = numpy.frombuffer(these, numpy.int64) != numpy.frombuffer(those, numpy.int64)
         return _from_numpy("I", numpy.flatnonzero(unequal).astype(numpy.uint32))
-    found: Handles[int] = array("I")
+    different: Handles[int] = array("I")
     for start in range(0, len(these), _BLOCK):
-        here, there = these[start : start + _BLOCK], those[start : start + _BLOCK]
-        if here != there:
-            found.extend(start + i for i in range(len(here)) if here[i] != there[i])
-    return found
+        first, second = these[start : start + _BLOCK], those[start : start + _BLOCK]
+        if first != second:
+            different.extend(start + i for i in range(len(first)) if first[i] != second[i])
+    return different
 
 
 def _from_numpy(typecode: str, values: Any) -> array[int]:
-    made: array[int] = array(typecode)
-    made.frombytes(values.data.cast("B") if len(values) else b"")
-    return made
+    column: array[int] = array(typecode)
+    column.frombytes(values.data.cast("B") if len(values) else b"")
+    return column
 
 
 def _numpy() -> Any:
-    """Return numpy if the process uses it, else None.
-
-    It speeds up large columns, and is no dependency.
-    """
+    """Return numpy if the process has imported it, else None: it is no dependency."""
     numpy = sys.modules.get("numpy")
-    return numpy if hasattr(numpy, "flatnonzero") else None  # another thread may be in the middle of importing it
+    return numpy if hasattr(numpy, "flatnonzero") else None  # another thread may be importing it

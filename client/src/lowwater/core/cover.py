@@ -1,4 +1,4 @@
-"""What covers which keys: the claims of one worker, so that a new one is compared with those that it meets, and not with all."""
+"""Index of items by the keys that they cover: a new claim is compared only with those it meets."""
 
 from __future__ import annotations
 
@@ -12,47 +12,46 @@ __all__ = ["Cover"]
 Item = TypeVar("Item")
 
 _FEW: Final = 16
-"""So many items are not worth looking through for those that are over."""
+"""Number of items up to which a sweep is not worth its cost."""
 
 
 class Cover(Generic[Item]):
     """Items, each over the keys of ``[start, end)``; an empty ``end`` means no upper bound.
 
-    The keys are cut where an item begins or ends, and each piece knows the items over it, those
-    added first in front. Costs of a call: O(log items + pieces under the item), and the moving of
-    O(items) pointers. Nobody has to remove what is over: once as many items are there as twice
-    those that were left the last time, those that are over go. In the long run that is a constant a
-    call.
+    The keys are cut where an item begins or ends, and each piece has the items over it in the order
+    of addition. A call costs O(log items + pieces under the item), and moves O(items) pointers.
+    Finished items need not be removed: once the number of items has doubled since the last sweep,
+    the next :meth:`add` sweeps them out. In the long run that is a constant per call.
     """
 
-    def __init__(self, over: Callable[[Item], bool]) -> None:
-        self._over = over
+    def __init__(self, is_finished: Callable[[Item], bool]) -> None:
+        self._is_finished = is_finished
         self._spans: dict[Item, tuple[bytes, bytes]] = {}
         self._starts: list[bytes] = [b""]
         self._pieces: list[tuple[Item, ...]] = [()]
-        self._many = _FEW
+        self._sweep_at = _FEW
 
     def __len__(self) -> int:
-        """How many items there are. O(1)."""
+        """Return the number of items. O(1)."""
         return len(self._spans)
 
     def __iter__(self) -> Iterator[Item]:
-        """Go over the items that there are now, those added first in front, whatever another thread adds or removes meanwhile."""
+        """Iterate over a copy of the items in the order of addition, safe against other threads."""
         return iter(list(self._spans))
 
     def add(self, item: Item, start: bytes, end: bytes) -> list[Item]:
-        """Add an item that is not there; returns the others that have keys in common with it."""
-        if len(self._spans) >= self._many:
-            for each in list(filter(self._over, self._spans)):
-                self.remove(each)
-            self._many = 2 * len(self._spans) + _FEW
+        """Add a new item; returns the others that have keys in common with it."""
+        if len(self._spans) >= self._sweep_at:
+            for finished in list(filter(self._is_finished, self._spans)):
+                self.remove(finished)
+            self._sweep_at = 2 * len(self._spans) + _FEW
         first = self._cut(start)
         last = self._cut(end) if end else len(self._pieces)
-        met = list(dict.fromkeys(chain.from_iterable(self._pieces[first:last])))
+        overlapping = list(dict.fromkeys(chain.from_iterable(self._pieces[first:last])))
         for index in range(first, last):
             self._pieces[index] = (*self._pieces[index], item)
         self._spans[item] = start, end
-        return met
+        return overlapping
 
     def remove(self, item: Item) -> None:
         """Remove an item, if it is there."""
@@ -63,13 +62,13 @@ class Cover(Generic[Item]):
         first = bisect_left(self._starts, start)
         last = bisect_left(self._starts, end) if end else len(self._pieces)
         for index in range(first, last):
-            self._pieces[index] = tuple(each for each in self._pieces[index] if each is not item)
+            self._pieces[index] = tuple(other for other in self._pieces[index] if other is not item)
         for index in range(min(last, len(self._pieces) - 1), max(first, 1) - 1, -1):
             if self._pieces[index] == self._pieces[index - 1]:
                 del self._starts[index], self._pieces[index]
 
     def _cut(self, key: bytes) -> int:
-        """Have a piece begin at a key; returns its index."""
+        """Cut at a key; returns the index of the piece that begins there."""
         index = bisect_left(self._starts, key)
         if index == len(self._starts) or self._starts[index] != key:
             self._starts.insert(index, key)

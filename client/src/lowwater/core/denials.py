@@ -1,4 +1,4 @@
-"""Computations that the caller may not read, each asked for on its own, so that it stops no stream that others share."""
+"""Computations that the caller may not read, each asked for alone, so that shared streams go on."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ __all__ = ["Denials"]
 logger: logging.Logger = logging.getLogger("lowwater")
 
 _SOON: Final = 10.0
-"""Upper bound of the seconds until one is asked for again, the first time."""
+"""Most seconds until the second question about a computation."""
 
 _LATE: Final = 60.0
-"""The same when it has been refused again and again."""
+"""Most seconds between two questions after many refusals."""
 
 _QUIET_SECONDS: Final = 600.0
-"""Between two lines in the log about one computation."""
+"""Seconds between two lines in the log about one computation."""
 
 
 class Denials(Question):
     """The computations that a stream was refused for, until they may be read.
 
-    A stream is refused whole for one of its names, and repeating it would stop the news of all the
-    others for as long as that one is forbidden. So it is left out, and asked for alone: one after
-    the other, each after 5 to 10 s the first time and after 30 to 60 s in the end, and at once when
-    somebody begins to follow it. What is answered goes back to the stream of its shard. What nobody
-    follows any more is remembered, but not asked for: else who follows it again and again would
-    stop the others each time.
+    One forbidden name makes a shard refuse the whole stream, and a repetition would stop the news
+    of all the other names. So the forbidden one is taken out and asked for alone, one name at a
+    time: after 5 to 10 s the first time, after 30 to 60 s in the end, and at once when a reader
+    subscribes to it. When the answer allows it, it goes back to the stream of its shard. A name
+    without readers is remembered but not asked for. If it were forgotten, a reader that subscribes
+    to it again and again would stop the other names each time.
     """
 
     def __init__(
@@ -58,107 +58,105 @@ class Denials(Question):
         self._followed = followed
         self._allowed = allowed
         self._denied: dict[str, Followed] = {}
-        self._asked: Followed | None = None
+        self._current: Followed | None = None
         self._opened_at = ""
 
-    def add(self, followed: Followed, error: errors.LowwaterError) -> list[Followed]:
-        """A stream was refused for a computation; returns what is forgotten for it.
+    def add(self, record: Followed, error: errors.LowwaterError) -> list[Followed]:
+        """Add a denied computation; returns forgotten ones without readers.
 
-        O(1), but O(denied) when there are many that nobody follows.
+        O(1), O(denied) if full.
         """
         forgotten: list[Followed] = []
         if len(self._denied) >= MOST_NAMES:
-            forgotten = [each for each in self._denied.values() if not self._followed(each)]
-            for each in forgotten:
-                self.forget(each)
-        self._refuse(followed, error)
+            forgotten = [denied for denied in self._denied.values() if not self._followed(denied)]
+            for denied in forgotten:
+                self.forget(denied)
+        self._refuse(record, error)
         return forgotten
 
-    def hurry(self, followed: Followed) -> None:
-        """Somebody begins to follow a computation that is denied, and is told what the authority says now."""
-        if followed.denial is not None:
-            followed.denial.error, followed.denial.earliest = None, self._monotonic()
+    def hurry(self, record: Followed) -> None:
+        """Ask at once for a denied computation that gets a reader: its old answer may be wrong."""
+        if record.denial is not None:
+            record.denial.error, record.denial.earliest = None, self._monotonic()
 
-    def forget(self, followed: Followed) -> None:
-        """A computation is told of after all."""
-        followed.denial = None
-        self._denied.pop(followed.name, None)
+    def forget(self, record: Followed) -> None:
+        """Remove a computation that may be read."""
+        record.denial = None
+        self._denied.pop(record.name, None)
 
     # -- as a stream of one message ----------------------------------------------------------------
 
     @property
-    def wanted(self) -> bool:
-        """Whether anybody follows what is forbidden. O(denied)."""
+    def needed(self) -> bool:
+        """True when a denied computation has a reader. O(denied)."""
         return any(map(self._followed, self._denied.values()))
 
     @property
     def address(self) -> str:
-        """Who is asked next."""
+        """Address of the next question."""
         following = self._next()
         return self._router.home if following is None else self._router.address_of(following.name)
 
     def open(self, address: str) -> watermarks_pb2.WatchRequest:
-        """Ask at an address; returns the request, which names one computation."""
-        asked = self._next()
-        assert asked is not None  # it is wanted; and no name at all would ask for everything
-        self._asked, self._opened_at = asked, address
-        return watermarks_pb2.WatchRequest(server_token=self._ratchet.server_token, computations=[asked.name])
+        """Begin a question to an address; returns its request, which names one computation."""
+        record = self._next()
+        # the caller checks needed; a request without a name would ask for everything
+        assert record is not None
+        self._current, self._opened_at = record, address
+        return watermarks_pb2.WatchRequest(server_token=self._ratchet.server_token, computations=[record.name])
 
     def take(self, response: watermarks_pb2.WatchResponse) -> bool:
-        """Take a message: any says that the computation may be followed.
-
-        Raises ServerTokenMismatch.
-        """
+        """Take a message: the computation may be read. Raises ServerTokenMismatch."""
         self._ratchet.check_token(response.server_token)
-        if not response.HasField("go_away") and self._asked is not None:
-            self.forget(self._asked)
-            self._allowed(self._asked)
+        if not response.HasField("go_away") and self._current is not None:
+            self.forget(self._current)
+            self._allowed(self._current)
         return True
 
     def ended(self, failure: Exception | None) -> float:
-        """Take the end of a question, and what it failed of if it did; returns the seconds to wait before the next."""
+        """Take the end of a question and its error, if any; return the seconds until the next."""
         if isinstance(failure, grpc.RpcError):
             failure = error_of_call(failure, self._opened_at)
         if isinstance(failure, AWAY):
             self._router.failed(self._opened_at)
-        asked = self._asked
-        if asked is not None and asked.denial is not None:  # else it was answered
+        record = self._current
+        if record is not None and record.denial is not None:  # otherwise it was answered
             if isinstance(failure, DENIED):
-                self._refuse(asked, failure)
+                self._refuse(record, failure)
             else:
-                asked.denial.earliest = self._again(0)
-        if asked is not None and failure is not None and not isinstance(failure, DENIED):
-            logger.info("whether %s may be followed could not be asked: %s", asked.name, failure)
+                record.denial.earliest = self._again(0)
+        if record is not None and failure is not None and not isinstance(failure, DENIED):
+            logger.info("the question whether %s may be read failed: %s", record.name, failure)
         return self._pause()
 
-    def _refuse(self, followed: Followed, error: errors.LowwaterError) -> None:
-        times = 0 if followed.denial is None else followed.denial.times + 1
-        followed.denial = Denial(error, self._again(times), times)
-        self._denied[followed.name] = followed
+    def _refuse(self, record: Followed, error: errors.LowwaterError) -> None:
+        times = 0 if record.denial is None else record.denial.times + 1
+        record.denial = Denial(error, self._again(times), times)
+        self._denied[record.name] = record
         now = self._monotonic()
-        if now - followed.warned_at >= _QUIET_SECONDS:
-            followed.warned_at = now
-            logger.warning("%s is followed without the others, and asked for again: %s", followed.name, error)
+        if now - record.warned_at >= _QUIET_SECONDS:
+            record.warned_at = now
+            logger.warning("%s may not be read, and is asked for alone: %s", record.name, error)
 
     def _again(self, times: int) -> float:
-        """Return when to ask again: half of the delay is random, for all clients hear of new rules at one moment."""
+        """Return the next question's time; its delay is half random, as rules change for all."""
         bound = min(_LATE, _SOON * 2.0 ** min(times, 32))
         return self._monotonic() + bound * (1.0 + self._random()) / 2.0
 
     def _waiting(self) -> list[tuple[float, Followed]]:
-        """Return when each that somebody follows may be asked for."""
+        """Return (time of its next question, record) of each denied computation with a reader."""
         followed = filter(self._followed, self._denied.values())
-        return [(each.denial.earliest, each) for each in followed if each.denial is not None]
+        return [(record.denial.earliest, record) for record in followed if record.denial is not None]
 
     def _next(self) -> Followed | None:
-        return min(self._waiting(), key=lambda each: each[0], default=(0.0, None))[1]
+        return min(self._waiting(), key=lambda pair: pair[0], default=(0.0, None))[1]
 
     def _least(self) -> float:
-        # However many are denied, and whoever begins to follow one again and again: so many
-        # questions a second at most.
+        # Bounds the questions per second, however many computations are denied, and however often
+        # readers subscribe to them.
         return PATIENCE / 4 * (1.0 + self._random())
 
     def _wait(self) -> float:
-        """Return the seconds until anything may be asked for; 0 when nobody follows any, so that it is retired."""
+        """Return the seconds until a computation may be asked for; 0 without readers, to end."""
         earliest = min((earliest for earliest, _ in self._waiting()), default=0.0)
         return max(0.0, earliest - self._monotonic())

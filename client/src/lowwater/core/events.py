@@ -1,6 +1,6 @@
-"""What a log line carries besides its sentence: a stable name of what happened, and fields.
+"""Fields of a log line besides its sentence: a stable event name, and values.
 
-Any standard logger takes it.
+Any standard logger accepts them.
 
     log.info("%s was reset", name, extra=event("reset", computation=name))
 
@@ -14,20 +14,20 @@ from typing import Any, Final
 __all__ = ["ATTRIBUTE", "NAME_BYTES", "Limited", "event", "shortened"]
 
 ATTRIBUTE: Final = "lowwater"
-"""Under which name a log record has them."""
+"""Name of the attribute with the fields in a log record."""
 
 NAME_BYTES: Final = 257
-"""Of the longest name that a computation can have; what is longer is nobody's, and is told by its
-beginning and its end."""
+"""Bytes of the longest name of a computation. A longer name belongs to no computation, and is
+logged by its beginning and its end."""
 
 QUIET_SECONDS: Final = 10.0
-"""What happens again and again is one line in that time."""
+"""Least seconds between two lines about the same repeated event."""
 
 _MOST_KEYS: Final = 1000
-"""Keys that are told apart at once; what is beyond them counts as one more."""
+"""Most keys that are counted apart; all others share one."""
 
 _OTHERS: Final = object()
-"""The key of what is beyond ``_MOST_KEYS``."""
+"""Key that all keys beyond ``_MOST_KEYS`` share."""
 
 
 def event(name: str, /, **fields: Any) -> dict[str, Any]:
@@ -40,43 +40,44 @@ def event(name: str, /, **fields: Any) -> dict[str, Any]:
 
 
 def shortened(text: str, limit: int = NAME_BYTES) -> str:
-    """Return a text of at most so many bytes of UTF-8: its beginning, and its end, which says what to do."""
+    """Return a text in at most ``limit`` bytes of UTF-8: its beginning, and its end (the fix)."""
     data = text.encode()
     if len(data) <= limit:
         return text
-    kept = (limit - len(b" ... ")) // 2
-    return f"{data[:kept].decode(errors='ignore')} ... {data[-kept:].decode(errors='ignore')}"
+    half = (limit - len(b" ... ")) // 2
+    return f"{data[:half].decode(errors='ignore')} ... {data[-half:].decode(errors='ignore')}"
 
 
 class Limited:
-    """Says how many times something has happened, at once when it is the first, then once in ``seconds``.
+    """Counts repeated events: reports the first at once, and then once in ``seconds``.
 
-    What came since the last line is told by the next one, so a flood that ends leaves some uncounted; the metrics have them all.
-    Times are seconds of any clock. O(1), but O(keys) once in ``seconds`` at most: keys that were quiet for that long are forgotten. While
-    too many are not, new ones share a key, so that neither memory nor lines grow with made-up names.
+    Each report has the count since the last one. So when a flood ends, its last events are never
+    reported; the metrics have them all. Times are seconds of any clock. O(1); O(keys) at most once
+    in ``seconds``, to forget keys that were quiet for so long. With too many keys, new ones share
+    one, so that neither memory nor lines grow with invented names.
     """
 
     def __init__(self, seconds: float = QUIET_SECONDS) -> None:
         self._seconds = seconds
-        self._told: dict[object, tuple[float, int]] = {}
-        """By key: when it was told last, and how often it has happened since."""
+        self._reported: dict[object, tuple[float, int]] = {}
+        """(time of the last report, count since then) by key."""
         self._swept = float("-inf")
-        """When the quiet keys were forgotten last."""
+        """Time of the last sweep of quiet keys."""
 
     def count(self, key: object, now: float, times: int = 1) -> int:
-        """Count; returns how many are to be told now, 0 for none."""
-        if key not in self._told and len(self._told) >= _MOST_KEYS:
+        """Count events; returns the number to report now, 0 for none."""
+        if key not in self._reported and len(self._reported) >= _MOST_KEYS:
             self._sweep(now)
-            if len(self._told) >= _MOST_KEYS:
+            if len(self._reported) >= _MOST_KEYS:
                 key = _OTHERS
-        told, before = self._told.get(key, (float("-inf"), 0))
-        if now - told < self._seconds:
-            self._told[key] = (told, before + times)
+        reported_at, before = self._reported.get(key, (float("-inf"), 0))
+        if now - reported_at < self._seconds:
+            self._reported[key] = (reported_at, before + times)
             return 0
-        self._told[key] = (now, 0)
+        self._reported[key] = (now, 0)
         return before + times
 
     def _sweep(self, now: float) -> None:
         if now - self._swept >= self._seconds:
             self._swept = now
-            self._told = {each: kept for each, kept in self._told.items() if now - kept[0] < self._seconds}
+            self._reported = {key: entry for key, entry in self._reported.items() if now - entry[0] < self._seconds}

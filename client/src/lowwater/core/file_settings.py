@@ -1,4 +1,4 @@
-"""Settings whose certificates and token stand in files: a process that runs for days takes those that are renewed meanwhile."""
+"""Settings with certificates and token in files, so that a long process uses renewed ones."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ __all__ = ["FileSettings"]
 
 @dataclass(frozen=True, slots=True)
 class FileSettings(Settings):
-    """Settings whose certificates are read from files for every new channel, and channels are made anew when these change.
+    """Settings with files; channels are opened again when the certificates change.
 
-    Pickled, they lose what stands in the files.
+    The certificates are read for every new channel. A pickled copy has the names of the files and
+    not their content.
     """
 
     ca: str = ""
-    """PEM of the authorities to trust; with any of the three, the channel uses TLS."""
+    """PEM file of the authorities to trust; with any of the three files, the channel uses TLS."""
     certificate: str = ""
-    """PEM of this client's certificates, where the server wants them."""
+    """PEM file of this client's certificates, for a server that requires them."""
     key: str = ""
-    """PEM of this client's key, beside them."""
+    """PEM file of this client's key; needed with ``certificate``."""
     token_file: str = ""
-    """File with the token; it wins over ``token``. It is read for every call, so a new token counts
-    at once."""
+    """File with the token; it overrides ``token``. Each call reads it, so a new token is used at
+    once."""
     _newest_token: list[str | None] = field(default_factory=list, init=False, repr=False, compare=False)
-    """The last token that a call has read, as the one element; empty: ``token`` counts. A list,
-    because the dataclass is frozen."""
+    """Last usable token that a call read, as the only element; empty while ``token`` is used. A
+    list, because the dataclass is frozen."""
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -51,37 +52,23 @@ class FileSettings(Settings):
 
     @property
     def encrypted(self) -> bool:
-        """See Settings.
-
-        It is the names of files that count, whatever stands in them: nothing ever goes out in the
-        clear instead.
-        """
+        """See Settings. Names of files count: an empty file never makes a channel unencrypted."""
         return any((self.ca, self.certificate, self.key))
 
     @property
     def edition(self) -> object:
-        """See Settings.
-
-        A file that is away for a moment, while it is replaced, is another edition as well.
-        """
-        return tuple(self._stamp(named) for named in (self.ca, self.certificate, self.key) if named)
+        """See Settings. A file that is away while it is replaced is another edition as well."""
+        return tuple(self._stamp(file) for file in (self.ca, self.certificate, self.key) if file)
 
     def credentials_for(self, address: str) -> grpc.ChannelCredentials | None:
-        """See Settings.
-
-        While a file cannot be read, or is empty because it is being written, those read before are
-        used.
-        """
+        """See Settings. While a file is unreadable or empty, the content read before is used."""
         try:
             return self.read().credentials
         except (OSError, errors.InvalidArgument):
             return self.credentials
 
     def read(self) -> Self:
-        """Return the settings with what stands in the files now.
-
-        Raises OSError, InvalidArgument.
-        """
+        """Return the settings with the files' content. Raises OSError, InvalidArgument."""
         return replace(
             self,
             token=self._token(),
@@ -101,32 +88,29 @@ class FileSettings(Settings):
             raise errors.InvalidArgument(msg, metadata={"file": self.token_file, "fix": fix})
         return token
 
-    def content(self, name: str, named: str) -> bytes | None:
-        """Return what stands in the file that the setting ``name`` names; None when it names none.
-
-        Raises OSError, InvalidArgument.
-        """
-        if not named:
+    def content(self, name: str, file: str) -> bytes | None:
+        """Return a setting's file content; None without file. Raises OSError, InvalidArgument."""
+        if not file:
             return None
-        content = self.locate(named).read_bytes()
+        content = self.locate(file).read_bytes()
         if not content.strip():
-            fix = "write one token into it" if named == self.token_file else "name a PEM file"
-            raise errors.InvalidArgument(f"{named} is empty: {fix}", metadata={"file": named, "fix": fix})
+            fix = "write one token into it" if file == self.token_file else "name a PEM file"
+            raise errors.InvalidArgument(f"{file} is empty: {fix}", metadata={"file": file, "fix": fix})
         return content
 
-    def locate(self, named: str) -> Path:
-        """Return where a file is on this machine."""
-        return Path(named)
+    def locate(self, file: str) -> Path:
+        """Return the path of a file on this machine."""
+        return Path(file)
 
     def __reduce__(self) -> tuple[Any, ...]:
         token = None if self.token_file else self.token
         bare = replace(self, token=token, root_certificates=None, private_key=None, certificate_chain=None)
         return type(self), tuple(getattr(bare, field.name) for field in fields(bare) if field.init)
 
-    def _stamp(self, named: str) -> tuple[int, ...]:
-        """Return what tells a file from the one that replaces it; nothing while it is away."""
+    def _stamp(self, file: str) -> tuple[int, ...]:
+        """Return values that change when a file is replaced; none while it is away."""
         try:
-            state = self.locate(named).stat()
+            state = self.locate(file).stat()
         except OSError:
             return ()
         return state.st_ino, state.st_size, state.st_mtime_ns

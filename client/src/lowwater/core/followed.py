@@ -1,4 +1,4 @@
-"""One computation as the watches of a client have it."""
+"""Records of the computations that a client follows."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ __all__ = ["Denial", "Followed"]
 
 @dataclass(slots=True)
 class Denial:
-    """What is known of a computation that a stream was refused for."""
+    """Refusal of a computation that the caller may not read."""
 
     error: errors.LowwaterError | None
-    """Why; None while somebody new waits to be told, who shall not get an old answer."""
+    """Error of the refusal; None while a new reader waits for an answer, who must not get an old
+    one."""
     earliest: float
-    """When it may be asked for."""
+    """Time of the next question about it."""
     times: int
-    """How often it was refused again."""
+    """Number of refusals after the first."""
 
 
 class Followed(Sought):
-    """One computation as the watches of a client have it, while it is followed, or denied.
+    """Record of one computation that is followed or denied. See :mod:`lowwater.core.router`.
 
-    See :mod:`lowwater.core.router`.
-
-    It is *placed*: at the stream of a shard or of home; or *lost*: its search asks where it is; or
-    *denied*: it is asked for on its own, whether the caller may read it by now.
+    It is in one of three states. *Placed*: a stream, of a shard or of home, carries it. *Lost*: the
+    search asks where it is. *Denied*: it is asked for alone, until the caller may read it.
     """
 
     __slots__ = ("denial", "elsewhere", "place", "readers", "warned_at")
@@ -37,20 +36,20 @@ class Followed(Sought):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.readers: int = 0
-        """Subscriptions that name it."""
+        """Number of subscriptions that name it."""
         self.elsewhere: bool = False
-        """Whether home does not tell of it to who follows all, so that it is followed by name where
-        it is."""
+        """True when home does not send it to a reader of everything, so that it is followed by name
+        at its shard."""
         self.place: str | None = None
-        """Whose stream it was placed at last; None: at no other than home's, or lost since."""
+        """Key of the stream where it was last placed; None for home, or since it was lost."""
         self.denial: Denial | None = None
-        """Why it is left out of the streams; None while it is not."""
+        """Reason why streams leave it out; None while they do not."""
         self.warned_at: float = float("-inf")
-        """When a line in the log said last that it is denied."""
+        """Time of the last line in the log about its denial."""
 
     @property
     def at(self) -> str | None:
-        """Whose stream it is placed at: that of an address, or ``HOME``; None while it is lost, or denied."""
+        """Key of its stream, an address or ``HOME``; None while it is lost or denied."""
         if self.lost or self.denial is not None:
             return None
         return HOME if self.place is None else self.place

@@ -1,7 +1,4 @@
-"""How far watermarks are behind each other along the graph.
-
-Times are microseconds since the Unix epoch, UTC.
-"""
+"""Lags of watermarks along the graph. Times are microseconds since the Unix epoch, UTC."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ __all__ = ["lag_seconds", "late_by", "root_lows", "upstream_first"]
 
 
 def late_by(view: WatermarkView, now_micros: int) -> float | None:
-    """Return by how many seconds a low watermark is later than was promised, 0 when it is not; None without a promise, or a time."""
+    """Return the seconds by which a low watermark is late; None without a promise or a time."""
     promised = None if view.promise is None else view.promise.late
     if promised is None or view.low.unknown or view.low.finished:
         return None
@@ -22,39 +19,40 @@ def late_by(view: WatermarkView, now_micros: int) -> float | None:
 
 
 def lag_seconds(ahead: int, behind: int) -> float | None:
-    """Return by how many seconds a watermark is behind another one, never below 0; None while either has no time."""
+    """Return the seconds by which a watermark lags another, at least 0; None without times."""
     if not (MIN < ahead < MAX and MIN < behind < MAX):
         return None
     return max(0, ahead - behind) / 1e6
 
 
 def upstream_first(inputs: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Return computations, whose inputs are given, so that each comes behind its own, but for circles, which are cut somewhere."""
+    """Return computations in an order in which inputs come first; cycles are cut somewhere."""
     order: list[str] = []
-    seen: set[str] = set()
+    visited: set[str] = set()
     for start in inputs:
         stack = [(start, False)]
         while stack:
             name, inputs_done = stack.pop()
             if inputs_done:
                 order.append(name)
-            elif name not in seen and name in inputs:
-                seen.add(name)
+            elif name not in visited and name in inputs:
+                visited.add(name)
                 stack.append((name, True))
-                stack += [(each, False) for each in inputs[name]]
+                stack += [(upstream, False) for upstream in inputs[name]]
     return tuple(order)
 
 
 def root_lows(
     order: Iterable[str], inputs: Callable[[str], Sequence[str]], low: Callable[[str], int]
 ) -> dict[str, int]:
-    """Return the least low watermark of the injectors upstream of each computation, its own for an injector.
+    """Return the least low of the injectors upstream of each computation; an injector's own.
 
-    ``order`` has each behind its inputs, as from :func:`upstream_first`. An input that is not in it is unknown, and so is one further down:
-    views of two versions of the graph may make a circle for a moment.
+    ``order`` has inputs first, as from :func:`upstream_first`. An input that is missing in it, or
+    later in it, counts as unknown: views of two versions of the graph may form a cycle for a
+    moment.
     """
     lows: dict[str, int] = {}
     for name in order:
         before = inputs(name)
-        lows[name] = min(lows.get(each, MIN) for each in before) if before else low(name)
+        lows[name] = min(lows.get(upstream, MIN) for upstream in before) if before else low(name)
     return lows

@@ -1,4 +1,4 @@
-"""What one claim's ranges are at: the newest state its worker staged, and how much of it the authority knows."""
+"""State of one claim in its worker: what is staged, and how much of it the authority has."""
 
 from __future__ import annotations
 
@@ -21,33 +21,30 @@ __all__ = ["GroupState", "LeaseState", "Mass", "RecentSlots", "Report"]
 
 
 _OF_VALUES: Final = frozenset({TooFarAhead.reason, FinishRequired.reason})
-"""Refusals of single values, which leave the mass in the same report alone."""
+"""Reasons of refusals that concern single values, and leave the mass of the same report valid."""
 
 _SLOT_SECONDS: Final = 60
 _SLOTS: Final = 10
-"""Of which size, and how many of them, tell how much a claim has finished lately."""
+"""Length and number of the slots that count a claim's lately finished records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mass:
-    """A claim's share of "the record timestamps in the system" (MillWheel 7.2), as it goes on the wire."""
+    """Share of a claim in "the record timestamps in the system" (MillWheel 7.2), as on the wire."""
 
     starts: tuple[int, ...]
     counts: tuple[int, ...]
     recent: int
     frontiers: tuple[tuple[int, int], ...]
     others: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
-    """Of a slice: more finished records, by their frontiers."""
+    """Further finished records of a slice, with their frontiers."""
     unknown: bool = False
-    """Of a slice: whether it does not know of all its claims."""
+    """True when a slice does not have the mass of all its claims."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupState:
-    """One claim's part of a report.
-
-    ``handles`` None means all; an integer in ``values`` stands for all the handles.
-    """
+    """One claim's part of a report; no ``handles`` means all, an integer counts for all."""
 
     computation: str
     sequencer: int
@@ -65,7 +62,7 @@ class GroupState:
 
     @property
     def count(self) -> int:
-        """How many 64-bit words it takes on the wire, about."""
+        """Number of 64-bit words on the wire, about."""
         handles = 0 if self.handles is None else len(self.handles) // 2
         return handles + (1 if isinstance(self.values, int) else len(self.values))
 
@@ -81,8 +78,8 @@ class Report:
 class RecentSlots:
     """Records finished in the last ten one-minute slots that had any.
 
-    Only slots with work are kept, so that idleness changes nobody's weight. Time is any clock in
-    seconds; when it goes back, the newest slot takes the count. All operations are O(1).
+    Empty slots are left out, so that an idle claim keeps its weight. Time is any clock in seconds;
+    when it goes back, the newest slot takes the count. All operations are O(1).
 
     >>> recent = RecentSlots()
     >>> for minute in range(12):
@@ -99,10 +96,7 @@ class RecentSlots:
         self.total: int = 0
 
     def add(self, finished: int, now: float) -> None:
-        """Count records as finished at a time, in seconds.
-
-        Raises ValueError when there are fewer than none.
-        """
+        """Count records as finished at a time, in seconds. Raises ValueError if negative."""
         if finished < 0:
             msg = f"finished={finished}: a number of records cannot be negative"
             raise ValueError(msg)
@@ -120,15 +114,15 @@ class RecentSlots:
 
 
 class LeaseState:
-    """The state machine of one claim in its worker.
+    """State machine of one claim in its worker.
 
-    A range's watermark is min(what it holds, fold), both as the worker staged them in one call: the
-    fold is the snapshot it passed in, and nothing here ever replaces it by a newer one (rule 5: the
-    inputs were read before the work was looked at). Ranges the worker has not spoken of yet hold
-    where the claim found them.
+    A range's watermark is min(its oldest work, fold), both from one call of the worker. The fold is
+    the snapshot that the worker passed, and is never replaced by a newer one (rule 5: the inputs
+    were read before the work was looked at). A range that the worker has not mentioned yet holds at
+    the claim's start.
 
     Costs: staging is O(handles named), or O(ranges) for a full column. :meth:`take` is O(handles
-    that changed) while the fold stands still, and when it moves O(exceptions) for a sparse column,
+    that changed) while the fold does not move; when it moves, O(exceptions) for a sparse column and
     O(ranges) for a dense one.
     """
 
@@ -151,24 +145,25 @@ class LeaseState:
         self.epoch = epoch
         self.count: int = watermarks.count
         self.reference = reference
-        """Where the ages of histograms count from: the newest that the authority told."""
+        """Event time from which histograms count ages: the newest that the authority sent, in
+        microseconds."""
         self.version: int = 0
-        """Grows with every staged state; 0 before the first."""
+        """Version of the staged state; it grows with every one, 0 before the first."""
         self.durable: int = 0
-        """The newest version that the authority took over, durably and whole: not while refused
+        """Newest version that the authority took over whole and durably; it stays while refused
         ranges wait."""
         self.answered: int = 0
-        """The newest version that the authority answered, whatever it refused of it."""
+        """Newest version that the authority answered, whatever it refused of it."""
         self.lost: dict[int, str] = {}
-        """Handles that a newer claim, a reset or a retirement took, and why. Not filled when all
-        are lost."""
+        """Reasons by handle of ranges that a newer claim, a reset or a retirement took. Not filled
+        when all are lost."""
         self.lost_all: str = ""
-        """Why the whole claim is stale; empty while it is not."""
+        """Reason why the whole claim is stale; empty while it is not."""
         self.turn: int = 0
-        """How often it began to be reported with its full state: the authority orders its reports
-        by it, whatever stream they take."""
+        """Number of times that reporting began with the full state. The authority orders reports by
+        it, whatever stream brings them."""
         self.rests_until: float = float("-inf")
-        """Until when it has reported as often as it may, on the reporter's clock."""
+        """Time until which the claim has used up its pace, on the reporter's clock."""
         self.finished: set[int] = set()
         self.finished_all: bool = False
 
@@ -180,25 +175,26 @@ class LeaseState:
         self._pending: Histogram | None = None
         self.whole_mass: Mass | None = None
         self.whole_lateness: Lateness | None = None
-        """Of a slice: what is told in place of what is counted here."""
+        """Values of a whole slice, sent instead of those that are counted here."""
         self._recent = RecentSlots()
         self.arrivals: Arrivals | None = Arrivals(budgets) if budgets else None
-        """How late its records were; None: the computation has no lateness budget."""
+        """Lateness of its records; None without a lateness budget."""
 
-        # What this stream has carried; None: nothing yet, so the next report is the full state.
+        # The state that the open stream has carried; None: none yet, so the next report is the full
+        # state.
         self._sent: Column | None = None
         self._sent_mass: Mass | None = None
         self._sent_lateness: Lateness | None = None
         self._sent_operation = 0
         self._sent_waiting_for = ""
         self._sent_remarks = NO_REMARKS
-        # Where it may differ from the staged state; None: anywhere.
+        # Handles that may differ from what was sent; None: all.
         self._dirty: set[int] | None = None
-        # The last refusal while something refused waits to be taken over, and all the handles that
-        # wait; None: all.
+        # Last refusal while a refused handle waits to be taken over, and all handles that wait;
+        # None: all.
         self._last_refusal: Refusal | None = None
         self._refused: set[int] | None = set()
-        # Handles to send again although nothing changed, for they were refused; None: all.
+        # Handles to send again unchanged, because they were refused; None: all.
         self._again: set[int] | None = set()
 
     # -- staged by the worker ----------------------------------------------------------------------
@@ -219,10 +215,11 @@ class LeaseState:
     ) -> None:
         """Stage a new state.
 
-        ``oldest`` in microseconds, MAX for "holds nothing": one for all ranges, some handles', or
-        every range's. ``pending`` None keeps the last one. ``times`` are the event times of what
-        was finished, as far as they are known; ``arrived`` says how late records were whose times
-        are not. ``now`` is any clock in seconds, for counting what was finished lately.
+        ``oldest``: event times in microseconds, MAX for "holds nothing"; one for all ranges, one
+        for each of some handles, or one for every range. ``pending``: None keeps the last
+        histogram. ``times``: event times of finished records, where they are known; ``arrived``:
+        lateness of records whose times are not. ``now``: any clock in seconds, which counts lately
+        finished records.
         """
         if isinstance(oldest, Column):
             self._oldest = oldest
@@ -241,7 +238,7 @@ class LeaseState:
         if pending is not None:
             self._pending = pending
         elif self._oldest.holds_nothing:
-            # Nothing is held anywhere, so nothing is pending.
+            # No range holds anything, so no record is pending.
             self._pending = Histogram(self.reference)
         self._oldest_operation = oldest_operation
         self._waiting_for = waiting_for
@@ -254,7 +251,7 @@ class LeaseState:
                 self.arrivals.add_counted(arrived, frontier, self.version)
 
     def finish(self, handles: Iterable[int] | None) -> None:
-        """Stage that nothing will ever come in some ranges, or in all."""
+        """Stage that no more data will come in some ranges; None: in all."""
         if handles is None:
             self.finished_all = True
             self._dirty = None
@@ -272,13 +269,14 @@ class LeaseState:
     # -- carried by the stream ---------------------------------------------------------------------
 
     def reconnect(self) -> None:
-        """Forget what the authority knows: a new stream begins with the full state."""
-        self.turn += self._sent is not None or not self.turn  # one by which nothing was sent is as good as new
+        """Forget what the authority has: a new stream begins with the full state."""
+        # a turn without a report can be used again
+        self.turn += self._sent is not None or not self.turn
         self._sent = self._sent_mass = self._sent_lateness = self._dirty = None
         self._again = set()
 
     def take(self) -> GroupState | None:
-        """Return what the authority does not know yet of the newest state, and count it as sent; None when it knows all."""
+        """Return the unsent part of the newest state, and count it as sent; None for nothing."""
         if not self.version or self.lost_all or len(self.lost) == self.count:
             return None
         mass = self._mass()
@@ -289,16 +287,16 @@ class LeaseState:
             late = None
         handles = self._changed()
         if handles is not None and not len(handles):
-            said = self._sent_operation, self._sent_waiting_for, self._sent_remarks
-            if mass is None and late is None and said == (self._oldest_operation, self._waiting_for, self._remarks):
+            sent = self._sent_operation, self._sent_waiting_for, self._sent_remarks
+            if mass is None and late is None and sent == (self._oldest_operation, self._waiting_for, self._remarks):
                 return None
             return self._group(self._one_handle(), mass, late)
         return self._group(handles, mass, late)
 
     def beat(self) -> GroupState | None:
-        """Return a repetition of what was sent, by one range: it keeps the claim's last report fresh.
+        """Return a repetition of what was sent, by one range, to keep the last report fresh.
 
-        What was refused, ranges or the mass, comes along. None when there is nothing to repeat.
+        Refused ranges or a refused mass are added. None when there is nothing to repeat.
         """
         if self._sent is None or self.lost_all or len(self.lost) == self.count:
             return None
@@ -313,10 +311,7 @@ class LeaseState:
         return None if self.finished_all else self._group(self._one_handle(), None)
 
     def _changed(self) -> Handles[int] | None:
-        """Bring what was sent up to the newest state.
-
-        Returns the live handles that have to go; None: all of them.
-        """
+        """Bring what was sent up to date; returns the live handles to send, None for all."""
         handles: Handles[int] | None
         if self._sent is None or self._dirty is None:
             values = self._values()
@@ -338,7 +333,7 @@ class LeaseState:
         self._again = set()
         if handles is None:
             return everything_but(self.count, self.lost)
-        return array("I", [h for h in handles if h not in self.lost]) if self.lost else handles
+        return array("I", [handle for handle in handles if handle not in self.lost]) if self.lost else handles
 
     def _values(self) -> Column:
         if self.finished_all:
@@ -354,7 +349,7 @@ class LeaseState:
     def _one_handle(self) -> Handles[int]:
         live = (handle for handle in range(self.count) if handle not in self.lost)
         first = next(live)
-        return array("I", [next((h for h in itertools.chain([first], live) if h not in self.finished), first)])
+        return array("I", [next((one for one in itertools.chain([first], live) if one not in self.finished), first)])
 
     def _mass(self) -> Mass | None:
         if self.whole_mass is not None:
@@ -363,14 +358,14 @@ class LeaseState:
             return None
         self._pending.age(self.reference)
         starts, counts = self._pending.columns()
-        # Together at most what the authority takes of one claim.
+        # Both together stay below the most records that the authority accepts of one claim.
         recent = min(self._recent.total, max(0, MOST_RECORDS - sum(counts)))
         return Mass(tuple(starts), tuple(counts), recent, self._fold.frontiers)
 
     def _lateness(self) -> Lateness | None:
         if self.whole_lateness is not None:
             return self.whole_lateness
-        return self.arrivals.told() if self.arrivals is not None else None
+        return self.arrivals.to_report() if self.arrivals is not None else None
 
     def _group(self, handles: Handles[int] | None, mass: Mass | None, late: Lateness | None = None) -> GroupState:
         assert self._sent is not None
@@ -400,7 +395,7 @@ class LeaseState:
     # -- answered by the authority -----------------------------------------------------------------
 
     def lose(self, handles: Iterable[int] | None, reason: str) -> None:
-        """Give up ranges that somebody else owns now. None: all of them."""
+        """Mark ranges as lost to another owner. None: all of them."""
         if handles is not None:
             new = dict.fromkeys(handles, reason)
             self.lost.update(new)
@@ -410,7 +405,7 @@ class LeaseState:
             self.lost_all = self.lost_all or reason
 
     def acknowledge(self, version: int) -> None:
-        """Everything up to a version was answered; it is durable unless refused ranges wait."""
+        """Take the answer to all versions up to one; all are durable unless refused ranges wait."""
         self.answered = max(self.answered, version)
         if self._last_refusal is None and not self.lost_all:
             self.durable = self.answered
@@ -419,17 +414,17 @@ class LeaseState:
 
     @property
     def refusal(self) -> Refusal | None:
-        """What the authority refused to take over for other reasons, with the last of them; None once it took all over."""
+        """Return the last refusal, of all handles that wait; None once all were taken over."""
         last = self._last_refusal
         if last is None:
             return None
         return Refusal(last.reason, last.message, None if self._refused is None else tuple(sorted(self._refused)))
 
     def refuse(self, refusal: Refusal) -> None:
-        """Add ranges whose state was not taken over; they are sent again with the next state or beat, until they are.
+        """Add refused ranges; they go out again with each state or beat until they are accepted.
 
-        The mass is sent again too, unless only values of named ranges were refused: the refusal may be of the mass, or of the
-        fold that its frontiers come from.
+        The mass is sent again as well, unless only values of named ranges were refused: the refusal
+        may concern the mass, or the fold that its frontiers come from.
         """
         self._last_refusal = refusal
         if refusal.handles is None or refusal.reason not in _OF_VALUES:
@@ -443,10 +438,7 @@ class LeaseState:
                 self._last_refusal = None
 
     def accept(self, handles: Handles[int] | None) -> None:
-        """Ranges (None: all) that were sent have been taken over.
-
-        O(handles) while refused ones wait, else O(1).
-        """
+        """Take ranges as taken over; None: all. O(handles) while refused ones wait, else O(1)."""
         if self._last_refusal is None:
             return
         if handles is None:

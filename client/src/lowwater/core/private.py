@@ -1,6 +1,6 @@
-"""Folders and files that only the user who runs this process may read: journals, states of agents.
+"""Files and folders that only the user of this process may read: journals, states of agents.
 
-What is there already keeps its rights: an operator may have given a backup the right to read it.
+Existing ones keep their rights: an operator may have allowed a backup to read them.
 """
 
 from __future__ import annotations
@@ -14,17 +14,14 @@ if TYPE_CHECKING:
 __all__ = ["PRIVATE_FILE", "make_private_file", "make_private_folder", "open_private"]
 
 PRIVATE_FILE: Final = 0o600
-"""The rights of a new file: its user reads and writes it."""
+"""Rights of a new file: read and write for its user only."""
 
 PRIVATE_FOLDER: Final = 0o700
-"""The rights of a new folder."""
+"""Rights of a new folder."""
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder for this user alone; those above it that are missing get the usual rights.
-
-    Raises OSError.
-    """
+    """Make a folder for this user alone; its parents get the usual rights. Raises OSError."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
 
@@ -35,9 +32,6 @@ def make_private_file(path: Path) -> None:
 
 
 def open_private(path: Path, mode: Literal["w", "a"]) -> TextIO:
-    """Open a text file to be written; a new one is for this user alone.
-
-    ``mode`` is "w" or "a". Raises OSError.
-    """
+    """Open a text file to write ("w") or append ("a"); a new one is private. Raises OSError."""
     make_private_file(path)
     return path.open(mode, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What asks one question after the other, as the shells drive it: a stream of one message each."""
+"""Base of machines that ask one question after the other: each is a stream of one message."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["Question"]
 
 
 class Question(ABC):
-    """The pauses between the questions of a search, or of what asks for what is forbidden.
+    """The pauses between the questions of a search or of denials.
 
-    There is one in front of each question. It ends early, and another one begins, when something
-    need not wait for so long any more.
+    Each question follows a pause. The pause ends early, and a shorter one begins, when a
+    computation becomes due earlier.
     """
 
     key: str = HOME
-    """Who is asked: whichever shard ``address`` says, each time."""
+    """Key of the stream; the machine's ``address`` changes with each question."""
     failure: errors.LowwaterError | None = None
     interrupted: bool = False
     concerned: None = None
@@ -28,21 +28,21 @@ class Question(ABC):
     def __init__(self, surroundings: Surroundings) -> None:
         self._monotonic = surroundings.monotonic
         self._random = surroundings.random
-        self._due = 0.0  # when the pause before the next question is over
+        self._due = 0.0  # time at which the pause before the next question ends
 
     @property
     def first_pause(self) -> float:
-        """Seconds to wait before the first question, and once it is hurried."""
+        """Seconds to wait before the first question, and again after ``hurried``."""
         return self._pause()
 
     @property
     def hurried(self) -> bool:
-        """Whether something need not wait for as long as the pause lasts. O(what is asked for)."""
-        left = self._due - self._monotonic()
-        return left > PATIENCE and self._wait() < left - PATIENCE
+        """True when a computation is due well before the end of the pause. O(computations)."""
+        remaining = self._due - self._monotonic()
+        return remaining > PATIENCE and self._wait() < remaining - PATIENCE
 
     def retire(self) -> None:  # noqa: B027 - there is nothing to do
-        """Nothing is asked for any more."""
+        """Take the end: no computation is to be asked about."""
 
     def _pause(self) -> float:
         """Begin the pause before the next question; returns its seconds."""
@@ -52,8 +52,8 @@ class Question(ABC):
 
     @abstractmethod
     def _least(self) -> float:
-        """Return the seconds that the next question waits at least, whatever is asked for."""
+        """Return the least seconds before the next question, whatever is due."""
 
     @abstractmethod
     def _wait(self) -> float:
-        """Return the seconds until anything may be asked for."""
+        """Return the seconds until the first computation is due."""

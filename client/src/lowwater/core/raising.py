@@ -11,11 +11,11 @@ Error = TypeVar("Error", bound=Exception)
 
 
 def own_copy(error: Error) -> Error:
-    """Return a copy of an error for one of its callers, with the traceback and the cause it has so far.
+    """Return a copy of an error for one of its callers, with its traceback and cause so far.
 
-    Each raise adds to the traceback and the context of what it raises. If several callers raised the
-    same error, the log of one would show the frames of the others. An error that cannot be copied is
-    returned itself: its arguments may be other ones than its class takes.
+    Each raise adds to the traceback and the context of an error. If several callers raised the same
+    object, the log of one would show the frames of the others. An error that cannot be copied,
+    because its arguments differ from those of its class, is returned itself.
     """
     try:
         own = copy(error).with_traceback(error.__traceback__)

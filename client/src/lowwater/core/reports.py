@@ -1,26 +1,26 @@
-"""What one process reports: from the state that a worker stages to the authority's answer.
+"""Reports of one process: from a worker's staged state to the authority's answer.
 
-How it flows. A worker stages a new state of its claim and goes on; the claim stands in line at the
-stream to the shard that serves its computation (:class:`ReporterState`), once however often it
-stages: what leaves is its newest state. When no report is in flight, all that stand in line leave
+How a report flows. A worker stages a new state of its claim and goes on. The claim joins the line
+at the stream to the shard that serves its computation (:class:`ReporterState`), once however often
+it stages; only its newest state is sent. When no report is in flight, all claims in line are sent
 together. So an idle stream sends at once, and a busy one with the acknowledgement of the report
-before: the authority's pace is the pace of the reports, a slow network makes them rarer and not
-older, and no clock is waited for. The answer says what of them is durable, what was refused, and
-what belongs to another shard; leases hear of it, and who flushes them. Around each line,
-:class:`ReportStream` opens one stream after the other; a new stream begins with everything.
-:class:`Reporting` has all of a process: which stream carries which claim, and where to look for a
-claim that was redirected or whose shard has died.
+before. The authority sets the pace, a slow network makes reports rarer and not older, and no clock
+is waited for. The answer says what is durable, what was refused, and which claims belong to another
+shard; leases and callers of ``flush`` get it. Around each line, :class:`ReportStream` opens one
+stream after the other; a new stream begins with the full state of every claim. :class:`Reporting`
+has all claims of a process. It knows which stream carries which claim, and searches for the shard
+of a claim that was redirected or whose shard has died.
 
-The pace is bounded in the long run only: a claim that stages without a pause leaves every
+The pace is bounded only in the long run. A claim that stages without a pause is sent every
 ``report_interval`` once it has used up what it saved while it was quiet (``SAVED``), and a stream
-with many claims as often as ``LOUD`` such claims. Else a loop that stages after each record, or
-thousands of claims that stage one after the other, would have their process and the authority do
-nothing but report, a few states at a time.
+with many claims as often as ``LOUD`` such claims. Without the bound, a loop that stages after each
+record, or thousands of claims that stage one after the other, would keep their process and the
+authority busy with reports of a few states each.
 
-All of it is pure: no I/O, no locks, no waiting, and the only clock and randomness are those passed
-in. The shells (``_async/reporter.py``, and ``_sync/reporter.py``, which is made of it) hand
-:meth:`ReportStream.due` to gRPC, give what comes back to :meth:`ReportStream.take`, and ask again
-when something was staged or answered, or when ``Due.within`` is over.
+This module is pure: no I/O, no locks, no waiting; clock and randomness are passed in. The shells
+(``_async/reporter.py``, and ``_sync/reporter.py``, which is generated from it) pass
+:meth:`ReportStream.due` to gRPC and each answer to :meth:`ReportStream.take`, and call ``due``
+again after something was staged or answered, or when ``Due.within`` is over.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ import grpc
 
 from lowwater import errors
 from lowwater.core import wire
-from lowwater.core.attempts import BUSY, DENIED, error_of_call, words_of
-from lowwater.core.backoff import CAP, Backoff
+from lowwater.core.attempts import error_of_call, words_of
+from lowwater.core.backoff import CAP
 from lowwater.core.columns import Handles
 from lowwater.core.lease import GroupState, LeaseState, Report
 from lowwater.core.raising import own_copy
 from lowwater.core.router import HOME, MOST_HOPS, Router
 from lowwater.core.search import Search, Sought
 from lowwater.core.settings import Settings
-from lowwater.core.streams import Streamed
+from lowwater.core.streams import ShardStream, Streamed
 from lowwater.core.surroundings import Surroundings
 from lowwater.v1 import cluster_pb2, types_pb2, workers_pb2
 from lowwater.views import Refusal
@@ -64,90 +64,91 @@ __all__ = [
 logger: logging.Logger = logging.getLogger("lowwater")
 
 Key = tuple[str, int]
-"""A claim: its computation and sequencer."""
+"""Computation and sequencer of a claim."""
 
 BEAT: Final = 3.0
-"""Seconds after which a claim that has nothing new repeats itself, so that its last report stays
-fresh."""
+"""Seconds after which a claim without news repeats its last report, to keep it fresh."""
 
 SAVED: Final = 10.0
-"""Seconds: a claim, or a stream, that was quiet for so long may report as often as it could have
-meanwhile without waiting for its pace."""
+"""Seconds of saved pace. A claim or stream that was quiet for so long may catch up on the reports
+that it could have sent meanwhile, without a pause."""
 
 LOUD: Final = 5
-"""A stream keeps, in the long run, the pace of so many claims that report all the time: 100 reports
-a second, by default."""
+"""Number of permanently reporting claims whose pace one stream has in the long run: 100 reports a
+second by default."""
 
 _AT_ONCE: Final = float("-inf")
 _NEVER: Final = float("inf")
-"""When what waits may leave."""
+"""Times at which a line may be sent."""
 
 MESSAGE_WORDS: Final = 1_000_000
-"""64-bit words in one message, about: 8 MB, which holds nobody up for long."""
+"""About the most 64-bit words of one message: 8 MB, which delays no other sender for long."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReporterStatistics:
-    """What the report streams of a process have done."""
+    """Counters of a process's report streams."""
 
     leases: int = 0
-    """Claims that are reported."""
+    """Number of claims that are reported."""
     waiting: int = 0
-    """Claims with a state that was not sent yet; each has room for one, the newest."""
+    """Number of claims with an unsent state; a claim has one at most, the newest."""
     in_flight: int = 0
-    """Streams with a report that is not acknowledged."""
+    """Number of streams with an unacknowledged report."""
     streams: int = 0
-    """Report streams opened so far."""
+    """Number of report streams opened so far."""
     reports: int = 0
-    """Messages sent."""
+    """Number of messages sent."""
     acknowledged: int = 0
-    """Messages acknowledged as durable."""
+    """Number of messages acknowledged as durable."""
     refused: int = 0
-    """Answers that named refused ranges."""
+    """Number of refusals."""
 
     @classmethod
-    def total(cls, each: Iterable[ReporterStatistics]) -> ReporterStatistics:
+    def total(cls, statistics: Iterable[ReporterStatistics]) -> ReporterStatistics:
         """Return the sums over several streams."""
-        return cls(*map(sum, zip(*map(astuple, each), strict=True)))
+        return cls(*map(sum, zip(*map(astuple, statistics), strict=True)))
 
 
 @dataclass(slots=True)
 class _InFlight:
-    """What left together, and is not acknowledged yet: one report, divided into messages where it is too large for one."""
+    """One unacknowledged report, in several messages when it is too large for one."""
 
     number: int
-    """Of the last message."""
+    """Number of the last message."""
     versions: dict[Key, int] = field(default_factory=dict)
     carried: deque[tuple[int, dict[Key, Handles[int] | None]]] = field(default_factory=deque)
-    """The handles in each message by claim, until it is acknowledged: these are then taken over,
-    unless they are refused."""
+    """Handles in each message, by claim. The authority has them after its acknowledgement, unless
+    it refuses them."""
 
 
 class ReporterState:
-    """The state machine of a report stream (rule 8: reports are state, numbered, and may be lost or repeated harmlessly).
+    """State machine of one report stream.
 
-    A stream begins with the full state of every lease, in messages numbered from 1; after that only what changed goes out, when
-    nothing is in flight. An acknowledgement covers all numbers up to its own.
-    Costs: staging and :meth:`due` are O(1), :meth:`take` and an acknowledgement O(leases in the report), plus what
-    :meth:`LeaseState.take` says. A beat is O(leases).
+    Rule 8: reports are numbered states, so a lost or repeated one is harmless. A stream begins with
+    the full state of every lease, in messages numbered from 1. After that only changes are sent,
+    when no report is in flight. An acknowledgement covers all numbers up to its own. Costs: staging
+    and :meth:`due` are O(1), :meth:`take` and an acknowledgement O(leases in the report) plus
+    :meth:`LeaseState.take`. A beat is O(leases).
     """
 
     def __init__(
         self, sender: bytes, interval: float, random: Callable[[], float], *, words: int = MESSAGE_WORDS
     ) -> None:
         self.sender = sender
-        """Names this process in its streams: 16 random bytes."""
+        """Name of this process in its streams: 16 random bytes."""
         self.stream: int = 0
-        """Grows with every stream opened."""
+        """Number of streams opened so far; the newest one's counter."""
         self.opened: bool = False
-        """Whether the server has answered the open of the newest stream."""
+        """True when the server has accepted the newest stream."""
         self._interval = interval
         self._words = words
         self._rests_until = _AT_ONCE
         self._random = random
         self._leases: dict[Key, LeaseState] = {}
         self._waiting: dict[Key, None] = {}
-        self._leaves = _NEVER  # when the first of those that wait may leave; all others leave with it
+        # when the first claim in line may be sent; the others are sent with it
+        self._leaves = _NEVER
         self._in_flight: _InFlight | None = None
         self._number = 0
         self._next_beat = 0.0
@@ -159,32 +160,30 @@ class ReporterState:
     # -- leases ------------------------------------------------------------------------------------
 
     def add(self, lease: LeaseState) -> None:
-        """Report a lease from now on, once it has staged a state: with its full state, whoever carried it before."""
+        """Report a lease from now on, beginning with its full state."""
         self._leases[_key(lease)] = lease
         self._begin(lease)
 
     def remove(self, lease: LeaseState) -> None:
-        """Report a lease no longer; its ranges hold what was reported last.
+        """Stop reporting a lease; its ranges hold the last reported value.
 
-        What is still answered to reports that carried it means nothing any more, even if the lease
-        comes back.
+        Later answers to reports that carried it are ignored, even if the lease comes back.
         """
         key = _key(lease)
         self._leases.pop(key, None)
         self._waiting.pop(key, None)
         if not self._waiting:
-            self._leaves = _NEVER  # else whoever stands in line next would wake nobody
+            self._leaves = _NEVER  # else the next claim in line would not wake the sender
         if self._in_flight is not None:
             self._in_flight.versions.pop(key, None)
             for _, carried in self._in_flight.carried:
                 carried.pop(key, None)
 
     def begin_above(self, lease: LeaseState, newest: int) -> None:
-        """Begin to report a lease anew: the authority has heard of its turn ``newest``.
+        """Report a lease anew, with a turn above ``newest``, the last one the authority has seen.
 
-        It may be older than what is said here by now.
-
-        At its pace: should that be refused again, it is not repeated without a pause.
+        An answer with an older turn is ignored. The lease keeps its pace, so that a repeated
+        refusal makes no busy loop.
         """
         if newest >= lease.turn:
             lease.turn = newest
@@ -194,32 +193,32 @@ class ReporterState:
 
     @property
     def leases(self) -> list[LeaseState]:
-        """Those that are reported here."""
+        """Leases that are reported here."""
         return list(self._leases.values())
 
     @property
     def carries_any(self) -> bool:
-        """Whether any is reported here. O(1)."""
+        """True when any lease is reported here. O(1)."""
         return bool(self._leases)
 
     def find(self, computation: str, sequencer: int) -> LeaseState | None:
-        """Return the lease of a claim, if it is reported here."""
+        """Return the lease of a claim; None when it is not reported here."""
         return self._leases.get((computation, sequencer))
 
     def staged(self, lease: LeaseState) -> bool:
-        """Note that a lease has a new state; returns whether the sender has to be woken for it."""
+        """Put a lease with a new state in line; returns True when the sender has to be woken."""
         key = _key(lease)
         if key not in self._leases or key in self._waiting:
             return False
         return self._wait(key, lease.rests_until)
 
     def hurry(self, lease: LeaseState) -> None:
-        """Let a lease's new state leave as soon as nothing is in flight, whatever the pace: somebody waits for it."""
+        """Send the line as soon as no report is in flight, whatever the pace: a flush waits."""
         if _key(lease) in self._waiting:
             self._leaves = _AT_ONCE
 
     def _wait(self, key: Key, until: float) -> bool:
-        """Put a claim in line until a time at the earliest; returns whether the line leaves earlier for it."""
+        """Put a claim in line; returns True when the sender has to be woken for it."""
         self._waiting[key] = None
         earlier = until < self._leaves
         if earlier:
@@ -229,7 +228,7 @@ class ReporterState:
     # -- the stream --------------------------------------------------------------------------------
 
     def open(self) -> int:
-        """Begin a new stream; returns its counter. Everything is to be sent anew."""
+        """Begin a new stream; returns its counter. The full state of every lease is sent again."""
         self.stream += 1
         self.disconnected()
         for lease in self._leases.values():
@@ -243,20 +242,21 @@ class ReporterState:
             self._wait(_key(lease), until)
 
     def accepted(self, now: float) -> None:
-        """The server has opened the stream.
+        """Take the server's acceptance of the stream.
 
-        Its first beat comes early: a thousand that were opened at once beat apart.
+        The first beat comes at a random moment, so that a thousand streams opened at once do not
+        beat together.
         """
         self.opened = True
         self._next_beat = now + BEAT * self._random()
 
     def disconnected(self) -> None:
-        """The stream is gone, and with it all that was not acknowledged."""
+        """Take the loss of the stream, and with it of all that was not acknowledged."""
         self.opened = False
         self._in_flight = None
 
     def due(self) -> float | None:
-        """Return when :meth:`take` has something to do next, on the clock it is given; None: not before an answer."""
+        """Return the time at which :meth:`take` has something to do; None: not before an answer."""
         if not self.opened or self._in_flight is not None:
             return None
         if not self._waiting:
@@ -265,12 +265,12 @@ class ReporterState:
         return min(leaves, self._next_beat)
 
     def answered_here(self) -> bool:
-        """Whether :meth:`take` found, since this was asked last, states that were durable already: their flushes may end."""
+        """Return True once after :meth:`take` met states that were durable already."""
         answered, self._answered_here = self._answered_here, False
         return answered
 
     def take(self, now: float) -> list[Report]:
-        """Return the messages that are to leave now: the newest state of all leases in line, and beats that are due."""
+        """Return the messages to send now: newest states of all leases in line, and beats."""
         due = self.due()
         if due is None or now < due:
             return []
@@ -283,9 +283,9 @@ class ReporterState:
             if group is not None:
                 groups.append(group)
                 sent.versions[key] = lease.version
-                lease.rests_until = _rested(lease.rests_until, now, self._interval)
+                lease.rests_until = _rest_after(lease.rests_until, now, self._interval)
             elif not lease.lost_all:
-                # All of it went out before, and nothing is in flight.
+                # All of it was sent before, and no report is in flight.
                 lease.acknowledge(lease.version)
                 self._answered_here = True
         if now >= self._next_beat:
@@ -304,7 +304,7 @@ class ReporterState:
             sent.carried.append((self._number, {_key(group): group.handles for group in part}))
         sent.number = self._number
         self._in_flight = sent
-        self._rests_until = _rested(self._rests_until, now, self._interval / LOUD)
+        self._rests_until = _rest_after(self._rests_until, now, self._interval / LOUD)
         self._reports += len(reports)
         return reports
 
@@ -317,20 +317,21 @@ class ReporterState:
         references: Iterable[tuple[str, int]] = (),
         budgets: Mapping[str, Mapping[int, int]] | None = None,
     ) -> list[LeaseState]:
-        """Take an acknowledgement of all reports up to a number; returns the leases that had a state answered.
+        """Take an acknowledgement of all numbers up to ``number``; returns the leases it answers.
 
-        ``refused`` names (computation, sequencer, what); ``references`` the reference times of computations, in microseconds;
-        ``budgets`` where their lateness budgets stand, by parts per million.
+        ``refused``: (computation, sequencer, refusal). ``references``: reference times of
+        computations, in microseconds. ``budgets``: positions of their lateness budgets, by parts
+        per million.
         """
         sent = self._in_flight
-        told = dict(references)
-        for key in sent.versions if sent is not None and told else ():
+        reference_times = dict(references)
+        for key in sent.versions if sent is not None and reference_times else ():
             lease = self._leases.get(key)
             if lease is not None:
-                lease.reference = max(lease.reference, told.get(lease.computation, lease.reference))
+                lease.reference = max(lease.reference, reference_times.get(lease.computation, lease.reference))
                 if lease.arrivals is not None and budgets:
-                    lease.arrivals.heard(budgets.get(lease.computation, {}))
-        named: dict[Key, list[Refusal]] = {}
+                    lease.arrivals.raise_marks(budgets.get(lease.computation, {}))
+        refusals_by_claim: dict[Key, list[Refusal]] = {}
         for computation, sequencer, refusal in refused:
             self._refused += 1
             refused_lease = self._leases.get((computation, sequencer))
@@ -339,9 +340,9 @@ class ReporterState:
             if refusal.reason == errors.StaleSequencer.reason:
                 refused_lease.lose(refusal.handles, refusal.message)
             else:
-                named.setdefault((computation, sequencer), []).append(refusal)
-        self._taken_over(number)
-        for key, refusals in named.items():
+                refusals_by_claim.setdefault((computation, sequencer), []).append(refusal)
+        self._accept_up_to(number)
+        for key, refusals in refusals_by_claim.items():
             for refusal in refusals:
                 self._leases[key].refuse(refusal)
         answered: list[LeaseState] = []
@@ -355,8 +356,8 @@ class ReporterState:
         self._acknowledged = max(self._acknowledged, self._reports - (self._number - number))
         return answered
 
-    def _taken_over(self, number: int) -> None:
-        """Take what the messages up to a number carried off what was refused before; what they were refused is added after."""
+    def _accept_up_to(self, number: int) -> None:
+        """Accept all handles of the messages up to a number; refusals are applied after it."""
         carried = self._in_flight.carried if self._in_flight is not None else ()
         while carried and carried[0][0] <= number:
             for key, handles in carried.popleft()[1].items():
@@ -365,10 +366,7 @@ class ReporterState:
                     lease.accept(handles)
 
     def fenced(self, computation: str, sequencer: int, handles: tuple[int, ...] | None, reason: str) -> bool:
-        """Give up ranges that the authority took away; None: all of the claim.
-
-        Returns whether anybody reports for it.
-        """
+        """Mark ranges as lost that the authority revoked (None: all); False for no claim here."""
         lease = self._leases.get((computation, sequencer))
         if lease is None:
             return False
@@ -376,7 +374,7 @@ class ReporterState:
         return True
 
     def statistics(self) -> ReporterStatistics:
-        """Return what was done so far."""
+        """Return the counters so far."""
         return ReporterStatistics(
             leases=len(self._leases),
             waiting=len(self._waiting),
@@ -392,19 +390,19 @@ def _key(claim: LeaseState | GroupState) -> Key:
     return claim.computation, claim.sequencer
 
 
-def _rested(until: float, now: float, interval: float) -> float:
-    """Return until when who reports now rests after it: in the past while it has saved up more."""
-    return min(max(until, now - max(0.0, SAVED - interval)), now) + interval
+def _rest_after(rests_until: float, now: float, interval: float) -> float:
+    """Return when a sender that reports now may report again; in the past while it has savings."""
+    return min(max(rests_until, now - max(0.0, SAVED - interval)), now) + interval
 
 
-def _messages(groups: Iterable[GroupState], most: int) -> Iterator[tuple[GroupState, ...]]:
-    """Divide what leaves together into messages that the server accepts."""
+def _messages(groups: Iterable[GroupState], limit: int) -> Iterator[tuple[GroupState, ...]]:
+    """Divide a report into messages that the server accepts."""
     part: list[GroupState] = []
     words = 0
     for group in groups:
-        for number, piece in enumerate(_pieces(group, most)):
-            # One entry a claim: the authority takes a claim's state from a report once.
-            if part and (number or words + piece.count > most):
+        for number, piece in enumerate(_pieces(group, limit)):
+            # One entry per claim: the authority takes only one state of a claim from a message.
+            if part and (number or words + piece.count > limit):
                 yield tuple(part)
                 part, words = [], 0
             part.append(piece)
@@ -412,12 +410,12 @@ def _messages(groups: Iterable[GroupState], most: int) -> Iterator[tuple[GroupSt
     yield tuple(part)
 
 
-def _pieces(group: GroupState, most: int) -> Iterator[GroupState]:
-    """Divide a group that is too large for one message; the mass and the lateness go with the last piece."""
-    if group.count <= most:
+def _pieces(group: GroupState, limit: int) -> Iterator[GroupState]:
+    """Divide a group too large for one message; mass and lateness go with the last piece."""
+    if group.count <= limit:
         yield group
         return
-    size = most // 2
+    size = limit // 2
     values = group.values
     total = len(group.handles) if group.handles is not None else len(values) if not isinstance(values, int) else 0
     for start in range(0, total, size):
@@ -433,80 +431,67 @@ def _pieces(group: GroupState, most: int) -> Iterator[GroupState]:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What a stream has to send."""
+    """Messages that a stream has to send, and when it has the next."""
 
     messages: Sequence[workers_pb2.ReportRequest]
-    """To send now."""
+    """Messages to send now."""
     within: float | None
-    """Seconds after which to ask again, when there are none; None: not before something changes."""
+    """Seconds after which to ask again; None: only after a change."""
     answered: bool = False
-    """Whether states were answered without being sent, so that those who wait have to be woken."""
+    """True when states were answered without being sent, so that callers of ``flush`` have to be
+    woken."""
 
 
-class ReportStream:
-    """Around the state machine of a report stream: from one stream to the next.
+class ReportStream(ShardStream):
+    """Report streams to one shard, one after the other, around one state machine.
 
-    Streams are opened anew after every failure, with a backoff, and then begin with everything.
-    Leases that the shard redirects leave before their reports are answered: nothing of them was
-    taken over.
+    After a failure a new stream is opened with a backoff, and begins with the full state of every
+    lease. A lease that the shard redirects is removed before its reports count as answered: the
+    shard took nothing of it.
     """
 
-    first_pause: float = 0.0
-    hurried: bool = False
     concerned: None = None
 
     def __init__(self, reporting: Reporting, key: str) -> None:
-        self.key = key
-        """The shard's address, or ``HOME``."""
         surroundings = reporting.surroundings
+        super().__init__("report", key, reporting.router, surroundings)
         self.state: ReporterState = ReporterState(
             surroundings.randbytes(16), reporting.interval, surroundings.random, words=reporting.words
         )
         self.last_error: Exception | None = None
-        """Why the last stream ended; None after an answer."""
+        """Error that ended the last stream; None after an answer."""
         self.interrupted: bool = False
-        """Whether the open stream is to be ended now."""
+        """True when the open stream has to end now."""
         self._reporting = reporting
         self._monotonic = surroundings.monotonic
-        self._backoff = Backoff(surroundings.random)
         self._open = False
-        self._opened_at = 0.0
-        self._opened_to = ""
-        self._leaving: float | None = None
+        self._opened_time = 0.0
 
     @property
     def failure(self) -> errors.LowwaterError | None:
-        """Why nothing will ever be reported again."""
+        """Error that ended all reporting; None while it goes on."""
         return self._reporting.failure
 
     @property
-    def wanted(self) -> bool:
-        """Whether there is anything to report: claims that have nothing new as well, the stream keeps them fresh."""
+    def needed(self) -> bool:
+        """True when a claim is reported here; one without news needs the stream to stay fresh."""
         return self.state.carries_any
-
-    @property
-    def address(self) -> str:
-        """Where the next stream goes."""
-        return self.key or self._reporting.router.home
 
     def open(self, address: str, server_token: str) -> tuple[int, workers_pb2.ReportRequest]:
         """Begin a stream to an address; returns its counter and its first message."""
         stream = self.state.open()
         self._open, self.interrupted = True, False
-        self._opened_at, self._opened_to, self._leaving = self._monotonic(), address, None
+        self._opened_time, self._opened_at, self._retry_after = self._monotonic(), address, None
         opening = workers_pb2.ReportOpen(server_token=server_token, sender=self.state.sender, stream=stream)
         return stream, workers_pb2.ReportRequest(open=opening)
 
     def leave_idle(self) -> bool:
-        """Have the open stream ended if it carries nothing any more; returns whether it is.
-
-        Home's stays, for what comes next.
-        """
-        self.interrupted = self._open and self.key != HOME and not self.wanted
+        """End the open stream when it carries no claim; that to home stays for the next."""
+        self.interrupted = self._open and self.key != HOME and not self.needed
         return self.interrupted
 
     def due(self, stream: int) -> Due | None:
-        """Return what a stream has to send; None when it has ended."""
+        """Return the messages that a stream has to send; None when it has ended."""
         if not self._open or self.state.stream != stream:
             return None
         now = self._monotonic()
@@ -517,7 +502,7 @@ class ReportStream:
         return Due(messages, 0.0, self.state.answered_here())
 
     def take(self, response: workers_pb2.ReportResponse) -> bool:
-        """Take an answer; returns whether the stream is to be left."""
+        """Take an answer; returns True when the stream has to end."""
         self.last_error = None
         match response.WhichOneof("kind"):
             case "opened":
@@ -529,152 +514,134 @@ class ReportStream:
                 if self.state.fenced(computation, sequencer, handles, reason):
                     logger.warning("a claim on %s lost ranges: %s", computation, reason)
                     self._drop_lost([(computation, sequencer)])
-                    return not self.wanted
+                    return not self.needed
             case "go_away":
-                logger.info("the authority goes away, at %s: %s", self._opened_to, response.go_away.reason)
-                self._leaving = response.go_away.retry_after_millis / 1e3
-                return True
+                return self._leave(response.go_away)
             case _:
-                pass  # of a newer server
+                pass  # a message of a newer server
         return False
 
     def _acknowledged(self, ack: workers_pb2.ReportAck) -> bool:
         moved: dict[str, tuple[workers_pb2.RefusedRanges, list[LeaseState]]] = {}
-        for each in ack.refused:
-            lease = self.state.find(each.computation, each.sequencer)
-            if each.reason == errors.OldStream.reason and lease is not None:
-                self.state.begin_above(lease, each.newest)
-            if each.reason == errors.Moved.reason and lease is not None:
-                # Gone before anything counts as answered: what the number says of its reports is
-                # not true of it.
+        for refusal in ack.refused:
+            lease = self.state.find(refusal.computation, refusal.sequencer)
+            if refusal.reason == errors.OldStream.reason and lease is not None:
+                self.state.begin_above(lease, refusal.newest)
+            if refusal.reason == errors.Moved.reason and lease is not None:
+                # Removed before the acknowledgement counts: this shard took nothing of the lease.
                 self.state.remove(lease)
-                moved.setdefault(each.computation, (each, []))[1].append(lease)
+                moved.setdefault(refusal.computation, (refusal, []))[1].append(lease)
         refused = [
-            (each.computation, each.sequencer, wire.refusal(each))
-            for each in ack.refused
-            if each.reason not in (errors.Moved.reason, errors.OldStream.reason)
+            (refusal.computation, refusal.sequencer, wire.refusal(refusal))
+            for refusal in ack.refused
+            if refusal.reason not in (errors.Moved.reason, errors.OldStream.reason)
         ]
         self._reporting.log(refused)
-        references = [(each.computation, each.micros) for each in ack.references]
-        budgets = {each.computation: wire.budget_marks(each.budgets) for each in ack.references}
+        references = [(reference.computation, reference.micros) for reference in ack.references]
+        budgets = {reference.computation: wire.budget_marks(reference.budgets) for reference in ack.references}
         for answered in self.state.acknowledged(ack.number, refused, references, budgets):
-            self._reporting.heard(answered.computation)
+            self._reporting.served(answered.computation)
         self._drop_lost([(computation, sequencer) for computation, sequencer, _ in refused])
         if not moved:
-            # Being let in proves little: a stream that is opened and fails at once, again and
-            # again, has to back off.
+            # An accepted stream proves little: if it reset the backoff, a stream that fails right
+            # after would be opened again and again without a pause.
             self._backoff.reset()
-            return not self.wanted
-        returned = [self._reporting.redirected(self, each.redirect, leases) for each, leases in moved.values()]
-        # What came back to the same shard begins a new stream with everything: nothing sent before
-        # may count after it.
-        return any(returned) or not self.wanted
+            return not self.needed
+        returned = [self._reporting.redirected(self, refusal.redirect, leases) for refusal, leases in moved.values()]
+        # A lease that came back to this shard needs a new stream with its full state, so that no
+        # earlier report counts after it.
+        return any(returned) or not self.needed
 
     def _drop_lost(self, claims: Iterable[tuple[str, int]]) -> None:
-        """Report claims no longer that have lost all their ranges."""
+        """Stop reporting claims that have lost all their ranges."""
         for computation, sequencer in claims:
             lease = self.state.find(computation, sequencer)
             if lease is not None and lease.lost_all:
                 self._reporting.remove(lease)
 
     def ended(self, failure: Exception | None) -> float:
-        """Take the end of a stream, and what ended it if something did; returns the seconds to wait before the next.
+        """Take the end of a stream and its error, if any; return the seconds until the next.
 
-        Another deployment at a home that was given ends the reporting. Whatever else it is, reporting must go on: a
-        claim that is silent for ever holds all behind it. A shard that is only busy is asked again when it said.
+        Only another deployment at an address given to ``connect`` ends all reporting. After any
+        other error it must go on: a claim that is silent for ever holds everything downstream. A
+        busy shard is asked again after the delay that it named.
         """
-        lasted = self.state.opened and self._monotonic() - self._opened_at > CAP
+        lasted = self.state.opened and self._monotonic() - self._opened_time > CAP
         self._open = False
         self.state.disconnected()
         if self.interrupted and (failure is None or isinstance(failure, grpc.RpcError)):
             return 0.0
         if isinstance(failure, grpc.RpcError):
-            failure = error_of_call(failure, self._opened_to)
+            failure = error_of_call(failure, self._opened_at)
         self.last_error = failure or self.last_error
-        router = self._reporting.router
-        if isinstance(failure, errors.ServerTokenMismatch) and self.key == HOME and router.given(self._opened_to):
+        if self._is_foreign(failure):
             logger.error("stopped reporting: %s", failure)
             self._reporting.failure = failure
             return 0.0
-        if isinstance(failure, errors.Unavailable | errors.ShuttingDown | errors.OldStream):
-            logger.info("the report stream to %s ended: %s", self._opened_to, failure)
-        elif isinstance(failure, errors.LowwaterError):
-            logger.warning("the report stream to %s ended: %s", self._opened_to, failure)
-        elif failure is not None:
-            logger.error("the report stream to %s failed; it is opened anew", self._opened_to, exc_info=failure)
-        leaving, self._leaving = self._leaving, None
-        at_least = failure.retry_after if isinstance(failure, errors.LowwaterError) else leaving or 0.0
-        if failure is not None or leaving is not None:
-            busy = isinstance(failure, (*BUSY, *DENIED))
-            if not busy:
-                router.failed(self._opened_to)
-            if self.key != HOME:
-                self._reporting.lose(self, self._backoff.spread(at_least) if busy else 0.0)
-                return 0.0  # what was reported here is looked for, which has delays of its own
         if lasted:
             self._backoff.reset()
-        return self._backoff.next(at_least)
+        return self._pause_after(failure)
+
+    def _lose_all(self, at_least: float) -> None:
+        self._reporting.lose(self, at_least)
 
     def retire(self) -> None:
-        """Nothing is reported here any more."""
+        """Remove this stream: the shell no longer drives it."""
         self._reporting.retired(self)
 
 
 class _Claim:
-    """One claim that is reported: its lease, and who carries it."""
+    """One claim that is reported, and the stream that carries it."""
 
     __slots__ = ("carrier", "lease", "logged")
 
     def __init__(self, lease: LeaseState) -> None:
         self.lease: LeaseState = lease
         self.carrier: ReportStream | None = None
-        """The stream that it is reported over; None while its computation is looked for. Its newest
-        state waits then."""
+        """Stream that carries it; None while the search looks for its shard. Its newest state waits
+        then."""
         self.logged: set[str] = set()
-        """The reasons for which a report of it was refused, which the log has."""
+        """Reasons of refusals that are in the log already."""
 
 
 class Reported(Sought):
-    """One computation as the reports of a client have it, while there is a claim on it.
-
-    See :mod:`lowwater.core.router`.
-    """
+    """Record of one computation with a claim of this client. See :mod:`lowwater.core.router`."""
 
     __slots__ = ("claims",)
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.claims: dict[int, _Claim] = {}
-        """By sequencer."""
+        """Claims by sequencer."""
 
     @property
     def homeless(self) -> list[_Claim]:
-        """Those that no stream carries. O(claims)."""
+        """Claims that no stream carries. O(claims)."""
         return [claim for claim in self.claims.values() if claim.carrier is None]
 
 
 class Reporting:
-    """All leases of a process, each reported over the stream of its computation's shard.
+    """All leases of a process; each is reported over the stream of its computation's shard.
 
-    A lease whose shard is not known is reported at home, whose answer tells. When a shard redirects
-    it or fails it moves on, with its full state; until it is known where to, its newest state waits
-    here. Nothing here waits or locks.
+    A lease whose shard is unknown is reported at home, which redirects. After a redirect or a
+    failure a lease moves to another stream with its full state; while its shard is searched for,
+    its newest state waits here. No method waits or locks.
     """
 
     def __init__(
         self, settings: Settings, surroundings: Surroundings, router: Router, *, words: int = MESSAGE_WORDS
     ) -> None:
         self.failure: errors.LowwaterError | None = None
-        """Why nothing will ever be reported again."""
+        """Error that ended all reporting; None while it goes on."""
         self.interval: float = settings.report_interval
         """Seconds between the reports of one claim, in the long run."""
         self.words: int = words
-        """Values that one message of a report may have at most."""
+        """Most 64-bit words of one message."""
         self.router: Router = router
         self.surroundings: Surroundings = surroundings
-        self.search: Search[Reported] = Search(router, surroundings, self._found)
+        self.search: Search[Reported] = Search(router, surroundings, self._relocated)
         self.computations: dict[str, Reported] = {}
-        """Computations of which some lease is reported, by name."""
+        """Records by name of all computations with a reported lease."""
         self._streams: dict[str, ReportStream] = {HOME: ReportStream(self, HOME)}
         self._untended: dict[Streamed, None] = {}
         self._past = ReporterStatistics()
@@ -682,23 +649,23 @@ class Reporting:
     # -- for leases --------------------------------------------------------------------------------
 
     def add(self, lease: LeaseState) -> None:
-        """Report a lease from now on. Ask :meth:`tend` afterwards."""
+        """Report a lease from now on. Call :meth:`tend` afterwards."""
         computation = self.computations.setdefault(lease.computation, Reported(lease.computation))
         claim = computation.claims[lease.sequencer] = _Claim(lease)
         self._put(claim, self.router.place(lease.computation))
 
     def remove(self, lease: LeaseState) -> None:
-        """Report a lease no longer; its ranges hold what was reported last."""
+        """Stop reporting a lease; its ranges hold the last reported value."""
         claim = self._claim(lease.computation, lease.sequencer)
         if claim is None:
             return
         computation = self.computations[lease.computation]
         del computation.claims[lease.sequencer]
         if not computation.claims:
-            # Nothing is kept of it: a process may claim computations of other names for weeks.
+            # Delete its record, else records pile up in a process that claims ever new names.
             self.search.forget(computation)
             del self.computations[lease.computation]
-        elif claim.carrier is None and not any(each.carrier is None for each in computation.claims.values()):
+        elif claim.carrier is None and not any(other.carrier is None for other in computation.claims.values()):
             self.search.forget(computation)
         if claim.carrier is not None:
             claim.carrier.state.remove(lease)
@@ -706,26 +673,23 @@ class Reporting:
                 self._untended[claim.carrier] = None
 
     def staged(self, lease: LeaseState) -> bool:
-        """Note that a lease has a new state; returns whether the sender has to be woken for it."""
+        """Take a new state of a lease; returns True when the sender has to be woken."""
         claim = self._claim(lease.computation, lease.sequencer)
         return claim is not None and claim.carrier is not None and claim.carrier.state.staged(lease)
 
     def hurry(self, lease: LeaseState) -> None:
-        """Let a lease's new state leave as soon as nothing is in flight, whatever the pace: somebody waits for it."""
+        """Send a lease's new state as soon as no report is in flight: a flush waits for it."""
         claim = self._claim(lease.computation, lease.sequencer)
         if claim is not None and claim.carrier is not None:
             claim.carrier.state.hurry(lease)
 
     def check(self) -> None:
-        """Raise what ended the reporting, if something did."""
+        """Raise the error that ended the reporting, if one did."""
         if self.failure is not None:
             raise own_copy(self.failure)
 
     def answered(self, lease: LeaseState, version: int) -> bool:
-        """Whether a state of a lease was answered.
-
-        Raises StaleSequencer when the claim is lost, and what the state was refused for.
-        """
+        """True when a state was answered. Raises StaleSequencer or the error of its refusal."""
         self.check()
         if lease.lost_all:
             raise stale(lease)
@@ -740,7 +704,7 @@ class Reporting:
         """Return the error of a state that was not answered in time."""
         claim, why = self._claim(lease.computation, lease.sequencer), ""
         if claim is not None and claim.carrier is None:
-            why = ": it is not known which shard serves it now"
+            why = ": the client is searching for the shard that serves it"
         elif claim is not None and claim.carrier is not None and claim.carrier.last_error is not None:
             why = f": {words_of(claim.carrier.last_error)}"
         msg = (
@@ -750,8 +714,8 @@ class Reporting:
         return errors.Timeout(msg, metadata={"computation": lease.computation, "timeout": f"{timeout:g}"})
 
     def statistics(self) -> ReporterStatistics:
-        """Return what was done so far, on all streams together."""
-        lost = [claim.lease for each in self.computations.values() for claim in each.homeless]
+        """Return the counters of all streams together."""
+        lost = [claim.lease for record in self.computations.values() for claim in record.homeless]
         waiting = sum(lease.version > lease.durable for lease in lost)
         homeless = ReporterStatistics(leases=len(lost), waiting=waiting)
         streams = [stream.state.statistics() for stream in self._streams.values()]
@@ -760,12 +724,12 @@ class Reporting:
     # -- for the shells ----------------------------------------------------------------------------
 
     def tend(self) -> Iterable[Streamed]:
-        """Return what has to be driven, or looked at, since this was asked last."""
+        """Return the machines to drive, or to look at again, since the last call."""
         untended, self._untended = self._untended, {}
         return untended
 
     def stream(self, key: str = HOME) -> ReportStream:
-        """Return the stream to an address, or to home."""
+        """Return the stream to an address, or to home; a new one when there is none."""
         if key not in self._streams:
             self._streams[key] = ReportStream(self, key)
         return self._streams[key]
@@ -773,52 +737,52 @@ class Reporting:
     # -- for the streams ---------------------------------------------------------------------------
 
     def log(self, refused: Sequence[tuple[str, int, Refusal]]) -> None:
-        """Say each reason once a claim: a range that is too far ahead is refused with every report until it no longer is."""
+        """Log each reason once per claim: one may be refused with every report for a long time."""
         for computation, sequencer, refusal in refused:
             claim = self._claim(computation, sequencer)
             if claim is not None and claim.carrier is not None and refusal.reason not in claim.logged:
                 claim.logged.add(refusal.reason)
                 logger.warning("a report of %s was refused: %s (%s)", computation, refusal.message, refusal.reason)
 
-    def heard(self, name: str) -> None:
-        """A shard has answered for a computation."""
+    def served(self, name: str) -> None:
+        """Note that a shard has answered for a computation."""
         computation = self.computations.get(name)
         if computation is not None:
             computation.hops = 0
-            self.search.heard(computation)
+            self.search.served(computation)
 
     def redirected(self, stream: ReportStream, redirect: types_pb2.Redirect, leases: Sequence[LeaseState]) -> bool:
-        """Take leases that a stream no longer carries where they are redirected to; returns whether that is the same shard."""
+        """Move leases to the shard that an answer names; returns True when it is the same one."""
         name = leases[0].computation
         computation = self.computations[name]
-        followed = self.router.redirected(name, redirect.address, redirect.epoch)
+        accepted = self.router.redirected(name, redirect.address, redirect.epoch)
         computation.hops += 1
         logger.info("%s is served at %s", name, redirect.address or "no shard just now")
         place = self.router.place(name)
-        following = followed and computation.hops <= MOST_HOPS
-        at_least = 0.0 if following else self.search.refused(computation)
+        follows = accepted and computation.hops <= MOST_HOPS
+        at_least = 0.0 if follows else self.search.refused(computation)
         claims = [computation.claims[lease.sequencer] for lease in leases]
         for claim in claims:
-            if following:
+            if follows:
                 self._put(claim, place)
             else:
                 self._lose(claim, at_least)
         return any(claim.carrier is stream for claim in claims)
 
     def lose(self, stream: ReportStream, at_least: float) -> None:
-        """Look for what a stream carried, in so many seconds at the earliest."""
+        """Search for all that a stream carried, in ``at_least`` seconds at the earliest."""
         for lease in stream.state.leases:
             stream.state.remove(lease)
             self._lose(self.computations[lease.computation].claims[lease.sequencer], at_least)
 
     def retired(self, stream: ReportStream) -> None:
-        """Nobody drives a stream any more."""
+        """Forget a stream that the shell no longer drives."""
         if stream.key != HOME and self._streams.get(stream.key) is stream:
             del self._streams[stream.key]
             self._past = ReporterStatistics.total([self._past, stream.state.statistics()])
 
     def _claim(self, name: str, sequencer: int) -> _Claim | None:
-        """Return what is known of a claim that is reported."""
+        """Return the record of a claim; None when it is not reported."""
         computation = self.computations.get(name)
         return None if computation is None else computation.claims.get(sequencer)
 
@@ -832,14 +796,14 @@ class Reporting:
         self.search.lose(self.computations[claim.lease.computation], at_least)
         self._untended[self.search] = None
 
-    def _found(self, computation: Reported) -> None:
+    def _relocated(self, computation: Reported) -> None:
         computation.hops = 0
         for claim in computation.homeless:
             self._put(claim, self.router.place(computation.name))
 
 
 def token_of(response: workers_pb2.ReportResponse | cluster_pb2.LocateResponse) -> str:
-    """Return the deployment that an answer names; empty when it names none."""
+    """Return the token of the deployment that an answer names; empty for none."""
     if isinstance(response, cluster_pb2.LocateResponse):
         return response.server_token
     return response.opened.server_token if response.HasField("opened") else ""

@@ -1,19 +1,24 @@
-"""Where each computation is served, as far as this process knows, and what it keeps of a computation: one record a name and side.
+"""The shards that serve computations, as far as this process has learnt, and its records of them.
 
-A client keeps three records of a name, because three guards protect them: on threads no two parts of a client hold one lock for long.
+A client has three records of a name, because three guards protect them: on threads no two parts of
+a client hold one lock for long.
 
-* :class:`Route`, of the :class:`Router`: the address that serves the computation, and the highest ownership number seen (*epoch*). One for
-  the whole client: calls, reports and watches go by it alike, so what one of them learns helps the others at once. The router's guard.
-* ``Followed``, of ``WatchState``: who follows it, whose stream tells of it, when its value was confirmed last, whether the caller may
-  read it. The watcher's guard.
-* ``Reported``, of ``Reporting``: the claims on it, and whose stream carries each. The reporter's guard.
+* :class:`Route`, of the :class:`Router`: the address that serves the computation, and the highest
+  ownership number seen (*epoch*). The whole client has one: calls, reports and watches all use it,
+  so what one of them learns helps the others at once. The router's guard protects it.
+* ``Followed``, of ``WatchState``: its readers, the stream that carries it, the time of its last
+  confirmation, whether the caller may read it. The watcher's guard protects it.
+* ``Reported``, of ``Reporting``: the claims on it, and the streams that carry them. The reporter's
+  guard protects it.
 
-The last two are a ``Sought``: each side counts for itself how often it was sent on (*hops*), and looks for the computation where it did
-not find it, for a shard that serves reports again may not tell of watermarks yet. Its states are *placed* (at the stream of an
-address, or of home), *lost* (the side's ``Search`` asks where it is), and for what is followed *denied* (``Denials`` asks whether it
-may be read by now). A record is found by its name in one table, and what has to be gone through by state has an index of the same records.
+The last two are a ``Sought``. Each side counts its own redirects (*hops*) and searches by itself,
+because a shard that serves reports again may not publish watermarks yet. Its states are *placed*
+(at the stream of an address, or of home), *lost* (the side's ``Search`` asks where it is), and for
+a followed one *denied* (``Denials`` asks whether the caller may read it by now). One table has the
+records by name; an index has those of each state that is iterated over.
 
-The newest value by name is the ratchet's: it outlives all of these, and what it refuses no record may show.
+The newest value of a name is in the ratchet: it outlives all these records, and they never show a
+value that it refuses.
 """
 
 from __future__ import annotations
@@ -25,105 +30,104 @@ from typing import Final
 __all__ = ["HOME", "MOST_HOPS", "MOST_NAMES", "Route", "Router"]
 
 HOME: Final = ""
-"""Stands for whichever address is home now."""
+"""Key of the stream to whichever address is home."""
 
 MOST_LEARNT: Final = 16
-"""Shards heard of that are kept as candidates for home: the newest, since shards come and go."""
+"""Most addresses learnt from redirects that are candidates for home: the newest, since shards come
+and go."""
 
 MOST_HOPS: Final = 2
-"""Redirects of a computation, one after the other, that its streams follow at once."""
+"""Most redirects in a row that the streams follow for one computation without a pause."""
 
 MOST_NAMES: Final = 10_000
-"""Most names in one read, as the authority takes them."""
+"""Most names in one read that the authority accepts."""
 
 
 class Route:
-    """Where one computation is served."""
+    """Route to the shard of one computation."""
 
     __slots__ = ("address", "epoch", "name")
 
     def __init__(self, name: str) -> None:
         self.name: str = name
         self.address: str = ""
-        """The shard's; empty while none is known, so that home is asked."""
+        """Address of the shard; empty while none is known, so that home is asked."""
         self.epoch: int = 0
-        """The highest ownership number seen, 0 for none."""
+        """Highest ownership number seen; 0 for none."""
 
 
 class Router:
-    """The shard of each computation, and the one that is asked about all others: *home*.
+    """The shard of each computation, and *home*, the shard that is asked about all others.
 
-    Home is an address that :func:`lowwater.connect` was given, the next one when it fails, and
-    after the last a shard heard of: each time another, those that failed last at the end. A
-    deployment of one shard never redirects, so all its computations are at home and nothing is kept
-    of them but a number. Every operation is O(1) but :meth:`failed` and :meth:`lead_to`, which are
-    O(names). ``guard`` is held for moments, and nothing is called under it.
+    Home is an address that :func:`lowwater.connect` was given. When it fails, the next one becomes
+    home, and after the last one a learnt address: each time another, those that failed last at the
+    end. A deployment of one shard never redirects, so all its computations are at home, and the
+    only record of them is a number. Every operation is O(1) but :meth:`failed` and :meth:`lead_to`,
+    which are O(names). ``guard`` is held briefly, and no callback is called under it.
     """
 
     def __init__(self, addresses: Sequence[str], guard: AbstractContextManager[object]) -> None:
         self.refused: int = 0
-        """Redirects to a lower ownership number than one seen; they were not followed."""
+        """Number of redirects to a lower ownership number than one seen; they were not followed."""
         self._guard = guard
-        self._given = tuple(dict.fromkeys(addresses))
+        self._configured = tuple(dict.fromkeys(addresses))
         self.learnt: dict[str, None] = {}
-        """Addresses of shards that were heard of, those that failed last at the end; at most
+        """Addresses learnt from redirects, those that failed last at the end; at most
         ``MOST_LEARNT``."""
-        self._home = self._given[0]
+        self._home = self._configured[0]
         self._routes: dict[str, Route] = {}
         self._doubted = ""
 
     def oracle(self) -> str:
-        """Return whom to ask where computations are: home, or once a shard to which a redirect was not followed.
+        """Return the address to ask for locations: home, or once a shard with a stale redirect.
 
-        Shown the higher number, it looks at its store: it has been asleep, or the store has lost a number that it has to exceed.
+        Shown the higher number, that shard looks at its store: the shard has been asleep, or the
+        store has lost a number.
         """
         doubted, self._doubted = self._doubted, ""
         return doubted or self._home
 
     @property
     def home(self) -> str:
-        """The address to ask about what has no route."""
+        """Address to ask about computations without a route."""
         return self._home
 
     @property
     def several(self) -> bool:
-        """Whether more than one address is known."""
-        return len(self._given) + len(self.learnt) > 1
+        """True when more than one address is known."""
+        return len(self._configured) + len(self.learnt) > 1
 
-    def given(self, address: str) -> bool:
-        """Whether an address is one that :func:`lowwater.connect` was given, and not only heard of."""
-        return address in self._given
+    def configured(self, address: str) -> bool:
+        """Return True for an address from :func:`lowwater.connect`, False for a learnt one."""
+        return address in self._configured
 
     def lead_to(self, address: str) -> bool:
-        """Whether anything is asked for at an address. O(names)."""
+        """Return True when any route leads to an address, or it may become home. O(names)."""
         with self._guard:
             return (
-                address in self._given
+                address in self._configured
                 or address == self._home
                 or any(route.address == address for route in self._routes.values())
             )
 
     def address_of(self, name: str) -> str:
-        """Return where to ask about a computation."""
+        """Return the address to ask about a computation."""
         route = self._routes.get(name)
         return self._home if route is None else route.address or self._home
 
     def place(self, name: str) -> str:
-        """Return whose stream carries a computation: that of an address, or ``HOME``."""
+        """Return the key of a computation's stream: an address, or ``HOME``."""
         route = self._routes.get(name)
         address = "" if route is None else route.address
         return HOME if not address or address == self._home else address
 
     def epoch_of(self, name: str) -> int:
-        """Return the highest ownership number seen of a computation, 0 for none."""
+        """Return the highest ownership number seen of a computation; 0 for none."""
         route = self._routes.get(name)
         return 0 if route is None else route.epoch
 
-    def seen(self, name: str, epoch: int) -> None:
-        """Note the ownership number that an answer carried.
-
-        Most carry one that is known, for which nobody waits.
-        """
+    def note_epoch(self, name: str, epoch: int) -> None:
+        """Note the ownership number in an answer; a known one needs no lock."""
         if epoch <= self.epoch_of(name):
             return
         with self._guard:
@@ -131,10 +135,10 @@ class Router:
             route.epoch = max(route.epoch, epoch)
 
     def redirected(self, name: str, address: str, epoch: int) -> bool:
-        """Take a redirect; returns whether to follow it.
+        """Take a redirect; returns True when it is to be followed.
 
-        One to a lower ownership number than one seen comes from a shard that has been asleep; one
-        without an address says that nobody serves the computation just now.
+        A lower ownership number than one seen comes from a shard that has been asleep. An empty
+        address means that no shard serves the computation now.
         """
         with self._guard:
             route = self._route(name)
@@ -145,21 +149,21 @@ class Router:
             route.epoch, route.address = epoch, address
             if not address:
                 return False
-            if address not in self._given and address not in self.learnt:
+            if address not in self._configured and address not in self.learnt:
                 self.learnt[address] = None
-                unused = [each for each in self.learnt if each != self._home]
+                unused = [learnt for learnt in self.learnt if learnt != self._home]
                 if len(unused) > MOST_LEARNT:
                     del self.learnt[unused[0]]
             return True
 
     def forget(self, name: str) -> None:
-        """Ask about a computation at home again."""
+        """Forget the address of a computation, so that home is asked."""
         with self._guard:
             if name in self._routes:
                 self._routes[name].address = ""
 
     def failed(self, address: str) -> None:
-        """Forget the routes to an address, which then go home; if that is home, turn to the next candidate."""
+        """Forget the routes to a failed address; if it is home, the next candidate becomes home."""
         with self._guard:
             for route in self._routes.values():
                 if route.address == address:
@@ -167,12 +171,12 @@ class Router:
             if address in self.learnt:
                 self.learnt[address] = self.learnt.pop(address)
             if address == self._home:
-                candidates = [*self._given, *list(self.learnt)[:1]]
-                following = self._given.index(address) + 1 if address in self._given else 0
-                self._home = candidates[following % len(candidates)]
+                candidates = [*self._configured, *list(self.learnt)[:1]]
+                next_index = self._configured.index(address) + 1 if address in self._configured else 0
+                self._home = candidates[next_index % len(candidates)]
 
     def _route(self, name: str) -> Route:
-        """Return the record of a computation. ``guard`` is held."""
+        """Return the route of a computation; a new one when there is none. ``guard`` is held."""
         route = self._routes.get(name)
         if route is None:
             route = self._routes[name] = Route(name)

@@ -1,4 +1,4 @@
-"""How to reach the authority, for both shells."""
+"""Settings that say how to reach the authority, for both shells."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from lowwater.core import checks
 __all__ = ["DEFAULT_ADDRESS", "OPTIONS", "Settings", "address_of", "is_loopback", "options_of", "proxy_of", "with_port"]
 
 DEFAULT_PORT: Final = 7420
-"""Where an authority listens unless it is told otherwise. gRPC itself would take 443."""
+"""Port at which an authority listens by default. gRPC's own default would be 443."""
 
 DEFAULT_ADDRESS: Final = f"localhost:{DEFAULT_PORT}"
 
 _RESOLVER: Final = re.compile(r"((?:dns:(?://[^/]*/)?)|ipv[46]:)?(.*)", re.DOTALL)
-"""What gRPC resolves to hosts, and the host with its port behind that."""
+"""Scheme that gRPC resolves to hosts, and the host with its port behind it."""
 
 _NO_PORT: Final = re.compile(r"(unix|unix-abstract|vsock|xds|passthrough):")
-"""What gRPC is given as it is: it names no host and port."""
+"""Schemes of addresses without host and port, which gRPC gets unchanged."""
 
 _SECRET: Final = "(not shown)"
 _TOKEN: Final = re.compile(r"[\x20-\x7e]*")
 
 _MOST_WATCH_INTERVAL: Final = 1.0
-"""What the authority takes: a stream on which nothing comes for longer passes for broken."""
+"""Most seconds that the authority accepts: a stream that is silent for longer counts as broken."""
 
 OPTIONS: Final = (
     # A frozen peer is noticed after 11 s; without ping_timeout_ms its default of 60 s would
@@ -39,32 +39,31 @@ OPTIONS: Final = (
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
-    # A subscriber that stalls finds some 17 KB of old watermarks in gRPC's buffers: 100 KB without
-    # the second, 4 MB without either.
+    # A subscriber that stalls then finds some 17 KB of old watermarks in gRPC's buffers. It would
+    # be 100 KB without the second option, and 4 MB without both.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 8_192),
-    # Streams and calls back off by themselves, up to 5 s with full jitter; the channel must be
-    # ready for them by then.
+    # Streams and calls have a backoff of their own, up to 5 s with full jitter; the channel must be
+    # ready by then.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # A claim of a million ranges in one message.
+    # Room for a claim of a million ranges in one message.
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
 )
 """Options of every channel."""
 
 _PROXIES: Final = ("grpc_proxy", "https_proxy", "http_proxy")
-"""The variables of the environment in which gRPC looks for a proxy, the first that is set."""
+"""Environment variables in which gRPC looks for a proxy; the first that is set counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to reach the authority.
+    """Settings of one client: how it reaches the authority.
 
-    Plain values, so that it may be pickled and sent to other processes.
-
-    Raises InvalidArgument for what nothing could be reached with.
+    Plain values, so that they can be pickled and sent to other processes. Raises InvalidArgument
+    for values that can reach nothing.
     """
 
     address: str
@@ -85,8 +84,8 @@ class Settings:
         if token is not None and (not isinstance(token, str) or _TOKEN.fullmatch(token) is None):
             raise checks.refused("token", _SECRET, "text of printable ASCII, without line breaks")
         for field_name in ("root_certificates", "private_key", "certificate_chain"):
-            # An empty one is no less asked for: taken for None, it would have a token go over the
-            # network as it is.
+            # An empty value counts as given: taken for None, it would send the token over the
+            # network unencrypted.
             value = getattr(self, field_name)
             if not isinstance(value, bytes | None) or value == b"":
                 raise checks.refused(field_name, _SECRET if value else value, "the bytes of a PEM file, or None")
@@ -103,63 +102,59 @@ class Settings:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The addresses in ``address``, in order, each with its port.
-
-        Raises InvalidArgument for what is no address.
-        """
+        """Addresses in ``address``, in order, each with its port. Raises InvalidArgument."""
         try:
-            return tuple(with_port(each.strip()) for each in self.address.split(","))
+            return tuple(with_port(address.strip()) for address in self.address.split(","))
         except ValueError as error:
             fix = "host:port, such as localhost:7420, several with commas between them"
             raise checks.refused("address", self.address, f"{fix} ({error})" if f"{error}" else fix) from None
 
     @property
     def encrypted(self) -> bool:
-        """Whether the channel uses TLS."""
-        given = (self.root_certificates, self.private_key, self.certificate_chain)
-        return any(each is not None for each in given)
+        """True when the channel uses TLS."""
+        files = (self.root_certificates, self.private_key, self.certificate_chain)
+        return any(file is not None for file in files)
 
     @property
     def credentials(self) -> grpc.ChannelCredentials | None:
-        """What the channel encrypts with; None without TLS."""
+        """Credentials that every channel encrypts with; None without TLS."""
         if not self.encrypted:
             return None
         return grpc.ssl_channel_credentials(self.root_certificates, self.private_key, self.certificate_chain)
 
     def credentials_for(self, address: str) -> grpc.ChannelCredentials | None:
-        """What the channel to an address encrypts with; None without TLS."""
+        """Return the credentials of the channel to an address; None without TLS."""
         return self.credentials
 
     @property
     def edition(self) -> object:
-        """Changes whenever the credentials do, so that channels are made anew with them.
-
-        Plain values never change.
-        """
+        """Value that changes with the credentials, for new channels; plain ones never change."""
         return None
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What goes along with every call."""
+        """Metadata of every call: the token, if there is one."""
         return (("authorization", f"Bearer {self.token}"),) if self.token else ()
 
 
 def with_port(address: str) -> str:
-    """Return an address as gRPC takes it; without a port, with that of an authority.
+    """Return an address in gRPC's form, with the default port when it has none.
 
-    Raises ValueError, which says what is wrong.
+    Raises ValueError with what is wrong.
 
-    >>> with_port("lowwater"), with_port("lowwater:1"), with_port("dns:///lowwater"), with_port("unix:/run/lowwater")
-    ('lowwater:7420', 'lowwater:1', 'dns:///lowwater:7420', 'unix:/run/lowwater')
+    >>> with_port("lowwater"), with_port("lowwater:1"), with_port("dns:///lowwater")
+    ('lowwater:7420', 'lowwater:1', 'dns:///lowwater:7420')
+    >>> with_port("unix:/run/lowwater")
+    'unix:/run/lowwater'
     >>> with_port("::1"), with_port("[::1]"), with_port("[::1]:1"), with_port("ipv6:[::1]")
     ('[::1]:7420', '[::1]:7420', '[::1]:1', 'ipv6:[::1]:7420')
     """
     if _NO_PORT.match(address):
         return address
-    found = _RESOLVER.fullmatch(address)
-    scheme, place = (found[1] or "", found[2]) if found else ("", address)
+    match = _RESOLVER.fullmatch(address)
+    scheme, place = (match[1] or "", match[2]) if match else ("", address)
     if not place or set(place) & set(" /@"):
-        msg = "one is empty" if not place else f"{address!r} is more than a host and a port; leave out the rest"
+        msg = "one address is empty" if not place else f"{address!r} is more than a host and a port; leave out the rest"
         raise ValueError(msg)
     if _is_ipv6(place):
         return f"{scheme}[{place}]:{DEFAULT_PORT}"
@@ -176,10 +171,10 @@ def with_port(address: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there.
+    """Return True when only this machine can reach a server at this host.
 
-    >>> is_loopback("127.0.0.1"), is_loopback("[::1]"), is_loopback("localhost"), is_loopback("0.0.0.0")
-    (True, True, True, False)
+    >>> is_loopback("127.0.0.1"), is_loopback("[::1]"), is_loopback("0.0.0.0")
+    (True, True, False)
     """
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
@@ -188,14 +183,12 @@ def is_loopback(host: str) -> bool:
 
 
 def _is_local(address: str) -> bool:
-    found = _RESOLVER.fullmatch(address)
-    return found is not None and is_loopback(found[2].rpartition(":")[0])
+    match = _RESOLVER.fullmatch(address)
+    return match is not None and is_loopback(match[2].rpartition(":")[0])
 
 
 def options_of(address: str) -> tuple[tuple[str, int], ...]:
-    """Return the options of a channel.
-
-    No proxy of the environment can reach what listens on this machine alone.
+    """Return the options of a channel; a loopback address gets none of the environment's proxies.
 
     >>> options_of("localhost:7420")[-1]
     ('grpc.enable_http_proxy', 0)
@@ -204,11 +197,11 @@ def options_of(address: str) -> tuple[tuple[str, int], ...]:
 
 
 def proxy_of(address: str, environment: Mapping[str, str] = os.environ) -> str:
-    """Return the variable of the environment whose proxy gRPC may go through to an address; empty when there is none.
+    """Return the environment variable whose proxy gRPC may use for an address; empty for none.
 
-    Its value is no part of a message: it may have a password.
+    Only the variable's name is for messages: its value may have a password.
 
-    >>> proxy_of("lowwater:7420", {"http_proxy": "http://proxy:3128"}), proxy_of("[::1]:7420", {"http_proxy": "x"})
+    >>> proxy_of("lowwater:7420", {"http_proxy": "x"}), proxy_of("[::1]:7420", {"http_proxy": "x"})
     ('http_proxy', '')
     """
     return "" if _is_local(address) else next((name for name in _PROXIES if environment.get(name)), "")
@@ -222,5 +215,5 @@ def _is_ipv6(text: str) -> bool:
 
 
 def address_of(address: str | None) -> str:
-    """Return the address given; None: that of the environment, or the default."""
+    """Return the given address; for None that of the environment, or the default."""
     return address if address is not None else os.environ.get("LOWWATER_ADDRESS") or DEFAULT_ADDRESS

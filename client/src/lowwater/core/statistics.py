@@ -1,4 +1,4 @@
-"""What a client has done."""
+"""Counters of a client."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["ClientStatistics"]
 
 @dataclass(frozen=True, slots=True)
 class ClientStatistics:
-    """What the client's threads, or tasks, have done in this process, on the streams to all shards together."""
+    """Counters of a client in this process, over the streams to all shards."""
 
     reporter: ReporterStatistics
     watcher: WatcherStatistics
     refused_redirects: int
-    """Redirects to a lower ownership number than one seen: they came from shards that had been
-    replaced, and were not followed."""
+    """Number of redirects to a lower ownership number than one seen. They came from replaced
+    shards, and were not followed."""

@@ -1,72 +1,134 @@
-"""What the streams of a client have in common."""
+"""Protocol between a client's machines and the shells that drive their streams."""
 
 from __future__ import annotations
 
+import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Set
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from lowwater import errors
+from lowwater.core.attempts import BUSY, DENIED
+from lowwater.core.backoff import Backoff
+from lowwater.core.router import HOME, Router
+from lowwater.core.surroundings import Surroundings
+from lowwater.v1 import types_pb2
 
-__all__ = ["Many", "Streamed"]
+__all__ = ["Many", "ShardStream", "Streamed"]
+
+logger: logging.Logger = logging.getLogger("lowwater")
 
 
 class Streamed(Protocol):
-    """A state machine that is fed by one stream after the other, as the shells drive it."""
+    """A state machine that one stream after the other feeds, as the shells drive it."""
 
     @property
     def failure(self) -> errors.LowwaterError | None:
-        """Why there will be no further stream."""
+        """Error after which no further stream is opened; None while it goes on."""
         ...
 
     @property
-    def wanted(self) -> bool:
-        """Whether a stream has to be opened."""
+    def needed(self) -> bool:
+        """True when a stream has to be opened."""
         ...
 
     @property
     def interrupted(self) -> bool:
-        """Whether the open stream is to be ended now; another follows if one is wanted."""
+        """True when the open stream has to end now; another follows if one is needed."""
         ...
 
     @property
     def address(self) -> str:
-        """Where the next stream goes."""
+        """Address of the next stream."""
         ...
 
     @property
     def first_pause(self) -> float:
-        """Seconds to wait before the first stream, and once it is hurried."""
+        """Seconds to wait before the first stream, and again after ``hurried``."""
         ...
 
     @property
     def hurried(self) -> bool:
-        """Whether the pause before the next stream is to end now: the next one need not wait for so long any more."""
+        """True when the pause before the next stream has to end now, for a shorter one."""
         ...
 
     def take(self, response: Any, /) -> bool:
-        """Take a message; returns whether the stream is to be left.
-
-        What it raises ends the stream.
-        """
+        """Take a message; returns True when the stream has to end. Raising ends it as well."""
         ...
 
     @property
     def concerned(self) -> Set[str] | None:
-        """Of which computations the last message told those who wait anything new; None: perhaps of all."""
+        """Computations for whose readers the last message has news; None: possibly all."""
         ...
 
     def ended(self, failure: Exception | None, /) -> float:
-        """Take the end of a stream, and what ended it if something did; returns the seconds to wait before the next."""
+        """Take the end of a stream and its error, if any; return the seconds until the next."""
         ...
 
     def retire(self) -> None:
-        """No further stream is wanted: nobody drives this any more, until it is handed out again."""
+        """Take the end of the driving: no stream is needed until ``tend`` returns this again."""
         ...
 
 
 class Many(Protocol):
-    """State machines that share what they know, one for each shard that is needed."""
+    """State machines with common state, one for each shard that is needed."""
 
     def tend(self) -> Iterable[Streamed]:
-        """Return those that have to be driven from now on, or whose stream may have to be renewed, since this was asked last."""
+        """Return the machines to drive, or whose stream may need a renewal, since the last call."""
         ...
+
+
+class ShardStream(ABC):
+    """Report or watch streams to one shard, one after the other: their address, and their ends."""
+
+    first_pause: float = 0.0
+    hurried: bool = False
+
+    def __init__(self, kind: str, key: str, router: Router, surroundings: Surroundings) -> None:
+        self.key: str = key
+        """Address of the shard, or ``HOME``."""
+        self._kind = kind
+        self._router = router
+        self._backoff = Backoff(surroundings.random)
+        self._opened_at = ""  # address of the newest stream
+        self._retry_after: float | None = None
+
+    @property
+    def address(self) -> str:
+        """Address of the next stream."""
+        return self.key or self._router.home
+
+    @abstractmethod
+    def _lose_all(self, at_least: float) -> None:
+        """Search for all that the stream carried, in ``at_least`` seconds at the earliest."""
+
+    def _leave(self, go_away: types_pb2.GoAway) -> bool:
+        """Take the shard's request to leave; returns True, because the stream has to end."""
+        logger.info("the authority goes away, at %s: %s", self._opened_at, go_away.reason)
+        self._retry_after = go_away.retry_after_millis / 1e3
+        return True
+
+    def _is_foreign(self, failure: Exception | None) -> TypeGuard[errors.ServerTokenMismatch]:
+        """Return True for another deployment at an address given to ``connect``."""
+        mismatch = isinstance(failure, errors.ServerTokenMismatch)
+        return mismatch and self.key == HOME and self._router.configured(self._opened_at)
+
+    def _pause_after(self, failure: Exception | None) -> float:
+        """Leave a shard that failed or goes away; return the seconds until the next stream."""
+        if isinstance(failure, errors.Unavailable | errors.ShuttingDown | errors.OldStream):
+            logger.info("the %s stream to %s ended: %s", self._kind, self._opened_at, failure)
+        elif isinstance(failure, errors.LowwaterError):
+            logger.warning("the %s stream to %s ended: %s", self._kind, self._opened_at, failure)
+        elif failure is not None:
+            msg = "the %s stream to %s failed; it is opened again"
+            logger.error(msg, self._kind, self._opened_at, exc_info=failure)
+        retry_after, self._retry_after = self._retry_after, None
+        at_least = failure.retry_after if isinstance(failure, errors.LowwaterError) else retry_after or 0.0
+        if failure is not None or retry_after is not None:
+            busy = isinstance(failure, (*BUSY, *DENIED))
+            if not busy:
+                self._router.failed(self._opened_at)
+            if self.key != HOME:
+                self._lose_all(self._backoff.spread(at_least) if busy else 0.0)
+                return 0.0  # the search for what it carried has its own delays
+        return self._backoff.next(at_least)

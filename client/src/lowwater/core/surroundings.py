@@ -1,4 +1,4 @@
-"""What the client takes from its process: a clock, chance and a name."""
+"""Clock, randomness and names that a client takes from its process."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["REAL", "Surroundings"]
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a client takes from its process, passed in so that it runs in a simulator."""
+    """Sources of a client's process, passed in so that a simulator can replace them."""
 
     monotonic: Callable[[], float] = time.monotonic
-    """A clock in seconds that never goes back. Nothing here asks for the wall clock."""
+    """Clock in seconds that never goes back. The core uses no wall clock."""
     random: Callable[[], float] = random.SystemRandom().random
-    """Floats in [0, 1), for the jitter of delays. Not the same ones in a forked child."""
+    """Source of floats in [0, 1) for jitter; a forked child gets others."""
     randbytes: Callable[[int], bytes] = os.urandom
-    """So many random bytes: the names of streams and of claims."""
+    """Source of random bytes, for the names of streams and claims."""
     host: Callable[[], str] = socket.gethostname
-    """The name of the machine, which claims carry for people."""
+    """Name of the machine, which claims carry for people."""
     pid: Callable[[], int] = os.getpid
-    """The number of the process, for the names of workers that were given none."""
+    """Number of the process, for the default name of a worker."""
 
 
 REAL: Final = Surroundings()
-"""Those of a real process."""
+"""Sources of a real process."""

@@ -1,4 +1,4 @@
-"""Leases and tasks, sans-IO: what is asked of the authority, and what its answers become."""
+"""Calls about leases and tasks: their requests, and the conversion of the answers. No I/O."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from lowwater.watermark import EventTime, Watermark, to_micros
 __all__ = ["Granted", "TaskCalls", "WAIT_SHARE", "granted_of", "output_name", "token_of"]
 
 WAIT_SHARE: Final = 0.25
-"""How much of a call's time the authority may let it wait: the rest is for the way, and for another
-shard."""
+"""Share of a call's time that the authority may use to wait for a task: the rest is for the way,
+and for another shard."""
 
 _MOST_WAIT_MILLIS: Final = 30_000
-"""What the authority takes."""
+"""Most milliseconds of such a wait that the authority accepts."""
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 _LENGTHS: Final = (timedelta(seconds=1), timedelta(days=366))
@@ -38,7 +38,7 @@ _STATES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """A lease as the authority has granted it."""
+    """A lease that the authority has granted."""
 
     server_token: str
     computation: str
@@ -49,11 +49,11 @@ class Granted:
 
 
 class TaskCalls:
-    """Describes calls about the tasks of one computation."""
+    """Describes the calls about the tasks of one computation."""
 
     def __init__(self, calls: Calls, computation: str) -> None:
         self._calls = calls
-        self._known = calls.known
+        self._state = calls.state
         self._computation = computation
 
     def create_group(
@@ -65,17 +65,17 @@ class TaskCalls:
                 "start", start, "the event time at which the first interval begins, with every and only with it"
             )
         request = pb.CreateGroupRequest(
-            server_token=self._known.server_token,
+            server_token=self._state.server_token,
             computation=self._computation,
             group=checks.text("group", group),
-            every_micros=0 if every is None else _micros("every", every, *_LENGTHS),
+            every_micros=0 if every is None else checks.micros("every", every, *_LENGTHS),
             start_micros=0 if start is None or every is None else to_micros(first_start(start, every)),
-            lease_micros=_micros("lease", lease, *_LEASES),
+            lease_micros=checks.micros("lease", lease, *_LEASES),
             configuration=checks.key("configuration", configuration),
         )
 
         def take(answer: pb.CreateGroupResponse) -> TaskGroup:
-            self._known.admit(answer.server_token)
+            self._state.admit(answer.server_token)
             return _group(self._computation, answer.group)
 
         return Call(lambda stubs: stubs.tasks.CreateGroup, request, take, self._computation)
@@ -83,7 +83,7 @@ class TaskCalls:
     def configure(self, group: str, configuration: bytes, version: int, incarnation: int) -> Call[TaskGroup]:
         """Change the configuration of a group."""
         request = pb.ConfigureGroupRequest(
-            server_token=self._known.server_token,
+            server_token=self._state.server_token,
             computation=self._computation,
             group=checks.text("group", group),
             configuration=checks.key("configuration", configuration),
@@ -100,7 +100,7 @@ class TaskCalls:
     def create(self, group: str, tasks: Iterable[NewTask], incarnation: int) -> Call[None]:
         """Create tasks."""
         request = pb.CreateTasksRequest(
-            server_token=self._known.server_token,
+            server_token=self._state.server_token,
             computation=self._computation,
             group=checks.text("group", group),
             tasks=_new_tasks("tasks", tasks),
@@ -108,17 +108,14 @@ class TaskCalls:
         )
 
         def take(answer: pb.CreateTasksResponse) -> None:
-            self._known.admit(answer.server_token)
+            self._state.admit(answer.server_token)
 
         return Call(lambda stubs: stubs.tasks.CreateTasks, request, take, self._computation)
 
     def take(self, group: str, worker: str, nonce: bytes, wait: float) -> Call[Granted | None]:
-        """Take a task, waiting at the authority for so many seconds.
-
-        The nonce names the request: a repetition gets the same lease.
-        """
+        """Take a task, waiting ``wait`` seconds at the authority; ``nonce`` makes it repeatable."""
         request = pb.TakeTaskRequest(
-            server_token=self._known.server_token,
+            server_token=self._state.server_token,
             computation=self._computation,
             group=checks.text("group", group),
             worker=checks.text("worker", worker),
@@ -127,7 +124,7 @@ class TaskCalls:
         )
 
         def take(answer: pb.TakeTaskResponse) -> Granted | None:
-            self._known.admit(answer.server_token)
+            self._state.admit(answer.server_token)
             if not answer.HasField("lease"):
                 return None
             return Granted(
@@ -143,11 +140,11 @@ class TaskCalls:
 
     def list(self, group: str, state: TaskState | None, limit: int) -> Call[TaskList]:
         """List the tasks of a group."""
-        given: Any = state
-        if state is not None and given not in _STATES:
-            raise checks.refused("state", given, "a TaskState, or None for all")
+        value: Any = state
+        if state is not None and value not in _STATES:
+            raise checks.refused("state", value, "a TaskState, or None for all")
         request = pb.ListTasksRequest(
-            server_token=self._known.server_token,
+            server_token=self._state.server_token,
             computation=self._computation,
             group=checks.text("group", group),
             state=pb.TASK_STATE_UNSPECIFIED if state is None else _STATES[state],
@@ -157,19 +154,19 @@ class TaskCalls:
             raise checks.refused("group", group, "the name of a group")
 
         def take(answer: pb.ListTasksResponse) -> TaskList:
-            self._known.admit(answer.server_token)
-            [found] = answer.groups
-            return TaskList(_group(self._computation, found), tuple(map(_task, answer.tasks)), answer.total)
+            self._state.admit(answer.server_token)
+            [group_message] = answer.groups
+            return TaskList(_group(self._computation, group_message), tuple(map(_task, answer.tasks)), answer.total)
 
         return Call(lambda stubs: stubs.tasks.ListTasks, request, take, self._computation)
 
     def groups(self) -> Call[tuple[TaskGroup, ...]]:
         """List the groups."""
-        request = pb.ListTasksRequest(server_token=self._known.server_token, computation=self._computation)
+        request = pb.ListTasksRequest(server_token=self._state.server_token, computation=self._computation)
 
         def take(answer: pb.ListTasksResponse) -> tuple[TaskGroup, ...]:
-            self._known.admit(answer.server_token)
-            return tuple(_group(self._computation, each) for each in answer.groups)
+            self._state.admit(answer.server_token)
+            return tuple(_group(self._computation, message) for message in answer.groups)
 
         return Call(lambda stubs: stubs.tasks.ListTasks, request, take, self._computation)
 
@@ -178,7 +175,7 @@ class TaskCalls:
 
 
 def renew(granted: Granted) -> Call[timedelta]:
-    """Keep a lease."""
+    """Renew a lease."""
     request = pb.RenewTaskRequest(
         server_token=granted.server_token, computation=granted.computation, lease=granted.lease
     )
@@ -191,7 +188,7 @@ def renew(granted: Granted) -> Call[timedelta]:
 
 
 def release(granted: Granted) -> Call[None]:
-    """Give a lease back."""
+    """Release a lease."""
     request = pb.ReleaseTaskRequest(
         server_token=granted.server_token, computation=granted.computation, lease=granted.lease
     )
@@ -199,12 +196,12 @@ def release(granted: Granted) -> Call[None]:
 
 
 def commit(granted: Granted, outputs: Iterable[str], digest: bytes, successors: Iterable[NewTask]) -> Call[None]:
-    """End a task."""
+    """Commit a task."""
     request = pb.CommitTaskRequest(
         server_token=granted.server_token,
         computation=granted.computation,
         lease=granted.lease,
-        outputs=[checks.text(f"outputs[{i}]", each) for i, each in enumerate(checks.listed("outputs", outputs))],
+        outputs=[checks.text(f"outputs[{i}]", output) for i, output in enumerate(checks.listed("outputs", outputs))],
         digest=checks.key("digest", digest),
         successors=_new_tasks("successors", successors),
     )
@@ -212,14 +209,14 @@ def commit(granted: Granted, outputs: Iterable[str], digest: bytes, successors: 
 
 
 def output_name(granted: Granted, part: str) -> str:
-    """Return a name for an output that no other lease has: the group, the task, and the version with the nonce."""
+    """Return a name for an output that no other lease uses: group, task, version and nonce."""
     task, lease = granted.task, granted.lease
     name = task.name or str(task.at).replace(":", "")
     return "/".join([task.group, name, f"{lease.version}-{lease.nonce.hex()}", checks.text("part", part)])
 
 
 def token_of(granted: Granted) -> str:
-    """Return a lease as one line of JSON, with which another process goes on."""
+    """Return a lease as one line of JSON, with which another process can continue."""
     lease, task = granted.lease, granted.task
     return json.dumps(
         {
@@ -243,40 +240,40 @@ def token_of(granted: Granted) -> str:
 
 
 def granted_of(token: str) -> Granted:
-    """Return the lease of a token. Raises InvalidArgument for what is none."""
+    """Return the lease of a token. Raises InvalidArgument for any other text."""
     try:
-        said = json.loads(checks.text("token", token))
+        fields = json.loads(checks.text("token", token))
         key = pb.TaskKey(
-            incarnation=said["incarnation"], group=said["group"], at_micros=said["at_micros"], name=said["name"]
+            incarnation=fields["incarnation"], group=fields["group"], at_micros=fields["at_micros"], name=fields["name"]
         )
         lease = pb.TaskLease(
             key=key,
-            version=said["version"],
-            configuration_version=said["configuration_version"],
-            epoch=said["epoch"],
-            nonce=bytes.fromhex(said["nonce"]),
+            version=fields["version"],
+            configuration_version=fields["configuration_version"],
+            epoch=fields["epoch"],
+            nonce=bytes.fromhex(fields["nonce"]),
         )
         task = TaskView(
             key.group,
             key.name,
             Watermark(key.at_micros),
-            Watermark(said["until_micros"]),
-            bytes.fromhex(said["payload"]),
+            Watermark(fields["until_micros"]),
+            bytes.fromhex(fields["payload"]),
             lease.version,
             TaskState.LEASED,
-            said["worker"],
+            fields["worker"],
             (),
             b"",
             offered=False,
         )
-        lasts = timedelta(microseconds=said["lease_micros"])
+        lasts = timedelta(microseconds=fields["lease_micros"])
         return Granted(
-            said["server_token"], said["computation"], lease, task, bytes.fromhex(said["configuration"]), lasts
+            fields["server_token"], fields["computation"], lease, task, bytes.fromhex(fields["configuration"]), lasts
         )
     except (ValueError, TypeError, KeyError) as error:
         if isinstance(error, errors.InvalidArgument):
             raise
-        raise checks.refused("token", token, "what lease.token, or `lowwater tasks take`, has given") from error
+        raise checks.refused("token", token, "the text of lease.token, or of `lowwater tasks take`") from error
 
 
 # -- from the wire ---------------------------------------------------------------------------------
@@ -321,7 +318,7 @@ def _task(message: pb.Task) -> TaskView:
 
 
 def _new_tasks(field: str, tasks: Iterable[NewTask]) -> list[pb.NewTask]:
-    return [_new_task(f"{field}[{i}]", each) for i, each in enumerate(checks.listed(field, tasks))]
+    return [_new_task(f"{field}[{i}]", task) for i, task in enumerate(checks.listed(field, tasks))]
 
 
 def _new_task(field: str, task: Any) -> pb.NewTask:
@@ -333,10 +330,3 @@ def _new_task(field: str, task: Any) -> pb.NewTask:
         name=checks.text(f"{field}.name", task.name),
         payload=checks.key(f"{field}.payload", task.payload),
     )
-
-
-def _micros(field: str, length: timedelta, least: timedelta, most: timedelta) -> int:
-    given: Any = length
-    if not isinstance(given, timedelta) or not least <= given <= most:
-        raise checks.refused(field, given, f"a timedelta of {least} to {most}")
-    return length // _MICROSECOND

@@ -1,4 +1,4 @@
-"""Times, keys, ranges and names that others chose, in words."""
+"""Words for times, keys and ranges, and safe forms of names that others chose."""
 
 from __future__ import annotations
 
@@ -27,42 +27,43 @@ _DAY = 86_400_000_000
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 _HDFS: Final = r"""(?<=hdfs:)//[^\s:/?#"'@]+:\d{1,5}[/?#,]"""
-"""Host and port of HDFS, whose URLs have no password. Of any other URL such a port may be the
+"""Host and port of an HDFS URL, which has no password. In any other URL such a port may be the
 beginning of one."""
 
 _PASSWORD: Final = re.compile(
     rf"(?P<scheme>\b[a-z][a-z0-9+.-]*:(?!{_HDFS})//)(?P<user>[^\s:/@]*):[^\s\"']+@", re.IGNORECASE
 )
-"""User and password of a URL, the password up to the last @: some are written without the escapes
-that they need."""
+"""User and password of a URL, the password up to the last @, because some are written without the
+necessary escapes."""
 
 _PASSWORD_OPTION: Final = re.compile(r"(?P<name>[?&][^?&=\s]*password=)[^&\s]+", re.IGNORECASE)
-"""The same as an option of a URL, such as ssl_password."""
+"""Password as an option of a URL, such as ssl_password."""
 
 _MOST_CHARACTERS: Final = 2000
-"""Number of characters of an error's first line that are looked at. A plan in one line may have
+"""Most characters of an error's first line that are searched. A plan in one line may have
 millions."""
 
 _USER: Final = re.compile(rf"""(?!{_HDFS})//(?:[^\s:/?#"'@]*:[^\s"']+|[^\s/?#"']+)@""")
-"""User and password of a URL, up to the last @: some passwords lack the escapes that they need."""
+"""User and password of a URL, up to the last @, because some passwords lack the necessary
+escapes."""
 
 _SECRET: Final = re.compile(
     r"""((?:passw|pwd|passphrase|secret|token|credential|authorization)[\w.-]*|key|signature|\bsig)"""
     r"""([\\"']*\s*[=:]+\s*)(?!\*\*\*)(?:(?:bearer|basic)\s+)?("[^"]*"?|'[^']*'?|[^\s&]+)""",
     re.IGNORECASE,
 )
-"""The end of a name that says that its value is secret, what stands between, and the value."""
+"""End of a name whose value is secret, the separator, and the value."""
 
 
 def on_one_line(text: str) -> str:
-    r"""Return a text that others chose as a terminal or a log may have it: without line ends, and nothing that a terminal obeys.
+    r"""Return a foreign text without line ends and terminal controls, for terminals and logs.
 
     >>> on_one_line("exec-7 Zürich"), on_one_line("exec\n\x1b[2J")
     ('exec-7 Zürich', 'exec\\n\\x1b[2J')
     """
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def without_passwords(text: str) -> str:
@@ -85,25 +86,26 @@ def without_secrets(line: str) -> str:
     'no answer from postgres://***@db:5432/x?sslkey=***&a=1'
     >>> without_secrets("postgres://etl:9?x@db:5432/x hdfs://host:8020/v@2")
     'postgres://***@db:5432/x hdfs://host:8020/v@2'
-    >>> without_secrets("fs.s3a.secret.key=a/b+c refused; Password: 'a b', {'api_token': 'Bearer x'} of file:///in")
-    "fs.s3a.secret.key=*** refused; Password: ***, {'api_token': ***} of file:///in"
-    >>> without_secrets("{'api_token': ***, 'rows': 5}")  # Spark has done it already
-    "{'api_token': ***, 'rows': 5}"
+    >>> without_secrets("fs.s3a.secret.key=a/b+c refused; {'api_token': 'Bearer x'} of file:///in")
+    "fs.s3a.secret.key=*** refused; {'api_token': ***} of file:///in"
+    >>> without_secrets("Password: 'a b', {'api_token': ***, 'rows': 5}")  # partly hidden by Spark
+    "Password: ***, {'api_token': ***, 'rows': 5}"
     >>> len(without_secrets(999 * "column " + "//user:pass@host"))
     1994
     """
     if len(line) > _MOST_CHARACTERS:
-        line = line[:_MOST_CHARACTERS].rpartition(" ")[0]  # half a word may be a user whose @ is cut off
+        # half a word may be a user whose @ is cut off
+        line = line[:_MOST_CHARACTERS].rpartition(" ")[0]
     return _SECRET.sub(r"\1\2***", _USER.sub("//***@", line))
 
 
-def counted(count: int, what: str) -> str:
-    """Return how many there are of something.
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun.
 
     >>> counted(1, "key range"), counted(20_000, "key range")
     ('1 key range', '20000 key ranges')
     """
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def duration(seconds: float) -> str:
@@ -126,12 +128,14 @@ def duration(seconds: float) -> str:
 
 
 def lag(watermark: Watermark, now_micros: int) -> str:
-    """Return how far a watermark is behind a processing time: "-" when it has no time."""
+    """Return in words how far a watermark lags a processing time; "-" when it has no time."""
     return "-" if watermark.unknown or watermark.finished else duration((now_micros - watermark.micros) / 1e6)
 
 
 def clock_time(watermark: Watermark, now_micros: int) -> str:
-    """Return an event time as people say it, rounded down to the second: without the day when that is the day of a processing time.
+    """Return an event time for people, rounded down to the second.
+
+    The day is left out when it is that of ``now_micros``.
 
     >>> clock_time(Watermark(1_357_740_000_000_000), 1_357_743_600_000_000)
     '14:00 UTC'
@@ -160,8 +164,10 @@ def describe_key(key: bytes) -> str:
 def describe_range(start: bytes, end: bytes) -> str:
     """Return a half-open key range in words: both ends as text, or both in hexadecimal.
 
-    >>> describe_range(b"", b""), describe_range(b"A", b"N"), describe_range(b"@", bytes([0x80])), describe_range(b"A", b"")
-    ('all keys', '[A, N)', '[0x40, 0x80)', '[A, ..)')
+    >>> describe_range(b"", b""), describe_range(b"A", b"N"), describe_range(b"@", bytes([0x80]))
+    ('all keys', '[A, N)', '[0x40, 0x80)')
+    >>> describe_range(b"A", b"")
+    '[A, ..)'
     """
     if not start and not end:
         return "all keys"
@@ -172,7 +178,7 @@ def describe_range(start: bytes, end: bytes) -> str:
 
 
 def describe_owner(view: RangeView) -> str:
-    """Return who answers for a range."""
+    """Return the owner of a range in words."""
     worker = on_one_line((view.worker or "an unnamed worker") + (f" on {view.host}" if view.host else ""))
     match view.state:
         case RangeState.NEVER_CLAIMED:
@@ -186,7 +192,7 @@ def describe_owner(view: RangeView) -> str:
 
 
 def describe_holder(view: WatermarkView, counted: bool = True) -> str:
-    """Return who holds a computation's low watermark, in a few words."""
+    """Return the holder of a computation's low watermark in a few words."""
     if not view.registered:
         return f"{view.computation} (not registered)"
     if not counted:

@@ -1,14 +1,20 @@
-"""What one process hears of watermarks: from the stream of a shard to those who wait for a time, look for changes, or fold several.
+"""Watermarks as one process learns them: from a shard's stream to the readers in this process.
 
-How it flows. Whoever follows computations has a :class:`Subscription`. :class:`WatchState` places each name at the stream of the shard that
-serves it, as far as that is known, and looks for it where a shard redirects or fails. A :class:`WatchStream` is one stream after the other to
-one shard: its messages pass the ratchet, which shows nothing that goes back, and tell how fresh the values are. Readers keep no values of
-their own. :class:`Waiting`, :class:`Changes`, :class:`Folding` and :class:`FoldChanges` each look at what is known, and say whether there is
-something for them by now: so a reader that is slow finds the newest, and no backlog.
+Readers wait for a time, iterate over changes, or fold several computations.
 
-All of it is pure: no I/O, no locks, no waiting, and the only clock and randomness are those passed in. The shells (``_async/watcher.py``,
-and ``_sync/watcher.py``, which is made of it) open the streams that :meth:`WatchState.tend` names, give what comes to
-:meth:`WatchStream.take`, and have all who wait look again.
+How a value flows. Each reader has a :class:`Subscription` to the computations that it follows.
+:class:`WatchState` places each computation at the stream of the shard that serves it, and searches
+for that shard after a redirect or a failure. A :class:`WatchStream` opens one stream after the
+other to one shard. Its messages pass the ratchet, which holds back every value lower than one seen
+before, and show how fresh the values are. Readers store no values of their own: :class:`Waiting`,
+:class:`Changes`, :class:`Folding` and :class:`FoldChanges` look at the newest values when they are
+woken, and tell whether there is something to show. So a slow reader gets the newest value and no
+backlog.
+
+This module is pure: no I/O, no locks, no waiting; clock and randomness are passed in. The shells
+(``_async/watcher.py``, and ``_sync/watcher.py``, which is generated from it) open the streams that
+:meth:`WatchState.tend` returns, pass each message to :meth:`WatchStream.take`, and wake all readers
+after it.
 """
 
 from __future__ import annotations
@@ -22,8 +28,8 @@ import grpc
 from lowwater import errors
 from lowwater.core import checks, wire
 from lowwater.core.ages import BEAT, LATE, SLEW, Ages
-from lowwater.core.attempts import BUSY, DENIED, error_of_call, words_of
-from lowwater.core.backoff import CAP, FIRST, Backoff
+from lowwater.core.attempts import DENIED, error_of_call, words_of
+from lowwater.core.backoff import CAP, FIRST
 from lowwater.core.denials import Denials
 from lowwater.core.fold import Reading, fold_inputs
 from lowwater.core.followed import Followed
@@ -32,7 +38,7 @@ from lowwater.core.ratchet import Ratchet
 from lowwater.core.router import HOME, MOST_HOPS, MOST_NAMES, Router
 from lowwater.core.search import Search
 from lowwater.core.settings import Settings
-from lowwater.core.streams import Streamed
+from lowwater.core.streams import ShardStream, Streamed
 from lowwater.core.surroundings import Surroundings
 from lowwater.core.text import duration
 from lowwater.core.why import Why
@@ -60,247 +66,241 @@ __all__ = [
 logger: logging.Logger = logging.getLogger("lowwater")
 
 _LATELY = 5.0
-"""Seconds without a word from the authority until a question to it is not worth its time; a healthy
-one is heard every second or so."""
+"""Seconds of silence after which the authority is asked nothing more for an error text. A healthy
+authority sends a message every second or so."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatcherStatistics:
-    """What the watch streams of a client have done."""
+    """Counters of a client's watch streams."""
 
     streams: int
-    """Watch streams opened so far."""
+    """Number of watch streams opened so far."""
     messages: int
-    """Messages received, beats included."""
+    """Number of messages received, beats included."""
     held_back: int
-    """Values that came lower than seen before, and were not shown."""
+    """Number of values that were lower than one seen before, and so were not shown."""
     unserved: tuple[str, ...] = ()
-    """What is followed and was looked for, but no shard tells of just now; its values are those
-    seen last, and grow stale."""
+    """Followed computations that the search looked for and no stream serves now. Their values are
+    the last ones seen, and grow stale."""
     stale_for: float = float("inf")
-    """Seconds since the values of all that is followed were confirmed as the newest; infinite when
-    they never were."""
+    """Seconds since all followed values were last confirmed as the newest; infinite before the
+    first time."""
 
 
 class Subscription:
-    """Names that somebody follows; none means all that are registered, now and later."""
+    """One reader's subscription to some computations. No names: all registered, now and later."""
 
     __slots__ = ("confirmed", "names", "streams", "unheard")
 
     def __init__(self, names: tuple[str, ...], streams: int) -> None:
         self.names: tuple[str, ...] = names
         self.streams: int = streams
-        """How many streams had been opened before: what any later one brings was sent after the
-        subscription."""
+        """Number of streams the client had opened before. Messages of a later stream were sent
+        after the subscription began."""
         self.confirmed: bool = False
-        """Whether the streams that follow all the names had fresh news at the subscription or
-        since. Before, what the ratchet has of them may be of an incarnation that ended while nobody
-        followed them or read, and must not be used."""
+        """True once the streams of all the names have had fresh news since the subscription began.
+
+        Before, the ratchet's values may belong to an incarnation that ended while nobody followed
+        the names, and must not be used."""
         self.unheard: dict[str, None] | None = dict.fromkeys(names) or None
-        """Of which of the names there was no such news yet, so that one that nobody serves does not
-        keep the others from being shown. None: of all, as home has not told yet what there is."""
+        """Names without fresh news so far. One that no shard serves stays here, and the others are
+        shown. None: home has not yet listed what is registered."""
 
 
-class WatchStream:
+class WatchStream(ShardStream):
     """One stream at a time to one shard.
 
-    A stream follows the names that were placed here when it was opened. When more are, it is
-    renewed as soon as it has told of those, and after every failure another is opened, with a
-    backoff. Names that it redirects it tells no more of, until they come back; when all have gone
-    it is left.
+    A stream follows the names that were placed here when it was opened. When a name is added, the
+    stream is renewed as soon as its first message has arrived. After a failure another is opened,
+    with a backoff. A name that the shard redirects is no longer followed here until the shard sends
+    it again; a stream without any name left is closed.
     """
 
-    first_pause: float = 0.0
-    hurried: bool = False
-
-    def __init__(self, known: WatchState, key: str) -> None:
-        self.key = key
-        """The shard's address, or ``HOME``."""
+    def __init__(self, state: WatchState, key: str) -> None:
+        super().__init__("watch", key, state.router, state.surroundings)
         self.number: int = 0
-        """Of the newest stream, among all of the client: what it brings was sent after whatever was
-        asked before."""
+        """Number of the newest stream, counted over the whole client. Its messages were sent after
+        any subscription that began earlier."""
         self.renewing: bool = False
-        """Whether the open stream is to be ended because it does not follow all that it should."""
+        """True when the open stream has to end because it does not follow all that it should."""
         self.covers_all: bool = False
-        """Whether the open stream follows all that are registered."""
-        self._known = known
-        self._backoff = Backoff(known.surroundings.random)
-        self._ages: Ages | None = None  # of the open stream
+        """True when the open stream follows every registered computation."""
+        self._state = state
+        self._ages: Ages | None = None  # Ages of the open stream's messages.
         self.concerned: Set[str] | None = None
-        """See Streamed. Where values stood back, or who follows what changes, one that waits for
-        other names may be concerned, too."""
-        self._settled = False  # whether the newest message left neither
-        self._covered: dict[str, None] = {}  # for its order: no run could be repeated with that of a set
-        self._gone: set[str] = set()
-        self._told: dict[str, Promise | None] = {}
-        """What the open stream has told that was promised of a computation. It leaves out what it
-        has told already."""
-        self._opened_at = ""
-        self._leaving: float | None = None
+        """See Streamed. None also when values were held back or the followed names changed: readers
+        of other names may then have something new."""
+        # True when the newest message neither held values back nor changed what is followed.
+        self._settled = False
+        # Names of the request, in order: the order of a set would make a simulated run
+        # unrepeatable.
+        self._covered: dict[str, None] = {}
+        self._departed: set[str] = set()
+        self._sent_promises: dict[str, Promise | None] = {}
+        """Promise that the open stream last sent of each computation. Later messages leave it out
+        until it changes."""
 
     @property
     def failure(self) -> errors.LowwaterError | None:
-        """Why nothing will ever be heard again."""
-        return self._known.failure
+        """Error that ended all watching; None while it goes on."""
+        return self._state.failure
 
     @property
-    def wanted(self) -> bool:
-        """Whether anybody follows anything here."""
-        return self._known.wanted_at(self.key)
-
-    @property
-    def address(self) -> str:
-        """Where the next stream goes."""
-        return self.key or self._known.router.home
+    def needed(self) -> bool:
+        """True when some subscription follows a computation placed here."""
+        return self._state.wanted_at(self.key)
 
     @property
     def live(self) -> bool:
-        """Whether a stream is open that has told of all it follows."""
-        return self._ages is not None and self._ages.heard_at is not None
+        """True when a stream is open and its first message, about all it follows, is here."""
+        return self._ages is not None and self._ages.confirmed_at is not None
 
     @property
     def open_now(self) -> bool:
-        """Whether a stream is open."""
+        """True when a stream is open."""
         return self._ages is not None
 
     @property
     def interrupted(self) -> bool:
-        """Whether the open stream is to be ended now: once it has told of what it follows, so that this happens at last."""
+        """True when the open stream has to end now; frequent renewals await its first message."""
         return self.renewing and self.live
 
     def follows(self, name: str) -> bool:
-        """Whether the open stream tells of a computation that is placed here."""
+        """Return True when the open stream covers a computation that is placed here."""
         return (
-            (self.covers_all or name in self._covered) and name not in self._gone and self._known.at(name) == self.key
+            (self.covers_all or name in self._covered)
+            and name not in self._departed
+            and self._state.at(name) == self.key
         )
 
     @property
     def idle(self) -> bool:
-        """Whether the open stream has told of all it follows, and follows nothing any more."""
+        """True when the open stream is live and no longer follows anything."""
         return self.live and not self.covers_all and not any(map(self.follows, self._covered))
 
     @property
-    def heard_at(self) -> float | None:
-        """When the values of the open stream were confirmed last; None before its first message."""
-        return self._ages.heard_at if self._ages is not None else None
+    def confirmed_at(self) -> float | None:
+        """Time of the last confirmation of the open stream's values; None before the first."""
+        return self._ages.confirmed_at if self._ages is not None else None
 
     @property
     def holding(self) -> bool:
-        """Whether values newer than those known are about to come."""
+        """True when a late message was read, so that newer values are in the buffer behind it."""
         return self._ages is not None and self._ages.holding
 
     def confirms(self, subscription: Subscription) -> bool:
-        """Whether what the open stream says is fresh news to a subscription."""
+        """Return True when the open stream's values are fresh news to a subscription."""
         ages = self._ages
         return ages is not None and ages.fresh and (ages.prompt or subscription.streams < self.number)
 
-    def cannot_tell(self, waiting: Iterable[Subscription]) -> bool:
-        """Whether one of those who wait for news of this stream would wait for ever: it cannot tell how old its messages are."""
+    def must_renew_for(self, waiting: Iterable[Subscription]) -> bool:
+        """True when this stream cannot measure ages, and so would never confirm a subscription."""
         ages = self._ages
         if ages is None or (ages.prompt and not ages.astray):
             return False
-        each = (
+        affected = (
             subscription
             for subscription in waiting
             if (self.covers_all and not subscription.names) or any(map(self.follows, subscription.names))
         )
-        return any(ages.astray or subscription.streams >= self.number for subscription in each)
+        return any(ages.astray or subscription.streams >= self.number for subscription in affected)
 
     # -- the stream --------------------------------------------------------------------------------
 
     def open(self, address: str) -> watermarks_pb2.WatchRequest:
-        """Begin a stream to an address that follows all that is wanted here now; returns its request."""
-        known = self._known
+        """Begin a stream to an address; return its request, with all that is followed here."""
+        state = self._state
         request = watermarks_pb2.WatchRequest(
-            server_token=known.ratchet.server_token, interval_millis=known.interval_millis
+            server_token=state.ratchet.server_token, interval_millis=state.interval_millis
         )
-        names = sorted(known.placed(self.key))
-        # Of another shard than home, all is what there is no room to name; it is ignored where it
-        # is not followed there.
-        self.covers_all = (self.key == HOME and known.everything) or len(names) > MOST_NAMES
+        names = sorted(state.placed(self.key))
+        # A stream to another shard than home follows everything when there are too many names for
+        # one request; surplus values are ignored.
+        self.covers_all = (self.key == HOME and state.everything) or len(names) > MOST_NAMES
         if not self.covers_all:
             request.computations.extend(names)
-        self._covered, self._gone, self._told = dict.fromkeys(request.computations), set(), {}
+        self._covered, self._departed, self._sent_promises = dict.fromkeys(request.computations), set(), {}
         self._settled = False
-        self._ages = Ages(known.surroundings.monotonic)
-        self._opened_at, self._leaving, self.renewing = address, None, False
-        self.number = known.opened()
+        self._ages = Ages(state.surroundings.monotonic)
+        self._opened_at, self._retry_after, self.renewing = address, None, False
+        self.number = state.opened()
         return request
 
     def take(self, response: watermarks_pb2.WatchResponse) -> bool:
-        """Take a message; returns whether the stream is to be left. Raises ServerTokenMismatch."""
-        known, settled = self._known, self._settled and not self._known.any_unconfirmed
+        """Take a message; return True when the stream has to end. Raises ServerTokenMismatch."""
+        state, was_settled = self._state, self._settled and not self._state.any_unconfirmed
         self.concerned, self._settled = None, False
-        known.ratchet.check_token(response.server_token)
-        known.received()
+        state.ratchet.check_token(response.server_token)
+        state.received()
         for redirect in response.redirects:
             self._redirect(redirect)
-        gone = len(self._gone)
+        departed_before = len(self._departed)
         arrived = [message for message in response.watermarks if self._admit(message)]
         for message in response.dropped:
-            known.dropped(wire.watermark_view(message))
+            state.dropped(wire.watermark_view(message))
         if self._ages is not None:
             self._ages.read(response.time_micros, response.clock_micros)
             if self._ages.lasted > CAP:
-                known.lasted(self)
+                state.lasted(self)
         if response.redirects or arrived:
-            known.tidy()
-        known.confirm()
+            state.tidy()
+        state.confirm()
         if response.HasField("go_away"):
-            logger.info("the authority goes away, at %s: %s", self._opened_at, response.go_away.reason)
-            self._leaving = response.go_away.retry_after_millis / 1e3
-            return True
-        self.renewing = self.renewing or known.cannot_tell(self)
-        self._settled = not (self.renewing or self.holding or known.any_unconfirmed)
+            return self._leave(response.go_away)
+        self.renewing = self.renewing or state.must_renew(self)
+        self._settled = not (self.renewing or self.holding or state.any_unconfirmed)
         if (
-            settled
+            was_settled
             and self._settled
-            and len(self._gone) == gone
+            and len(self._departed) == departed_before
             and not (response.redirects or arrived or response.dropped)
         ):
             self.concerned = {message.computation for message in response.watermarks}
         return self.renewing
 
     def _redirect(self, redirect: types_pb2.Redirect) -> None:
-        # Before the message counts as news: it is none of what it redirects.
-        self._known.redirected(self, redirect.computation, redirect.address, redirect.epoch)
-        self._gone.add(redirect.computation)
-        self._told.pop(redirect.computation, None)
+        # This comes before the message counts as news: it brings no news of a name that it
+        # redirects.
+        self._state.redirected(self, redirect.computation, redirect.address, redirect.epoch)
+        self._departed.add(redirect.computation)
+        self._sent_promises.pop(redirect.computation, None)
 
     def _admit(self, message: types_pb2.Watermark) -> bool:
-        """Take a value; returns whether its computation has come here."""
-        name, ratchet = message.computation, self._known.ratchet
+        """Take a value; return True when its computation is newly placed here."""
+        name, ratchet = message.computation, self._state.ratchet
         try:
-            view = wire.watermark_view(message, self._told.get(name))
+            view = wire.watermark_view(message, self._sent_promises.get(name))
             ratchet.admit(view)
             if message.registered:
-                self._told[name] = view.promise
+                self._sent_promises[name] = view.promise
             else:
-                self._told.pop(name, None)
+                self._sent_promises.pop(name, None)
         except errors.StaleEpoch as stale:
             logger.warning("%s", stale)  # an ordinary event: the shard was replaced a moment ago
-            self._known.refused(self, name)
-            self._gone.add(name)
+            self._state.refused(self, name)
+            self._departed.add(name)
             return False
-        strange = name in self._gone or (self.covers_all and self._known.at(name) != self.key)
-        arrived = strange and self._known.arrived(self, name, self._opened_at, message.epoch)
+        unplaced = name in self._departed or (self.covers_all and self._state.at(name) != self.key)
+        arrived = unplaced and self._state.arrived(self, name, self._opened_at, message.epoch)
         if arrived:
-            self._gone.discard(name)
-        self._known.heard(self, name, message.epoch)
+            self._departed.discard(name)
+        self._state.served(self, name, message.epoch)
         return arrived
 
     def ended(self, failure: Exception | None) -> float:
-        """Take the end of a stream, and what ended it if something did; returns the seconds to wait before the next.
+        """Take the end of a stream and its error, if any; return the seconds until the next.
 
-        Another deployment at a home that was given ends the watching. Whatever else it is, watching must go on: a
-        stage whose inputs are never heard again holds all behind it. A shard that is only busy is asked again when it said, and
-        one that refuses a computation is asked for the others at once.
+        Only another deployment at an address given to ``connect`` ends all watching. After any
+        other error it must go on: a stage whose inputs are never heard again holds everything
+        downstream. A busy shard is asked again after the delay that it named. When a shard refuses
+        one computation, the others are asked for at once.
         """
-        known = self._known
-        if self._ages is not None and self._ages.heard_at is not None:
-            known.keep_ages(filter(self.follows, self._ever_told()), self._ages.heard_at)
-            # Bringing something proves little: a stream that is opened and fails at once, again and
-            # again, has to back off.
+        state = self._state
+        if self._ages is not None and self._ages.confirmed_at is not None:
+            state.keep_ages(filter(self.follows, self._possible_names()), self._ages.confirmed_at)
+            # One message proves little: if it reset the backoff, a stream that fails right after it
+            # would be opened again and again without a pause.
             if self._ages.lasted > CAP:
                 self._backoff.reset()
         renewed, self.renewing = self.renewing, False
@@ -309,146 +309,134 @@ class WatchStream:
             return 0.0
         if isinstance(failure, grpc.RpcError):
             failure = error_of_call(failure, self._opened_at)
-        given = self.key == HOME and known.router.given(self._opened_at)
-        if isinstance(failure, errors.ServerTokenMismatch) and given:
+        if self._is_foreign(failure):
             logger.error("stopped watching: %s", failure)
-            known.failure = failure
+            state.failure = failure
             return 0.0
         if isinstance(failure, errors.PermissionDenied) and failure.metadata.get("computation") in covered:
-            known.deny(self, failure.metadata["computation"], failure)
-            return FIRST * known.surroundings.random()  # each refusal leaves out another, so there is an end to them
-        self._log(failure)
-        known.last_error = failure or known.last_error
-        leaving, self._leaving = self._leaving, None
-        at_least = failure.retry_after if isinstance(failure, errors.LowwaterError) else leaving or 0.0
-        if failure is not None or leaving is not None:
-            busy = isinstance(failure, (*BUSY, *DENIED))
-            if not busy:
-                known.router.failed(self._opened_at)
-            if self.key != HOME:
-                known.lose_all(self, self._backoff.spread(at_least) if busy else 0.0)
-                return 0.0  # what was followed here is looked for, which has delays of its own
-        return self._backoff.next(at_least)
+            state.deny(self, failure.metadata["computation"], failure)
+            # each refusal takes one name out, so this ends
+            return FIRST * state.surroundings.random()
+        state.last_error = failure or state.last_error
+        return self._pause_after(failure)
 
-    def _ever_told(self) -> Sequence[str]:
-        return list(self._known.ratchet.names if self.covers_all else self._covered.keys())
+    def _possible_names(self) -> Sequence[str]:
+        return list(self._state.ratchet.names if self.covers_all else self._covered.keys())
 
-    def _log(self, failure: Exception | None) -> None:
-        if isinstance(failure, errors.Unavailable | errors.ShuttingDown):
-            logger.info("the watch stream to %s ended: %s", self._opened_at, failure)
-        elif isinstance(failure, errors.LowwaterError):
-            logger.warning("the watch stream to %s ended: %s", self._opened_at, failure)
-        elif failure is not None:
-            logger.error("the watch stream to %s failed; it is opened anew", self._opened_at, exc_info=failure)
+    def _lose_all(self, at_least: float) -> None:
+        self._state.lose_all(self, at_least)
 
     def retire(self) -> None:
-        """Nobody follows anything here."""
-        self._known.retired(self)
+        """Remove this stream from the state: the shell no longer drives it."""
+        self._state.retired(self)
 
 
 class WatchState:
-    """The newest watermarks of all that is followed, over one stream at a time to each shard that is needed.
+    """The newest watermarks of all followed computations.
 
-    Each computation has one record, :class:`~lowwater.core.followed.Followed`. It is placed at one stream: of its shard where that is
-    known, else at home, whose redirects tell. Those of a shard that fails are looked for, and what a stream is refused for is asked for
-    on its own. Who follows everything follows home without names, and by name what home redirects. What was seen stays; it only gets
-    stale.
+    There is one stream at a time to each shard that is needed. Each computation has one record,
+    :class:`~lowwater.core.followed.Followed`, placed at the stream of its shard or, while that is
+    unknown, at home, which redirects. The search looks for the computations of a shard that failed;
+    :class:`Denials` asks alone for each computation that a stream was refused for. A reader of
+    everything follows home without names, and by name what home redirects. Values already seen
+    stay; they only grow stale.
 
-    **The newest first.** While the newest message of a stream is late, newer ones stand right behind it. Its values pass the ratchet, but
-    :meth:`holding` keeps those who show every change asleep, until a message is not late, the stream ends, or a beat has
-    passed: a buffer is read within that time, so by then it is the clocks that moved. See :class:`~lowwater.core.ages.Ages`.
+    **The newest first.** While a stream's newest message is late, newer ones are in the buffer
+    behind it. Its values pass the ratchet, but :meth:`holding` keeps readers asleep until a message
+    is in time, the stream ends, or a beat has passed. A buffer is read within a beat, so after that
+    the clocks have moved. See :class:`~lowwater.core.ages.Ages`.
 
-    **Fresh news.** Somebody who begins to follow what is followed already may use what is known only when it was confirmed
-    within ``LATE``; else a later message has to confirm it. A stream whose messages are late without a buffer, or whose first
-    message took long, cannot tell how old they are: it is renewed for those who wait. What the next one brings is new for sure.
+    **Fresh news.** A new reader may use a value that is already there only when it was confirmed
+    within ``LATE``; otherwise a later message has to confirm it. A stream whose messages are late
+    without a buffer, or whose first message took long, cannot measure their age. It is renewed for
+    the readers that wait: messages of the next stream are certainly newer.
 
-    Nothing here waits or locks. Costs: O(names) a stream, O(names x shares) a message.
+    No method waits or locks. Costs: O(names) per stream, O(names x shares) per message.
     """
 
     def __init__(self, settings: Settings, surroundings: Surroundings, router: Router) -> None:
         self.ratchet: Ratchet = Ratchet(settings.server_token)
         self.failure: errors.LowwaterError | None = None
-        """Why nothing will ever be heard again."""
+        """Error that ended all watching; None while it goes on."""
         self.router: Router = router
         self.surroundings: Surroundings = surroundings
         self.interval_millis: int = round(1000 * settings.watch_interval)
-        """What every stream leaves between two messages with watermarks."""
-        self.search: Search[Followed] = Search(router, surroundings, self._found)
+        """Least milliseconds between two messages with watermarks of one stream."""
+        self.search: Search[Followed] = Search(router, surroundings, self._relocated)
         self.denials: Denials = Denials(
-            router, surroundings, self.ratchet, followed=self._is_followed, allowed=self._found
+            router, surroundings, self.ratchet, followed=self._is_followed, allowed=self._relocated
         )
         self.records: dict[str, Followed] = {}
-        """What is known of each name that somebody follows, and of those that must not be read."""
-        self._named: dict[str, Followed] = {}  # those of them that somebody follows by name
-        self._elsewhere: dict[str, Followed] = {}  # those that home does not tell of to who follows all
+        """Records by name of all computations that are followed or denied."""
+        self._named: dict[str, Followed] = {}  # records that a subscription names
+        # records that home does not send to a reader of everything
+        self._elsewhere: dict[str, Followed] = {}
         self._streams: dict[str, WatchStream] = {HOME: WatchStream(self, HOME)}
         self._untended: dict[Streamed, None] = {}
         self._everything = 0
         self._unconfirmed: dict[Subscription, None] = {}
         self.last_error: Exception | None = None
-        """Why a stream ended; None after an answer to any."""
+        """Error of the last stream that ended; None after a message of any stream."""
         self._opened = 0
         self._messages = 0
 
     # -- subscriptions -----------------------------------------------------------------------------
 
     def subscribe(self, names: Iterable[str]) -> Subscription:
-        """Follow names from now on. Ask :meth:`tend` afterwards.
+        """Follow names from now on. Call :meth:`tend` afterwards.
 
-        Raises InvalidArgument, and changes nothing: what the stream cannot carry would end every
-        stream from now on.
+        Raises InvalidArgument, and then changes nothing: a name that no request can carry would end
+        every later stream.
         """
         listed = tuple(checks.followed_name("names", name) for name in checks.listed("names", names))
         subscription = Subscription(listed, self._opened)
-        followed = len(self._named) + len(set(subscription.names).difference(self._named))
-        if subscription.names and followed > MOST_NAMES:
-            msg = (
-                f"names: a client follows at most {MOST_NAMES} computations by name, not {followed}; name none, for all"
-            )
+        count = len(self._named) + len(set(subscription.names).difference(self._named))
+        if subscription.names and count > MOST_NAMES:
+            msg = f"names: a client follows at most {MOST_NAMES} computations by name, not {count}; name none, for all"
             raise errors.InvalidArgument(msg, metadata={"field": "names", "fix": "name none, for all"})
-        named = [self._record(name) for name in subscription.names]
-        for each in named:
-            each.readers += 1
-            self._named[each.name] = each
+        records = [self._record(name) for name in subscription.names]
+        for record in records:
+            record.readers += 1
+            self._named[record.name] = record
         if not subscription.names:
             self._everything += 1
             home = self._streams[HOME]
             home.renewing = home.renewing or (home.open_now and not home.covers_all)
             self._untended[home] = None
-        for each in named or list(self._elsewhere.values()):
-            self._follow(each)
-        for each in named:
-            self.denials.hurry(each)
+        for record in records or list(self._elsewhere.values()):
+            self._follow(record)
+        for record in records:
+            self.denials.hurry(record)
         self._unconfirmed[subscription] = None
         self.confirm()
         return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
-        """Follow them no longer; once."""
+        """End a subscription. Call it once."""
         self._unconfirmed.pop(subscription, None)
-        named = [self._record(name) for name in subscription.names]
-        for each in named:
-            each.readers -= 1
-            if not each.readers:
-                del self._named[each.name]
+        records = [self._record(name) for name in subscription.names]
+        for record in records:
+            record.readers -= 1
+            if not record.readers:
+                del self._named[record.name]
         self._everything -= not subscription.names
-        for each in named or self._elsewhere.values():
-            if not self._is_followed(each):
-                self.search.forget(each)
-        for each in named:
-            self._let_go(each)
+        for record in records or self._elsewhere.values():
+            if not self._is_followed(record):
+                self.search.forget(record)
+        for record in records:
+            self._let_go(record)
         for key, stream in self._streams.items():
-            if key != HOME and stream.open_now and not stream.wanted:
+            if key != HOME and stream.open_now and not stream.needed:
                 stream.renewing = True
                 self._untended[stream] = None
 
     def tend(self) -> Iterable[Streamed]:
-        """Return what has to be driven, or looked at, since this was asked last."""
+        """Return the machines to drive, or to look at again, since the last call."""
         untended, self._untended = self._untended, {}
         return untended
 
     def confirm(self) -> None:
-        """Let subscriptions use what is known, if the streams that are open now have fresh news of all their names."""
+        """Confirm each subscription for whose names all the open streams have fresh news."""
         for subscription in list(self._unconfirmed):
             self._hear(subscription)
             if self._is_fresh(subscription):
@@ -456,13 +444,13 @@ class WatchState:
                 del self._unconfirmed[subscription]
 
     def _hear(self, subscription: Subscription) -> None:
-        """Note of what a subscription has fresh news by now."""
+        """Take the names with fresh news out of a subscription's ``unheard``."""
         home = self._streams[HOME]
         if subscription.unheard is None and home.covers_all and home.confirms(subscription):
             subscription.unheard = dict.fromkeys(self._known_elsewhere())
         unheard = subscription.unheard or {}
         for name in list(unheard):
-            stream = self._teller(name)
+            stream = self._stream_of(name)
             if stream is not None and stream.confirms(subscription):
                 del unheard[name]
 
@@ -470,38 +458,39 @@ class WatchState:
         home = self._streams[HOME]
         if not subscription.names and not (home.covers_all and home.confirms(subscription)):
             return False
-        if subscription.unheard:  # nobody would look again at what is left of it once this is confirmed
+        # a confirmed subscription is not looked at again, so the rest would stay unheard
+        if subscription.unheard:
             return False
-        streams = map(self._teller, subscription.names or self._known_elsewhere())
+        streams = map(self._stream_of, subscription.names or self._known_elsewhere())
         return all(stream is not None and stream.confirms(subscription) for stream in streams)
 
     def _known_elsewhere(self) -> Iterable[str]:
-        # What nothing is known of cannot be misused: one shard that is out of reach does not keep
-        # all from being shown.
+        # A name without any value cannot show a wrong one, so one unreachable shard does not keep
+        # the others from being shown.
         return [name for name in self._elsewhere if name in self.ratchet.names]
 
     def _record(self, name: str) -> Followed:
-        """Return what is known of a computation beside its value."""
+        """Return the record of a computation; a new one when there is none."""
         record = self.records.get(name)
         if record is None:
             record = self.records[name] = Followed(name)
         return record
 
     def _let_go(self, record: Followed) -> None:
-        """Keep nothing of a computation that nobody follows but its value: a process may follow others of other names for weeks."""
+        """Delete the record of a computation that is followed no longer, else records pile up."""
         if record.readers or record.elsewhere or record.suspect or record.denial is not None:
             return
-        teller = self._teller(record.name)
-        if teller is not None:
-            self._keep_age(teller, record)
+        stream = self._stream_of(record.name)
+        if stream is not None:
+            self._keep_age(stream, record)
         self.records.pop(record.name, None)
         self.ratchet.forget(record.name)
 
     def _is_followed(self, followed: Followed) -> bool:
         return followed.readers > 0 or (self.everything and followed.elsewhere)
 
-    def _teller(self, name: str) -> WatchStream | None:
-        """Return the stream that tells of a computation now, if one does."""
+    def _stream_of(self, name: str) -> WatchStream | None:
+        """Return the stream that serves a computation now; None when none does."""
         key = self.at(name)
         stream = self._streams.get(key) if key is not None else None
         return stream if stream is not None and stream.follows(name) else None
@@ -510,44 +499,44 @@ class WatchState:
 
     @property
     def live(self) -> bool:
-        """Whether any stream is open that has told of all it follows."""
+        """True when some open stream has had its first message."""
         return any(stream.live for stream in self._streams.values())
 
     def stream(self, key: str = HOME) -> WatchStream:
-        """Return the stream to an address, or to home."""
+        """Return the stream to an address, or to home; a new one when there is none."""
         if key not in self._streams:
             self._streams[key] = WatchStream(self, key)
         return self._streams[key]
 
     def stale_for(self, names: Sequence[str]) -> float:
-        """Return how many seconds ago the values of all the names were confirmed last; infinite when they never were."""
+        """Seconds since all the names were last confirmed; infinite before the first time."""
         now = self.surroundings.monotonic()
-        return max((max(0.0, now - self._heard_of(name)) for name in names), default=0.0)
+        return max((max(0.0, now - self._confirmed_at(name)) for name in names), default=0.0)
 
-    def _heard_of(self, name: str) -> float:
-        stream = self._teller(name)
-        heard_at = stream.heard_at if stream is not None else None
-        if heard_at is not None:
-            return heard_at
-        return self.ratchet.heard_at(name)
+    def _confirmed_at(self, name: str) -> float:
+        stream = self._stream_of(name)
+        confirmed_at = stream.confirmed_at if stream is not None else None
+        if confirmed_at is not None:
+            return confirmed_at
+        return self.ratchet.confirmed_at(name)
 
     def holding(self, names: Sequence[str]) -> bool:
-        """Whether values newer than those known of any of the names are about to come; no names means all."""
+        """Return True when newer values of a name are in a buffer; no names means all."""
         late = [stream for stream in self._streams.values() if stream.holding]
         return any(not names or any(map(stream.follows, names)) for stream in late)
 
     def check(self) -> None:
-        """Raise what ended the watching, if something did."""
+        """Raise the error that ended the watching, if one did."""
         if self.failure is not None:
             raise own_copy(self.failure)
 
     @property
     def server_token(self) -> str:
-        """The deployment this client belongs to; empty before the first answer."""
+        """Token of the deployment this client belongs to; empty before the first answer."""
         return self.ratchet.server_token
 
     def admit(self, server_token: str | None, views: Iterable[WatermarkView] = ()) -> list[WatermarkView]:
-        """Pass what a unary call answered through the ratchet, and return what may be shown.
+        """Pass a unary call's answer through the ratchet; returns the views to show.
 
         Raises ServerTokenMismatch and StaleEpoch.
         """
@@ -556,35 +545,32 @@ class WatchState:
         shown: list[WatermarkView] = []
         for view in views:
             self.ratchet.admit(view)
-            self.router.seen(view.computation, view.epoch)
+            self.router.note_epoch(view.computation, view.epoch)
             shown.append(self.ratchet.get(view.computation))
             if view.computation not in self.records:
                 self.ratchet.forget(view.computation)
         return shown
 
     def begin(self, incarnations: Iterable[tuple[str, int]]) -> None:
-        """Take over the new incarnations of computations that were reset, by name."""
+        """Take over the new incarnations of computations that were reset."""
         for name, incarnation in incarnations:
             self.ratchet.begin(name, incarnation)
 
     def statistics(self) -> WatcherStatistics:
-        """Return what was done so far."""
+        """Return the counters so far."""
         followed = list(self.ratchet.names if self.everything else self._named.keys())
-        # Where nothing is registered yet, that is what home has said.
-        heard_at = min(map(self._heard_of, followed), default=self._streams[HOME].heard_at)
-        stale_for = float("inf") if heard_at is None else max(0.0, self.surroundings.monotonic() - heard_at)
+        # Without any registered computation, home's last message counts.
+        confirmed_at = min(map(self._confirmed_at, followed), default=self._streams[HOME].confirmed_at)
+        stale_for = float("inf") if confirmed_at is None else max(0.0, self.surroundings.monotonic() - confirmed_at)
         return WatcherStatistics(self._opened, self._messages, self.ratchet.held_back, self.unserved, stale_for)
 
     @property
     def unserved(self) -> tuple[str, ...]:
-        """What is followed and was looked for, but no shard tells of just now.
-
-        O(names looked for).
-        """
-        return tuple(each.name for each in self.search.suspects if self._teller(each.name) is None)
+        """Followed computations for which a search found no shard. O(names searched for)."""
+        return tuple(record.name for record in self.search.suspects if self._stream_of(record.name) is None)
 
     def denied(self, names: Collection[str]) -> errors.LowwaterError | None:
-        """Return why the authority tells nothing of names, of none: all, to whoever calls; None when it does, or does not say."""
+        """Return why the authority refuses this caller the names, or all; None when it does not."""
         for name in names:
             record = self.records.get(name)
             if record is not None and record.denial is not None and record.denial.error is not None:
@@ -599,30 +585,27 @@ class WatchState:
 
     @property
     def everything(self) -> bool:
-        """Whether somebody follows all that are registered."""
+        """True when a subscription follows all registered computations."""
         return self._everything > 0
 
     def at(self, name: str) -> str | None:
-        """Return whose stream a computation is placed at; None while it is looked for, or denied."""
+        """Return the key of a computation's stream; None while it is searched for or denied."""
         record = self.records.get(name)
         return HOME if record is None else record.at
 
     def placed(self, key: str) -> list[str]:
-        """Return what somebody follows by name at a stream. O(names)."""
-        followed = {**self._named, **self._elsewhere} if self.everything else self._named
-        return [each.name for each in followed.values() if each.at == key]
+        """Return the names placed at a stream that a subscription follows by name. O(names)."""
+        records = {**self._named, **self._elsewhere} if self.everything else self._named
+        return [record.name for record in records.values() if record.at == key]
 
     def wanted_at(self, key: str) -> bool:
-        """Whether anybody follows anything at a stream.
-
-        O(names) when nobody does, and else it ends with the first that is there.
-        """
-        if self.everything and (key == HOME or any(each.at == key for each in self._elsewhere.values())):
+        """True when a subscription follows a computation placed at a stream. O(names)."""
+        if self.everything and (key == HOME or any(record.at == key for record in self._elsewhere.values())):
             return True
-        return any(each.at == key for each in self._named.values())
+        return any(record.at == key for record in self._named.values())
 
     def opened(self) -> int:
-        """Count a stream; returns its number."""
+        """Count a new stream and return its number."""
         self._opened += 1
         return self._opened
 
@@ -631,22 +614,22 @@ class WatchState:
         self._messages += 1
         self.last_error = None
 
-    def heard(self, stream: WatchStream, name: str, epoch: int) -> None:
-        """A stream told a value."""
-        self.router.seen(name, epoch)
+    def served(self, stream: WatchStream, name: str, epoch: int) -> None:
+        """Note that a stream sent a value: the computation has stopped hopping."""
+        self.router.note_epoch(name, epoch)
         record = self.records.get(name)
         if record is not None and record.at == stream.key:
             record.hops = 0
 
     def lasted(self, stream: WatchStream) -> None:
-        """A stream has been open for a while: what it tells of was found for good."""
-        for each in self.search.suspects:
-            if self._teller(each.name) is stream:
-                self.search.heard(each)
+        """End the search for names whose stream has been open for a while."""
+        for record in self.search.suspects:
+            if self._stream_of(record.name) is stream:
+                self.search.served(record)
 
     def redirected(self, stream: WatchStream, name: str, address: str, epoch: int) -> None:
-        """A stream tells of a computation no longer, and where it is."""
-        followed = self.router.redirected(name, address, epoch)
+        """Place a computation where a shard redirects it to."""
+        accepted = self.router.redirected(name, address, epoch)
         record = self._record(name)
         self._part(stream, record)
         if record.at != stream.key:
@@ -655,22 +638,22 @@ class WatchState:
         self._keep_age(stream, record)
         record.hops += 1
         place = self.router.place(name)
-        if followed and record.hops <= MOST_HOPS and place != stream.key:
+        if accepted and record.hops <= MOST_HOPS and place != stream.key:
             self._place(record, place)
         else:
             self.refused(stream, name)
         self._let_go(record)
 
     def arrived(self, stream: WatchStream, name: str, address: str, epoch: int) -> bool:
-        """A stream tells of a computation that was placed elsewhere; returns whether it is now placed there."""
+        """Place a computation at a stream that sent it; returns False for a stale epoch."""
         if not self.router.redirected(name, address, epoch):
             return False
         record = self._record(name)
         self.search.forget(record)
         self.denials.forget(record)
-        teller = self._teller(name)
-        if teller is not None:
-            self._keep_age(teller, record)
+        previous = self._stream_of(name)
+        if previous is not None:
+            self._keep_age(previous, record)
         if stream.covers_all and stream.key == HOME:
             record.elsewhere = False
             self._elsewhere.pop(name, None)
@@ -679,12 +662,12 @@ class WatchState:
         return True
 
     def dropped(self, view: WatermarkView) -> None:
-        """A computation was dropped while no stream told of it; what was never heard of stays so."""
+        """Take the drop of a computation that no stream was sending; an unknown one is ignored."""
         if view.computation in self.ratchet.names:
             self.ratchet.admit(view)
 
     def refused(self, stream: WatchStream, name: str) -> None:
-        """A shard does not serve a computation, and it is not known who does: look for it, the later the more often this happens."""
+        """Search for a computation that a shard refuses; the pause grows with each refusal."""
         record = self._record(name)
         self._part(stream, record)
         if record.at == stream.key:
@@ -692,18 +675,18 @@ class WatchState:
         self._let_go(record)
 
     def deny(self, stream: WatchStream, name: str, error: errors.LowwaterError) -> None:
-        """A stream that has ended was refused for a computation: ask for it on its own, so that the next stream is not."""
+        """Take out a computation that ended a stream by its refusal; it is asked for alone."""
         record = self._record(name)
         if record.at == stream.key:
             record.place = None
-            for each in self.denials.add(record, error):
-                self._let_go(each)
+            for forgotten in self.denials.add(record, error):
+                self._let_go(forgotten)
             self._untended[self.denials] = None
         else:
             self._let_go(record)
 
     def lose_all(self, stream: WatchStream, at_least: float) -> None:
-        """A stream serves nothing of what was placed there: look for it, in so many seconds at the earliest. O(names)."""
+        """Search for all that a stream carried, in ``at_least`` seconds or later. O(names)."""
         for record in self.records.values():
             if record.place == stream.key:
                 self._lose(stream, record, at_least)
@@ -718,12 +701,12 @@ class WatchState:
             self._untended[self.search] = None
 
     def retired(self, stream: WatchStream) -> None:
-        """Nobody drives a stream any more."""
+        """Forget a stream that the shell no longer drives."""
         if stream.key != HOME and self._streams.get(stream.key) is stream:
             del self._streams[stream.key]
 
     def tidy(self) -> None:
-        """Have the streams left that carry nothing any more."""
+        """Mark streams that follow nothing any more, so that they end."""
         for stream in self._streams.values():
             if stream.idle:
                 stream.renewing = True
@@ -731,31 +714,31 @@ class WatchState:
 
     @property
     def any_unconfirmed(self) -> bool:
-        """Whether somebody waits for what is fresh news to him."""
+        """True when a subscription waits for fresh news."""
         return bool(self._unconfirmed)
 
-    def cannot_tell(self, stream: WatchStream) -> bool:
-        """Whether somebody waits for news of a stream that cannot tell how old its messages are."""
-        return stream.cannot_tell(self._unconfirmed)
+    def must_renew(self, stream: WatchStream) -> bool:
+        """Return True when a waiting subscription needs this stream to be renewed."""
+        return stream.must_renew_for(self._unconfirmed)
 
-    def keep_ages(self, names: Iterable[str], heard_at: float) -> None:
-        """Note when the values of computations were confirmed last, by a stream that has ended."""
+    def keep_ages(self, names: Iterable[str], confirmed_at: float) -> None:
+        """Note when the values of an ended stream were last confirmed."""
         for name in names:
-            self.ratchet.heard(name, heard_at)
+            self.ratchet.note_confirmed(name, confirmed_at)
 
     def _keep_age(self, stream: WatchStream, record: Followed) -> None:
-        # One that has come back to a stream is told of by the next only.
-        if stream.heard_at is not None and stream.follows(record.name):
-            self.ratchet.heard(record.name, stream.heard_at)
+        # A computation that has come back to a stream is sent again by the next one only.
+        if stream.confirmed_at is not None and stream.follows(record.name):
+            self.ratchet.note_confirmed(record.name, stream.confirmed_at)
 
     def _part(self, stream: WatchStream, record: Followed) -> None:
-        """A stream does not tell of a computation: if it follows all, that one has to be followed by name."""
+        """Follow a computation by name when a stream that follows all does not send it."""
         if not stream.covers_all or record.elsewhere:
             return
         record.elsewhere = True
         self._elsewhere[record.name] = record
         if self.everything and record.at != stream.key:
-            self._follow(record)  # whoever followed it by name where it is may have left since
+            self._follow(record)  # whoever followed it by name at its shard may have left since
 
     def _follow(self, record: Followed) -> None:
         place = record.place
@@ -773,7 +756,7 @@ class WatchState:
         stream.renewing = stream.renewing or (stream.open_now and not stream.follows(record.name))
         self._untended[stream] = None
 
-    def _found(self, record: Followed) -> None:
+    def _relocated(self, record: Followed) -> None:
         record.hops = 0
         if self._is_followed(record):
             self._place(record, self.router.place(record.name))
@@ -782,11 +765,10 @@ class WatchState:
 
 
 class Waiting:
-    """One wait for a computation to come to a time, within one incarnation of it.
+    """One wait until a computation reaches a time, within one incarnation.
 
-    Raises InvalidArgument for a bad timeout.
-
-    ``registered``: one that is not registered is an error, instead of one that may be at any time.
+    ``registered``: True makes an unregistered computation an error; otherwise it is waited for, as
+    it may be registered at any time. Raises InvalidArgument for a bad timeout.
     """
 
     def __init__(self, name: str, until: EventTime, timeout: float | None, *, registered: bool = False) -> None:
@@ -798,34 +780,34 @@ class Waiting:
         self._registered = checks.flag("registered", registered)
         self._incarnation = 0
 
-    def reached(self, known: WatchState, subscription: Subscription) -> bool:
-        """Whether it is there.
+    def reached(self, state: WatchState, subscription: Subscription) -> bool:
+        """Return True when the computation is at the time.
 
-        Raises IncarnationChanged when it was reset or dropped meanwhile; UnknownComputation when it
-        is not registered and has to be; and as long as nothing was heard, why that is not allowed.
+        Raises IncarnationChanged when it was reset or dropped meanwhile, UnknownComputation when it
+        has to be registered and is not, and, before the first confirmed value, the error for which
+        the authority refuses the caller.
         """
-        # What was heard late may be of an incarnation that ended since; the newest stands right
-        # behind it.
+        # A value from before the subscription, or a late one, may belong to an incarnation that has
+        # ended.
         if not subscription.confirmed:
-            _check_allowed(known, [self.name])
+            _check_allowed(state, [self.name])
             return False
-        if known.holding([self.name]):
+        if state.holding([self.name]):
             return False
-        view = known.ratchet.get(self.name)
+        view = state.ratchet.get(self.name)
         if view.registered:
             self._incarnation = self._incarnation or view.incarnation
         elif self._incarnation:
             msg = (
-                f"{self.name} was dropped while it was waited for: its incarnation {self._incarnation} ended, and nobody reports for it any more. Wait "
-                "anew when it is registered again."
+                f"{self.name} was dropped during the wait: its incarnation {self._incarnation} ended, and no worker "
+                "reports for it any more. Wait again when it is registered again."
             )
             metadata = {"computation": self.name, "waited_for": str(self._incarnation), "incarnation": "0"}
             raise errors.IncarnationChanged(msg, metadata=metadata)
         elif self._registered:
-            msg = f"there is no computation {self.name!r}; check the spelling and the namespace"
-            raise errors.UnknownComputation(msg, metadata={"computation": self.name})
+            raise checks.unknown_computation(self.name)
         if view.registered and view.incarnation != self._incarnation:
-            msg = f"{self.name} was reset while it was waited for: incarnation {self._incarnation} ended, {view.incarnation} began. Wait anew."
+            msg = f"{self.name} was reset during the wait: incarnation {self._incarnation} ended, {view.incarnation} began. Wait again."
             metadata = {
                 "computation": self.name,
                 "waited_for": str(self._incarnation),
@@ -834,27 +816,31 @@ class Waiting:
             raise errors.IncarnationChanged(msg, metadata=metadata)
         return view.registered and view.low >= self._target
 
-    def answers(self, known: WatchState) -> bool:
-        """Whether the authority was heard a moment ago, so that it will say soon who holds it."""
-        return known.stale_for([self.name]) <= _LATELY and self.name not in known.unserved
+    def answers(self, state: WatchState) -> bool:
+        """Return True when the authority sent a message lately, so that it is worth a question."""
+        return state.stale_for([self.name]) <= _LATELY and self.name not in state.unserved
 
-    def too_late(self, known: WatchState, why: Why | None) -> errors.Timeout:
-        """Return the error of not being there in time; it says who holds it, unless nobody could tell."""
-        view = known.ratchet.get(self.name)
-        stale = known.stale_for([self.name])
+    def too_late(self, state: WatchState, why: Why | None) -> errors.Timeout:
+        """Return the error of a wait that timed out; it names what holds, if that is known."""
+        view = state.ratchet.get(self.name)
+        stale = state.stale_for([self.name])
         if stale == float("inf"):
-            failed = "" if known.last_error is None else f": {words_of(known.last_error)}"
+            reason = "" if state.last_error is None else f": {words_of(state.last_error)}"
             where, fix = (
-                f"the authority was never heard of{failed}",
+                f"the authority has never answered{reason}",
                 "Check the address, or start `lowwater serve` there.",
             )
         else:
-            stands = why.sentence.rstrip(".") if why is not None else f"it is {view.low}"
-            where = stands if view.registered else "it is not registered"
-            where += f"; the authority was last heard {duration(stale)} ago"
-            fix = f"Ask why({self.name!r})." if view.registered else "Start what registers it, or check the spelling."
-        if self.name in known.unserved:
-            where += "; no shard serves it just now"
+            position = why.sentence.rstrip(".") if why is not None else f"it is {view.low}"
+            where = position if view.registered else "it is not registered"
+            where += f"; the authority last answered {duration(stale)} ago"
+            fix = (
+                f"Ask why({self.name!r})."
+                if view.registered
+                else "Start the job that registers it, or check the spelling."
+            )
+        if self.name in state.unserved:
+            where += "; no shard serves it now"
         end = "" if where.endswith((".", "?")) else "."
         msg = f"{self.name} did not reach {self._target} within {self._timeout:g} s: {where}{end} {fix}"
         metadata = {
@@ -870,9 +856,9 @@ class Waiting:
 class Changes:
     """One iteration over the changes of some computations, or of all.
 
-    Conflated: what is noted is that a computation changed, and its newest value is looked up when
-    it is shown. O(names) a change. One of which there is no fresh news, since no shard serves it,
-    is shown when there is; the others do not wait for it.
+    Conflated: only the fact of a change is stored, and the newest value is looked up when it is
+    shown. O(names) per change. A computation without fresh news, because no shard serves it, is
+    shown later; the others do not wait for it.
     """
 
     def __init__(self, followed: Sequence[str]) -> None:
@@ -881,31 +867,32 @@ class Changes:
         self._changed: dict[str, None] = {}
         self._unheard: Collection[str] = ()
 
-    def come(self, known: WatchState, subscription: Subscription) -> bool:
-        """Whether there is anything to show.
+    def come(self, state: WatchState, subscription: Subscription) -> bool:
+        """Return True when there is a change to show.
 
-        Raises, as long as nothing was heard, why that is not allowed.
+        Raises, before the first confirmed value, the error for which the authority refuses the
+        caller.
         """
         if not subscription.confirmed and not self._version:
-            _check_allowed(known, self._followed)
-        if subscription.unheard is None or known.holding(subscription.names):
+            _check_allowed(state, self._followed)
+        if subscription.unheard is None or state.holding(subscription.names):
             return False
         self._unheard = subscription.unheard
-        for view in known.ratchet.changed_since(self._version) if known.ratchet.version > self._version else ():
+        for view in state.ratchet.changed_since(self._version) if state.ratchet.version > self._version else ():
             if not self._followed or view.computation in self._followed:
                 self._changed.setdefault(view.computation)
-        self._version = known.ratchet.version
+        self._version = state.ratchet.version
         return any(name not in self._unheard for name in self._changed)
 
-    def take(self, known: WatchState) -> WatermarkView:
-        """Return the newest of the computation that has waited longest, after :meth:`come`."""
+    def take(self, state: WatchState) -> WatermarkView:
+        """Return the newest view of the computation that waited longest, after :meth:`come`."""
         name = next(name for name in self._changed if name not in self._unheard)
         del self._changed[name]
-        return known.ratchet.get(name)
+        return state.ratchet.get(name)
 
 
 class Folding:
-    """The minimum over some computations, as (name asked for -> full name), as far as a reader may know it."""
+    """The minimum over some computations; ``names`` maps a reader's names to full names."""
 
     def __init__(self, names: Mapping[str, str], reading: Reading | None) -> None:
         self._names = dict(names)
@@ -917,27 +904,25 @@ class Folding:
         return tuple(self._names.values())
 
     @staticmethod
-    def come(known: WatchState, subscription: Subscription) -> bool:
-        """Whether a first read has something to return: something is known, and nothing newer is about to come."""
-        return subscription.confirmed and not known.holding(subscription.names)
+    def come(state: WatchState, subscription: Subscription) -> bool:
+        """Return True when the values are confirmed, and no newer ones are in a buffer."""
+        return subscription.confirmed and not state.holding(subscription.names)
 
-    def fold(self, known: WatchState, subscription: Subscription) -> Inputs:
-        """Return the minimum as it is known now."""
-        # What somebody else in this process heard before this reader may be of an incarnation that
-        # has ended since.
+    def fold(self, state: WatchState, subscription: Subscription) -> Inputs:
+        """Return the current minimum."""
+        # An unconfirmed value was read before this reader began, perhaps in an incarnation that has
+        # ended.
         confirmed = subscription.confirmed
         views = {
-            asked: known.ratchet.get(name) if confirmed else WatermarkView(name) for asked, name in self._names.items()
+            short_name: state.ratchet.get(full_name) if confirmed else WatermarkView(full_name)
+            for short_name, full_name in self._names.items()
         }
-        stale_for = known.stale_for(self.followed) if confirmed else float("inf")
+        stale_for = state.stale_for(self.followed) if confirmed else float("inf")
         return fold_inputs(tuple(self._names), views, self._reading, stale_for)
 
 
 class FoldChanges:
-    """One iteration over the changes of a fold.
-
-    Conflated. What changed elsewhere costs O(names), and no fold.
-    """
+    """One iteration over the changes of a fold. Conflated; another change costs O(names)."""
 
     def __init__(self, folding: Folding) -> None:
         self.newest: Inputs | None = None
@@ -945,28 +930,28 @@ class FoldChanges:
         self._folding = folding
         self._looked_at: tuple[WatchState, int] | None = None
 
-    def come(self, known: WatchState, subscription: Subscription) -> bool:
-        """Whether there is a fold to show that shows something else than the last one did."""
-        version = known.ratchet.version_of(self._folding.followed)
-        if self._looked_at == (known, version) or not Folding.come(known, subscription):
+    def come(self, state: WatchState, subscription: Subscription) -> bool:
+        """Return True when there is a fold that differs from the last one shown."""
+        version = state.ratchet.version_of(self._folding.followed)
+        if self._looked_at == (state, version) or not Folding.come(state, subscription):
             return False
-        self._looked_at = known, version
-        new = self._folding.fold(known, subscription)
+        self._looked_at = state, version
+        new = self._folding.fold(state, subscription)
         if _same(self.newest, new):
             return False
         self.newest = new
         return True
 
 
-def _check_allowed(known: WatchState, names: Collection[str]) -> None:
-    """Raise what the authority refuses the caller for, if it does."""
-    denied = known.denied(names)
+def _check_allowed(state: WatchState, names: Collection[str]) -> None:
+    """Raise the error for which the authority refuses the caller the names, if it does."""
+    denied = state.denied(names)
     if denied is not None:
         raise own_copy(denied)
 
 
 def check_followed(names: Sequence[str]) -> None:
-    """Raise InvalidArgument unless at least one computation is named, by its full name, and no slice: only the whole says what is complete."""
+    """Raise InvalidArgument for no names, a bad name, or a slice, which is never the whole."""
     if not names:
         msg = "name at least one computation"
         raise errors.InvalidArgument(msg, metadata={"field": "names", "fix": 'inputs("flights")'})
@@ -975,12 +960,12 @@ def check_followed(names: Sequence[str]) -> None:
 
 
 def closed_reader() -> errors.Closed:
-    """Return the error of using a reader after its end."""
+    """Return the error of a reader that was used after its end."""
     return errors.Closed("the reader is closed; lw.inputs(...) makes a new one")
 
 
 def _same(old: Inputs | None, new: Inputs) -> bool:
-    """Whether two folds show the same, but for their age."""
+    """Return True when two folds differ only in their age."""
     return old is not None and (old.low, old.heuristic, old.budget, old.held_by, old.incarnations) == (
         new.low,
         new.heuristic,

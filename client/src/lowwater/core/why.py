@@ -1,4 +1,4 @@
-"""Why a watermark stands where it stands: from a computation upstream to whoever holds it."""
+"""Why a watermark does not move: the walk upstream from a computation to its root cause."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lowwater.watermark import Watermark
 __all__ = [
     "ASK_SECONDS",
     "HIDDEN",
-    "UNTOLD",
+    "UNANSWERED",
     "Cause",
     "Hop",
     "Way",
@@ -33,10 +33,10 @@ __all__ = [
 ]
 
 ASK_SECONDS = 1.0
-"""How long the question for the key ranges of the guilty one may take. Without an answer the rest
-is still worth saying."""
+"""Seconds to wait for the key ranges of the root cause. Without them the rest of the answer is
+still worth showing."""
 
-UNTOLD = (
+UNANSWERED = (
     errors.JournalFailed,
     errors.Overloaded,
     errors.ShuttingDown,
@@ -44,11 +44,10 @@ UNTOLD = (
     errors.Timeout,
     errors.Unavailable,
 )
-"""What the authority answers to that question when it cannot tell just now, or does not answer at
-all."""
+"""Errors of that question which mean that the authority cannot answer now."""
 
 HIDDEN = "may not be read by this client, so nothing is told of it, not even whether it is registered: ask somebody who may read it."
-"""What is said of such a computation, behind its name."""
+"""Predicate of a sentence about a computation that the caller may not read."""
 
 _ABSENT = {
     Cause.HIDDEN: HIDDEN.rstrip("."),
@@ -56,28 +55,27 @@ _ABSENT = {
 }
 
 _STEP_MICROS = 3_600_000_000
-"""Event time that a stage which rounds down may be behind its input: the usual step, for a stage
-whose worker does not tell its own."""
+"""Event time that a stage which rounds down may lag its input: the usual step, in microseconds.
+Used when its worker does not report its own."""
 
 _OUTWEIGHS = 10
-"""How many times as far behind something upstream has to be to be named before a worker that is at
-one long operation."""
+"""Factor by which an upstream computation has to lag more than a worker at one long operation, to
+be named as the root cause instead of it."""
 
 _REPLAY_MICROS = 7 * 24 * 3_600_000_000
-"""A pipeline whose newest data is older than this replays old data: its sources are compared with
-that, not with the clock."""
+"""Age of a pipeline's newest data, in microseconds, beyond which it replays old data. Its sources
+are then compared with that data instead of the clock."""
 
-_TOLD_MICROS = 60_000_000
-"""How far behind its inputs a computation on the way is, at least, to be told of beside the root
-cause."""
+_MENTIONED_MICROS = 60_000_000
+"""Least lag, in microseconds, at which a computation is mentioned beside the root cause."""
 
 _NAMED = 3
-"""Key ranges, and other computations, named in a sentence."""
+"""Most key ranges, and most other computations, that one sentence names."""
 
 _LAG = itemgetter(0)
 
 _UNHEARD = ", of which the authority has not heard yet"
-"""Of a worker that may be as alive as any: its claim is older than the authority's memory."""
+"""Words about a worker that may be alive: it claimed before the authority restarted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,32 +85,31 @@ class Hop:
     computation: str
     watermark: Watermark
     behind: float | None
-    """Seconds that it is behind the least of its inputs; None for an injector, or when either has
-    no time."""
+    """Seconds by which it lags its lowest input; None for an injector, or when either has no
+    time."""
     upstream: str | None
-    """The input by which the way goes on; None where it ends."""
+    """Input at which the way continues; None at the root cause."""
     holders: tuple[RangeView, ...]
-    """The first few of the key ranges that hold it, those in trouble first; none where only an
-    input holds it."""
+    """First few key ranges that hold it, those in trouble first; empty when only an input holds
+    it."""
     sentence: str
     cause: Cause | None = None
-    """What keeps it where it is; None when that is its input alone."""
+    """Reason why it does not move; None when its input alone holds it."""
     holding: int = 0
-    """How many key ranges hold it: those at its low watermark or below. Asked at the root cause
-    alone; 0 on the way to it."""
+    """Number of key ranges at its low watermark or below. Only asked for the root cause; 0
+    elsewhere."""
     slice_of: str = ""
-    """The computation that it is a slice of; empty: it is none."""
+    """Computation that it is a slice of; empty for no slice."""
     epoch: int = 0
-    """The ownership number of the shard that serves it; 0 when that is not known."""
+    """Ownership number of the shard that serves it; 0 when unknown."""
     since_micros: int = 0
-    """Processing time since which it has stood there; 0 when that is not known."""
+    """Processing time, in microseconds, at which its watermark moved last; 0 when unknown."""
     in_flight: bool = False
-    """Whether it is cut into slices, and all of them are further: what they have told is on its way
-    up to it."""
+    """True when it is cut and all its slices lead it: their reports are on the way up to it."""
 
     @property
     def since(self) -> datetime | None:
-        """Since when it has stood there."""
+        """Time at which its watermark moved last; None when unknown."""
         return WatermarkView(self.computation, since_micros=self.since_micros).since
 
     def __str__(self) -> str:
@@ -121,28 +118,29 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """Who holds a computation, and the way to there.
+    """The root cause that holds a computation, and the way to it.
 
-    ``str()`` is the cause in one sentence, then one sentence per hop, a line each, and then who
-    answers for the root cause, as far as somebody wrote it down.
+    ``str()`` is the cause in one sentence, then one line per hop, then who is responsible for the
+    root cause, if an operator wrote that down.
     """
 
     hops: tuple[Hop, ...]
     sentence: str = ""
-    """The root cause, in one sentence."""
+    """Root cause in one sentence."""
     others: tuple[str, ...] = ()
-    """Other computations that hold it just as much: it does not move before they do, too."""
+    """Other root causes that hold the computation just as low: it moves only after they move,
+    too."""
     promise: Promise | None = None
-    """What was promised of the root cause; None: nothing."""
+    """Promise about the root cause; None when nothing was promised."""
 
     @property
     def answers(self) -> str:
-        """Who answers for the root cause, where it is written what to do, and where the logs of its worker are; empty when nobody said."""
+        """Owner, runbook and worker logs of the root cause; empty when nothing was promised."""
         return "" if self.promise is None else _answers(self.guilty, self.promise)
 
     @property
     def guilty(self) -> Hop:
-        """Where the way ends: the root cause."""
+        """Hop of the root cause, which ends the way."""
         return self.hops[-1]
 
     def __iter__(self) -> Iterator[Hop]:
@@ -157,89 +155,92 @@ class Why:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """By name: the computations from the one that was asked for to the root cause, and further root causes that hold as much."""
+    """Names on the way to the root cause, and further root causes that hold as much."""
 
     names: tuple[str, ...]
     others: tuple[str, ...]
     lags: Mapping[str, int | None]
-    """How far each computation upstream is behind by its own doing, in microseconds, as far as it
-    was walked; None without a measure."""
+    """Microseconds that each upstream computation the walk met adds to the lag; None when that
+    cannot be measured."""
     furthest: str
-    """Of those that hold the inputs of the root cause the one that is furthest behind by its own
-    doing; empty when there are none."""
+    """Computation upstream of the root cause that adds most to the lag; empty when there is
+    none."""
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """Where a way ends, and what it weighs against others."""
+    """Root cause at the end of one way, and its weight against others."""
 
     computation: str
     trouble: bool
     lag: float
-    """Microseconds behind by its own doing."""
+    """Microseconds that it adds to the lag itself."""
 
     weight: tuple[bool, float]
-    """Who has to be acted for comes first, then who is furthest behind."""
+    """Sort key: those that need somebody to act first, then those that lag most."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """Where the ways from a computation end."""
+    """Ends of all ways from one computation."""
 
     ends: int
-    """A bit for each end, in the order in which the walk met them: many share most of theirs, so
-    that sets of names would cost too much."""
+    """Bit set of the ends, in the order the walk met them. Computations share most of their ends,
+    so sets of names would cost too much."""
     best: _End
     onward: str
-    """The input by which the way to the best of them goes on; empty where it ends."""
+    """Input at which the way to the best end continues; empty at an end."""
     furthest: tuple[float, str]
 
 
 class _Graph:
-    """What is published, and what each computation waits for: its inputs or, where it is cut, its slices, which wait for these inputs."""
+    """Published views, and the slices or inputs that each computation waits for."""
 
     def __init__(self, views: Mapping[str, WatermarkView]) -> None:
         self.views = views
         self.cut: Final = slices_of(views)
-        """The slices of each that is cut."""
+        """Slices by cut computation."""
 
     def slices(self, view: WatermarkView) -> tuple[str, ...]:
         """Return the slices of a computation; none when it is not cut."""
         return self.cut.get(view.computation, ())
 
     def lowest(self, view: WatermarkView) -> list[str]:
-        """Return what it waits for: the least of its slices or inputs."""
+        """Return the lowest of its slices or, for an uncut computation, of its inputs."""
         names = self.slices(view) or view.inputs
         lows = [self.low(name) for name in names]
         least = min(lows, default=None)
         return [name for name, low in zip(names, lows, strict=True) if low == least]
 
     def low(self, name: str) -> Watermark:
-        """Return what somebody who waits for a computation has of it."""
+        """Return the low watermark of a computation as its readers use it."""
         view = self.views.get(name)
         if view is None:
             return Watermark.UNKNOWN
         root = self.views.get(view.slice_of)
         if root is None:
             return view.low
-        if view.incarnation != root.incarnation:  # one of them has not begun anew yet
+        # one of the two has not begun the new incarnation yet
+        if view.incarnation != root.incarnation:
             return Watermark.UNKNOWN
-        # A slice tells where it is, even if it has been further.
+        # The holder of a slice is where the slice is now; the slice's low may have been higher
+        # before.
         return view.low if view.holder is None else min(view.low, view.holder.watermark)
 
     def is_ahead(self, view: WatermarkView, lowest: list[str]) -> bool:
-        """Whether it does not wait for its inputs."""
+        """Return True for an estimate that leads its inputs, so does not wait for them."""
         estimated = view.estimated and not self.slices(view)
         return estimated and bool(lowest) and view.low > self.low(lowest[0])
 
     def holds_by_itself(self, view: WatermarkView, lowest: list[str]) -> bool:
-        """Whether it is not only its inputs that hold it."""
+        """Return True when something else than its inputs holds the computation."""
         return not lowest or view.low < self.low(lowest[0]) or self.is_ahead(view, lowest)
 
     def own_lag(self, view: WatermarkView, lowest: list[str], start: int) -> int | None:
-        """Return how far a computation is behind by its own doing, in microseconds; a source is behind ``start``. None when that has no measure.
+        """Return the microseconds that a computation adds to the lag itself.
 
-        0 for one that is behind by less than its worker holds back by design: it has done all that its input allows.
+        A source is compared with ``start``. None when there is no measure; 0 for less than its
+        worker holds back by design: then it has done all that its input allows.
         """
         if view.registered and view.low.finished:
             return 0
@@ -254,36 +255,35 @@ class _Graph:
 
 
 def holdback_of(view: WatermarkView) -> int:
-    """Return by how much a computation's watermark stays below its inputs by design, in microseconds; 0: not at all, or not known."""
+    """Return the microseconds by which a watermark lags its inputs by design; 0 when unknown."""
     return 0 if view.holder is None else view.holder.remarks.holdback_micros
 
 
 def find_way(name: str, views: Mapping[str, WatermarkView], now_micros: int) -> Way:
-    """Walk from a computation upstream to who holds it.
+    """Walk from a computation upstream to its root cause.
 
-    A computation that has come as far as the least of its inputs is held by that input. One that
-    has not is behind by its own doing, as far as it is behind them; a source, as far as it is
-    behind the clock, or in a replay behind the newest data of its pipeline. Of those that add to
-    the lag in this way, the one that adds most is the root cause: not the last one, which may be a
-    second behind an input that is two hours late.
+    A computation that is at the lowest of its inputs is held by that input. One that lags them adds
+    to the lag itself, and a source adds what it lags the clock or, in a replay, the newest data of
+    its pipeline. The root cause is the one that adds most. It is not simply the last one, which may
+    lag by a second behind an input that is two hours late.
 
-    Two things come before that. One in trouble (see :class:`Cause`) is the root cause, however
-    little it adds so far: it will not move before somebody acts. One that is after it is named all
-    the same when it is behind by more, and by more than its rounding explains: what its worker
-    holds back by design, or an hour where its worker does not tell. And one that is at one long
-    operation is named before an input that is less than ten times as far behind.
+    Two rules come first. A computation in trouble (see :class:`Cause`) is the root cause however
+    little it adds so far, since it does not move before somebody acts. A computation downstream of
+    it is named all the same when it adds more, and more than its rounding explains: what its worker
+    holds back by design, or an hour when the worker does not report that. And a computation at one
+    long operation is named before an input that lags less than ten times as much.
 
-    One that is behind by less than it holds back by design, as a stage of windows is, adds nothing:
-    the way goes on, unless it is in trouble itself.
+    A computation that lags by less than it holds back by design, such as a stage of windows, adds
+    nothing: the way continues upstream, unless it is in trouble itself.
 
-    One that is cut into slices waits for the slowest of them, and these wait for its inputs: so the
-    way goes on into that slice. It is behind its slices by its own doing as long as what they have
-    told is on its way up.
+    A computation that is cut waits for its slowest slice, and the slices wait for its inputs, so
+    the way continues into that slice. It lags its slices by itself only while their reports are on
+    the way up.
 
-    All inputs that are equally low are followed. An estimate that is further than its inputs does
-    not wait for them, so it holds by itself. ``views`` has every registered computation.
-    O(computations + inputs), each with one operation on as many bits as there are ends; registered
-    graphs have no cycles, and one that was read while it changed ends the walk.
+    All inputs that are equally low are followed. An estimate that leads its inputs does not wait
+    for them, so it holds by itself. ``views`` has every registered computation. Cost:
+    O(computations + inputs), each with one operation on a bit set of all ends. Registered graphs
+    have no cycles; a cycle, read while the graph changed, ends the walk.
     """
     return _Walk(_Graph(views), now_micros).way(name)
 
@@ -291,46 +291,43 @@ def find_way(name: str, views: Mapping[str, WatermarkView], now_micros: int) -> 
 def find_culprits(
     names: Iterable[str], views: Mapping[str, WatermarkView], now_micros: int
 ) -> dict[str, WatermarkView]:
-    """Return for each of some computations the one that holds it, as :func:`find_way` has it.
-
-    All together cost what one does.
-    """
+    """Return the root cause of each computation, by :func:`find_way`, in one walk."""
     walk = _Walk(_Graph(views), now_micros)
     return {name: views.get(guilty) or WatermarkView(guilty) for name in names for guilty in [walk.guilty(name)]}
 
 
 class _Walk:
-    """The ways from computations upstream; what several share is walked once."""
+    """Ways upstream from computations; parts that they share are walked once."""
 
     def __init__(self, graph: _Graph, now_micros: int) -> None:
         self._graph = graph
         self._views = graph.views
         self._now_micros = now_micros
         self._starts = _starts(graph.views, now_micros)
-        self._met: list[_End] = []
-        """The ends, by their bits."""
+        self._ends: list[_End] = []
+        """Ends in the order of their bits."""
         self._lags: dict[str, int | None] = {}
         self._lowest: dict[str, list[str]] = {}
-        """The least inputs of each that was begun; whoever meets one without a reach has met a
-        cycle."""
-        self._reached: dict[str, _Reach] = {}
+        """Lowest inputs of each computation whose walk has begun. One that is here without a reach
+        is part of a cycle."""
+        self._reaches: dict[str, _Reach] = {}
 
     def guilty(self, name: str) -> str:
-        """Return where the way from a computation ends."""
+        """Return the root cause of a computation."""
         return self._reach(name).best.computation
 
     def way(self, name: str) -> Way:
         """Return the way from a computation."""
         reach = self._reach(name)
         names = [name]
-        while self._reached[names[-1]].onward:
-            names.append(self._reached[names[-1]].onward)
-        others = [end for bit, end in enumerate(self._met) if reach.ends >> bit & 1 and end.computation != names[-1]]
+        while self._reaches[names[-1]].onward:
+            names.append(self._reaches[names[-1]].onward)
+        others = [end for bit, end in enumerate(self._ends) if reach.ends >> bit & 1 and end.computation != names[-1]]
         others.sort(key=lambda end: end.weight, reverse=True)
         end = names[-1]
         ahead = end in self._views and self._graph.is_ahead(self._views[end], self._lowest[end])
-        waited = [] if ahead else self._lowest[end]
-        beyond = [self._reached[each].furthest for each in waited if each in self._reached]
+        waits_for = [] if ahead else self._lowest[end]
+        beyond = [self._reaches[name].furthest for name in waits_for if name in self._reaches]
         _, furthest = max(beyond, key=_LAG, default=(0, ""))
         return Way(tuple(names), tuple(end.computation for end in others), self._lags, furthest)
 
@@ -338,26 +335,27 @@ class _Walk:
         pending = [name]
         while pending:
             here = pending[-1]
-            if here in self._reached:
+            if here in self._reaches:
                 pending.pop()
                 continue
             if here not in self._lowest:
                 view = self._views.get(here)
-                unheld = view is None or not view.registered or view.low.finished
-                self._lowest[here] = [] if view is None or unheld else self._graph.lowest(view)
-                missing = [each for each in self._lowest[here] if each not in self._lowest]
+                resolved = view is None or not view.registered or view.low.finished
+                self._lowest[here] = [] if view is None or resolved else self._graph.lowest(view)
+                missing = [name for name in self._lowest[here] if name not in self._lowest]
                 if missing:
                     pending += reversed(missing)
                     continue
-            self._reached[here] = self._end_or_go_on(here)
-        return self._reached[name]
+            self._reaches[here] = self._end_or_go_on(here)
+        return self._reaches[name]
 
     def _end_or_go_on(self, here: str) -> _Reach:
         view, lowest = self._views.get(here) or WatermarkView(here), self._lowest[here]
-        ways = [(self._reached[each], each) for each in lowest if each in self._reached]
+        ways = [(self._reaches[name], name) for name in lowest if name in self._reaches]
         lag = self._graph.own_lag(view, lowest, self._starts.get(here, self._now_micros))
         cause = cause_of(self._views.get(here), self._now_micros)
-        if self._graph.slices(view) and cause is Cause.BUSY:  # that is said by a slice, of whom it is one
+        # one of its slices is busy, and reports that itself
+        if self._graph.slices(view) and cause is Cause.BUSY:
             cause = Cause.MOVING
         weight = cause.trouble, float("inf") if lag is None else lag
         own = _End(here, *weight, weight)
@@ -367,10 +365,10 @@ class _Walk:
             ways = []
         elif own.lag or (cause.trouble and self._graph.holds_by_itself(view, lowest)):
             rounding = 0 if holdback_of(view) else _STEP_MICROS
-            ways = [(reach, each) for reach, each in ways if _goes_on(own, cause, reach.best, rounding)]
+            ways = [(reach, name) for reach, name in ways if _goes_on(own, cause, reach.best, rounding)]
         if not ways:
-            self._met.append(own)
-            return _Reach(1 << len(self._met) - 1, own, "", furthest)
+            self._ends.append(own)
+            return _Reach(1 << len(self._ends) - 1, own, "", furthest)
         first, onward = max(ways, key=lambda way: way[0].best.weight)
         ends = 0
         for reach, _ in ways:
@@ -379,19 +377,19 @@ class _Walk:
 
 
 def find_guilty(name: str, views: Mapping[str, WatermarkView], now_micros: int) -> str | None:
-    """Return the computation that is the root cause of another's watermark; None when it has no key ranges to blame."""
+    """Return the root cause of a computation; None when it has no key ranges to blame."""
     guilty = views.get(find_way(name, views, now_micros).names[-1])
     return None if guilty is None or not guilty.registered or guilty.low.finished else guilty.computation
 
 
 def find_slices(views: Mapping[str, WatermarkView]) -> dict[str, tuple[tuple[str, ...], str]]:
-    """Return of each computation that is cut its slices, and the slowest of them; of those that are equally slow the first."""
+    """Return the slices of each cut computation, and the first of the slowest."""
     graph = _Graph(views)
     return {root: (names, graph.lowest(views[root])[0]) for root, names in graph.cut.items() if root in views}
 
 
 def find_absent(name: str, views: Mapping[str, WatermarkView], now_micros: int) -> str | None:
-    """Return the root cause of another's watermark if it is not among the views: not registered, or nothing that the caller may read. Else None."""
+    """Return the root cause if it is unregistered or unreadable, so not among the views."""
     root = find_way(name, views, now_micros).names[-1]
     return None if root in views else root
 
@@ -400,20 +398,21 @@ def explain(
     name: str,
     views: Mapping[str, WatermarkView],
     now_micros: int,
-    found: Ranges,
+    ranges: Ranges,
     unknown: errors.LowwaterError | None = None,
 ) -> Why:
-    """Tell of the walk from a computation to the one that holds it.
+    """Explain what holds a computation.
 
-    ``found`` are the key ranges of that one, as :func:`find_guilty` names it, that are at its low
-    watermark or below; none when it names none. When nobody answered that, ``unknown`` says why,
-    and no worker is blamed: what is known is who held it before. PermissionDenied for one that is
-    not among ``views`` says that the caller may not read it; else it is not registered.
+    ``ranges``: key ranges of the root cause, which :func:`find_guilty` names, at its low watermark
+    or below; empty when it names none. ``unknown``: the error of that question. Then no worker is
+    blamed, and the answer only says which range held before. PermissionDenied for a computation
+    that is not among ``views`` says that the caller may not read it; otherwise that one is not
+    registered.
     """
     graph = _Graph(views)
     way = _Walk(graph, now_micros).way(name)
     hops = [_passed(*pair, graph, now_micros) for pair in zip(way.names, way.names[1:], strict=False)]
-    hops.append(_end(views.get(way.names[-1]) or WatermarkView(way.names[-1]), graph, now_micros, found, unknown))
+    hops.append(_end(views.get(way.names[-1]) or WatermarkView(way.names[-1]), graph, now_micros, ranges, unknown))
     hops = [_placed(hop, graph) for hop in hops]
     guilty = views.get(way.names[-1])
     return Why(
@@ -426,23 +425,23 @@ def explain(
 
 def _answers(guilty: Hop, promise: Promise) -> str:
     who = on_one_line(
-        " of ".join(each for each in (promise.owner, promise.team and f"the team {promise.team}") if each)
+        " of ".join(name for name in (promise.owner, promise.team and f"the team {promise.team}") if name)
     )
-    found = [f"{who} answers for {guilty.computation}"] if who else []
+    parts = [f"{who} answers for {guilty.computation}"] if who else []
     if promise.runbook:
-        found.append(f"what to do: {on_one_line(promise.runbook)}")
+        parts.append(f"what to do: {on_one_line(promise.runbook)}")
     holder = guilty.holders[0] if guilty.holders else None
     logs = promise.logs_of(holder.worker, holder.host) if holder is not None and holder.worker else promise.logs
     if logs and "{" not in logs:
-        found.append(f"logs: {on_one_line(logs)}")
-    return "; ".join(found)
+        parts.append(f"logs: {on_one_line(logs)}")
+    return "; ".join(parts)
 
 
 def _goes_on(own: _End, cause: Cause, end: _End, rounding: int) -> bool:
-    """Whether the search for the root cause goes on upstream of a computation.
+    """Return True when the search for the root cause continues upstream of a computation.
 
-    True when its inputs add more to the delay than the computation itself. ``rounding``: part of
-    its lag, in microseconds, that rounding down may explain; 0 when the worker reports that part.
+    That is so when its inputs add more to the lag than the computation itself. ``rounding``:
+    microseconds of its lag that rounding down may explain; 0 when the worker reports that part.
     """
     if cause.trouble:
         return False
@@ -452,16 +451,17 @@ def _goes_on(own: _End, cause: Cause, end: _End, rounding: int) -> bool:
 
 
 def _starts(views: Mapping[str, WatermarkView], now_micros: int) -> dict[str, int]:
-    """Return what the sources of a pipeline that replays old data are compared with: its newest data. Others are compared with the clock.
+    """Return the newest data of the pipeline of each source, for pipelines that replay old data.
 
-    A pipeline is what is connected. By computation; O(computations + inputs).
+    Sources that are missing in the answer are compared with the clock. A pipeline is a connected
+    part of the graph. O(computations + inputs).
     """
     lows = (view.low for view in views.values())
     if all(_timeless(low) or now_micros - low.micros <= _REPLAY_MICROS for low in lows):
         return {}
     pipeline: dict[str, str] = {}
 
-    def of(name: str) -> str:
+    def pipeline_of(name: str) -> str:
         top = name
         while pipeline.setdefault(top, top) != top:
             top = pipeline[top]
@@ -471,19 +471,19 @@ def _starts(views: Mapping[str, WatermarkView], now_micros: int) -> dict[str, in
 
     newest: dict[str, int] = {}
     for view in views.values():
-        for each in (*view.inputs, *filter(None, [view.slice_of])):
-            pipeline[of(each)] = of(view.computation)
+        for upstream in (*view.inputs, *filter(None, [view.slice_of])):
+            pipeline[pipeline_of(upstream)] = pipeline_of(view.computation)
     for view in views.values():
-        for watermark in (view.low, *(each for _, each in view.shares)):
+        for watermark in (view.low, *(watermark for _, watermark in view.shares)):
             if not _timeless(watermark):
-                top = of(view.computation)
+                top = pipeline_of(view.computation)
                 newest[top] = max(newest.get(top, watermark.micros), watermark.micros)
     old = {top: micros for top, micros in newest.items() if now_micros - micros > _REPLAY_MICROS}
-    return {name: old[of(name)] for name in views if of(name) in old}
+    return {name: old[pipeline_of(name)] for name in views if pipeline_of(name) in old}
 
 
 def _placed(hop: Hop, graph: _Graph) -> Hop:
-    """Return a hop with where it is, and since when."""
+    """Return a hop with its slice, epoch, age and untimed rows filled in."""
     view = graph.views.get(hop.computation)
     if view is None:
         return hop
@@ -497,34 +497,27 @@ def _placed(hop: Hop, graph: _Graph) -> Hop:
 
 
 def _passed(here: str, onward: str, graph: _Graph, now_micros: int) -> Hop:
-    """Return a hop from which the way goes on to an input, or into a slice."""
+    """Return a hop at which the way continues to an input or into a slice."""
     view = graph.views[here]
     lowest = graph.lowest(view)
     low = graph.low(onward)
     where = _where(view, graph, now_micros)
     if graph.holds_by_itself(view, lowest):
         behind = _behind(view, low)
-        held = f"; {held_words(view.holder, now_micros)}" if view.holder is not None else ""
-        sentence = f"{where}, {_distance(behind, view, onward, graph)}{held}."
-        return Hop(
-            here,
-            view.low,
-            behind,
-            onward,
-            _holders(view.holder),
-            sentence,
-            cause_of(view, now_micros),
-        )
-    waited = [onward, *(each for each in lowest if each != onward)]
+        holder_words = f"; {held_words(view.holder, now_micros)}" if view.holder is not None else ""
+        sentence = f"{where}, {_distance(behind, view, onward, graph)}{holder_words}."
+        return Hop(here, view.low, behind, onward, _holders(view.holder), sentence, cause_of(view, now_micros))
+    waits_for = [onward, *(other for other in lowest if other != onward)]
     slices = graph.slices(view)
     if slices:
-        sentence = f"{where}; the slowest of its {counted(len(slices), 'slice')} {'are' if waited[1:] else 'is'} {_listed(waited)}"
+        sentence = f"{where}; the slowest of its {counted(len(slices), 'slice')} {'are' if waits_for[1:] else 'is'} {_listed(waits_for)}"
     else:
-        allow = f"inputs {_listed(waited)} allow" if waited[1:] else f"input {onward} allows"
+        allow = f"inputs {_listed(waits_for)} allow" if waits_for[1:] else f"input {onward} allows"
         sentence = f"{where}; that is as far as its {allow}"
     cause = cause_of(view, now_micros)
     if cause.trouble and view.holder is not None:
-        # An input's holding hides this one's: it has to be known before the input moves.
+        # Named here because this holder is hidden behind the input: somebody has to act before the
+        # input moves.
         return Hop(
             here,
             view.low,
@@ -538,7 +531,7 @@ def _passed(here: str, onward: str, graph: _Graph, now_micros: int) -> Hop:
 
 
 def _distance(behind: float | None, view: WatermarkView, onward: str, graph: _Graph) -> str:
-    """Return in words how far it is behind what it waits for."""
+    """Return in words how far it lags what it waits for."""
     distance = f"{duration(behind)} behind" if behind is not None else "behind"
     slices, stands = graph.slices(view), _stands(graph.low(onward))
     if not slices:
@@ -555,13 +548,9 @@ def _holders(holder: RangeView | None) -> tuple[RangeView, ...]:
 
 
 def _end(
-    view: WatermarkView,
-    graph: _Graph,
-    now_micros: int,
-    found: Ranges,
-    unknown: errors.LowwaterError | None,
+    view: WatermarkView, graph: _Graph, now_micros: int, ranges: Ranges, unknown: errors.LowwaterError | None
 ) -> Hop:
-    """Return the hop where the way ends."""
+    """Return the hop of the root cause."""
     if not view.registered and isinstance(unknown, errors.PermissionDenied):
         sentence = f"{view.computation} {HIDDEN}"
         return Hop(view.computation, view.low, None, None, (), sentence, Cause.HIDDEN)
@@ -582,14 +571,14 @@ def _end(
         last = f" Before, it was held by {held_words(view.holder, now_micros)}." if view.holder else ""
         sentence = f"{where}: {_untold(unknown)}.{last}"
         return Hop(view.computation, view.low, behind, None, _holders(view.holder), sentence, Cause.CANNOT_TELL)
-    # Read a moment later than the watermark: what is above it by now does not hold it any more.
-    holding = [each for each in found if each.watermark <= view.low]
-    causes = {id(each): cause_of_range(each, view.oldest_operation_micros, now_micros) for each in holding}
-    # All of them hold. Whoever is alive may move by itself, so those come last.
-    holding.sort(key=lambda each: not causes[id(each)].trouble)
-    total = found.total if holding else 0
+    # The ranges were read a moment after the watermark; a range above it does not hold it any more.
+    holding = [holder for holder in ranges if holder.watermark <= view.low]
+    causes = {id(holder): cause_of_range(holder, view.oldest_operation_micros, now_micros) for holder in holding}
+    # A living owner may move by itself, so it comes after those in trouble.
+    holding.sort(key=lambda holder: not causes[id(holder)].trouble)
+    total = ranges.total if holding else 0
     holders = tuple(holding[:_NAMED])
-    sentence = f"{where}: {_held(view, holders, total, now_micros)}"
+    sentence = f"{where}: {_holders_in_words(view, holders, total, now_micros)}"
     cause = causes[id(holders[0])] if holders else Cause.MOVED_ON
     return Hop(view.computation, view.low, behind, None, holders, sentence, cause, total)
 
@@ -609,27 +598,27 @@ def _stands(watermark: Watermark) -> str:
 def _where(view: WatermarkView, graph: _Graph, now_micros: int) -> str:
     where = f"{view.computation}{', which is only estimated,' if view.estimated else ''} {_stands(view.low)}"
     if view.slice_of or graph.slices(view):
-        # Two levels, which shards tell of that are not the same: how old each answer is says where
-        # it lags.
-        stood = f", for {duration(seconds_since(view.since_micros, now_micros))}" if view.since_micros else ""
-        where += f" (epoch {view.epoch}{stood})"
+        # A cut computation and its slices come from different shards: the age of each answer shows
+        # where it lags.
+        age = f", for {duration(seconds_since(view.since_micros, now_micros))}" if view.since_micros else ""
+        where += f" (epoch {view.epoch}{age})"
     return where if _timeless(view.low) else f"{where}, {lag(view.low, now_micros)} behind the clock"
 
 
-def _held(view: WatermarkView, holders: tuple[RangeView, ...], holding: int, now_micros: int) -> str:
+def _holders_in_words(view: WatermarkView, holders: tuple[RangeView, ...], holding: int, now_micros: int) -> str:
     if not holders:
         return "no key range says why; its workers have just moved on."
-    named = "; ".join(held_words(each, now_micros) for each in holders)
+    named = "; ".join(held_words(holder, now_micros) for holder in holders)
     more = f" ({len(holders)} of the {holding} key ranges that hold it)" if holding > len(holders) else ""
     sentence = f"held by {named}{more}."
-    if view.oldest_operation_micros and all(each.state is RangeState.OWNED for each in holders):
+    if view.oldest_operation_micros and all(holder.state is RangeState.OWNED for holder in holders):
         running = duration(seconds_since(view.oldest_operation_micros, now_micros))
         sentence += f" The oldest operation has been running for {running}."
     return sentence
 
 
 def held_words(holder: RangeView, now_micros: int) -> str:
-    """Return a key range, where it stands, who answers for it, and what is known of that one."""
+    """Return a key range in words: its place, its owner, and what is known of the owner."""
     return f"{describe_range(holder.start, holder.end)} {_about(holder, now_micros)}"
 
 
@@ -652,7 +641,7 @@ def _about(holder: RangeView, now_micros: int) -> str:
 
 
 def _ended(holder: RangeView, now_micros: int) -> str:
-    """Return when a worker ended, and by what, as its last report has it."""
+    """Return when a worker ended, and the error that ended it, from its last report."""
     at = clock_time(Watermark(holder.last_report_micros), now_micros)
     failure = holder.remarks.failure.rstrip(".")
     return f"failed at {at}: {on_one_line(failure)}" if failure else f"stopped at {at}"
@@ -668,11 +657,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _cause_sentence(
-    hops: list[Hop],
-    way: Way,
-    graph: _Graph,
-    now_micros: int,
-    unknown: errors.LowwaterError | None,
+    hops: list[Hop], way: Way, graph: _Graph, now_micros: int, unknown: errors.LowwaterError | None
 ) -> str:
     first, root, views = hops[0], hops[-1], graph.views
     if first is root and root.cause in {Cause.FINISHED, Cause.NOT_REGISTERED}:
@@ -683,25 +668,29 @@ def _cause_sentence(
     at = f"is at {clock_time(first.watermark, now_micros)}, {lag(first.watermark, now_micros)} behind"
     about = f"{first.computation}{estimated} {'is unknown' if first.watermark.unknown else at}"
     sentence = f"{about}: {_root_words(root, graph, now_micros, unknown)}"
-    sentence += "".join(f"; {_adds(each, way.lags[each], graph, now_micros)}" for each in _also(way, root))
+    sentence += "".join(f"; {_adds(name, way.lags[name], graph, now_micros)}" for name in _also(way, root))
     if way.others:
-        sentence += f"; and just as much by {_listed([_briefly(views.get(each), each) for each in way.others])}"
+        sentence += f"; and just as much by {_listed([_briefly(views.get(name), name) for name in way.others])}"
     return f"{sentence}."
 
 
 def _also(way: Way, root: Hop) -> list[str]:
-    """Return who is worth a word beside the root cause: who adds most on the way to it, and who upstream adds half as much or more."""
+    """Return computations to mention beside the root cause.
+
+    These are the one that adds most on the way to it, and one upstream that adds half as much or
+    more.
+    """
     lags = {name: lag for name, lag in way.lags.items() if lag is not None}
-    passed = max(way.names[:-1], key=lambda name: lags.get(name, 0), default="")
-    found = [passed] if lags.get(passed, 0) >= _TOLD_MICROS else []
+    on_the_way = max(way.names[:-1], key=lambda name: lags.get(name, 0), default="")
+    mentioned = [on_the_way] if lags.get(on_the_way, 0) >= _MENTIONED_MICROS else []
     most = lags.get(way.furthest, 0)
-    if most >= _TOLD_MICROS and 2 * most >= lags.get(root.computation, 2 * most + 1):
-        found.append(way.furthest)
-    return found
+    if most >= _MENTIONED_MICROS and 2 * most >= lags.get(root.computation, 2 * most + 1):
+        mentioned.append(way.furthest)
+    return mentioned
 
 
 def _adds(name: str, own_lag: int | None, graph: _Graph, now_micros: int) -> str:
-    """Return in words how far a computation is behind by its own doing."""
+    """Return in words how far a computation lags by itself."""
     view = graph.views[name]
     cause = cause_of(view, now_micros)
     doing = "in trouble as well" if cause.trouble else "alive"
@@ -733,7 +722,7 @@ def _untold(unknown: errors.LowwaterError) -> str:
 
 
 def _still_behind(root: Hop, views: Mapping[str, WatermarkView]) -> str:
-    """Say of a computation that moves why it is the root cause all the same: one whose data comes late moves all the time."""
+    """Say why a moving computation is the root cause all the same: it lags, or its data is old."""
     holder = views[root.computation].holder
     if holder is None or holder.state is not RangeState.OWNED or _timeless(root.watermark):
         return ""
@@ -751,7 +740,7 @@ def _root_words(root: Hop, graph: _Graph, now_micros: int, unknown: errors.Lowwa
     ):
         return f"held by {root.computation}, {_without_range(root, graph, unknown)}"
     holder = root.holders[0]
-    held = f"held by {root.computation} {describe_range(holder.start, holder.end)}{_on(holder)}"
+    holder_words = f"held by {root.computation} {describe_range(holder.start, holder.end)}{_on(holder)}"
     more = f", and by {root.holding - 1} more of its key ranges" if root.holding > 1 else ""
     stood = duration(seconds_since(holder.since_micros, now_micros))
     match root.cause:
@@ -777,11 +766,11 @@ def _root_words(root: Hop, graph: _Graph, now_micros: int, unknown: errors.Lowwa
         case _:
             waits = "nothing newer came in" if not views[root.computation].inputs else "it has work left from then"
             words = f", alive, but standing there for {stood}: {waits}"
-    return held + _in_its_own(words, root.cause, holder.waiting_for) + more
+    return holder_words + _in_its_own(words, root.cause, holder.waiting_for) + more
 
 
 def _without_range(root: Hop, graph: _Graph, unknown: errors.LowwaterError | None) -> str:
-    """Say of the root cause what keeps it there, where none of its key ranges is to be named."""
+    """Say what holds the root cause when none of its key ranges is to be named."""
     if root.cause in _ABSENT:
         return f"which {_ABSENT[root.cause]}"
     if unknown is not None:
@@ -793,7 +782,7 @@ def _without_range(root: Hop, graph: _Graph, unknown: errors.LowwaterError | Non
 
 
 def _in_its_own(words: str, cause: Cause | None, waiting_for: str) -> str:
-    """Say what a living worker tells of itself: that is worth more than a guess at what it waits for."""
+    """Replace the guess at what a living worker waits for by the worker's own words."""
     if not waiting_for or cause not in {Cause.BUSY, Cause.WAITING, Cause.MOVING}:
         return words
     return f"{words.partition(':')[0]}: it waits for {on_one_line(waiting_for)}"

@@ -1,4 +1,4 @@
-"""Between the states here and the messages of ``lowwater.v1``."""
+"""Conversions between this package's values and the messages of ``lowwater.v1``."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ _STATES: Final = {
 
 LEAST_BUDGET: Final = 0.0001
 MOST_BUDGET: Final = 0.5
-"""Of a lateness budget, as the authority takes them."""
+"""Least and greatest lateness budget that the authority accepts."""
 
 _ERROR_INFO: Final = "type.googleapis.com/google.rpc.ErrorInfo"
 _RETRY_INFO: Final = "type.googleapis.com/google.rpc.RetryInfo"
@@ -112,8 +112,8 @@ def _fill(message: workers_pb2.GroupReport, group: GroupState) -> None:
     message.oldest_operation_micros = group.oldest_operation
     message.turn = group.turn
     message.waiting_for = group.waiting_for
-    if (told := remarks_message(group.remarks)) is not None:
-        message.remarks.CopyFrom(told)
+    if (remarks := remarks_message(group.remarks)) is not None:
+        message.remarks.CopyFrom(remarks)
     if group.mass is not None:
         message.mass.CopyFrom(_mass(group.mass))
     if group.lateness is not None:
@@ -123,8 +123,8 @@ def _fill(message: workers_pb2.GroupReport, group: GroupState) -> None:
 def _pack(message: Any, field: str, column: array[int]) -> None:
     """Fill a packed fixed-width field from a column.
 
-    On the wire such a field is the column's own little-endian bytes behind a tag and a length;
-    parsing those takes a third of the time of ``extend``, which boxes every number.
+    On the wire such a field is the column's own little-endian bytes behind a tag and a length.
+    Parsing those takes a third of the time of ``extend``, which boxes every number.
     """
     if sys.byteorder == "big":
         column = column[:]
@@ -153,15 +153,15 @@ def _mass(mass: Mass) -> workers_pb2.Mass:
     )
 
 
-def _lateness(told: Lateness) -> workers_pb2.Lateness:
+def _lateness(lateness: Lateness) -> workers_pb2.Lateness:
     return workers_pb2.Lateness(
-        buckets=[bucket for bucket, _ in told.counts],
-        counts=[count for _, count in told.counts],
-        reference_micros=told.reference,
-        frontier_micros=told.frontier,
+        buckets=[bucket for bucket, _ in lateness.counts],
+        counts=[count for _, count in lateness.counts],
+        reference_micros=lateness.reference,
+        frontier_micros=lateness.frontier,
         behind=[
             workers_pb2.Behind(budget_ppm=ppm, records=records, judged_micros=judged)
-            for ppm, records, judged in told.behind
+            for ppm, records, judged in lateness.behind
         ],
     )
 
@@ -173,15 +173,15 @@ def histogram(pending: Histogram) -> workers_pb2.Histogram:
 
 
 def frontiers(shares: Iterable[tuple[int, int]]) -> list[types_pb2.Heuristic]:
-    """Return the messages of (share in parts per million, micros)."""
+    """Return the messages of (share in parts per million, micros) pairs."""
     return [types_pb2.Heuristic(share_ppm=share, micros=micros) for share, micros in shares]
 
 
 def attempt(task: TaskAttempt) -> workers_pb2.TaskAttempt:
     """Return the message of a task's attempt. Raises InvalidArgument."""
-    given: Any = task
-    if not isinstance(given, TaskAttempt):
-        raise checks.refused("task", given, "a TaskAttempt")
+    value: Any = task
+    if not isinstance(value, TaskAttempt):
+        raise checks.refused("task", value, "a TaskAttempt")
     return workers_pb2.TaskAttempt(
         stage=checks.count("task.stage", task.stage, 32),
         partition=checks.count("task.partition", task.partition, 32),
@@ -190,10 +190,7 @@ def attempt(task: TaskAttempt) -> workers_pb2.TaskAttempt:
 
 
 def ppm(heuristics: Iterable[float]) -> list[int]:
-    """Return shares in parts per million, largest first.
-
-    Raises InvalidArgument for what is no share.
-    """
+    """Return shares in parts per million, largest first. Raises InvalidArgument."""
     shares: set[int] = set()
     for share in checks.listed("heuristics", heuristics):
         parts = round(share * PPM) if checks.is_number(share) and 0 < share < 1 else 0
@@ -206,34 +203,31 @@ def ppm(heuristics: Iterable[float]) -> list[int]:
 
 
 def budgets_ppm(budgets: float | Iterable[float]) -> list[int]:
-    """Return lateness budgets in parts per million, least first.
-
-    Raises InvalidArgument for what is none.
-    """
-    one: Any = budgets
-    given: list[Any] = [one] if checks.is_number(one) else list(checks.listed("lateness_budget", one))
-    found: set[int] = set()
-    for each in given:
-        if not (checks.is_number(each) and LEAST_BUDGET <= each <= MOST_BUDGET):
+    """Return lateness budgets in parts per million, smallest first. Raises InvalidArgument."""
+    value: Any = budgets
+    shares: list[Any] = [value] if checks.is_number(value) else list(checks.listed("lateness_budget", value))
+    parts: set[int] = set()
+    for share in shares:
+        if not (checks.is_number(share) and LEAST_BUDGET <= share <= MOST_BUDGET):
             fix = f"shares of the records from {LEAST_BUDGET} to {MOST_BUDGET}, such as 0.01"
-            raise checks.refused("lateness_budget", each, fix)
-        found.add(round(each * PPM))
-    return sorted(found)
+            raise checks.refused("lateness_budget", share, fix)
+        parts.add(round(share * PPM))
+    return sorted(parts)
 
 
 # -- downwards -------------------------------------------------------------------------------------
 
 
-def watermark_view(message: types_pb2.Watermark, told: Promise | None = None) -> WatermarkView:
-    """Return the published watermarks of a computation; ``told``: the promise that a message without one leaves as it was."""
+def watermark_view(message: types_pb2.Watermark, previous: Promise | None = None) -> WatermarkView:
+    """Return published watermarks; a message without a promise leaves the ``previous`` one."""
     return WatermarkView(
         computation=message.computation,
         registered=message.registered,
         incarnation=message.incarnation,
         epoch=message.epoch,
         low=Watermark(message.low_micros) if message.registered else Watermark.UNKNOWN,
-        shares=tuple((each.share_ppm, Watermark(each.micros)) for each in message.heuristics),
-        passed=tuple((each.share_ppm, each.records, each.behind) for each in message.heuristics if each.records),
+        shares=tuple((one.share_ppm, Watermark(one.micros)) for one in message.heuristics),
+        passed=tuple((one.share_ppm, one.records, one.behind) for one in message.heuristics if one.records),
         oldest_operation_micros=message.oldest_operation_micros,
         since_micros=message.since_micros,
         holder=range_view(message.holder) if message.HasField("holder") else None,
@@ -242,29 +236,29 @@ def watermark_view(message: types_pb2.Watermark, told: Promise | None = None) ->
         estimated=message.estimated,
         budgets=tuple(
             LatenessBudget(
-                each.budget_ppm / PPM,
-                Watermark(each.micros),
-                each.records,
-                each.behind,
-                each.excused,
-                each.worst_ppm / PPM,
+                budget.budget_ppm / PPM,
+                Watermark(budget.micros),
+                budget.records,
+                budget.behind,
+                budget.excused,
+                budget.worst_ppm / PPM,
             )
-            for each in message.budgets
+            for budget in message.budgets
         ),
-        promise=_promise(message.promise) if message.HasField("promise") else told if message.registered else None,
+        promise=_promise(message.promise) if message.HasField("promise") else previous if message.registered else None,
     )
 
 
 def _promise(message: types_pb2.Promise) -> Promise | None:
-    """Return what was promised; None when the message is empty, since nothing was then."""
+    """Return a promise; None for an empty message."""
     late = timedelta(microseconds=message.late_micros) if message.late_micros > 0 else None
-    found = Promise(late, message.owner, message.team, message.runbook, message.logs)
-    return None if found == Promise() else found
+    promise = Promise(late, message.owner, message.team, message.runbook, message.logs)
+    return None if promise == Promise() else promise
 
 
 def budget_marks(messages: Iterable[types_pb2.LatenessBudget]) -> dict[int, int]:
-    """Return where lateness budgets stand, in microseconds by parts per million."""
-    return {each.budget_ppm: each.micros for each in messages}
+    """Return positions of lateness budgets, in microseconds, by parts per million."""
+    return {budget.budget_ppm: budget.micros for budget in messages}
 
 
 def range_view(message: types_pb2.Range) -> RangeView:
@@ -285,13 +279,13 @@ def range_view(message: types_pb2.Range) -> RangeView:
 
 
 def remarks(message: types_pb2.Remarks) -> Remarks:
-    """Return the remarks of a protobuf message."""
-    found = Remarks(message.holdback_micros, message.ended, message.failure, message.untimed_rows)
-    return NO_REMARKS if found == NO_REMARKS else found
+    """Return the remarks of a message."""
+    read = Remarks(message.holdback_micros, message.ended, message.failure, message.untimed_rows)
+    return NO_REMARKS if read == NO_REMARKS else read
 
 
 def remarks_message(remarks: Remarks) -> types_pb2.Remarks | None:
-    """Return the protobuf message of remarks; None for NO_REMARKS."""
+    """Return the message of remarks; None for NO_REMARKS."""
     if remarks == NO_REMARKS:
         return None
     return types_pb2.Remarks(
@@ -303,21 +297,21 @@ def remarks_message(remarks: Remarks) -> types_pb2.Remarks | None:
 
 
 def completeness(message: watermarks_pb2.CheckCompleteResponse) -> Completeness:
-    """Return the answer to "is it complete?"."""
-    holders = tuple(range_view(each) for each in message.holders)
+    """Return the answer to the question whether a computation is complete."""
+    holders = tuple(range_view(holder) for holder in message.holders)
     return Completeness(message.complete, watermark_view(message.watermark), holders, message.holding)
 
 
 def ranges(message: watermarks_pb2.ListRangesResponse) -> Ranges:
     """Return listed key ranges."""
-    return Ranges(tuple(range_view(each) for each in message.ranges), message.total)
+    return Ranges(tuple(range_view(listed) for listed in message.ranges), message.total)
 
 
 def history(name: str, message: watermarks_pb2.GetHistoryResponse) -> History:
-    """Return when steps became complete."""
+    """Return the times at which steps became complete."""
     completions = (
-        Completion(each.incarnation, Watermark(each.after_micros), Watermark(each.through_micros), each.time_micros)
-        for each in message.completions
+        Completion(step.incarnation, Watermark(step.after_micros), Watermark(step.through_micros), step.time_micros)
+        for step in message.completions
     )
     return History(name, timedelta(microseconds=message.step_micros), tuple(completions), message.total)
 
@@ -347,7 +341,7 @@ def computation(message: topology_pb2.Computation) -> Computation:
 
 
 def reading(message: topology_pb2.Computation) -> Reading:
-    """Return what a registered computation folds; a slice folds what the whole does."""
+    """Return the inputs that a registered computation folds; a slice folds those of the whole."""
     return Reading(
         message.slice_of or message.name,
         tuple(message.inputs),
@@ -358,7 +352,7 @@ def reading(message: topology_pb2.Computation) -> Reading:
 
 
 def reading_of_claim(name: str, message: workers_pb2.ClaimResponse) -> Reading:
-    """Return what a claim folds."""
+    """Return the inputs that a claim folds."""
     return Reading(
         name,
         tuple(message.inputs),
@@ -370,21 +364,21 @@ def reading_of_claim(name: str, message: workers_pb2.ClaimResponse) -> Reading:
 
 def topology(message: topology_pb2.GetTopologyResponse) -> Topology:
     """Return the graph."""
-    return Topology(message.version, {each.name: computation(each) for each in message.computations})
+    return Topology(message.version, {one.name: computation(one) for one in message.computations})
 
 
 def shards(message: cluster_pb2.ListShardsResponse) -> Shards:
     """Return the shards of a deployment."""
     views = (
-        ShardView(each.address, each.id, each.draining, each.silent_millis / 1e3, tuple(each.computations))
-        for each in message.shards
+        ShardView(shard.address, shard.id, shard.draining, shard.silent_millis / 1e3, tuple(shard.computations))
+        for shard in message.shards
     )
-    pins = {each.computation: each.address for each in message.pins}
+    pins = {pin.computation: pin.address for pin in message.pins}
     return Shards(message.version, tuple(views), pins, tuple(message.unserved))
 
 
 def refusal(message: workers_pb2.RefusedRanges) -> Refusal:
-    """Return what a report did not achieve."""
+    """Return the refusal of some ranges of a report."""
     return Refusal(message.reason, message.message, _handles(message.handles))
 
 
@@ -401,22 +395,22 @@ def _handles(handles: Sequence[int]) -> tuple[int, ...] | None:
 
 
 def error_from_details(details: bytes) -> errors.LowwaterError | None:
-    """Return the error that the trailer ``grpc-status-details-bin`` carries; None when it is not one of ours."""
+    """Return the error in the trailer ``grpc-status-details-bin``; None for a foreign one."""
     try:
         status = errors_pb2.RpcStatus.FromString(details)
-        packed = {each.type_url: each.value for each in status.details}
+        packed = {detail.type_url: detail.value for detail in status.details}
         info = errors_pb2.ErrorInfo.FromString(packed.get(_ERROR_INFO, b""))
         if info.domain != _DOMAIN:
             return None
         error = error_of(info.reason, status.message, dict(info.metadata))
         error.retry_after = _retry_delay(packed.get(_RETRY_INFO, b""))
-    except DecodeError:  # somebody else's trailer
+    except DecodeError:  # a trailer of another system
         return None
     return error
 
 
 def _retry_delay(info: bytes) -> float:
-    """Return the seconds that a google.rpc.RetryInfo asks for: its field 1 is a Duration, always shorter than 128 bytes."""
+    """Return the seconds of a google.rpc.RetryInfo. Its field 1 is a Duration below 128 bytes."""
     if info[:1] != b"\x0a":
         return 0.0
     delay = Duration.FromString(info[2 : 2 + info[1]]) if len(info) > 1 else Duration()
@@ -434,22 +428,22 @@ def moved(error: errors.Moved) -> tuple[str, str, int]:
 
 
 def error_of(reason: str, message: str, metadata: dict[str, str]) -> errors.LowwaterError:
-    """Return the error of a wire reason; the root for one that this client does not know."""
+    """Return the error of a wire reason; the base class for a reason of a newer server."""
     return errors.BY_REASON.get(reason, errors.LowwaterError)(message, reason=reason, metadata=metadata)
 
 
 def layout(message: types_pb2.Layout) -> Layout:
-    """Decode a layout."""
+    """Return a layout."""
     return Layout(message.version, tuple(message.starts), tuple(message.tasks))
 
 
 def layout_message(value: Layout) -> types_pb2.Layout:
-    """Encode a layout."""
+    """Return the message of a layout."""
     return types_pb2.Layout(version=value.version, starts=value.starts, tasks=value.tasks)
 
 
 def load_message(value: RangeLoad) -> types_pb2.RangeLoad:
-    """Encode what a key range cost."""
+    """Return the message of a key range's load."""
     return types_pb2.RangeLoad(
         start=value.start,
         end=value.end,
@@ -462,10 +456,10 @@ def load_message(value: RangeLoad) -> types_pb2.RangeLoad:
 
 
 def layouts(computation: str, message: topology_pb2.GetLayoutResponse) -> LayoutView:
-    """Decode how a computation is laid out."""
+    """Return the layout of a computation."""
     loads = [
-        RangeLoad(each.start, each.end, each.rows, each.micros, each.bytes, tuple(each.parts), each.heaviest)
-        for each in message.loads
+        RangeLoad(load.start, load.end, load.rows, load.micros, load.bytes, tuple(load.parts), load.heaviest)
+        for load in message.loads
     ]
     current = layout(message.current) if message.HasField("current") else None
     return LayoutView(

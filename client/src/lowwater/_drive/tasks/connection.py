@@ -1,4 +1,4 @@
-"""One event loop's channels to the shards, and calls on them."""
+"""Channels of one event loop to the shards, and calls on them."""
 
 from __future__ import annotations
 
@@ -28,16 +28,14 @@ __all__ = ["Connection", "MakeChannel"]
 Result = TypeVar("Result")
 
 MakeChannel = Callable[[str], grpc.aio.Channel]
-"""How a channel to an address is made."""
+"""Function that opens a channel to an address."""
 
 
 class Connection(fork.Forked):
-    """The channels of a client, one for each shard that is used.
+    """Channels of a client, one for each shard that is used.
 
-    They belong to the process and event loop that made them.
-
-    A channel is made at the first use of its address, and closed when none of its computations are
-    there any more.
+    They belong to the process and event loop that opened them. A channel is opened at the first use
+    of its address, and closed when no computation is routed there any more.
     """
 
     def __init__(
@@ -55,7 +53,7 @@ class Connection(fork.Forked):
         fork.register(self)
 
     def after_fork_in_child(self) -> None:
-        """Stay as the parent left it."""
+        """Keep the parent's channels unused and unclosed."""
         fork.keep(self)
 
     def check_place(self) -> None:
@@ -77,10 +75,7 @@ class Connection(fork.Forked):
 
     @contextlib.contextmanager
     def use(self, address: str) -> Generator[Stubs]:
-        """Surround a call or stream; gives the stubs over the channel to an address.
-
-        Raises Closed after :meth:`shut`.
-        """
+        """Surround a call or stream; yields stubs for an address. Raises Closed at the end."""
         self.check_open()
         used = self._channels.use(address, self.settings.edition, self._make_channel)
         try:
@@ -89,12 +84,12 @@ class Connection(fork.Forked):
             used.users -= 1
 
     async def sweep(self) -> None:
-        """Close the channels that nobody uses, to where nothing is asked for any more: shards come and go."""
-        for each in self._channels.unused():
-            await each.channel.close()
+        """Close the channels without users to addresses that are needed no longer."""
+        for used in self._channels.unused():
+            await used.channel.close()
 
     async def call(self, exchange: Exchange[Result], take: Callable[[Any], float | None]) -> Result:
-        """Make the attempts of a unary call; ``take`` passes it an answer, under whatever guards what is known."""
+        """Make the attempts of a unary call; ``take`` passes an answer to it, under its guard."""
         while True:
             attempt = exchange.next()
             try:
@@ -106,13 +101,13 @@ class Connection(fork.Forked):
                 delay = exchange.failed(failure)
                 await self.sweep()
             except grpc.aio.UsageError:
-                # gRPC's word for a channel that was closed in the meantime, for good. Else it is a
-                # mistake in the program, which a repeat would not mend.
+                # gRPC raises this for a channel that was closed meanwhile, for good. Otherwise it
+                # is a mistake in the program, which a repeat would not mend.
                 self.check_open()
                 raise
             except (asyncio.CancelledError, grpc.aio.BaseError):
-                # gRPC's words for a call whose channel was closed, and for one that it could not
-                # make.
+                # gRPC raises these for a call whose channel was closed, and for one that it could
+                # not make.
                 if being_cancelled():
                     raise
                 self.check_open()
@@ -129,7 +124,7 @@ class Connection(fork.Forked):
             self.check_open()
 
     def shut(self) -> None:
-        """Let nobody begin anything, from now on."""
+        """Refuse new calls and streams from now on."""
         self.closed = True
         self._closing.notify_all()
 

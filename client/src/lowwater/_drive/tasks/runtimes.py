@@ -1,4 +1,4 @@
-"""Where a client's runtime may be used: on one event loop of one process."""
+"""The place where a client's runtime may be used: one event loop of one process."""
 
 from __future__ import annotations
 
@@ -12,21 +12,18 @@ from lowwater.core.attempts import closed_client
 __all__ = ["Runtimes"]
 
 
-class Held(Protocol):
-    """What a client has on its event loop."""
+class RuntimeParts(Protocol):
+    """Parts of a runtime that this module uses."""
 
     pid: int
     connection: Connection
 
 
-Runtime = TypeVar("Runtime", bound=Held)
+Runtime = TypeVar("Runtime", bound=RuntimeParts)
 
 
 class Runtimes(Generic[Runtime]):
-    """The runtime of a client.
-
-    It belongs to the process and the event loop that asked for it first.
-    """
+    """The runtime of a client; it belongs to the process and event loop of its first use."""
 
     def __init__(self, make: Callable[[], Runtime]) -> None:
         self.closed: bool = False
@@ -39,10 +36,7 @@ class Runtimes(Generic[Runtime]):
             raise closed_client()
 
     def get(self) -> Runtime:
-        """Return the runtime.
-
-        Raises Closed in another process or event loop, and after :meth:`close`.
-        """
+        """Return the runtime; raises Closed in another process or event loop, and after the end."""
         self.check_open()
         if self._runtime is None:
             self._runtime = self._make()
@@ -55,6 +49,6 @@ class Runtimes(Generic[Runtime]):
         return runtime if runtime is not None and runtime.pid == os.getpid() else None
 
     def close(self) -> Runtime | None:
-        """Give it to nobody any more; returns the one of this process, which is to be closed, if it was made."""
+        """Refuse the runtime from now on; returns this process's, for the caller to close."""
         self.closed = True
         return self.existing()

@@ -1,4 +1,4 @@
-"""Waking the tasks that wait for something to change."""
+"""Signal that wakes the tasks which wait for a change."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ __all__ = ["Signal", "being_cancelled"]
 
 
 class Signal:
-    """Wakes those that wait, whenever something may have changed for them; they look for themselves what did.
+    """Wakes tasks after a possible change; each looks for itself whether it is concerned.
 
-    On threads ``with`` takes a lock, which only :meth:`wait` gives up. Here it does nothing: between two awaits nobody else runs.
+    On threads ``with`` takes a lock, which only :meth:`wait` releases. Here it does nothing:
+    between two awaits no other task runs.
     """
 
     __slots__ = ("_waiting",)
@@ -26,18 +27,15 @@ class Signal:
         pass
 
     def notify_all(self) -> None:
-        """Wake all that wait now."""
+        """Wake all waiting tasks."""
         self._wake(list(self._waiting))
 
     def notify_about(self, names: Set[str]) -> None:
-        """Wake those that wait for one of these names, or for anything. O(waiting)."""
-        self._wake([each for each, about in self._waiting.items() if not about or not names.isdisjoint(about)])
+        """Wake tasks that wait for one of these names, or for anything. O(waiting)."""
+        self._wake([waiter for waiter, about in self._waiting.items() if not about or not names.isdisjoint(about)])
 
     async def wait(self, seconds: float | None, about: Collection[str] = ()) -> None:
-        """Return after the next call of the above that concerns these names, or after so many seconds; None: only then.
-
-        Without names everything does.
-        """
+        """Return after a signal about these names (none: any), or ``seconds`` if given."""
         loop = asyncio.get_running_loop()
         woken = loop.create_future()
         self._waiting[woken] = about
@@ -49,17 +47,14 @@ class Signal:
             if timer is not None:
                 timer.cancel()
 
-    def _wake(self, each: list[asyncio.Future[None]]) -> None:
-        for woken in each:
-            self._waiting.pop(woken, None)
-            if not woken.done():
-                woken.set_result(None)
+    def _wake(self, waiters: list[asyncio.Future[None]]) -> None:
+        for waiter in waiters:
+            self._waiting.pop(waiter, None)
+            if not waiter.done():
+                waiter.set_result(None)
 
 
 def being_cancelled() -> bool:
-    """Whether somebody cancels the running task.
-
-    gRPC raises CancelledError also where a *call* was cancelled; this tells the two apart.
-    """
+    """True while the running task, and not only a call of gRPC, is being cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

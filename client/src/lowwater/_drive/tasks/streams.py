@@ -18,14 +18,14 @@ __all__ = ["Streams"]
 
 
 class Streams:
-    """Drives state machines that share what they know: a task for each that is needed, until it no longer is.
+    """Drives state machines with common state: a task for each, as long as it is needed.
 
-    Opens their streams, feeds them what these bring, and wakes those that wait for it.
+    Opens their streams, passes on the messages, and wakes the tasks that wait for these.
     """
 
     def __init__(self, connection: Connection, machines: Many, name: str) -> None:
         self.changed: Signal = Signal()
-        """Notified after every message that tells anything new, and at the end of every stream."""
+        """Signal after every message with news, and at the end of every stream."""
         self._connection = connection
         self._machines = machines
         self._name = name
@@ -37,11 +37,11 @@ class Streams:
 
     @property
     def _server_token(self) -> str:
-        """The deployment this client belongs to."""
+        """Token of the deployment this client belongs to."""
         raise NotImplementedError
 
     def _take(self, machine: Streamed, response: Any) -> bool:
-        """Take a message; returns whether the stream is to be left."""
+        """Take a message; returns True when the stream has to end."""
         leaving = machine.take(response)
         self.tend()
         self._notify(machine.concerned)
@@ -54,11 +54,11 @@ class Streams:
             self.changed.notify_about(names)
 
     def tend(self) -> None:
-        """Start tasks that are needed by now, and end streams that are to be renewed."""
+        """Start tasks that are needed by now, and end streams that have to be renewed."""
         for machine in self._machines.tend():
             running = self._running.get(machine)
             if running is None:
-                if machine.wanted and not self._connection.closed:
+                if machine.needed and not self._connection.closed:
                     running = self._running[machine] = _Running()
                     running.task = asyncio.create_task(self._run(machine, running), name=self._name)
             elif machine.interrupted and running.call is not None:
@@ -77,7 +77,7 @@ class Streams:
         delay = machine.first_pause
         while True:
             await self._pause(machine, delay)
-            if machine.failure is not None or not machine.wanted:
+            if machine.failure is not None or not machine.needed:
                 machine.retire()
                 del self._running[machine]
                 await self._connection.sweep()
@@ -98,11 +98,11 @@ class Streams:
             await self._connection.sweep()
 
     async def _pause(self, machine: Streamed, seconds: float) -> None:
-        """Wait so long before the next stream, or until it is hurried."""
+        """Wait before the next stream, until the time is over or the machine hurries."""
         monotonic = self._connection.surroundings.monotonic
         until = monotonic() + seconds
-        while not machine.hurried and (left := until - monotonic()) > 0:
-            await self.changed.wait(left)
+        while not machine.hurried and (remaining := until - monotonic()) > 0:
+            await self.changed.wait(remaining)
 
     async def _stream(self, machine: Streamed, running: _Running) -> None:
         """Follow one stream to its end."""
@@ -122,7 +122,7 @@ class Streams:
                     raise
                 if running.call is not None:
                     raise cancelled_call(address) from None
-                # Else it was ended here, to be renewed.
+                # Without a call, ``tend`` has ended the stream for its renewal.
             finally:
                 running.call = None
                 call.cancel()
@@ -134,12 +134,12 @@ class Streams:
 
 
 class _Running:
-    """A task, and the stream that it has open."""
+    """A task, and its open stream."""
 
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
         self.call: Any = None
-        """None as well when it was ended here, to be renewed."""
+        """Open stream; None also after ``tend`` has ended it for its renewal."""
 
 
 class _OneAnswer:
@@ -147,15 +147,15 @@ class _OneAnswer:
 
     def __init__(self, call: Any) -> None:
         self._call = call
-        self._over = False
+        self._consumed = False
 
     def __aiter__(self) -> _OneAnswer:
         return self
 
     async def __anext__(self) -> Any:
-        if self._over:
+        if self._consumed:
             raise StopAsyncIteration
-        self._over = True
+        self._consumed = True
         return await self._call
 
     def cancel(self) -> None:

@@ -1,1 +1,1 @@
-"""The client on threads, and what it does when its process forks."""
+"""The client on threads, and its forks."""

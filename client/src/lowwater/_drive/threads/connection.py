@@ -1,4 +1,4 @@
-"""One process's channels to the shards, and calls on them."""
+"""Channels of one process to the shards, and calls on them."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ __all__ = ["Connection", "MakeChannel"]
 Result = TypeVar("Result")
 
 MakeChannel = Callable[[str], grpc.Channel]
-"""How a channel to an address is made."""
+"""Function that opens a channel to an address."""
 
 _QUIET_TIMEOUT: Final = 5.0
-"""Seconds that a fork waits at most for threads to leave the closed channels, or to have closed
-them."""
+"""Most seconds that a fork waits for threads to leave the closed channels, or to close them."""
 
 
 class Connection:
-    """The channels of this process, one for each shard that is used, closed for every fork and then made anew. Safe for threads.
+    """Channels of this process, one for each shard that is used. Safe for threads.
 
-    A channel is made at the first use of its address, and closed when none of its computations are there any more.
+    They are closed for every fork and then opened again. A channel is opened at the first use of
+    its address, and closed when no computation is routed there any more.
     """
 
     def __init__(
@@ -47,18 +47,18 @@ class Connection:
         self.ended: threading.Event = threading.Event()
         """Set at the end of the client."""
         self.pauses: int = 0
-        """How often the channels were closed for a fork: whoever finds it changed was interrupted
-        by one."""
+        """Number of forks for which the channels were closed; a call that finds it changed was
+        interrupted by one."""
         self._make_channel: MakeChannel = make_channel or partial(open_channel, settings)
         self._changed = Signal()
         self._forks = 0
         self._users = 0
-        self._once = 0
+        self._unrepeatable = 0
         self._channels: Channels[grpc.Channel] = Channels(self.router)
 
     @property
     def closed(self) -> bool:
-        """Whether the client is at its end."""
+        """True at the end of the client."""
         return self.ended.is_set()
 
     def check_open(self) -> None:
@@ -67,15 +67,13 @@ class Connection:
             raise closed_client()
 
     def check_place(self) -> None:
-        """Nothing: any thread may use it, and other processes have their own."""
+        """Return: any thread may use it, and other processes have their own."""
 
     @contextlib.contextmanager
     def use(self, address: str, *, repeatable: bool = True) -> Generator[Stubs]:
-        """Surround a call or stream; gives the stubs over the channel to an address.
+        """Surround a call or stream; yields the stubs over the channel to an address.
 
-        Waits while the process forks.
-
-        Raises Closed after :meth:`shut`.
+        Waits while the process forks. Raises Closed after :meth:`shut`.
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._forks or self.closed)
@@ -83,33 +81,33 @@ class Connection:
             fork.anchor()
             used = self._channels.use(address, self.settings.edition, self._make_channel)
             self._users += 1
-            self._once += not repeatable
+            self._unrepeatable += not repeatable
         try:
             yield used.stubs
         finally:
             with self._changed:
                 used.users -= 1
                 self._users -= 1
-                self._once -= not repeatable
+                self._unrepeatable -= not repeatable
                 self._changed.notify_all()
 
     def sweep(self) -> None:
-        """Close the channels that nobody uses, to where nothing is asked for any more: shards come and go."""
+        """Close the channels without users to addresses that are needed no longer."""
         with self._changed:
             closing = self._channels.unused()
             self._users += len(closing)
         self._close(closing)
 
     def pause(self) -> None:
-        """Let nobody begin to use a channel, until as many :meth:`resume` have followed."""
+        """Block new uses of channels, until as many calls of :meth:`resume` have followed."""
         with self._changed:
             self._forks += 1
             self.pauses += 1
 
     def await_quiet(self) -> None:
-        """Wait for the calls that may not be repeated, at most for their timeouts, then end all others and close the channels."""
+        """Wait for the unrepeatable calls until their timeouts, then end all by closing."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._once)
+            self._changed.wait_for(lambda: not self._unrepeatable)
             closing = self._channels.clear()
             self._users += len(closing)
         try:
@@ -119,13 +117,13 @@ class Connection:
                 self._changed.wait_for(lambda: not self._users, _QUIET_TIMEOUT)
 
     def resume(self) -> None:
-        """Let them be used again."""
+        """Allow uses of channels again, after the last pause."""
         with self._changed:
             self._forks -= 1
             self._changed.notify_all()
 
     def call(self, exchange: Exchange[Result], take: Callable[[Any], float | None]) -> Result:
-        """Make the attempts of a unary call; ``take`` passes it an answer, under whatever guards what is known."""
+        """Make the attempts of a unary call; ``take`` passes an answer to it, under its guard."""
         while True:
             attempt = exchange.next()
             pauses, delay = self.pauses, 0.0
@@ -137,8 +135,8 @@ class Connection:
                     delay = exchange.failed(failure)
                     self.sweep()
             except ValueError:
-                # gRPC's word for a channel that was closed in the meantime: for a fork, or for
-                # good. Else it is a mistake in the program, which a repeat would not mend.
+                # gRPC raises this for a channel that was closed meanwhile: for a fork, or for good.
+                # Otherwise it is a mistake in the program, which a repeat would not mend.
                 if not self.closed and self.pauses == pauses:
                     raise
             else:
@@ -153,7 +151,7 @@ class Connection:
             self.check_open()
 
     def shut(self) -> None:
-        """Let nobody begin anything, from now on."""
+        """Refuse new calls and streams from now on."""
         with self._changed:
             self.ended.set()
             self._changed.notify_all()
@@ -167,9 +165,9 @@ class Connection:
         self._close(closing)
 
     def _close(self, closing: Sequence[Used[grpc.Channel]]) -> None:
-        """Close channels, each of which counts as used until it is closed: a child that is forked meanwhile would inherit a half of it.
+        """Close channels; each counts as used until then, as a forked child must not inherit it.
 
-        One that fails, or an interrupt, keeps none of the others from being closed; it is raised when all are.
+        After a failure or an interrupt the others are closed as well; then it is raised.
         """
         with contextlib.ExitStack() as all_of_them:
             for used in reversed(closing):

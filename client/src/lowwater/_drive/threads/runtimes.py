@@ -1,7 +1,4 @@
-"""Where a client's runtime may be used: in every process there is one.
-
-Children of a fork make their own.
-"""
+"""The place where a client's runtime may be used: each process has one, forked children too."""
 
 from __future__ import annotations
 
@@ -18,23 +15,24 @@ from lowwater.core.attempts import closed_client
 __all__ = ["Runtimes"]
 
 
-class Held(Protocol):
-    """What a client has in one process."""
+class RuntimeParts(Protocol):
+    """Parts of a runtime that this module uses."""
 
     pid: int
     connection: Connection
 
 
-Runtime = TypeVar("Runtime", bound=Held)
+Runtime = TypeVar("Runtime", bound=RuntimeParts)
 
 
 class Runtimes(fork.Forked, Generic[Runtime]):
-    """The runtime of a client in whichever process asks for it.
+    """The runtime of a client in the process that asks for it.
 
-    gRPC's threads do not live on in a forked child. What they were doing at that moment does, and
-    makes its calls crash or hang: one child in a hundred of an idle parent, most of one that waits
-    for an answer. So the parent closes its channels for the moment of the fork and then opens them
-    anew; calls are repeated, and the streams go on from their state. The child makes its own.
+    A forked child has none of gRPC's threads, but it has the state of whatever they were doing,
+    which makes its calls crash or hang: in one child of a hundred of an idle parent, in most of a
+    parent that waits for an answer. So the parent closes its channels for the moment of the fork
+    and then opens them again; calls are repeated, and the streams go on from their state. The child
+    makes its own runtime.
     """
 
     def __init__(self, make: Callable[[], Runtime]) -> None:
@@ -43,7 +41,7 @@ class Runtimes(fork.Forked, Generic[Runtime]):
         self._runtime: Runtime | None = None
         self._lock = threading.RLock()
         self._forks = 0
-        """How many forks are under way."""
+        """Number of forks under way."""
         fork.register(self)
 
     def check_open(self) -> None:
@@ -62,26 +60,26 @@ class Runtimes(fork.Forked, Generic[Runtime]):
             if runtime is None or runtime.pid != os.getpid():
                 fork.keep(runtime)
                 runtime = self._make()
-                for _ in range(self._forks):  # it begins when they are over, as all others go on then
+                for _ in range(self._forks):  # pause it until they are over, when all others go on
                     runtime.connection.pause()
                 self._runtime = runtime
-        self.check_open()  # what is made behind the end, nobody would close
+        self.check_open()  # otherwise a runtime made after the end would never be closed
         return runtime
 
     def existing(self) -> Runtime | None:
-        """Return this process's runtime if it was made, and the program is not at its end: the threads that hold its locks are gone then."""
+        """Return this process's runtime if it was made, and the program is not at its end."""
         if sys.is_finalizing():
             return None
         runtime = self._runtime
         return runtime if runtime is not None and runtime.pid == os.getpid() else None
 
     def close(self) -> Runtime | None:
-        """Give it to nobody any more; returns the one of this process, which is to be closed, if it was made."""
+        """Refuse the runtime from now on; returns this process's, for the caller to close."""
         self.closed = True
         return self.existing()
 
     def before_fork(self) -> None:
-        """Let nobody begin a call or a stream."""
+        """Block new calls and streams."""
         with self._lock:
             self._forks += 1
             runtime = self.existing()
@@ -103,10 +101,7 @@ class Runtimes(fork.Forked, Generic[Runtime]):
                 runtime.connection.resume()
 
     def after_fork_in_child(self) -> None:
-        """Forget what belongs to the parent.
-
-        Its threads may have held the lock when they ceased to exist.
-        """
+        """Forget the parent's runtime, and the lock that one of its threads may have held."""
         self._lock = threading.RLock()
         self._forks = 0
         fork.keep(self._runtime)

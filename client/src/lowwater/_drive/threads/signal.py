@@ -1,4 +1,4 @@
-"""Waking the threads that wait for something to change."""
+"""Signal that wakes the threads which wait for a change."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["Signal"]
 
 
 class Signal(threading.Condition):
-    """Wakes those that wait, whenever something may have changed for them; they look for themselves what did.
+    """Wakes threads after a possible change; each looks for itself whether it is concerned.
 
-    Hold it (``with``) around every use of what it tells of; only ``wait`` gives it up for a while.
+    Hold it (``with``) around every use of the guarded state; only ``wait`` releases it for a while.
     """
 
     def __init__(self) -> None:
@@ -23,10 +23,10 @@ class Signal(threading.Condition):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Let go of it.
+        """Release the lock.
 
-        Whoever is interrupted within ``wait``, as by Ctrl-C, may not hold it at that moment: then
-        nothing is left to do.
+        A thread that is interrupted within ``wait``, as by Ctrl-C, may not hold the lock at that
+        moment: then there is none to release.
         """
         try:
             super().__exit__(kind, error, traceback)
@@ -35,9 +35,9 @@ class Signal(threading.Condition):
                 raise
 
     def wait(self, timeout: float | None = None, about: tuple[str, ...] = ()) -> bool:
-        """Return after the next call of those below that concerns these names, or after so many seconds; None: only then.
+        """Return after the next signal about these names, or after ``timeout`` seconds, if given.
 
-        Without names everything does. Returns whether it was called.
+        Without names every signal counts. Returns False after the time-out.
         """
         if not about:
             return super().wait(timeout)
@@ -51,13 +51,13 @@ class Signal(threading.Condition):
                 self._named.pop(about, None)
 
     def notify_all(self) -> None:
-        """Wake all that wait now."""
+        """Wake all waiting threads."""
         super().notify_all()
         for named in list(self._named.values()):
             named.notify_all()
 
     def notify_about(self, names: Set[str]) -> None:
-        """Wake those that wait for one of these names, or for anything. O(names waited for)."""
+        """Wake threads that wait for one of these names, or for anything. O(names waited for)."""
         super().notify_all()
         for about, named in list(self._named.items()):
             if not names.isdisjoint(about):
@@ -65,7 +65,7 @@ class Signal(threading.Condition):
 
 
 class _Named(threading.Condition):
-    """Those who wait for the same names."""
+    """Threads that wait for the same names."""
 
     def __init__(self, guard: threading.RLock) -> None:
         super().__init__(guard)

@@ -21,24 +21,25 @@ __all__ = ["Streams"]
 logger = logging.getLogger("lowwater")
 
 _STOP_TIMEOUT: Final = 5.0
-"""Seconds that the end of a client waits at most for its threads."""
+"""Most seconds that the end of a client waits for its threads."""
 
 
 class Streams:
-    """Drives state machines that share what they know: a thread for each that is needed, until it no longer is.
+    """Drives state machines with common state: a thread for each, as long as it is needed.
 
-    Opens their streams, feeds them what these bring, and wakes those that wait for it.
+    Opens their streams, passes on the messages, and wakes the threads that wait for these.
     """
 
     def __init__(self, connection: Connection, machines: Many, name: str) -> None:
         self.changed: Signal = Signal()
-        """Notified after every message that tells anything new, and at the end of every stream.
-        Guards the state machines."""
+        """Signal after every message with news, and at the end of every stream. Guards the state
+        machines."""
         self._connection = connection
         self._machines = machines
         self._name = name
         self._running: dict[Streamed, _Running] = {}
-        self._refused: dict[Streamed, None] = {}  # those that the system gave no thread
+        # machines without a thread, because the system gave none
+        self._refused: dict[Streamed, None] = {}
 
     def _open(self, machine: Any, address: str, stubs: Stubs) -> Any:
         """Open a stream; returns the call. ``changed`` is held."""
@@ -46,11 +47,11 @@ class Streams:
 
     @property
     def _server_token(self) -> str:
-        """The deployment this client belongs to."""
+        """Token of the deployment this client belongs to."""
         raise NotImplementedError
 
     def _take(self, machine: Streamed, response: Any) -> bool:
-        """Take a message; returns whether the stream is to be left."""
+        """Take a message; returns True when the stream has to end."""
         with self.changed:
             leaving = machine.take(response)
             self.tend()
@@ -64,12 +65,10 @@ class Streams:
             self.changed.notify_about(names)
 
     def tend(self) -> None:
-        """Start threads that are needed by now, and end streams that are to be renewed.
+        """Start threads that are needed by now, and end streams that have to be renewed.
 
-        Hold ``changed``.
-
-        One that cannot be started is tried again next time. Raises RuntimeError when none runs, for
-        then there may be no next time.
+        Hold ``changed``. A thread that cannot be started is tried again next time. Raises
+        RuntimeError when none runs, because then there may be no next time.
         """
         refused, self._refused, error = self._refused, {}, None
         for machine in dict.fromkeys((*refused, *self._machines.tend())):
@@ -82,8 +81,8 @@ class Streams:
             raise error
 
     def _start(self, machine: Streamed) -> RuntimeError | None:
-        """Start the thread of a machine, if it is needed; returns why that was not possible."""
-        if machine.wanted and not self._connection.closed:
+        """Start the thread of a machine, if it is needed; returns the error if that failed."""
+        if machine.needed and not self._connection.closed:
             running = _Running()
             running.thread = threading.Thread(target=self._run, args=(machine, running), name=self._name, daemon=True)
             try:
@@ -99,13 +98,13 @@ class Streams:
         """End the streams and the threads; the connection must have been closed."""
         with self.changed:
             running = list(self._running.values())
-            for each in running:
-                if each.call is not None:
-                    each.call.cancel()
+            for one in running:
+                if one.call is not None:
+                    one.call.cancel()
             self.changed.notify_all()
-        for each in running:
-            if each.thread is not None and each.thread is not threading.current_thread():
-                each.thread.join(timeout=_STOP_TIMEOUT)
+        for one in running:
+            if one.thread is not None and one.thread is not threading.current_thread():
+                one.thread.join(timeout=_STOP_TIMEOUT)
 
     def _run(self, machine: Streamed, running: _Running) -> None:
         ended = self._connection.ended
@@ -116,7 +115,7 @@ class Streams:
                 self.changed.wait_for(lambda: ended.is_set() or machine.hurried, delay)
                 if ended.is_set():
                     break
-                if machine.failure is not None or not machine.wanted:
+                if machine.failure is not None or not machine.needed:
                     machine.retire()
                     del self._running[machine]
                     break
@@ -132,14 +131,14 @@ class Streams:
             except Exception as error:  # noqa: BLE001 - whatever it is, the state machine decides
                 failure = error
                 if isinstance(error, grpc.RpcError):
-                    # gRPC raises the call itself, which its traceback would keep until a
-                    # collection, perhaps that at the end of the program. The call then waits for a
-                    # lock that a thread may hold which is gone.
+                    # gRPC raises the call itself. Its traceback would keep it alive until a garbage
+                    # collection, perhaps the one at the end of the program. The call then waits for
+                    # a lock whose thread may be gone.
                     error.__traceback__ = None
             if ended.is_set():
                 break
             with self.changed:
-                # One that was ended by a fork did not fail.
+                # A stream that a fork ended has not failed.
                 forked = self._connection.pauses != pauses
                 delay = machine.ended(None if forked else failure)
                 delay = 0.0 if forked else delay
@@ -156,7 +155,7 @@ class Streams:
         with self._connection.use(address) as stubs:
             with self.changed:
                 self._connection.check_open()
-                if not machine.wanted:
+                if not machine.needed:
                     return
                 if is_search(machine):
                     call = self._locate(machine, address, stubs)
@@ -181,7 +180,7 @@ class Streams:
 
 
 class _Running:
-    """A thread, and the stream that it has open."""
+    """A thread, and its open stream."""
 
     def __init__(self) -> None:
         self.thread: threading.Thread | None = None
