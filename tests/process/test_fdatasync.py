@@ -115,9 +115,3 @@ def test_a_disk_that_fills_up_in_the_commit_is_a_sure_failure(shim: Path, tmp_pa
     assert "free space on its disk" in failed["text"]
     assert failed["found"] == [1, 1]
     assert repeated["found"] == [3, 3]
-
-
-def test_a_disk_that_fills_up_in_the_commit_leaves_nothing(shim: Path, tmp_path: Path) -> None:
-    traced = Traced(shim, tmp_path, "fail", "write", "ENOSPC", "and-die")
-    assert traced.said[0]["error"] == "JournalFailed"
-    assert asyncio.run(check(traced.path)) == 1

@@ -96,7 +96,6 @@ async def test_a_wrong_password_is_named_and_not_shown(tmp_path: Path) -> None:
         (f"redis://:{SECRET}@one,two", "several hosts need"),
         (f"redis+cluster://:{SECRET}@one/3", "database 0 only"),
         (f"redis://:{SECRET}@one?timeuot=3", "redis:// has no option 'timeuot', only client_name, db$"),
-        (f"redis://:{SECRET}@one/shop", "the database of a Redis URL is a number"),
     ],
 )
 def test_a_url_that_cannot_be_used(url: str, words: str) -> None:
@@ -142,19 +141,6 @@ async def test_a_missing_right_leaves_nothing_half_written(store: RedisStore) ->
     await journal.append([entry("b", 1), entry("a", 2)])
     assert (await journal.load("a")).last == 2
     assert (await journal.load("b")).last == 1
-
-
-@pytest.mark.parametrize("right", ["del", "sadd"])
-async def test_a_missing_right_leaves_what_was_to_be_healed(store: RedisStore, right: str) -> None:
-    journal = await store.open()
-    await journal.append([entry("a", n) for n in range(1, 4)])
-    store.forget("a", 2)
-    store.server.execute("ACL", "SETUSER", "default", f"-{right}")
-    with pytest.raises(JournalFailed):
-        await journal.restore("a", 4, b"three")
-    store.server.execute("ACL", "SETUSER", "default", f"+{right}")
-    assert sorted(store.records("a")) == [1, 2]
-    await journal.restore("a", 4, b"three")
 
 
 async def test_a_record_behind_the_end_is_refused(store: RedisStore) -> None:
