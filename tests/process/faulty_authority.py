@@ -23,7 +23,8 @@ class FaultyChannel:
     def _changed(self, message: Any) -> Any:
         copy = type(message)()
         copy.CopyFrom(message)
-        self._fault.changes.get(copy.DESCRIPTOR.name, lambda _: None)(copy)
+        for kind in (copy.DESCRIPTOR.name, "*"):
+            self._fault.changes.get(kind, lambda _: None)(copy)
         return copy
 
     def __getattr__(self, arity: str) -> Callable[..., Any]:
@@ -41,11 +42,6 @@ class FaultyChannel:
         return opened
 
 
-def of_views(change: Callable[[Any], object]) -> Fault:
-    """A fault that changes each watermark that is asked for."""
-    return Fault({"GetWatermarksResponse": lambda message: [change(view) for view in message.watermarks]})
-
-
 def takes_gaps() -> Fault:
     """Numbers of reports do not matter."""
     last = [0]
@@ -58,16 +54,57 @@ def takes_gaps() -> Fault:
     return Fault({"ReportRequest": number})
 
 
+def no_fencing() -> Fault:
+    """Whoever reports is taken for the newest owner."""
+    newest: dict[str, int] = {}
+    asked: list[str] = [""]
+
+    def trusted(message: Any) -> None:
+        for group in message.report.groups:
+            if group.sequencer < newest.get(group.computation, 0):
+                group.sequencer = newest[group.computation]
+                del group.watermarks_micros[1:]
+
+    return Fault(
+        {
+            "ClaimRequest": lambda message: asked.__setitem__(0, message.computation),
+            "ClaimResponse": lambda message: newest.__setitem__(asked[0], message.sequencer),
+            "ReportRequest": trusted,
+        }
+    )
+
+
+def without(kind: str, *fields: str) -> Callable[[], Fault]:
+    """A fault that overlooks fields of a kind of message."""
+    return lambda: Fault({kind: lambda message: [message.ClearField(field) for field in fields]})
+
+
+def of_groups(change: Callable[[Any], object]) -> Callable[[], Fault]:
+    """A fault that changes each group of a report."""
+    return lambda: Fault({"ReportRequest": lambda message: [change(group) for group in message.report.groups]})
+
+
+def of_views(change: Callable[[Any], object]) -> Callable[[], Fault]:
+    """A fault that changes each watermark that is asked for."""
+    return lambda: Fault({"GetWatermarksResponse": lambda message: [change(view) for view in message.watermarks]})
+
+
 def forgets_ids(message: Any) -> None:
     """Each claim is a new one."""
     if len(message.request_id) == 16:
         message.request_id = os.urandom(16)
 
 
-def without_order(message: Any) -> None:
-    """The order of claims is overlooked."""
-    for field in ("generation", "ordinal"):
-        message.ClearField(field)
+def any_deployment(message: Any) -> None:
+    """Whom the caller means does not matter."""
+    if "server_token" in message.DESCRIPTOR.fields_by_name and message.DESCRIPTOR.name.endswith("Request"):
+        message.ClearField("server_token")
+
+
+def old_streams(message: Any) -> None:
+    """Each stream is a new sender's."""
+    if message.HasField("open") and len(message.open.sender) == 16:
+        message.open.sender = os.urandom(16)
 
 
 def goes_back(view: Any) -> None:
@@ -82,13 +119,29 @@ def knows_early(view: Any) -> None:
         view.low_micros = 3_600_000_000
 
 
+def leads(view: Any) -> None:
+    """The heuristic watermark of all shares is the greatest of them."""
+    for share in view.heuristics:
+        share.micros = max(other.micros for other in view.heuristics)
+
+
 FAULTS: Final[dict[str, Callable[[], Fault]]] = {
     "gap": takes_gaps,
     "repeated-claim": lambda: Fault({"ClaimRequest": forgets_ids}),
-    "order": lambda: Fault({"ClaimRequest": without_order}),
-    "never-back": lambda: of_views(goes_back),
-    "unknown-holds": lambda: of_views(knows_early),
+    "another-deployment": lambda: Fault({"*": any_deployment}),
+    "order": without("ClaimRequest", "generation", "ordinal"),
+    "identity": without("ClaimRequest", "identity"),
+    "cut": no_fencing,
+    "streams": lambda: Fault({"ReportRequest": old_streams}),
+    "in-part": of_groups(lambda group: setattr(group, "finish", True)),
+    "folds": of_groups(lambda group: setattr(group, "input_version", min(group.input_version, 1))),
+    "never-back": of_views(goes_back),
+    "unknown-holds": of_views(knows_early),
     "watch": lambda: Fault({}, mute=True),
+    "heuristic": of_views(leads),
+    "release": lambda: Fault(
+        {"ReportResponse": lambda message: message.HasField("ack") and message.ack.ClearField("refused")}
+    ),
     "complete": lambda: Fault({"CheckCompleteResponse": lambda message: setattr(message, "complete", True)}),
 }
 """By the check that has to fail of each."""

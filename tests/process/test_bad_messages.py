@@ -14,6 +14,7 @@ import pytest
 
 import lowwater
 from lowwater import Watermark
+from lowwater.v1 import topology_pb2, topology_pb2_grpc
 from tests.kit.times import HOUR
 from tests.process.conftest import Refused
 from tests.process.peer import reason
@@ -103,6 +104,15 @@ def test_what_cannot_be_read_is_an_invalid_argument(
                 assert "generate the client" in facts["fix"]
     assert "Traceback" not in (server.data.parent / "serve.log").read_text()
     goes_on(lease, lw)
+
+
+def test_a_message_beyond_64_mb_is_refused_readably(server: Serving) -> None:
+    with grpc.insecure_channel(server.address, options=[("grpc.max_send_message_length", -1)]) as channel:
+        graph = topology_pb2_grpc.TopologyServiceStub(channel)
+        for size, said in ((8 << 20, "Register takes"), (65 << 20, "larger than max")):
+            with pytest.raises(grpc.RpcError) as refused:
+                graph.Register(topology_pb2.RegisterRequest(name="x" * size), timeout=30)
+            assert said in (refused.value.details() or "")
 
 
 # -- a second server -----------------------------------------------------------------------------------------------------

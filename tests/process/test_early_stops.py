@@ -111,11 +111,14 @@ def test_process_1_stops_while_its_store_does_not_answer(tmp_path: Path) -> None
     assert "Traceback" not in log.read_text()
 
 
-def test_a_command_that_is_stopped_before_it_asks_has_no_answer(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_command_that_is_stopped_before_it_asks_has_no_answer(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
     """An exit code of 0 would say that everything is here."""
     log = tmp_path / "first.log"
     with first_process(CLIENT, log, "wait", "a", "--until", "finished") as outer:
         assert outer.stdout is not None
         assert outer.stdout.readline() == "importing\n", log.read_text()
-        assert stop(outer, signal.SIGTERM) == 143
+        assert stop(outer, number) == code
     assert not log.read_text()

@@ -10,6 +10,7 @@ from lowwater_authority.journal import (
     GRAPH,
     Journal,
     JournalFailed,
+    JournalLost,
     JournalUnknown,
 )
 from lowwater_authority.journal.redis import PART_BYTES
@@ -109,6 +110,21 @@ async def test_a_full_server_does_not_make_an_unknown_append_a_failed_one(store:
     await journal.append([entry("a", 1)])
     assert (await journal.load("a")).records == payloads("a", 1, 1)
     await journal.close()
+
+
+async def test_reads_go_on_while_the_server_is_full_and_nothing_is_healed(store: RedisStore) -> None:
+    """What is not there is said to be lost, not to be missing memory."""
+    journal = await store.open("a", "b")
+    await journal.append([entry(log, n) for log in "ab" for n in (1, 2)])
+    store.forget("a", 1)
+    store.server.execute("CONFIG", "SET", "maxmemory", "1mb")
+    assert await journal.confirm(["b"]) == 0
+    assert (await journal.owners(["a"]))["a"].epoch == 1
+    assert (await journal.load("b")).last == 2
+    with pytest.raises(JournalLost):
+        await journal.confirm(["a"])
+    with pytest.raises(JournalFailed, match="raise maxmemory"):
+        await journal.restore("a", 3, b"two")
 
 
 def tokens(store: RedisStore) -> set[bytes]:

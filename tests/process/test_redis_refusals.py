@@ -143,6 +143,17 @@ async def test_a_missing_right_leaves_nothing_half_written(store: RedisStore) ->
     assert (await journal.load("b")).last == 1
 
 
+@pytest.mark.parametrize("right", ["del", "sadd"])
+async def test_a_missing_right_leaves_what_was_to_be_healed(store: RedisStore, right: str) -> None:
+    journal = await store.open()
+    await journal.append([entry("a", n) for n in range(1, 4)])
+    store.forget("a", 2)
+    store.server.execute("ACL", "SETUSER", "default", f"-{right}")
+    with pytest.raises(JournalFailed):
+        await journal.restore("a", 4, b"three")
+    assert sorted(store.records("a")) == [1, 2]
+
+
 async def test_a_record_behind_the_end_is_refused(store: RedisStore) -> None:
     journal = await store.open()
     await journal.append([entry("a", 1), entry("b", 1)])
