@@ -1,25 +1,18 @@
 /* What a process does to the files of one directory, in order, and a disk that fails when it is told to.
  *
- * Preloaded (LD_PRELOAD), it wraps the system calls that write, sync, cut and remove files. Each successful one under
- * LOWWATER_TRACE_DIR is appended to LOWWATER_TRACE as
- *
- *     char call; uint32 length of the path; uint64 offset; uint64 length of the data; path; data
- *
- * with call W (write), T (truncate to offset), S (sync; of a directory, too) or U (unlink). The tracing process appends
- * marks of its own to the same file. disk_fail("sync" or "write", code) makes the next such call on a write-ahead log
- * fail with that errno: a sync before it reaches the disk, a write after its first half.
+ * Preloaded (LD_PRELOAD), it wraps the system calls that write and sync files. Each successful one under
+ * LOWWATER_TRACE_DIR is a line of LOWWATER_TRACE: W (write) or S (sync; of a directory, too), and the path. The
+ * tracing process appends marks of its own to the same file. disk_fail("sync" or "write", code) makes the next such
+ * call on a write-ahead log fail with that errno: a sync before it reaches the disk, a write after its first half.
  */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -53,15 +46,10 @@ static int path_of(int fd, char *path, size_t size) {
     return ours(path);
 }
 
-static void note(char call, const char *path, uint64_t offset, const void *data, uint64_t size) {
-    char head[21];
-    uint32_t length = strlen(path);
-    head[0] = call;
-    memcpy(head + 1, &length, 4);
-    memcpy(head + 5, &offset, 8);
-    memcpy(head + 13, &size, 8);
-    struct iovec parts[3] = {{head, sizeof head}, {(void *)path, length}, {(void *)data, size}};
-    if (syscall(SYS_writev, trace, parts, 3) != (ssize_t)(sizeof head + length + size))
+static void note(char call, const char *path) {
+    char line[4200];
+    int size = snprintf(line, sizeof line, "%c %s\n", call, path);
+    if (syscall(SYS_write, trace, line, size) != size)
         abort(); /* a trace with a hole proves nothing */
 }
 
@@ -83,7 +71,7 @@ static ssize_t traced_write(int fd, const void *data, size_t size, off_t offset)
     int failed = fails('w', path);
     ssize_t done = syscall(SYS_pwrite64, fd, data, failed ? size / 2 : size, offset);
     if (done > 0)
-        note('W', path, offset, data, done);
+        note('W', path);
     if (failed) {
         errno = failing_code;
         done = -1;
@@ -113,34 +101,10 @@ static int traced_sync(int fd, long number) {
     pthread_mutex_lock(&lock);
     int done = fails('s', path) ? -1 : syscall(number, fd);
     if (done == 0)
-        note('S', path, 0, NULL, 0);
+        note('S', path);
     pthread_mutex_unlock(&lock);
     return done;
 }
 
 int fsync(int fd) { return traced_sync(fd, SYS_fsync); }
 int fdatasync(int fd) { return traced_sync(fd, SYS_fdatasync); }
-
-static int traced_truncate(int fd, off_t size) {
-    char path[4096];
-    if (!path_of(fd, path, sizeof path))
-        return syscall(SYS_ftruncate, fd, size);
-    pthread_mutex_lock(&lock);
-    int done = syscall(SYS_ftruncate, fd, size);
-    if (done == 0)
-        note('T', path, size, NULL, 0);
-    pthread_mutex_unlock(&lock);
-    return done;
-}
-
-int ftruncate(int fd, off_t size) { return traced_truncate(fd, size); }
-int ftruncate64(int fd, off_t size) { return traced_truncate(fd, size); }
-
-int unlink(const char *path) {
-    pthread_mutex_lock(&lock);
-    int done = syscall(SYS_unlinkat, AT_FDCWD, path, 0);
-    if (done == 0 && ours(path))
-        note('U', path, 0, NULL, 0);
-    pthread_mutex_unlock(&lock);
-    return done;
-}

@@ -11,7 +11,6 @@ import errno
 import json
 import os
 import random
-import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -68,7 +67,7 @@ async def trace(path: Path, count: int, *, unsafe: bool) -> None:
         SqliteDatabase.PRAGMAS = ("journal_mode = WAL", "synchronous = OFF")
 
     def acknowledged(position: int) -> None:
-        os.write(marks, struct.pack("<cIQQ", b"A", 0, position, 0))
+        os.write(marks, b"A %d\n" % position)
 
     await append(path, count, acknowledged)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -18,7 +16,6 @@ from typing import Any
 import grpc
 import pytest
 import trustme
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import lowwater
 from lowwater import errors
@@ -43,7 +40,6 @@ from tests.process.accessing import (
 from tests.process.conftest import Refused
 from tests.process.serving import Serving
 from tests.process.sharding import Shard
-from tests.process.stalling import DATA, END_HEADERS, END_STREAM, HEADERS, frame, without_room
 
 EVERYTHING: Rules = [("*", {"report": ["*"], "read": ["*"], "operate": ["*"]})]
 FLIGHTS: Rules = [("flights", {"report": ["*"], "read": ["*"]})]
@@ -180,24 +176,6 @@ def test_rule8_the_client_sends_its_full_state_when_its_right_is_back(changing: 
         assert low(lw) == 70
         lease.flush(timeout=PATIENCE)
         assert low(lw) == 70
-
-
-def test_who_takes_nothing_of_what_it_watches_keeps_nobody_waiting(changing: Changing) -> None:
-    """A health watch is for anybody. Others hear that the process stops, and it ends."""
-    server = changing.server
-    with socket.create_connection(("127.0.0.1", server.port), PATIENCE) as connection:
-        no_request = frame(DATA, END_STREAM, 1, bytes(5))
-        connection.sendall(without_room("/grpc.health.v1.Health/Watch", 1) + no_request)
-        seen = b""
-        while frame(HEADERS, END_HEADERS, 1, b"")[3:] not in seen:  # its answer begins, and has no room to go on
-            seen += connection.recv(65536)
-        with server.channel() as channel:
-            health: Any = health_pb2_grpc.HealthStub(channel)
-            watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
-            assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
-            server.signal(signal.SIGTERM)
-            assert [answer.status for answer in watch] == [health_pb2.HealthCheckResponse.NOT_SERVING]
-        assert server.wait() == 0
 
 
 # -- at the start --------------------------------------------------------------------------------------------------------

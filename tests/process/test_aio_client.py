@@ -15,22 +15,11 @@ from tests.kit.times import at, mark
 from tests.process.peer import Peer
 from tests.process.serving import Serving
 
-BOUNDS = [b"", b"\x40", b"\x80", b""]
-
 
 @pytest.fixture
 async def lw(server: Serving) -> AsyncIterator[lowwater.aio.Client]:
     async with lowwater.aio.connect(server.address) as client:
         yield client
-
-
-async def pipeline(lw: lowwater.aio.Client) -> tuple[lowwater.aio.Lease, lowwater.aio.Worker, lowwater.aio.Lease]:
-    """Register flights -> enriched, each with one worker."""
-    await lw.register("flights")
-    await lw.register("enriched", inputs=["flights"], heuristics=[0.5, 0.99])
-    flights = await lw.worker("flights", name="injector").claim()
-    worker = lw.worker("enriched", name="exec-7")
-    return flights, worker, await worker.claim(bounds=BOUNDS)
 
 
 async def test_a_release_that_failed_or_was_cancelled_may_be_repeated(server: Serving) -> None:
@@ -64,7 +53,10 @@ async def test_a_release_that_failed_or_was_cancelled_may_be_repeated(server: Se
 
 
 async def test_what_is_cancelled_leaves_the_client_usable(server: Serving, lw: lowwater.aio.Client) -> None:
-    flights, worker, enriched = await pipeline(lw)
+    await lw.register("flights")
+    await lw.register("enriched", inputs=["flights"])
+    flights, worker = await lw.worker("flights").claim(), lw.worker("enriched")
+    enriched = await worker.claim(bounds=[b"", b"\x40", b"\x80", b""])
     seen = await worker.inputs()
     changes = lw.watch("flights")
     await anext(changes)

@@ -1,21 +1,16 @@
-"""Backups that are taken while all runs, what comes back from an older one, and what is left when nothing comes back: docs/operations.md."""
+"""A backup that is taken while all runs, and what comes back from it: docs/operations.md."""
 
 from __future__ import annotations
 
 import shutil
 import sqlite3
-import subprocess
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 import lowwater
-from lowwater.cli import main
-from tests.contract.redis_server import DURABLE, RedisServer
-from tests.kit.eventually import eventually
 from tests.process.serving import Serving
-from tests.process.sharding import Sharded
 
 SECONDS = 60.0
 
@@ -28,18 +23,6 @@ def advance(lease: lowwater.Lease, low: int) -> None:
 
 def low(lw: lowwater.Client, name: str) -> int:
     return lw.get(name)[name].low.micros
-
-
-def epoch(lw: lowwater.Client) -> int:
-    """Of the server, as a client hears it; 0 while none answers."""
-    try:
-        return lw.get("a")["a"].epoch
-    except (lowwater.Unavailable, lowwater.Timeout):
-        return 0
-
-
-def copy(source: str | Path, target: str | Path) -> None:
-    assert main(["journal", "copy", str(source), str(target)]) == 0
 
 
 def connect(address: str) -> lowwater.Client:
@@ -91,37 +74,3 @@ def test_an_embedded_journal_comes_back_from_a_backup_of_while_it_was_served(ser
         assert again.sequencer > taken.sequencer
         advance(again, 40)
         assert low(reader, "taken") == 40
-
-
-def test_a_shared_journal_comes_back_from_a_snapshot_of_redis(tmp_path: Path) -> None:
-    """Taken while shards serve; made a folder by way of a Redis of its own, which checks every byte; and put into an empty one."""
-    with Sharded(tmp_path, 1) as d, d.connect() as lw:
-        lw.register("a")
-        lease = lw.worker("a").claim()
-        advance(lease, 10)
-        token = lw.server_token
-        aside = RedisServer(tmp_path / "aside")
-        taken = ["redis-cli", "-p", str(d.redis.port), "--rdb", str(tmp_path / "aside/dump.rdb")]
-        subprocess.run(taken, check=True, capture_output=True, timeout=SECONDS)
-        advance(lease, 20)
-        with aside:
-            aside.start()
-            # The shards' beats are in it: they have to be 10 s old.
-            beats = "{lowwater:default}:beats"
-            for name, heard in aside.execute("HGETALL", beats).items():
-                aside.execute("HSET", beats, name, int(heard) - 11_000_000)
-            copy(aside.url, tmp_path / "backup")
-
-        shard = d.shards[0]
-        shard.kill()
-        d.redis.kill()
-        with RedisServer(tmp_path / "new", *DURABLE) as new:
-            copy(tmp_path / "backup", new.start().url)
-            shard.store = new.url
-            shard.start()
-            with connect(shard.address) as fresh:
-                eventually(lambda: not fresh.get("a")["a"].low.unknown)
-                assert fresh.server_token == token
-                advance(lease, 21)
-                assert low(fresh, "a") == 21
-            assert shard.stop() == 0

@@ -8,7 +8,11 @@ from typing import Any
 import grpc
 import pytest
 
+import lowwater
+from lowwater.core.settings import OPTIONS
+from lowwater.v1 import watermarks_pb2, watermarks_pb2_grpc
 from tests.process.accessing import PATIENCE, bearer
+from tests.process.serving import Serving
 from tests.process.stalling import flood_of_resets
 from tests.process.test_access_changes import EVERYTHING, FLIGHTS, Changing
 
@@ -62,3 +66,25 @@ def test_rule7_a_request_of_empty_names_is_refused_before_it_is_parsed(
         assert server.memory("VmHWM") - before < 5 * len(EMPTY_NAMES), (
             "as it came, twice or three times in gRPC; parsed it is 17 times that"
         )
+
+
+def test_rule7_a_subscriber_that_stalls_finds_few_old_watermarks(server: Serving) -> None:
+    """By gRPC's own settings 100 KB and more of them lie in its buffers."""
+    name, last = f"{'x' * 120}/{'x' * 120}", 1_500
+    with (
+        lowwater.connect(server.address) as lw,
+        grpc.insecure_channel(server.address, [*OPTIONS, ("grpc.use_local_subchannel_pool", 1)]) as channel,
+    ):
+        lw.register(name)
+        lease = lw.worker(name).claim()
+        watch: Any = watermarks_pb2_grpc.WatermarkServiceStub(channel).Watch(watermarks_pb2.WatchRequest())
+        next(watch)
+        for number in range(1, last + 1):
+            lease.advance(None, oldest=None, frontier=number)
+            lease.flush(30)
+        old = 0
+        for message in watch:
+            if any(view.low_micros == last for view in message.watermarks):
+                break
+            old += message.ByteSize()
+        assert old < 32 << 10

@@ -9,7 +9,7 @@ from tests.process.serving import Serving
 from tests.process.test_client_end_to_end import run
 
 PARENT = """
-import multiprocessing, os, signal, sys, threading, traceback
+import os, signal, sys, threading, traceback
 import lowwater
 
 def fork(child):
@@ -107,28 +107,6 @@ def program_of(body: str) -> str:
     return PARENT + "\n".join(line.removeprefix(" " * 8) for line in lines)
 
 
-def test_children_that_just_exit_disturb_nothing(server: Serving) -> None:
-    program = """
-        parent = Parent(sys.argv[1])
-        for _ in range(5):
-            assert joined(fork(lambda: None)) == 0
-            process = multiprocessing.get_context("fork").Process(target=len, args=("",))
-            process.start()
-            process.join(20)
-            assert process.exitcode == 0
-            parent.goes_on()
-            # The whole way out of the interpreter: threads are joined, atexit and destructors run.
-            pid = os.fork()
-            if not pid:
-                sys.exit(3)
-            assert joined(pid) == 3
-            parent.goes_on()
-        parent.lw.close()
-        print("done")
-    """
-    assert run(program_of(program), server.address) == "done\n"
-
-
 def test_twenty_forks_while_other_threads_call_without_a_pause(server: Serving) -> None:
     program = """
         parent = Parent(sys.argv[1])
@@ -152,6 +130,12 @@ def test_twenty_forks_while_other_threads_call_without_a_pause(server: Serving) 
         for number in range(20):
             assert joined(fork(lambda: use(parent.lw, f"child-{number}"))) == 0, number
             parent.goes_on()
+        # The whole way out of the interpreter: threads are joined, atexit and destructors run.
+        pid = os.fork()
+        if not pid:
+            sys.exit(3)
+        assert joined(pid) == 3
+        parent.goes_on()
         stop.set()
         for thread in threads:
             thread.join(20)

@@ -200,6 +200,18 @@ def test_a_place_that_cannot_be_used_is_named_without_its_secret(
     assert "are both" in refused(capsys, "copy", empty, empty)
 
 
+def test_the_password_of_a_store_comes_from_the_environment(
+    tmp_path: Path, pipeline: Pipeline, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RedisServer(tmp_path / "redis", *DURABLE, "--requirepass", SECRET) as server:
+        server.start()
+        monkeypatch.setenv("LOWWATER_STORE", f"redis://:{SECRET}@127.0.0.1:{server.port}")
+        assert main(["journal", "copy", str(pipeline.data), "env:LOWWATER_STORE#moved"]) == 0
+        out, err = capsys.readouterr()
+        assert f"to redis://127.0.0.1:{server.port}#moved, all compared" in out
+        assert SECRET not in out + err
+
+
 def test_a_password_on_the_command_line_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"redis+sentinel://me:{SECRET}#/?' \"@one,two/main"
     for command in (("show", url), ("copy", url, tmp_path / "target"), ("copy", tmp_path / "source", url)):
@@ -207,20 +219,3 @@ def test_a_password_on_the_command_line_is_refused(tmp_path: Path, capsys: pytes
         assert "the URL of a store has a password in it" in said
         assert "env:VARIABLE#NAME" in said
     assert not list(tmp_path.iterdir())
-
-
-def test_the_password_of_a_store_comes_from_the_environment(
-    tmp_path: Path, pipeline: Pipeline, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = pipeline.data
-    with RedisServer(tmp_path / "redis", *DURABLE, "--requirepass", SECRET) as server:
-        server.start()
-        monkeypatch.setenv("LOWWATER_STORE", f"redis://:{SECRET}@127.0.0.1:{server.port}")
-        assert main(["journal", "copy", str(data), "env:LOWWATER_STORE#moved"]) == 0
-        out, err = capsys.readouterr()
-        assert "copied 3 logs, " in out
-        assert f"to redis://127.0.0.1:{server.port}#moved, all compared" in out
-        assert SECRET not in out + err
-        assert main(["journal", "show", "env:LOWWATER_STORE#moved"]) == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert [line.split()[0] for line in lines] == ["deployment", "LOG", "(the", "a", "b"]

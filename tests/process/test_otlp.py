@@ -151,9 +151,7 @@ def test_a_collector_that_is_away_harms_nobody(
     [
         ({}, False, ""),
         ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://x:1"}, True, ""),
-        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://x:1"}, False, "otlp"),
         ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://x:1", "OTEL_METRICS_EXPORTER": "none"}, False, ""),
-        ({"OTEL_METRICS_EXPORTER": "otlp", "OTEL_TRACES_EXPORTER": "zipkin"}, True, "zipkin"),
         ({"OTEL_METRICS_EXPORTER": "otlp", "OTEL_TRACES_EXPORTER": "otlp", "OTEL_SDK_DISABLED": "true"}, False, ""),
     ],
 )

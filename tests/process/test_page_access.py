@@ -40,8 +40,6 @@ API = (
     "api/events",
     "api/ranges?computation=flights",
     "api/recent?computation=flights",
-    "api/heat",
-    "api/history?computation=flights",
     "api/why?computation=flights",
     "api/whatever-comes",
     "api",
@@ -300,12 +298,10 @@ def test_a_page_answers_only_under_its_own_names(guarded: Guarded, caplog: pytes
     ("host", "taken"),
     [
         ("10.0.0.7:7422", True),
-        ("box.corp", True),
         ("lowwater.example.org:443", True),
         ("a.b.wild.example.org", True),
         ("wild.example.org", False),
         ("evil.example", False),
-        ("127.0.0.1.evil.example", False),
     ],
 )
 def test_the_names_of_a_page(host: str, taken: bool) -> None:

@@ -18,8 +18,6 @@ import pytest
 import lowwater
 from lowwater.core.events import ATTRIBUTE
 from lowwater_authority.page_child import PageChild
-from lowwater_page.board import Board
-from lowwater_page.follower import Follower
 from tests.kit.eventually import eventually, eventually_async
 from tests.kit.ports import free_port
 from tests.process.accessing import PATIENCE, SOON, Tokens, rules_of, write
@@ -62,22 +60,6 @@ def snapshot(page: PageProcess, token: str = "") -> Json:
 def lows(found: Json) -> dict[str, int | None]:
     """The low watermarks that are times."""
     return {each["name"]: each["low"]["micros"] for each in found["computations"]}
-
-
-def test_what_was_dropped_before_anybody_looked_is_forgotten_also_where_nothing_is_left(server: Serving) -> None:
-    """The watch that begins with the first look brings nothing then."""
-    report(server.address, "flights", NOON)
-    board = Board()
-    with lowwater.connect(server.address) as lw:
-        follower = Follower(lambda _: lowwater.connect(server.address), board, clock=lambda: NOON, sharded=False)
-        follower.start()
-        try:
-            eventually(lambda: list(board.names()) == ["flights"])
-            lw.drop("flights", force=True)
-            follower.look()
-            eventually(lambda: not board.names(), seconds=30)
-        finally:
-            follower.close()
 
 
 def test_it_shows_what_is_published_and_answers_questions(server: Serving, tmp_path: Path) -> None:
@@ -286,20 +268,10 @@ def neighbours() -> tuple[int, int]:
     raise AssertionError("there are no two free ports behind each other")
 
 
-def test_the_page_comes_by_itself_at_the_port_after_that_of_http(tmp_path: Path) -> None:
-    first, second = neighbours()
-    server = ByDefault(tmp_path / "data")
-    server.http = f"127.0.0.1:{first}"
-    with server:
-        assert (port_of(server.metrics), port_of(server.page)) == (first, second)
-        eventually(lambda: ask(server.page, "healthz").status == 200)
-        assert ask(server.endpoint, "api/snapshot").status == ask(server.endpoint, "").status == 404
-        assert server.warned() == []
-        assert server.stop() == 0
-
-
-def test_a_page_that_comes_by_itself_keeps_no_authority_from_serving(tmp_path: Path) -> None:
-    """Its port is another's: nobody has asked for a page here, and the watermarks are served all the same."""
+def test_the_page_comes_by_itself_at_the_port_after_that_of_http_and_keeps_no_authority_from_serving(
+    tmp_path: Path,
+) -> None:
+    """While its port is another's, nobody has asked for a page here, and the watermarks are served all the same."""
     first, second = neighbours()
     server = ByDefault(tmp_path / "data")
     server.http = f"127.0.0.1:{first}"
@@ -310,6 +282,10 @@ def test_a_page_that_comes_by_itself_keeps_no_authority_from_serving(tmp_path: P
         assert f"127.0.0.1:{second}" in told["reason"]
         assert ask(server.endpoint, "metrics").status == 200
         assert server.stop() == 0
+    with server:
+        assert (port_of(server.metrics), port_of(server.page)) == (first, second)
+        eventually(lambda: ask(server.page, "healthz").status == 200)
+        assert ask(server.endpoint, "api/snapshot").status == 404
 
 
 @pytest.mark.parametrize("flag", ["--http", "--page"])

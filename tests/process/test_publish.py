@@ -181,26 +181,6 @@ def test_killed_at_any_step_it_leaves_no_interval_out(
     assert told == sorted(told), "in order"
 
 
-def test_what_has_finished_is_told_as_it_was_by_one_who_saw_it_come(
-    server: Serving, lease: lowwater.Lease, tmp_path: Path
-) -> None:
-    """The publisher is killed after hour 12 went out and before its cursor moved; before it comes again, the computation has finished."""
-    out, cursor = tmp_path / "out", tmp_path / "cursor"
-    command = publish(server, cursor, f"file:{out}/%Y-%m-%d/%H")
-    assert main([*command, "--until", "2013-01-09T12:00Z"]) == 0
-    before = cursor.read_bytes()
-    assert main([*command, "--once"]) == 0
-    told = {name: (out / name).read_bytes() for name in markers(out)}
-    cursor.write_bytes(before)
-    lease.finish()
-    assert main([*command, "--once"]) == 0
-    assert markers(out) == [f"2013-01-09/{hour}" for hour in range(10, 15)]
-    assert {name: (out / name).read_bytes() for name in told} == told
-    ends = {name: json.loads((out / name).read_text())["data"]["to"] for name in markers(out)[3:]}
-    assert ends == {"2013-01-09/13": "2013-01-09T14:00:00Z", "2013-01-09/14": "finished"}
-    assert main(command) == 0, "all was told"
-
-
 def test_it_follows_and_stops_when_the_computation_is_reset(
     server: Serving,
     lw: lowwater.Client,

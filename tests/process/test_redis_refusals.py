@@ -96,7 +96,6 @@ async def test_a_wrong_password_is_named_and_not_shown(tmp_path: Path) -> None:
         (f"redis://:{SECRET}@one,two", "several hosts need"),
         (f"redis+cluster://:{SECRET}@one/3", "database 0 only"),
         (f"redis://:{SECRET}@one?timeuot=3", "redis:// has no option 'timeuot', only client_name, db$"),
-        (f"redis://:{SECRET}@one/shop", "the database of a Redis URL is a number"),
     ],
 )
 def test_a_url_that_cannot_be_used(url: str, words: str) -> None:
@@ -152,9 +151,7 @@ async def test_a_missing_right_leaves_what_was_to_be_healed(store: RedisStore, r
     store.server.execute("ACL", "SETUSER", "default", f"-{right}")
     with pytest.raises(JournalFailed):
         await journal.restore("a", 4, b"three")
-    store.server.execute("ACL", "SETUSER", "default", f"+{right}")
     assert sorted(store.records("a")) == [1, 2]
-    await journal.restore("a", 4, b"three")
 
 
 async def test_a_record_behind_the_end_is_refused(store: RedisStore) -> None:

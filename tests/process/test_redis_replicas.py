@@ -14,12 +14,10 @@ import pytest
 from lowwater_authority.journal import (
     GRAPH,
     Journal,
-    JournalError,
     JournalFailed,
     JournalFenced,
     JournalLost,
     JournalUnknown,
-    LoadedLog,
     Ownership,
 )
 from lowwater_authority.journal.redis import RedisJournal
@@ -191,53 +189,6 @@ async def test_what_is_strong_survives_a_fail_over(pair: Pair) -> None:
     found = await journal.load("a")
     assert [position for position, _ in found.records] == list(range(1, 52))
     assert pair.replica.execute("HGET", f"{RedisStore.TAG}:meta:a", "last") == b"51"
-    await journal.close()
-
-
-async def fail_over(pair: Pair, journal: Journal) -> None:
-    """Kill the master, let the stopped replica go on, and wait until the sentinel has made that the master."""
-    pair.master.kill()
-    with pytest.raises(JournalFailed):
-        await journal.confirm(["a"])
-    pair.replica.resume()
-    await asyncio.to_thread(pair.sentinel.wait_for, "+switch-master")
-
-
-async def answered(journal: Journal) -> int | JournalError:
-    """How a confirmation ends, once somebody can give one."""
-    while True:
-        try:
-            return await journal.confirm(["a"])
-        except JournalFailed:
-            continue
-        except JournalError as error:
-            return error
-
-
-@pytest.mark.slow
-async def test_an_advance_may_be_lost_by_a_fail_over_and_is_healed(pair: Pair) -> None:
-    """C7a of the attacks: the epoch is still the newest, only the position tells."""
-    journal = RedisJournal(pair.watch(), timeout=2.0)
-    await journal.open()
-    await journal.take("a")
-    await journal.append([entry("a", 1), entry(GRAPH, 1)])
-    pair.replica.pause()
-    # More than its socket holds, so that the replica has surely not got the last of them.
-    for position in range(2, 11):
-        await journal.append([entry("a", position, b"x" * 2_000_000, strong=False)])
-    await fail_over(pair, journal)
-    refused = await answered(journal)
-    assert isinstance(refused, JournalLost)
-    last = pair.replica.execute("HGET", f"{RedisStore.TAG}:meta:a", "last")
-    assert refused.logs == {"a": (10, int(last))}
-    with pytest.raises(JournalLost):
-        await journal.append([entry("a", 11)])
-    healed = await journal.restore("a", 11, b"ten")
-    assert healed.epoch == 2
-    await journal.append([entry("a", 12)])
-    assert await journal.confirm(["a"]) == 1
-    assert await journal.load("a") == LoadedLog(11, b"ten", [(12, b"a:12")])
-    assert (await journal.load(GRAPH)).records == [(1, b":1")]
     await journal.close()
 
 

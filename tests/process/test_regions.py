@@ -137,32 +137,6 @@ def test_a_region_is_lost_taken_over_and_comes_back(hasty: World) -> None:
     assert [each[:2] for each in sink.batches()] == [(1, 0), (2, 0)]
 
 
-def test_the_global_authority_is_killed_and_the_regions_go_on(world: World) -> None:
-    a, b, sink = world.a, world.b, world.sink
-    b.mirror_to(BASE + 100)
-    assert a.work(sink, BASE + 10)
-    for site in (a, b):
-        eventually(lambda site=site: site.published() == BASE + 10, seen=site.agent.log)  # type: ignore[misc]
-    world.center.kill()
-    eventually(lambda: "global_away" in a.agent.events())
-    assert a.work(sink, BASE + 20), "the region goes on by the number that it has"
-    with pytest.raises(errors.Unavailable):
-        a.token.read(fresh=True)  # but for what no sink would fence
-    assert a.token.read().stale_seconds > 0
-    assert a.published() == BASE + 10
-
-    # After an own restart it has no number until the global authority is back.
-    a.agent.kill()
-    a.agent.start()
-    eventually(lambda: "global_away" in a.agent.events()[-1:], seen=a.agent.log)
-    assert a.refusal() == "UNCONFIRMED"
-    world.center.start()
-    assert a.adoption().number == 1
-    assert a.token.read(fresh=True).number == 1
-    for site in (a, b):
-        eventually(lambda site=site: site.published() == BASE + 20, seen=site.agent.log)  # type: ignore[misc]
-
-
 def test_second_processes_and_requests_that_make_no_sense_are_refused(world: World, tmp_path: Path) -> None:
     free = f"127.0.0.1:{free_port()}"
     agent = [free if each == world.a.listen else each for each in world.a.arguments]
@@ -182,8 +156,6 @@ def test_second_processes_and_requests_that_make_no_sense_are_refused(world: Wor
         ("Report", pb.RegionReportRequest(caller=pb.RegionCaller(region="C")), "caller.agent"),
         ("Decide", pb.DecideRequest(reference=HOURLY), "decision"),
         ("Decide", pb.DecideRequest(reference=HOURLY, decision=pb.DECISION_ADOPT, who="automatic"), "who"),
-        ("Decide", pb.DecideRequest(reference=HOURLY, decision=pb.DECISION_ADOPT, who="a\nb"), "who"),
-        ("Enrol", pb.EnrolRequest(caller=caller, records={str(n): "" for n in range(1001)}), "records"),
         ("Recover", pb.RecoverRequest(), "regions"),
         ("RegisterReference", pb.RegisterReferenceRequest(caller=caller, computation="no name"), "computation"),
     ]
@@ -195,32 +167,6 @@ def test_second_processes_and_requests_that_make_no_sense_are_refused(world: Wor
     with pytest.raises(errors.ServerTokenMismatch):
         world.operator.ask("Decide", wrong)
     assert world.a.adoption().number == 1
-
-
-def test_a_planned_move_and_a_neighbour_that_is_not_touched(world: World) -> None:
-    a, b, sink = world.a, world.b, world.sink
-    b.mirror_to(BASE + 10)
-    assert a.work(sink, BASE + 10)
-    other = world.operator.reference("other:clicks")
-    world.operator.decide(pb.DECISION_MOVE, "B")
-    adoption = eventually(lambda: found if (found := a.adoption()).stop else None, seen=a.agent.log)
-    assert adoption is not None
-    a.token.committed(adoption, a.batch, f"1/{a.batch}", a.positions(), stopped=True)
-    eventually(lambda: world.operator.reference().move_step == "stopped", seen=a.agent.log)
-    eventually(lambda: a.refusal() == "REGION_REFUSED", seen=a.agent.log)
-    view = world.operator.reference()
-    b.token.arrived(view.batch, view.digest, a.positions())
-    assert b.adoption().number == 2
-    view = world.operator.reference()
-    assert (view.owner, view.written_off, list(view.holds_for)) == ("B", False, [])
-    eventually(lambda: a.refusal() == "STALE_ADOPTION", seen=a.agent.log)
-    a.mirror_to(BASE + 30)
-    assert b.work(sink, BASE + 30)
-    eventually(lambda: a.published() == BASE + 30, seen=a.agent.log)
-    assert a.lw.get("hourly")["hourly"].incarnation == 1
-
-    after = world.operator.reference("other:clicks")
-    assert (after.owner, after.number, after.incarnation) == (other.owner, other.number, other.incarnation)
 
 
 def test_operators_see_and_decide_by_commands(world: World, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,8 +21,6 @@ from tests.process.store_proxy import StoreProxy
 
 WAIT_SECONDS = ShardSettings().wait_seconds
 
-WAIT_SECONDS = ShardSettings().wait_seconds
-
 GONE_WITHIN = 4 * DEAD_AFTER
 """Seconds; twice ``dead_after`` is meant."""
 

@@ -71,13 +71,6 @@ def test_rule11_a_store_that_hangs_makes_watermarks_old_and_nothing_else(deploym
         assert {name: view.epoch for name, view in lw.get(*names).items()} == epochs
 
 
-def test_rule2_a_store_that_is_killed_and_started_again_loses_nothing(deployment: Sharded) -> None:
-    names = balanced("kill/", 3, *deployment.shards)
-    with deployment.connect() as lw, nothing_is_lost(deployment, lw, names):
-        deployment.redis.kill()
-        deployment.redis.start()
-
-
 def test_rule2_a_store_that_comes_back_empty_is_given_everything_back(deployment: Sharded) -> None:
     """Rule 2 beyond the store's word (C7a): memory has what was shown."""
     names = balanced("empty/", 3, *deployment.shards)

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
-import signal
 import socket
-import threading
 import time
 import urllib.parse
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import lowwater
-from lowwater import errors
 from lowwater_page.assets import FOLDER
 from lowwater_page.board import Board
 from lowwater_page.follower import Follower
@@ -226,51 +221,6 @@ def opened(server: Serving, buffer: int = 1 << 16) -> socket.socket:
     return connection
 
 
-def test_a_stop_ends_what_is_open_without_a_warning(tmp_path: Path) -> None:
-    with Serving(tmp_path / "data", page=ANY) as server, lowwater.connect(server.address) as lw:
-        lw.register("a")
-        with Viewer(server.page) as viewer:
-            viewer.until(lambda seen: "a" in seen.shown)
-            began = time.monotonic()
-            assert server.stop() == 0
-            assert time.monotonic() - began < 15
-            viewer.until(lambda seen: seen.ends > 0)
-    log = (tmp_path / "serve.log").read_text()
-    # The page writes there as well, and may say, as information, with which error its watch of the authority ended.
-    said = [json.loads(line) for line in log.splitlines()]
-    assert {each["level"] for each in said if each["event"] != "journal_created"} == {"info"}, log
-
-
-# -- what fails within ---------------------------------------------------------------------------------------------
-
-
-class Flaky:
-    """Connects, but fails the first times, and what it has made can be broken."""
-
-    def __init__(self, address: str, failures: int) -> None:
-        self.made = 0
-        self._address = address
-        self._failures = failures
-
-    def __call__(self, interval: float) -> lowwater.Client:
-        self.made += 1
-        if self.made <= self._failures:
-            msg = "it cannot connect, as this test wants it"
-            raise RuntimeError(msg)
-        return lowwater.connect(self._address, timeout=5, watch_interval=interval)
-
-
-@contextlib.contextmanager
-def following(connect: Any, board: Board) -> Iterator[Follower]:
-    follower = Follower(connect, board, clock=lambda: time.time_ns() // 1000, sharded=False)
-    follower.start()
-    try:
-        yield follower
-    finally:
-        follower.close()
-    assert not {"lowwater-follow", "lowwater-look"} & {thread.name for thread in threading.enumerate()}
-
-
 def test_every_change_is_followed_only_while_somebody_looks(tmp_path: Path) -> None:
     """To be told of every change costs those who report: while nobody looks, the board is filled by a question now and then."""
     with Serving(tmp_path / "data") as server, lowwater.connect(server.address) as lw:
@@ -278,17 +228,24 @@ def test_every_change_is_followed_only_while_somebody_looks(tmp_path: Path) -> N
         lease = lw.worker("looked").claim()
         lease.advance(None, oldest=None, frontier=NOON)
         lease.flush(30)
-        board, connect = Board(), Flaky(server.address, failures=2)
+        board = Board()
 
         def shows(micros: int) -> bool:
             view = board.view("looked")
             return view is not None and view.low.micros == micros
 
-        with following(connect, board) as follower:
+        follower = Follower(
+            lambda interval: lowwater.connect(server.address, timeout=5, watch_interval=interval),
+            board,
+            clock=lambda: time.time_ns() // 1000,
+            sharded=False,
+        )
+        follower.start()
+        with contextlib.closing(follower):
             eventually(lambda: shows(NOON))
             lease.advance(None, oldest=None, frontier=NOON + 1)
             eventually(lambda: shows(NOON + 1))
-            assert (connect.made, subscribers(server)) == (3, 0), "it begins anew when it fails"
+            assert subscribers(server) == 0
             follower.look()
             eventually(lambda: subscribers(server) == 1)
             lease.advance(None, oldest=None, frontier=NOON + 2)
@@ -297,27 +254,6 @@ def test_every_change_is_followed_only_while_somebody_looks(tmp_path: Path) -> N
             eventually(lambda: subscribers(server) == 0)  # the worker repeats itself, so there is news to find it by
             lease.advance(None, oldest=None, frontier=NOON + 3)
             eventually(lambda: shows(NOON + 3))
-
-
-def test_rule11_a_follower_that_was_not_answered_says_how_old_its_values_are(
-    server: Serving, lw: lowwater.Client
-) -> None:
-    lw.register("followed")
-    board = Board()
-    with following(Flaky(server.address, failures=0), board) as follower:
-        assert follower.stale_for is None
-        eventually(lambda: board.view("followed") is not None)
-        follower.look()
-        eventually(lambda: (follower.stale_for or 9) < 3)
-        server.signal(signal.SIGSTOP)
-        try:
-            eventually(lambda: (follower.stale_for or 0) > 4)
-        finally:
-            server.signal(signal.SIGCONT)
-        follower.look()
-        eventually(lambda: (follower.stale_for or 9) < 3)
-    with pytest.raises(errors.Closed):
-        follower.client()
 
 
 def subscribers(server: Serving) -> float:

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -296,9 +295,8 @@ GOOD = OURS.pair("localhost")
         ((GOOD[0], GOOD[0]), {}, "--tls-key: the file has no private key in PEM"),
         ((GOOD[0], encrypted_key()), {}, "--tls-key is encrypted"),
         (GOOD, {"client_ca": b"nothing"}, "--tls-client-ca: the file has no certificates"),
-        (GOOD, {"peer_ca": b""}, "--peer-ca: the file has no certificates"),
     ],
-    ids=["another pair's key", "expired", "no key", "encrypted", "no authorities", "no authorities of peers"],
+    ids=["another pair's key", "expired", "no key", "encrypted", "no authorities"],
 )
 def test_what_cannot_be_used_is_refused_at_the_start(
     tmp_path: Path, pair: tuple[bytes, bytes], more: dict[str, bytes], said: str
@@ -390,41 +388,19 @@ def test_the_command_takes_certificates_from_the_environment_and_those_that_are_
     assert capsys.readouterr().out.endswith("flights\n")
 
 
-TOKEN = "a-token-of-the-test"
-ACCESS = f"""
-[[principal]]
-name = "etl"
-token_sha256 = ["{sha256(TOKEN.encode()).hexdigest()}"]
-page = true
-[[principal.allow]]
-namespace = "*"
-report = ["*"]
-read = ["*"]
-operate = ["*"]
-"""
-
-
 class Encrypted(Sharded):
-    """Shards that take only those with a certificate, and of these only those with a token."""
+    """Shards that take only those with a certificate."""
 
     def __init__(self, folder: Path, shards: int) -> None:
         self.client: dict[str, Any] = {}
-        self.access = folder / "access.toml"
-        self.access.write_text(ACCESS)
         self.rotate(folder, OURS)
         super().__init__(folder, shards, dead_after=4.0, flags=self.flags)
 
     def rotate(self, folder: Path, authority: Authority) -> None:
         """Give all of them, and the test, a certificate of an authority, and have them trust no other."""
         self.flags = written(folder, authority.pair("127.0.0.1"), client_ca=authority.root, peer_ca=authority.root)
-        self.flags += ["--access", str(self.access)]
         chain, key = authority.pair("etl")
-        self.client = {
-            "token": TOKEN,
-            "root_certificates": authority.root,
-            "certificate_chain": chain,
-            "private_key": key,
-        }
+        self.client = {"root_certificates": authority.root, "certificate_chain": chain, "private_key": key}
 
     def more(self, store: str = "") -> Shard:
         self._made = getattr(self, "_made", 0) + 1
@@ -443,17 +419,13 @@ class Encrypted(Sharded):
         return super().connect(**self.client, **options)
 
 
-def test_shards_reach_each_other_over_mutual_tls_and_go_on_after_a_rotation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LOWWATER_PEER_TOKEN", "the-token-that-shards-present-to-each-other")
+def test_shards_reach_each_other_over_mutual_tls_and_go_on_after_a_rotation(tmp_path: Path) -> None:
     with Encrypted(tmp_path, 2) as there:
         one, two = there.shards
         names = balanced("c", 1, one, two)
 
         def seen(shard: Shard, trusted: Authority) -> dict[str, Any]:
-            headers = {"Authorization": f"Bearer {TOKEN}"}
-            found = ask(shard.page, "api/snapshot", headers=headers, tls=trusting(trusted)).json["computations"]
+            found = ask(shard.page, "api/snapshot", tls=trusting(trusted)).json["computations"]
             return {each["name"]: each["low"]["micros"] for each in found}
 
         with there.connect() as lw:

@@ -1,54 +1,18 @@
-"""``lowwater why`` against real shards: a staged incident, and a store that hangs."""
+"""``lowwater why`` of a stage of Spark that runs ahead of the clock."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import pytest
-
 import lowwater
 import lowwater.aio
-from lowwater.cli import main
 from lowwater.watermark import MIN
 from lowwater_spark.track.authority import WIDEN_INTERVAL, Authority, Registration
 from tests.kit.eventually import eventually
 from tests.process.serving import serving
-from tests.process.sharding import Sharded
-
-Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run a command; returns its exit code, and what it writes to its output and of errors."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = main([*arguments])
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
-
-
-def test_why_blames_no_worker_while_the_store_hangs(tmp_path: Path, command: Command) -> None:
-    """What cannot be confirmed is not said: the command exits with 3 and the reason (rule 11: it says so)."""
-    with Sharded(tmp_path, 1) as there, there.connect() as lw:
-        lw.register("flights")
-        lw.worker("flights", name="exec-7").claim()
-        asked = ("why", "flights", "--address", there.addresses, "--answer-within", "2s")
-        code, said, _ = command(*asked)
-        assert code == 0
-        assert "exec-7" in said
-        there.redis.pause()
-        code, said, complaint = command(*asked)
-        there.redis.resume()
-        assert (code, said) == (3, "")
-        assert complaint.startswith("lowwater why: ")
-        assert "exec-7" not in complaint
 
 
 def test_a_stage_goes_as_far_ahead_of_the_clock_as_its_inputs(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import lowwater
 from lowwater import errors
+from lowwater_spark.checkpoint.durable import NotDurable
 from lowwater_spark.checkpoint.identity import identity, new_ordinal
 from lowwater_spark.drive.watermark import Driving, WatermarkLost
 from lowwater_spark.errors import CheckpointMismatch
@@ -157,7 +158,15 @@ def test_rows_that_a_rate_limit_leaves_behind_are_planned_first(
     eventually(query.driving.news, "the input has moved")
     query.tick()
     assert query.given() == 0, "b.json is in no plan"
+    # What a plan stands on must be durable before a value counts, or a lost file would be read again, below it (rule 6).
+    log = query.checkpoint / "sources/1/0"
+    kept = log.rename(tmp_path / "kept")
+    log.symlink_to("/proc/self/status")
     query.plan(1, Offset(), read=lines(1)[0])
+    with pytest.raises(NotDurable):
+        query.tick()
+    assert query.given() == 0
+    kept.replace(log)
     query.tick()
     assert query.given() == VALUE
 

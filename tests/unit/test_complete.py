@@ -431,6 +431,14 @@ def test_another_checkpoint_that_nobody_sees_any_more_may_be_of_a_higher_life() 
     assert asked(None, None, written(begun), apps=(APP, OTHER)).low.micros == 9
 
 
+def test_a_new_life_begins_at_nothing_until_it_is_current() -> None:
+    """What the life before has written is reset with it."""
+    assert left(written(said(5))).through == 9
+    for current, through in ((True, 9), (False, MIN)):
+        standing = Standing(9, Claim(2, 1), current)
+        assert follow(APP, standing, of(written(said(5))))[0].through == through
+
+
 def test_who_was_not_asked_for_is_told() -> None:
     other = app_id("b", "c0")
     versions = [written(said(5)), written(said(7), other)]

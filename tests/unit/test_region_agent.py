@@ -300,6 +300,30 @@ async def test_rule9_what_was_read_under_one_owner_does_not_arrive_under_the_nex
     assert {each.reference: each.number for each in told} == {"hourly:clicks": 2, "daily:clicks": 2}
 
 
+async def test_a_planned_move_goes_step_by_step(world: World) -> None:
+    """Out of the region for hourly, into it for daily."""
+    position = pb.SourcePosition(topic="views", offset=3)
+    world.center.own("daily", 2, "B")
+    await world.agent.once()
+    world.agent.committed("hourly:clicks", PipelineReport(number=1, stopped=True))
+    world.agent.arrived("daily:clicks", PipelineReport(batch=7, digest="d", positions=[position]))
+    calls: list[tuple[str, Any]] = []
+    for out, into in (("wanted", "stopped"), ("stopped", "released"), ("arrived", "")):
+        world.center.own("hourly", 1, "A", "B", out)
+        world.center.own("daily", 2, "B", "A" * bool(into), into)
+        world.center.asked.clear()
+        await world.agent.once()
+        calls += [each for each in world.center.asked if each[0] != "Report"]
+        assert world.reason() == "REGION_REFUSED", "it commits nothing more"
+    world.agent.pipeline_reports.clear()
+    assert world.reason() == "REGION_REFUSED", "nor does it when the agent was started anew"
+    stop, arrive, claim, release = (request for _, request in calls)
+    assert [method for method, _ in calls] == ["Stop", "Arrive", "ClaimReference", "ReleaseReference"]
+    assert (stop.progress.reference, release.reference) == ("hourly:clicks", "hourly:clicks")
+    assert (arrive.batch, arrive.digest, list(arrive.replica.positions)) == (7, "d", [position])
+    assert (claim.batch, claim.digest, list(claim.positions)) == (7, "d", [position])
+
+
 async def test_an_estimate_is_not_reported(world: World) -> None:
     await world.agent.once()
     world.center.own("daily", 2, owner="B")
