@@ -82,7 +82,10 @@ def test_a_drained_shard_serves_nothing_until_that_is_taken_back(
     assert out.startswith(f"{two} still serves ")
     assert "no other shard can take over" in out
     for address in (one, two):
-        assert command("drain", address, "--cancel") == (0, f"{address} serves again, and takes back its computations\n")
+        assert command("drain", address, "--cancel") == (
+            0,
+            f"{address} serves again, and takes back its computations\n",
+        )
     eventually(lambda: served(lw, deployment.shards[0]) == before)
     assert command("drain", "nowhere:1") == (
         2,
