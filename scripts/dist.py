@@ -170,7 +170,7 @@ def image(out: Path, commit: Commit, engine: str, base: str | None) -> Path:
     tag = f"lowwater:{version()}"
     archive = out / f"lowwater-{version()}.tar"
     given = [*(["--build-arg", f"BASE={base}"] if base else []), "--build-arg", f"REVISION={commit.name}"]
-    given += ["--build-arg", f"VERSION={version()}", "--tag", tag, "."]
+    given += ["--build-arg", f"VERSION={version()}", "--file", "container/Dockerfile", "--tag", tag, "."]
     if engine == "buildah":
         # The format of Docker: the other one has no health check.
         _run("buildah", "build", "--format", "docker", *given)

@@ -45,7 +45,7 @@ def told(root: Path, url: str) -> dict[Path, str]:
     bare = _HOME.sub("", chart.read_text(encoding="utf-8"))
     home = f"home: {url}\nsources:\n  - {url}\n" if url else ""
     files[chart] = bare.replace("keywords: ", f"{home}keywords: ", 1)
-    image = root / "Dockerfile"
+    image = root / "container/Dockerfile"
     bare = _LABEL.sub("", image.read_text(encoding="utf-8"))
     revision = '      org.opencontainers.image.revision="${REVISION}"'
     label = f' \\\n      org.opencontainers.image.url="{url}"' if url else ""

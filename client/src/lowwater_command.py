@@ -1,10 +1,9 @@
 """The script ``lowwater``, from its first instruction on.
 
-Not in the package ``lowwater``, whose import alone takes half a second.
-
-The first process of a container gets no signal that it has no handler for: a SIGTERM would be lost,
-and whoever sent it would wait until it kills. While Python itself starts, some hundredths of a
-second, there is none yet.
+It handles SIGTERM before anything else. The first process of a container gets no signal without a
+handler: a SIGTERM would be lost, and its sender would wait until it kills. So this module is not
+in the package ``lowwater``, whose import takes half a second. Only while Python itself starts, for
+some hundredths of a second, there is no handler.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import sys
 def main() -> int:
     """Run the command; returns its exit code.
 
-    Raises SystemExit when it is told to stop: 0 for the authority, 143 for others.
+    SIGTERM raises SystemExit: 0 for the authority, 143 for other commands.
     """
     signal.signal(signal.SIGTERM, _leave)
     try:
@@ -28,8 +27,8 @@ def main() -> int:
 
 
 def _leave(number: int, _frame: object) -> None:
-    # Whoever says it again, as `timeout` does, would break into the end of Python itself, which
-    # complains. That one just ends it.
+    # A second SIGTERM, as `timeout` sends it, would interrupt the end of Python, which complains.
+    # With the default handler it just ends the process.
     signal.signal(number, signal.SIG_DFL)
-    # To be stopped is how an authority ends; of all others 0 is an answer.
+    # SIGTERM is the normal end of an authority; for other commands 0 would be an answer.
     raise SystemExit(0 if sys.argv[1:2] in (["serve"], ["global"], ["region"]) else 128 + number)

@@ -22,7 +22,7 @@ from tests.process.serving import Serving
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
-DOCKERFILE = steps((ROOT / "Dockerfile").read_text())
+DOCKERFILE = steps((ROOT / "container/Dockerfile").read_text())
 FINAL = [step for step in DOCKERFILE if step.stage == 2]
 
 NOT_RUN = frozenset({("python3.11", "-m", "pip", "install"), ("python3.11", "-m", "pip", "uninstall")})

@@ -137,7 +137,7 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
     expect(2, "tasks", "take", "flights", "daily", of=lw, said="there is no group of tasks 'daily'")
     expect(3, "tasks", "list", "flights", *NOBODY, "--answer-within", "500ms", said="running there?")
     expect(0, "tasks", "create-group", "flights", "daily", of=lw)
-    expect(1, "tasks", "take", "flights", "daily", of=lw, said="no task is to be had")
+    expect(1, "tasks", "take", "flights", "daily", of=lw, said="there is no task to take")
     expect(
         2, "tasks", "done", str(tmp_path / "nowhere"), of=lw, said="nowhere cannot be read: No such file or directory"
     )
@@ -165,7 +165,7 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
     intervals = ["--every", "1h", "--from", "2013-01-09T10:00Z", "--cursor", str(tmp_path / "cursor"), "--to"]
     markers = [*intervals, f"file:{tmp_path}/markers/%Y-%m-%d/%H"]
     (tmp_path / "markers").write_text("no folder")
-    expect(1, "publish", "flights", *markers, "--once", of=lw, said="it is given 2013-01-09T10:00:00Z again")
+    expect(1, "publish", "flights", *markers, "--once", of=lw, said="tells it of 2013-01-09T10:00:00Z again")
     (tmp_path / "markers").unlink()
     assert outcomes.run("publish", "flights", *markers, "--once", "--address", server.address)[0] == 0
     expect(2, "publish", "flihgts", *markers, of=lw, said="did you mean flights?")

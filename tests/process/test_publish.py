@@ -230,9 +230,9 @@ def test_what_cannot_be_published_is_refused(
     capsys.readouterr()
     for option, value in (("--every", "2h"), ("--from", "2013-01-09T11:00Z")):
         at_it = command.index(option) + 1
-        refused([*command[:at_it], value, *command[at_it + 1 :]], "it was begun", "INVALID_ARGUMENT")
+        refused([*command[:at_it], value, *command[at_it + 1 :]], "was begun", "INVALID_ARGUMENT")
     lw.register("other")
-    refused(["publish", "other", *command[2:]], "it was begun for flights", "INVALID_ARGUMENT")
+    refused(["publish", "other", *command[2:]], "was begun for flights", "INVALID_ARGUMENT")
     cursor = json.loads((tmp_path / "cursor").read_text())
     (tmp_path / "cursor").write_text(json.dumps(cursor | {"server_token": "another"}))
     refused(command, "belongs to the deployment another", "SERVER_TOKEN_MISMATCH")

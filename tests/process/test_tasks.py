@@ -93,7 +93,7 @@ def test_the_command(server: Serving, lw: lowwater.Client, tmp_path: Path, capsy
     lease.write_text(run("take", "flights", "daily", "--worker", "shell", "--wait", "30s"))
     close = run("output", str(lease), "close.csv").strip()
     assert close.startswith("daily/")
-    assert "nobody else is offered it for 1 min" in run("renew", str(lease))
+    assert "no other worker is offered it for 1 min" in run("renew", str(lease))
     run("release", str(lease))
     run("done", str(lease), "--output", close, code=2)
     lease.write_text(run("take", "flights", "daily"))

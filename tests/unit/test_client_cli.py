@@ -329,5 +329,5 @@ def test_shards_say_what_is_out_of_order() -> None:
         "here:1           serving  0 ms    7       c0, c1, c2, c3, c4 and 2 more",
         "lowwater-2:7420  drained  2 s     0",
         "hourly is pinned to lowwater-1:7420, which is away",
-        "nobody serves hourly, daily just now",
+        "no shard serves hourly, daily just now",
     ]

@@ -233,7 +233,7 @@ def test_the_folders_of_a_marker_are_durable_too(tmp_path: Path, monkeypatch: py
     [
         ("/o/%Y", "pass file:/PATH"),
         ("file:o/%Y", "absolute path"),
-        ("file:/o/%s", "%s is none of those"),
+        ("file:/o/%s", "%s is not allowed"),
         ("ftp://there/x", "or https://"),
         ("https://", "a URL with a host"),
         ("https://there/a b", "a URL with a host"),

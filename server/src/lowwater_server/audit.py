@@ -1,6 +1,6 @@
-"""The audit log: who did what, and who was refused.
+"""The audit log: an event for each act and each refusal.
 
-One event an act, by the logger ``lowwater_authority.audit``.
+The logger is ``lowwater_authority.audit``.
 """
 
 from __future__ import annotations
@@ -16,28 +16,27 @@ if TYPE_CHECKING:
 __all__ = ["ANONYMOUS", "Actor", "Audit"]
 
 ANONYMOUS: Final = "anonymous"
-"""What the log calls who is nobody yet."""
+"""Name of a principal who is not known yet."""
 
 log: Final = logging.getLogger("lowwater_authority.audit")
 
 
 class Actor(NamedTuple):
-    """Who does something."""
+    """The principal who does something."""
 
     principal: str
     peer: str
-    """Host from which it calls."""
+    """Address of the caller."""
     token: str = ""
-    """Fingerprint of the token that it has presented; empty: it has a certificate, or is nobody."""
+    """Fingerprint of the caller's token; empty for a certificate, or for an unknown caller."""
 
 
 class Audit:
     """Writes the audit log. ``monotonic`` gives seconds.
 
-    Refusals that repeat are one line in ten seconds, and so are acts that workers repeat all the
-    time (``often``). Other acts are never left out. Refusals of different computations that are
-    ``registered`` are told apart. Other names are the caller's to make up, as many and as long as
-    it likes: they count as one, and are shortened.
+    Refusals that repeat, and acts that workers repeat all the time (``often``), have one line in
+    ten seconds. Other acts are never left out. Refusals of different ``registered`` computations
+    are told apart. All other names count as one and are shortened, because callers can invent them.
     """
 
     def __init__(self, monotonic: Callable[[], float], registered: Callable[[str], bool] = lambda _: False) -> None:
@@ -45,30 +44,30 @@ class Audit:
         self._registered = registered
         self._refusals = Limited()
         self._acts = Limited()
-        """Apart from the refusals: many workers use up all keys that are told apart."""
+        """Limit of acts, apart from refusals: many workers use up all its keys."""
 
     def done(self, act: str, who: Actor, computation: str = "", *, often: bool = False) -> None:
-        """Somebody has done something."""
+        """Log an act that succeeded."""
         self._act(act, who, computation, "done", None, often=often)
 
     def failed(self, act: str, who: Actor, computation: str, reason: str, *, often: bool = False) -> None:
-        """Somebody who may do something did not achieve it; ``reason`` is that of the error."""
+        """Log an allowed act that failed; ``reason`` is that of the error."""
         self._act(act, who, computation, "failed", reason, often=often)
 
     def unknown(self, act: str, who: Actor, computation: str, reason: str, *, often: bool = False) -> None:
-        """Somebody who may do something had no answer that says whether it was done; ``reason`` is what came instead."""
+        """Log an allowed act without a known outcome; ``reason`` is that of the error."""
         self._act(act, who, computation, "unknown", reason, often=often)
 
     def refused(self, act: str, who: Actor, computation: str, reason: str, *, often: bool = True) -> None:
-        """Somebody was refused for who it is; once in a while for each act, caller, reason and computation."""
+        """Log a refusal, now and then for each act, caller, reason and computation."""
         self._act(act, who, computation, "refused", reason, often=often)
 
     def _act(self, act: str, who: Actor, computation: str, outcome: str, reason: str | None, *, often: bool) -> None:
         count = None
         if often:
-            known = computation if self._registered(computation) else ""
+            registered = computation if self._registered(computation) else ""
             limited = self._refusals if outcome == "refused" else self._acts
-            count = limited.count((act, who, outcome, reason, known), self._monotonic())
+            count = limited.count((act, who, outcome, reason, registered), self._monotonic())
         if count != 0:
             level = logging.WARNING if outcome == "refused" else logging.INFO
             _tell(level, act, who, computation, outcome, reason, count)

@@ -1,6 +1,7 @@
-"""The connections of the HTTP server: so many at once, and none for long that neither asks nor reads.
+"""The connections of the HTTP server: a bounded number, and an end for those that are idle.
 
-A connection costs a file descriptor, of which the process has a fixed number, and gRPC and the journal need some too.
+A connection costs a file descriptor. The process has a fixed number of these, and gRPC and the
+journal need some too.
 """
 
 from __future__ import annotations
@@ -29,34 +30,33 @@ if TYPE_CHECKING:
     from lowwater_server.tls import Certificates
 
 MOST_CONNECTIONS: Final = 256
-"""Connections that may be open at once; what comes beyond them is closed at once. See
+"""Greatest number of open connections; further ones are closed at once. See
 :func:`most_connections`."""
 
 MOST_KEPT: Final = 16
-"""Places, or a quarter of them all when that is less, for addresses that hold fewer than so many:
-one that fills the others keeps no probe out."""
+"""Number of places, or a quarter of all if that is less, that only addresses with fewer connections
+than this may take. So an address that fills all other places keeps no probe out."""
 
 OF_FILES: Final = 4
-"""At most one in so many of the files that the process may open is a connection here."""
+"""Divisor of the limit of open files; the quotient is the greatest number of connections."""
 
 IDLE_SECONDS: Final = 20.0
-"""How long a connection may take to send the head of a request whole, the first one or the next,
-and to read the answer before that.
+"""Time in which a connection must read the last answer and send the whole head of a request.
 
-While a request is being answered it does not count; a stream of events has a deadline of its own.
+The time in which a request is answered does not count; a stream of events has its own deadline.
 """
 
 SHAKE_SECONDS: Final = 10.0
-"""How long a TLS handshake may take; until it is done its connection counts as an open one."""
+"""Time-out of a TLS handshake; its connection counts as open meanwhile."""
 
 SHUT_SECONDS: Final = 1.0
-"""How long the other side may take to say good-bye."""
+"""Time-out of the end of a TLS connection."""
 
 SWEEP_SECONDS: Final = 1.0
-"""Between two looks at who is over the time."""
+"""Greatest pause between two searches for idle connections."""
 
 PAUSE_SECONDS: Final = 1.0
-"""Until connections are accepted again, after the system could not open one."""
+"""Pause before connections are accepted again, after the system could not open one."""
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def file_limit() -> float:
 
 
 def most_connections() -> int:
-    """Return how many connections may be open at once, at least one: ``MOST_CONNECTIONS``, or what the limit of open files leaves."""
+    """Return the greatest number of open connections, at least one, by the limit of open files."""
     return max(1, int(min(MOST_CONNECTIONS, file_limit() / OF_FILES)))
 
 
@@ -78,13 +78,10 @@ def _host(peer: Any) -> str:
 
 
 class NotHttp(logging.Logger):
-    """What aiohttp logs of its connections.
+    """Logger for aiohttp, which counts bytes that are no HTTP and logs them only now and then.
 
-    Bytes that are no HTTP are one line in a while, and counted; for aiohttp each is an error with a
-    traceback.
-
-    A port scanner, a browser that speaks TLS to a port without it, or a gRPC client with the wrong
-    port sends them several times a second.
+    aiohttp logs an error with a traceback each time. A port scanner, a browser that speaks TLS to a
+    port without it, or a gRPC client with the wrong port would fill the log with them.
     """
 
     def __init__(self, count: Callable[[], None]) -> None:
@@ -94,7 +91,7 @@ class NotHttp(logging.Logger):
         self._quiet = Limited()
 
     def handle(self, record: logging.LogRecord) -> None:
-        """Log what another level or another error has, as it is."""
+        """Count an error about HTTP, and log it now and then; log all other records as they are."""
         error = record.exc_info[1] if record.exc_info else None
         if not isinstance(error, (HttpProcessingError, RequestPayloadError)):
             if log.isEnabledFor(record.levelno):
@@ -111,10 +108,7 @@ class NotHttp(logging.Logger):
 
 
 class Connections:
-    """Accepts the connections of a server, and cuts off those that wait for nothing.
-
-    For the one event loop it is used in.
-    """
+    """Accepts the connections of a server, and cuts off idle ones. For one event loop."""
 
     def __init__(
         self,
@@ -126,23 +120,23 @@ class Connections:
         self._certificates = certificates
         self._idle_seconds = idle_seconds
         self._shaking: Counter[str] = Counter()
-        """Handshakes that go on, by address."""
+        """Number of handshakes under way, by address."""
         self._listening.settimeout(0.0)
         self._most = most_connections()
-        self._kept = min(MOST_KEPT, self._most // 4)
+        self._reserved = min(MOST_KEPT, self._most // 4)
         self._idle_since: dict[RequestHandler, float] = {}
-        """By connection, on the loop's clock; never, while a request is being answered."""
+        """Start of each connection's idle time, by the loop's clock; infinite during an answer."""
         self._quiet = Limited()
 
     async def run(self, server: web.Server) -> None:
-        """Accept and cut off until cancelled."""
+        """Accept connections and cut off idle ones until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._accept(server, tasks))
             tasks.create_task(self._sweep(server))
 
     @contextmanager
     def answering(self, connection: RequestHandler) -> Generator[None]:
-        """A request of a connection is being answered."""
+        """Hold a connection open while one of its requests is answered."""
         self._idle_since[connection] = math.inf
         try:
             yield
@@ -155,21 +149,20 @@ class Connections:
             try:
                 connection, peer = await loop.sock_accept(self._listening)
             except ConnectionError:
-                continue  # it has gone again
+                continue  # the other side has gone again
             except OSError as error:
-                # No files are left, as a rule, of which asyncio's own server would tell thousands
-                # of times.
-                self._tell(f"none can be accepted: {error}")
+                # The cause is mostly a lack of files; asyncio's server would log it very often.
+                self._tell(f"no connection can be accepted: {error}")
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue
             host = _host(peer)
             if self._full(server, host):
                 connection.close()
                 self._tell(
-                    f"of the {self._most} that may be open all are, or all but the last {self._kept}, "
-                    f"and {host} has as many of its own; the one that came is closed"
+                    f"all {self._most} places are taken, or all but the last {self._reserved} are and {host} has as "
+                    "many connections; its new connection is closed"
                 )
-                await asyncio.sleep(0)  # those who are open have their turn
+                await asyncio.sleep(0)  # open connections get their turn
                 continue
             if self._certificates is None:
                 await self._serve(server, connection)
@@ -178,16 +171,20 @@ class Connections:
                 tasks.create_task(self._shake_hands(server, connection, host, self._certificates))
 
     def _full(self, server: web.Server, host: str) -> bool:
-        """Whether there is no place for one more of an address.
+        """Tell whether an address may have no further connection.
 
-        O(1), but O(connections) when few places are left.
+        O(1), but O(connections) while only reserved places are free.
         """
-        left = self._most - len(server.connections) - self._shaking.total()
-        if left <= 0 or left > self._kept:
-            return left <= 0
-        peers = (each.transport.get_extra_info("peername") for each in server.connections if each.transport is not None)
-        held = self._shaking[host] + len([peer for peer in peers if peer is not None and _host(peer) == host])
-        return held >= self._kept
+        free = self._most - len(server.connections) - self._shaking.total()
+        if free <= 0 or free > self._reserved:
+            return free <= 0
+        peers = (
+            connection.transport.get_extra_info("peername")
+            for connection in server.connections
+            if connection.transport is not None
+        )
+        own = self._shaking[host] + len([peer for peer in peers if peer is not None and _host(peer) == host])
+        return own >= self._reserved
 
     async def _serve(self, server: web.Server, connection: socket.socket) -> None:
         try:
@@ -198,7 +195,7 @@ class Connections:
     async def _shake_hands(
         self, server: web.Server, connection: socket.socket, host: str, certificates: Certificates
     ) -> None:
-        """Serve a connection after its handshake, for which the next ones do not wait."""
+        """Serve a connection after its handshake; other connections do not wait for that."""
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 server,
@@ -207,7 +204,7 @@ class Connections:
                 ssl_handshake_timeout=SHAKE_SECONDS,
                 ssl_shutdown_timeout=SHUT_SECONDS,
             )
-        except OSError:  # of which those of TLS are some: it speaks none, does not trust the certificate, or has gone
+        except OSError:  # also of TLS: the peer speaks none, does not trust the certificate, or has gone
             connection.close()
         except Exception:
             connection.close()
@@ -220,10 +217,10 @@ class Connections:
         while True:
             await asyncio.sleep(min(SWEEP_SECONDS, self._idle_seconds / 10))
             now = asyncio.get_running_loop().time()
-            self._idle_since = {each: self._idle_since.get(each, now) for each in server.connections}
+            self._idle_since = {connection: self._idle_since.get(connection, now) for connection in server.connections}
             for connection, since in self._idle_since.items():
                 if now - since >= self._idle_seconds and connection.transport is not None:
-                    connection.transport.abort()  # a close would wait until what is written has been read
+                    connection.transport.abort()  # a close would wait until the peer has read everything
 
     def _tell(self, why: str) -> None:
         if count := self._quiet.count("refused", asyncio.get_running_loop().time()):

@@ -1,7 +1,7 @@
-"""HTTP beside something else: a server on a thread of its own, of the parts that it is given.
+"""An HTTP server on a thread of its own, beside other work of a process.
 
-The thread has its own event loop, so that what it answers waits for nothing else in the process,
-and nothing that fails here reaches that.
+The thread has its own event loop: its answers wait for nothing else in the process, and its
+failures reach nothing else.
 """
 
 from __future__ import annotations
@@ -33,49 +33,51 @@ if TYPE_CHECKING:
     Handler = Callable[[web.Request], Any]
 
 BACKLOG: Final = 128
-"""Connections that wait to be accepted."""
+"""Greatest number of connections that wait to be accepted."""
 
 _MOST_PORT: Final = 65_535
 
 AGAIN: Final[Mapping[str, str]] = {hdrs.RETRY_AFTER: "5"}
-"""When those who are refused for now may come again, in seconds."""
+"""Header of a refusal that is not for ever: seconds until the next try."""
 
 STOP_SECONDS: Final = 1.0
-"""How long running requests may take after a stop was asked for."""
+"""Time that running requests have to end when the server stops."""
 
 JOIN_SECONDS: Final = 5.0
-"""How long the thread may take to end."""
+"""Time that the thread has to end."""
 
 LEAST_GZIPPED: Final = 1024
-"""Bytes from which compression is worth its while."""
+"""Least size of an answer that is compressed, in bytes."""
 
 SECURITY: Final = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'; object-src 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
-"""Headers of every answer: the page loads nothing from elsewhere, and tells nobody where it is."""
+"""Headers of every answer: the page loads nothing from other hosts, and sends them no address."""
 
 HSTS: Final = {"Strict-Transport-Security": "max-age=86400"}
-"""Header of every answer over TLS: for a day a browser comes back to this host over TLS only,
-whatever a link says."""
+"""Header of every answer over TLS: browsers use only TLS for this host, for a day."""
 
 STATUS: Final[Mapping[type[errors.LowwaterError], int]] = {
     errors.InvalidArgument: 400,
     errors.UnknownComputation: 404,
 }
-"""What a failed question becomes; all others pass, hence 503."""
+"""Status by error; other errors are temporary, so their status is 503."""
 
 log = logging.getLogger(__name__)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0 picks one, and ``[::]`` takes IPv4 too where the system can. Raises OSError."""
-    if not 0 <= port <= _MOST_PORT:  # a socket that is bound to it would stay open behind the OverflowError
+    """Return a listening socket. Raises OSError.
+
+    Port 0 picks a free port; ``[::]`` listens on IPv4 too if the system can.
+    """
+    if not 0 <= port <= _MOST_PORT:  # else the OverflowError of the bind would leave a socket open
         raise OSError(None, f"there is no port {port}")
     try:
-        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, *_, address = found[0]
+        addresses = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, *_, address = addresses[0]
         both = address[0] == "::" and socket.has_dualstack_ipv6()
         return socket.create_server((str(address[0]), port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
     except UnicodeError as error:
@@ -83,9 +85,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def listen_at(path: str) -> socket.socket:
-    """Return a listening Unix socket, which only this user may reach.
+    """Return a listening Unix socket, which only this user may reach. Raises OSError.
 
-    One that a process left behind is replaced. Raises OSError.
+    A socket that an ended process left behind is replaced.
     """
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -112,41 +114,37 @@ def listen_at(path: str) -> socket.socket:
 
 
 def url_of(listening: socket.socket, *, encrypted: bool) -> str:
-    """Return where a listening socket is reached, with a slash behind it."""
+    """Return the URL of a listening socket, which ends with a slash."""
     host, port = listening.getsockname()[:2]
     return f"{'https' if encrypted else 'http'}://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
 class Part(Protocol):
-    """Some of what a server answers.
-
-    Used by the one event loop of the server, but for its making.
-    """
+    """A part of a server. After its construction only the server's event loop uses it."""
 
     def begin(self, visitors: Visitors) -> None:
-        """Begin, in the event loop; ``visitors`` says who may look."""
+        """Begin, in the event loop; ``visitors`` decides who may see what."""
         ...
 
     def routes(self) -> list[web.RouteDef]:
-        """Return what it answers. Asked once, after ``begin``."""
+        """Return the routes of the part; called once, after ``begin``."""
         ...
 
     def health(self) -> Mapping[str, Any]:
-        """Return what ``/healthz`` says of it, which is for everybody."""
+        """Return the fields of the part in ``/healthz``, which everybody may see."""
         ...
 
     def end(self) -> None:
-        """End what it has begun; requests may still come."""
+        """End what ``begin`` began; requests may still come."""
         ...
 
 
 class HttpServer:
     """Serves some parts, and ``/healthz``, until :meth:`close`.
 
-    With ``certificates`` it speaks TLS only; it answers those whom ``visitors`` lets in.
-    ``on_not_http`` is called for what is sent to it and is no HTTP, and ``on_failed`` when it has
-    ended by itself, as it never should. A connection that asks nothing for ``idle_seconds`` is cut
-    off.
+    With ``certificates`` the server speaks TLS only; ``visitors`` decides who may see what. The
+    server calls ``on_not_http`` for bytes that are no HTTP, and ``on_failed`` if it ends by a
+    failure. It cuts off connections that send no request for ``idle_seconds``.
     """
 
     def __init__(
@@ -176,10 +174,10 @@ class HttpServer:
         self._thread.start()
 
     def close(self) -> None:
-        """End what is open, and the thread."""
+        """End all connections and the thread."""
         try:
             self._loop.call_soon_threadsafe(self._stopping.set)
-        except RuntimeError:  # it has ended by itself, and told why
+        except RuntimeError:  # the loop has ended by a failure, which is logged
             pass
         self._thread.join(JOIN_SECONDS)
 
@@ -195,8 +193,8 @@ class HttpServer:
 
     async def _serve(self) -> None:
         self._connections = Connections(self._listening, self._certificates, self._idle_seconds)
-        for each in self._parts:
-            each.begin(self._visitors)
+        for part in self._parts:
+            part.begin(self._visitors)
         runner = web.AppRunner(
             self._app(),
             access_log=None,
@@ -214,8 +212,8 @@ class HttpServer:
             if accepting.done():
                 accepting.result()
         finally:
-            for each in self._parts:
-                each.end()
+            for part in self._parts:
+                part.end()
             for task in (accepting, stopping):
                 task.cancel()
             await runner.cleanup()
@@ -224,13 +222,13 @@ class HttpServer:
         app = web.Application(middlewares=[self._answering, _refusing, self._visitors.admitting])
         app.on_response_prepare.append(self._secure)
         app.add_routes([web.get("/healthz", self._health), *self._visitors.routes()])
-        for each in self._parts:
-            app.add_routes(each.routes())
+        for part in self._parts:
+            app.add_routes(part.routes())
         return app
 
     @web.middleware
     async def _answering(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Keep a connection open for as long as its request takes."""
+        """Keep a connection open while its request is answered."""
         with self._connections.answering(request.protocol):
             response: web.StreamResponse = await handler(request)
             return response
@@ -243,34 +241,31 @@ class HttpServer:
 
     async def _health(self, request: web.Request) -> web.Response:
         parameters(request)
-        found: dict[str, Any] = {"status": "serving"}
-        for each in self._parts:
-            found |= each.health()
-        return answer(json.dumps(found).encode())
+        health: dict[str, Any] = {"status": "serving"}
+        for part in self._parts:
+            health |= part.health()
+        return answer(json.dumps(health).encode())
 
 
 class BadParameter(Exception):
-    """The message names the parameter and what to send instead."""
+    """A request has a bad parameter; the message names it and what to send instead."""
 
 
-def parameters(request: web.Request, *known: str) -> dict[str, str]:
-    """Return the parameters of a request.
-
-    Raises BadParameter for those that it does not have, and for repeated ones.
-    """
-    given: dict[str, str] = {}
+def parameters(request: web.Request, *allowed: str) -> dict[str, str]:
+    """Return the parameters of a request. Raises BadParameter for unknown and repeated ones."""
+    values: dict[str, str] = {}
     for name, value in request.query.items():
-        if name not in known:
-            takes = f"takes {' and '.join(known)}" if known else "takes none"
+        if name not in allowed:
+            takes = f"takes {' and '.join(allowed)}" if allowed else "takes none"
             raise BadParameter(f"{request.path} has no parameter {name!r}: it {takes}")
-        if name in given:
+        if name in values:
             raise BadParameter(f"{name} is given more than once: give it once")
-        given[name] = value
-    return given
+        values[name] = value
+    return values
 
 
 def answer(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    """Return an answer in JSON, compressed when that is worth its while."""
+    """Return an answer in JSON, compressed if it is long."""
     response = web.Response(
         body=body,
         status=status,
@@ -287,7 +282,7 @@ def _refusal(status: int, sentence: str, headers: Mapping[str, str] | None = Non
 
 @web.middleware
 async def _refusing(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn what a handler raises into an answer that says what to do."""
+    """Turn an error of a handler into an answer that says what to do."""
     try:
         response: web.StreamResponse = await handler(request)
     except web.HTTPMethodNotAllowed as error:

@@ -1,9 +1,11 @@
-"""How ``lowwater serve`` writes its log: a line of text for people, or a JSON object a line for programs.
+"""The log lines of servers: a line of text for people, or a JSON object a line for programs.
 
-The code logs with the standard library, so that it can be embedded and tested without any of this; here every record, of other libraries
-too, becomes a line. The default is text on a terminal and JSON elsewhere: what is not a terminal is read by a collector first, and the
-sentence for people is in the JSON as well. A line of text is one, whatever a worker calls itself: what is not printable is escaped in it, and
-the lines of a traceback are indented, so that none of them looks like a line of its own.
+The code logs with the standard library, so that it can be embedded and tested without this module,
+which makes a line of every record, of other libraries too. The default is text on a terminal and
+JSON elsewhere, where mostly a collector reads it; the JSON has the sentence for people too.
+
+In text, unprintable characters of a worker's name are escaped, and the lines of a traceback are
+indented, so that no part of a record looks like another record.
 """
 
 from __future__ import annotations
@@ -28,13 +30,13 @@ __all__ = ["FORMATS", "formatter", "set_up"]
 FORMATS: Final = ("text", "json")
 
 _QUIET: Final = ("aiohttp", "asyncio", "grpc", "opentelemetry", "redis")
-"""Libraries whose news below a warning are about themselves."""
+"""Libraries whose records are only logged from a warning on."""
 
 
 def set_up(chosen: str | None, *, verbose: bool = False, stream: TextIO | None = None) -> None:
-    """Have the process log to a stream, standard error by default.
+    """Make the process log to a stream, standard error by default.
 
-    ``chosen`` is one of FORMATS; None: what fits the stream.
+    ``chosen`` is one of FORMATS; None: the format that fits the stream.
     """
     out = sys.stderr if stream is None else stream
     handler = logging.StreamHandler(out)
@@ -49,7 +51,7 @@ def set_up(chosen: str | None, *, verbose: bool = False, stream: TextIO | None =
 
 
 def formatter(chosen: str) -> logging.Formatter:
-    """Return what makes a line of a record."""
+    """Return the formatter that makes a line of a record."""
     render: list[Any] = (
         [structlog.processors.format_exc_info, _redacted, structlog.processors.JSONRenderer()]
         if chosen == "json"
@@ -58,27 +60,27 @@ def formatter(chosen: str) -> logging.Formatter:
     return structlog.stdlib.ProcessorFormatter(processors=[_fields, *render])
 
 
-def _fields(logger: Any, method: str, given: Fields) -> Fields:
-    """Return what a line has, in the order in which it has it."""
+def _fields(logger: Any, method: str, entry: Fields) -> Fields:
+    """Return the fields of a line, in order."""
     del logger, method
-    record: logging.LogRecord = given["_record"]
-    told: dict[str, Any] = dict(getattr(record, ATTRIBUTE, None) or {})
+    record: logging.LogRecord = entry["_record"]
+    extra: dict[str, Any] = dict(getattr(record, ATTRIBUTE, None) or {})
     time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    what = told.pop("event", "log")
-    made: dict[str, Any] = {"time": time, "level": record.levelname.lower(), "event": what, "message": given["event"]}
-    made |= {**told, "logger": record.name}
-    if given.get("exc_info"):
-        made["exc_info"] = given["exc_info"]
-    return made
+    what = extra.pop("event", "log")
+    fields: dict[str, Any] = {"time": time, "level": record.levelname.lower(), "event": what, "message": entry["event"]}
+    fields |= {**extra, "logger": record.name}
+    if entry.get("exc_info"):
+        fields["exc_info"] = entry["exc_info"]
+    return fields
 
 
-def _redacted(logger: Any, method: str, made: Fields) -> Fields:
+def _redacted(logger: Any, method: str, fields: Fields) -> Fields:
     del logger, method
-    return {key: without_passwords(value) if isinstance(value, str) else value for key, value in made.items()}
+    return {key: without_passwords(value) if isinstance(value, str) else value for key, value in fields.items()}
 
 
-def _text(logger: Any, method: str, made: Fields) -> str:
+def _text(logger: Any, method: str, fields: Fields) -> str:
     del logger, method
-    line = f"{made['time']} {made['level']:<7} {on_one_line(made['message'])}"
-    traceback = str(made.get("exception", "")).splitlines()
-    return "\n".join([line, *(f"  {on_one_line(each)}" for each in traceback)])
+    line = f"{fields['time']} {fields['level']:<7} {on_one_line(fields['message'])}"
+    traceback = str(fields.get("exception", "")).splitlines()
+    return "\n".join([line, *(f"  {on_one_line(traceback_line)}" for traceback_line in traceback)])

@@ -1,9 +1,9 @@
-"""The certificates of a server, as they stand in their files now.
+"""The certificates of a server, as their files have them now.
 
-Whoever renews certificates writes the files; nobody tells this process. So it looks at them, not
-into them, before every handshake, and reads those that have changed. What cannot be used is refused
-in whole and told once: the pair before stays in force, so that a file which is half written, or
-belongs to another key, cuts nobody off.
+A renewal replaces the files without a signal to this process. So the process compares the files'
+sizes and times before every handshake, and reads the files after a change. If the new files cannot
+be used, it refuses them all and logs that once; the former pair stays in force. So a file that is
+half written, or belongs to another key, cuts nobody off.
 """
 
 from __future__ import annotations
@@ -25,105 +25,104 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ROUNDED_SECONDS: Final = 2.0
-"""How old a file must be for its time of change to tell it from what is written there next: file
-systems round, up to this much."""
+"""Age from which a file's time of change identifies its content. File systems round times by up to
+this much, so a younger file could change again without another time."""
 
 _FLAGS: Final = ("--tls-cert", "--tls-key", "--tls-client-ca", "--peer-ca")
-"""In the order of the fields of Files."""
+"""Flags of the fields of Files, in their order."""
 
 READABLE_BY_ALL: Final = 0o004
+"""Bit of a file's mode by which all users may read it."""
 
 _NO_CHECK_TIME: Final = 0x200000
-"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which the ssl module has no name for: an expired certificate
-shall be refused by its date."""
+"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME, for which ssl has no name; ``check_dates`` refuses expired
+certificates, with a better message."""
 
 _MOST_STEPS: Final = 10
-"""Of a handshake in memory; TLS 1.3 takes two of each side."""
+"""Greatest number of steps of a handshake in memory; TLS 1.3 takes two on each side."""
 
 log = logging.getLogger(__name__)
 
 
 class BadCertificate(Exception):
-    """A certificate, a key, or what they are to be checked by cannot be used; the message names the flag, and what to do."""
+    """A certificate, key or authority cannot be used; the message names the flag and the fix."""
 
 
 class _Changing(BadCertificate):
-    """The files were replaced while they were read."""
+    """The files were replaced while this process read them."""
 
 
 class _TooEarly(BadCertificate):
-    """It does not count yet; the clock of whoever signed it is some seconds ahead."""
+    """The certificate is not valid yet; the clock of its authority is some seconds ahead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Where certificates stand."""
+    """Paths of certificates and keys."""
 
     chain: Path
     key: Path
     client_ca: Path | None = None
-    """What clients must be signed by, under mutual TLS."""
+    """Authorities that must have signed clients, under mutual TLS."""
     peer_ca: Path | None = None
-    """What other shards must be signed by; the system's roots without."""
+    """Authorities that must have signed other shards; None: the system's roots."""
 
     @classmethod
     def of(cls, chain: Path | None, key: Path | None, client_ca: Path | None, peer_ca: Path | None) -> Files | None:
-        """Return those that flags name; None when they name none.
+        """Return the files of flags; None without any flag.
 
-        Raises BadCertificate for some that encrypt nothing.
+        Raises BadCertificate if the certificate or its key is missing.
         """
         if chain is not None and key is not None:
             return cls(chain, key, client_ca, peer_ca)
         needs = dict(zip(_FLAGS, (chain, key, client_ca, peer_ca), strict=True))
-        given = next((flag for flag, path in needs.items() if path is not None), None)
-        if given is None:
+        first = next((flag for flag, path in needs.items() if path is not None), None)
+        if first is None:
             return None
         missing = " and ".join(flag for flag in ("--tls-cert", "--tls-key") if needs[flag] is None)
-        raise BadCertificate(f"{given} needs {missing}: without a certificate and its key nothing is encrypted")
+        raise BadCertificate(f"{first} needs {missing}: without a certificate and its key nothing is encrypted")
 
     @property
-    def given(self) -> Sequence[tuple[str, Path]]:
-        """The flag and the path of each."""
-        every = zip(_FLAGS, (self.chain, self.key, self.client_ca, self.peer_ca), strict=True)
-        return [(flag, path) for flag, path in every if path is not None]
+    def flags(self) -> Sequence[tuple[str, Path]]:
+        """Flag and path of each file."""
+        paths = zip(_FLAGS, (self.chain, self.key, self.client_ca, self.peer_ca), strict=True)
+        return [(flag, path) for flag, path in paths if path is not None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pair:
-    """A certificate with its key, and whom it trusts: checked, and never changed."""
+    """A checked certificate with its key and the authorities to trust."""
 
     chain: bytes
     key: bytes = field(repr=False)
     client_ca: bytes | None
     peer_ca: bytes | None
     context: ssl.SSLContext
-    """To serve HTTP with. Browsers bring no certificates, so it asks for none."""
+    """TLS settings of HTTP. They ask for no client certificates, because browsers bring none."""
     not_before: float
     not_after: float
-    """Until when the certificate counts, seconds since the Unix epoch."""
+    """End of the certificate's validity, seconds since the Unix epoch."""
 
     @property
     def for_grpc(self) -> grpc.ServerCertificateConfiguration:
-        """The same for gRPC."""
+        """TLS settings of gRPC."""
         return grpc.ssl_server_certificate_configuration([(self.key, self.chain)], root_certificates=self.client_ca)
 
     def check_dates(self, now: float) -> None:
-        """Raise BadCertificate for one that does not count at a time."""
+        """Raise BadCertificate if the certificate is not valid at a time."""
         if now < self.not_before:
-            msg = f"--tls-cert counts only from {_moment(self.not_before)} on: is the clock of this machine right?"
+            msg = f"--tls-cert is valid only from {_moment(self.not_before)} on: is the clock of this machine right?"
             raise _TooEarly(msg)
         if now >= self.not_after:
-            raise BadCertificate(f"--tls-cert has expired at {_moment(self.not_after)}: renew it")
+            raise BadCertificate(f"--tls-cert expired at {_moment(self.not_after)}: renew it")
 
 
 class Certificates:
-    """The pair in force.
+    """The pair in force. Safe for threads.
 
-    Safe for threads; ``current`` costs a look at each file (some microseconds), and a read of those
-    that changed.
-
-    ``clock`` gives seconds since the Unix epoch. Raises BadCertificate when made of files that
-    cannot be used.
+    ``current`` costs a ``stat`` of each file (some microseconds), and after a change a read.
+    ``clock`` returns seconds since the Unix epoch. The constructor raises BadCertificate for files
+    that cannot be used.
     """
 
     def __init__(self, files: Files, *, clock: Callable[[], float] = time.time) -> None:
@@ -131,8 +130,8 @@ class Certificates:
         self._clock = clock
         self._lock = threading.Lock()
         self._refused = ""
-        """Why the files were refused when they were read last; empty when they were not."""
-        self._seen: object = _stamp(files, clock())
+        """Reason why the last read refused the files; empty if it did not."""
+        self._stamp: object = _stamp(files, clock())
         self._pair = read(files)
         self._pair.check_dates(clock())
         if files.key.stat().st_mode & READABLE_BY_ALL:
@@ -144,12 +143,12 @@ class Certificates:
         self._tell()
 
     def current(self) -> Pair:
-        """Return the pair in force, read anew when its files have changed."""
+        """Return the pair in force, after a read of the files if they have changed."""
         with self._lock:
             now = self._clock()
             stamp = _stamp(self._files, now)
-            if stamp is None or stamp != self._seen:
-                self._seen = stamp
+            if stamp is None or stamp != self._stamp:
+                self._stamp = stamp
                 self._read(now)
             return self._pair
 
@@ -160,45 +159,45 @@ class Certificates:
 
     @property
     def refused(self) -> bool:
-        """Whether the files as they are now cannot be used, and those of before are in force."""
+        """True while the files cannot be used and a former pair is in force."""
         self.current()
         return bool(self._refused)
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """Return credentials that show each new connection the pair in force, and take client certificates by what is trusted then."""
-        told = self._pair
+        """Return credentials that use the pair in force for each new connection."""
+        last_pair = self._pair
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
-            nonlocal told
+            nonlocal last_pair
             pair = self.current()
-            if pair is told:
+            if pair is last_pair:
                 return None
-            told = pair
+            last_pair = pair
             return pair.for_grpc
 
         mutual = self._files.client_ca is not None
         return grpc.dynamic_ssl_server_credentials(
-            told.for_grpc,
-            fetch,  # type: ignore[arg-type]  # the stub leaves out None, which says that nothing has changed
+            last_pair.for_grpc,
+            fetch,  # type: ignore[arg-type]  # the stub leaves out None: no change
             require_client_authentication=mutual,
         )
 
     def check_as_client(self) -> None:
-        """Warn when shards that trust what this one trusts would refuse it: under mutual TLS it shows them its own certificate."""
+        """Warn if shards that trust the same authorities would refuse this one as a client."""
         pair = self.current()
         if pair.client_ca is None:
             return
-        asked = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        asked.verify_mode = ssl.CERT_REQUIRED
-        asked.verify_flags |= _NO_CHECK_TIME
-        asked.load_verify_locations(cadata=_text(pair.client_ca))
-        asking = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        asking.check_hostname = False
-        asking.verify_mode = ssl.CERT_NONE
+        server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        server_side.verify_mode = ssl.CERT_REQUIRED
+        server_side.verify_flags |= _NO_CHECK_TIME
+        server_side.load_verify_locations(cadata=_text(pair.client_ca))
+        client_side = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        client_side.check_hostname = False
+        client_side.verify_mode = ssl.CERT_NONE
         try:
-            for context in (asked, asking):
+            for context in (server_side, client_side):
                 context.load_cert_chain(self._files.chain, self._files.key, password=_no_passphrase)
-            _shake_hands(asking, asked)
+            _shake_hands(client_side, server_side)
         except ssl.SSLError as error:
             reason = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else str(error.reason)
             log.warning(
@@ -215,14 +214,14 @@ class Certificates:
                 return
             pair.check_dates(now)
         except _Changing:
-            self._seen = None  # the next one who asks reads them again
+            self._stamp = None  # the next call reads them again
         except BadCertificate as error:
             if isinstance(error, _TooEarly):
-                self._seen = None
+                self._stamp = None
             if str(error) != self._refused:
                 self._refused = str(error)
                 log.error(
-                    "the certificates on disk are refused, and those before stay in force until %s: %s",
+                    "the certificates on disk are refused, and the former ones stay in force until %s: %s",
                     _moment(self._pair.not_after),
                     error,
                     extra=event("certificate_refused", reason=str(error), until=_moment(self._pair.not_after)),
@@ -234,32 +233,32 @@ class Certificates:
     def _tell(self) -> None:
         until = _moment(self._pair.not_after)
         log.info(
-            "new connections are shown a certificate that counts until %s",
+            "new connections get a certificate that is valid until %s",
             until,
             extra=event("certificate_in_force", until=until),
         )
 
 
 def read(files: Files) -> Pair:
-    """Read and check all files, but for their dates. Raises BadCertificate."""
-    found = {flag: _content(flag, path) for flag, path in files.given}
+    """Read and check all files, except for their dates. Raises BadCertificate."""
+    contents = {flag: _content(flag, path) for flag, path in files.flags}
     for flag, mark in (("--tls-cert", b"CERTIFICATE-----"), ("--tls-key", b"PRIVATE KEY-----")):
-        if mark not in found[flag]:
+        if mark not in contents[flag]:
             what = "certificate" if flag == "--tls-cert" else "private key"
             raise BadCertificate(f"{flag}: the file has no {what} in PEM (-----BEGIN ...)")
     for flag in ("--tls-client-ca", "--peer-ca"):
-        if flag in found:
-            _trusted(flag, found[flag])
+        if flag in contents:
+            _trusted(flag, contents[flag])
     context = _context(files)
     again = _content("--tls-cert", files.chain), _content("--tls-key", files.key)
-    if (found["--tls-cert"], found["--tls-key"]) != again:
+    if (contents["--tls-cert"], contents["--tls-key"]) != again:
         raise _Changing("--tls-cert and --tls-key were replaced while they were read: start again")
-    not_before, not_after = _dates(context, found["--tls-cert"])
+    not_before, not_after = _dates(context, contents["--tls-cert"])
     return Pair(
-        chain=found["--tls-cert"],
-        key=found["--tls-key"],
-        client_ca=found.get("--tls-client-ca"),
-        peer_ca=found.get("--peer-ca"),
+        chain=contents["--tls-cert"],
+        key=contents["--tls-key"],
+        client_ca=contents.get("--tls-client-ca"),
+        peer_ca=contents.get("--peer-ca"),
         context=context,
         not_before=not_before,
         not_after=not_after,
@@ -283,10 +282,7 @@ def _trusted(flag: str, content: bytes) -> None:
 
 
 def _context(files: Files) -> ssl.SSLContext:
-    """Return a context to serve HTTP with.
-
-    OpenSSL reads the files itself, and checks that they belong together.
-    """
+    """Return the TLS settings of HTTP; OpenSSL checks that certificate and key belong together."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
@@ -294,7 +290,7 @@ def _context(files: Files) -> ssl.SSLContext:
         context.load_cert_chain(files.chain, files.key, password=_no_passphrase)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            msg = "--tls-cert and --tls-key do not belong together: the key is another one's"
+            msg = "--tls-cert and --tls-key do not belong together: pass the key of this certificate"
         else:
             msg = f"--tls-cert and --tls-key cannot be used: {error.reason or error}"
         raise BadCertificate(msg) from error
@@ -305,62 +301,63 @@ def _context(files: Files) -> ssl.SSLContext:
 
 
 def _no_passphrase() -> str:
-    """OpenSSL would ask at the terminal."""
-    msg = "--tls-key is encrypted, and nobody is there to type its passphrase: give the key without one, readable by this user only"
+    """Refuse an encrypted key, for which OpenSSL would ask at the terminal."""
+    msg = "--tls-key is encrypted, and a server cannot type its passphrase: pass the key without one, readable by this user only"
     raise BadCertificate(msg)
 
 
 def _dates(context: ssl.SSLContext, chain: bytes) -> tuple[float, float]:
-    """Return from when and until when the certificate counts, by a handshake in memory, in which a client trusts just that certificate.
+    """Return start and end of the certificate's validity. Raises BadCertificate.
 
-    So the standard library is enough to read it, and it is known that this certificate works, and is one for servers. Raises BadCertificate.
+    A client that trusts just this certificate makes a handshake in memory. So the standard library
+    is enough to read the dates, and the certificate is known to work for servers.
     """
-    asking = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    asking.check_hostname = False  # which names it is for is up to those who connect
-    asking.verify_flags = ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
+    client_side = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client_side.check_hostname = False  # clients check its names
+    client_side.verify_flags = ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
     try:
-        asking.load_verify_locations(cadata=_text(chain))
-        client = _shake_hands(asking, context)
+        client_side.load_verify_locations(cadata=_text(chain))
+        client = _shake_hands(client_side, context)
     except ssl.SSLCertVerificationError as error:
         raise BadCertificate(f"--tls-cert cannot be used by a server: {error.verify_message}") from error
     except ssl.SSLError as error:
         raise BadCertificate(f"--tls-cert cannot be used: {error.reason or error}") from error
-    found: Any = client.getpeercert()
-    return float(ssl.cert_time_to_seconds(found["notBefore"])), float(ssl.cert_time_to_seconds(found["notAfter"]))
+    certificate: Any = client.getpeercert()
+    return float(ssl.cert_time_to_seconds(certificate["notBefore"])), float(
+        ssl.cert_time_to_seconds(certificate["notAfter"])
+    )
 
 
-def _shake_hands(asking: ssl.SSLContext, asked: ssl.SSLContext) -> ssl.SSLObject:
-    """Have two contexts talk in memory; returns the end of the one that asks.
-
-    Raises SSLError, BadCertificate.
-    """
+def _shake_hands(client_side: ssl.SSLContext, server_side: ssl.SSLContext) -> ssl.SSLObject:
+    """Make a handshake in memory; returns the client's end. Raises SSLError, BadCertificate."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = asking.wrap_bio(to_client, to_server)
-    left = [client, asked.wrap_bio(to_server, to_client, server_side=True)]
+    client = client_side.wrap_bio(to_client, to_server)
+    unfinished = [client, server_side.wrap_bio(to_server, to_client, server_side=True)]
     for _ in range(_MOST_STEPS):
-        for side in tuple(left):
+        for side in tuple(unfinished):
             try:
                 side.do_handshake()
             except ssl.SSLWantReadError:
                 continue
-            left.remove(side)
-        if not left:
+            unfinished.remove(side)
+        if not unfinished:
             return client
     raise BadCertificate("--tls-cert cannot be used: a handshake with it does not end")
 
 
 def _stamp(files: Files, now: float) -> object:
-    """Return what tells the files as they are from any others; None while one has just changed, and may again within its time of change.
+    """Return an identity of the files' contents; None while one is too young to have an identity.
 
-    One that bears a time to come says nothing of when it changed, and is taken as it is: else it would be read at every handshake until then.
+    A time in the future does not count as young: else the file would be read at every handshake
+    until then.
     """
     try:
-        states = [path.stat() for _, path in files.given]
+        states = [path.stat() for _, path in files.flags]
     except OSError as error:
         return type(error), error.filename
-    if any(0.0 <= now - each.st_mtime < ROUNDED_SECONDS for each in states):
+    if any(0.0 <= now - state.st_mtime < ROUNDED_SECONDS for state in states):
         return None
-    return tuple((each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in states)
+    return tuple((state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns) for state in states)
 
 
 def _same(one: Pair, other: Pair) -> bool:

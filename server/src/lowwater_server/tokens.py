@@ -1,4 +1,4 @@
-"""Bearer tokens, as they are presented over gRPC and HTTP."""
+"""Bearer tokens, as gRPC and HTTP carry them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ SCHEME: Final = "bearer"
 
 
 def bearer(headers: Sequence[str]) -> str:
-    """Return the token in the values of the authorization headers, of which there is one at least.
+    """Return the token of one or more authorization headers.
 
-    Raises ValueError, which quotes nothing.
+    Raises ValueError, whose message does not quote them.
     """
     if len(headers) > 1:
         msg = "there are several authorization headers"
@@ -27,24 +27,24 @@ def bearer(headers: Sequence[str]) -> str:
 
 
 LEAST_TOKEN: Final = 32
-"""Characters of the shortest token that is accepted; `lowwater access token` makes 43. Its digest
-is not salted: a short token could be guessed from it."""
+"""Length of the shortest token that is accepted; `lowwater access token` makes longer ones. Digests
+have no salt, so a short token could be guessed from it."""
 
 
-def is_token(given: str) -> bool:
-    """Whether it can be a token at all: those are of printable ASCII, without spaces around them."""
-    return bool(given) and given == given.strip() and given.isascii() and given.isprintable()
+def is_token(text: str) -> bool:
+    """Tell whether a text can be a token: printable ASCII without spaces around it."""
+    return bool(text) and text == text.strip() and text.isascii() and text.isprintable()
 
 
 def fingerprint(token_digest: str) -> str:
-    """Return the first digits of a digest, by which the log tells the tokens of one principal apart."""
+    """Return the first digits of a digest, which identify a token in the log."""
     return token_digest[:8]
 
 
 def digest(token: str) -> str:
     """Return the SHA-256 of a token, as files have it.
 
-    Tokens are random and long, so that nothing slower is needed: there is nothing to guess.
+    Tokens are random and long, so they cannot be guessed even by a fast hash.
 
     >>> digest("not a good one")[:16]
     'e072c646dfd81bdc'

@@ -1,4 +1,7 @@
-"""Who looks at what is served over HTTP, once there are rules for that: programs present their token with each request (``Authorization: Bearer``)."""
+"""Visitors of an HTTP server, and their rights under access rules.
+
+Programs send their token with each request (``Authorization: Bearer``).
+"""
 
 from __future__ import annotations
 
@@ -21,24 +24,20 @@ HEALTH: Final = "/healthz"
 
 TRIES: Final = 10
 AGAIN_SECONDS: Final = 1.0
-"""So many wrong tokens may come from one address at once, then one in this time; what is wrong
-meanwhile is told to come later.
+"""Limits of wrong tokens from one address: this many at once, then one in this time.
 
-A right one is let in all the same: there is nothing to guess (see ``digest``), and everybody behind
-one proxy has its address.
+A further wrong token is told to come later. A right one is admitted all the same: tokens cannot be
+guessed (see ``digest``), and all visitors behind a proxy have the same address.
 """
 
 MOST_ADDRESSES: Final = 1000
-"""Addresses that are told apart; what is beyond them counts as one more."""
+"""Greatest number of addresses that are told apart; all further ones count as one."""
 
 _OTHERS: Final = ""
 
 
 class Denied(Exception):
-    """A request is refused for who makes it.
-
-    The message says what to do, and holds nothing that was presented.
-    """
+    """A visitor is refused. The message says what to do, and quotes nothing of the request."""
 
     def __init__(self, status: int, sentence: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(sentence)
@@ -47,64 +46,64 @@ class Denied(Exception):
 
 
 class WrongTokens:
-    """How often each address has been wrong lately.
+    """Counts the recent wrong tokens of each address.
 
     O(1), but O(addresses) when there are many; times are seconds of any clock.
     """
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
-        """When all that an address got wrong is forgiven."""
+        """Time at which all wrong tokens of an address are forgiven."""
 
     def wait(self, address: str, now: float) -> float:
-        """Return after how many seconds an address may try again; 0.0: now."""
+        """Return the seconds until an address may try again; 0.0: now."""
         until = self._until.get(self._key(address, now), now)
         return max(0.0, until - now - (TRIES - 1) * AGAIN_SECONDS)
 
     def count(self, address: str, now: float) -> None:
-        """One more was wrong."""
+        """Count a wrong token."""
         key = self._key(address, now)
         self._until[key] = max(self._until.get(key, now), now) + AGAIN_SECONDS
 
     def _key(self, address: str, now: float) -> str:
         if address in self._until or len(self._until) < MOST_ADDRESSES:
             return address
-        self._until = {each: until for each, until in self._until.items() if until > now}
+        self._until = {other: until for other, until in self._until.items() if until > now}
         return address if len(self._until) < MOST_ADDRESSES else _OTHERS
 
 
 class Rights(Protocol):
-    """Says whose a token is. For one event loop."""
+    """Finds the principals of tokens. For one event loop."""
 
     async def controlled(self) -> bool:
-        """Whether it matters: without access rules everybody may see everything.
+        """Return True under access rules; without them everybody may see everything.
 
-        Raises LowwaterError when nobody can tell.
+        Raises LowwaterError while the rules cannot be read.
         """
         ...
 
     async def whose(self, token_sha256: str) -> Identity:
-        """Return whose token has a digest; the name is empty when it is nobody's.
+        """Return the principal of a token by its digest; an empty name for an unknown token.
 
-        Raises LowwaterError when nobody can tell.
+        Raises LowwaterError while the rules cannot be read.
         """
         ...
 
     def close(self) -> None:
-        """Ask nothing more."""
+        """End all questions to the authority."""
 
 
 class Visitors:
-    """Lets everybody in: without ``--access`` nobody knows who is who."""
+    """Admits everybody: without ``--access`` there are no identities."""
 
     async def check(self, request: web.Request) -> None:
-        """Return when a request may be answered.
+        """Return if a request may be answered.
 
-        Raises Denied, and LowwaterError when nobody can tell.
+        Raises Denied, and LowwaterError while the rules cannot be read.
         """
 
     async def still(self, request: web.Request) -> bool:
-        """Whether a request that was let in would be let in now."""
+        """Tell whether a request that was admitted would be admitted now."""
         try:
             await self.check(request)
         except (Denied, errors.LowwaterError):
@@ -113,13 +112,13 @@ class Visitors:
 
     @web.middleware
     async def admitting(self, request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
-        """Answer those who may ask. Raises Denied."""
+        """Answer a request that may be answered. Raises Denied."""
         await self.check(request)
         response: web.StreamResponse = await handler(request)
         return response
 
     def routes(self) -> list[web.RouteDef]:
-        """Return where visitors say who they are, besides by each request."""
+        """Return the routes by which visitors sign in."""
         return []
 
 
@@ -127,18 +126,16 @@ EVERYBODY: Final = Visitors()
 
 
 class KnownVisitors(Visitors):
-    """Lets in those whom the access rules know, and everybody where there are none.
+    """Admits those whom the access rules know, and everybody without rules. For one event loop.
 
-    For the one event loop it is used in.
-
-    ``rights`` says whose a token is; ``monotonic`` gives seconds of any clock.
+    ``monotonic`` returns seconds of any clock.
     """
 
     open: frozenset[str] = frozenset({HEALTH})
-    """Routes for everybody."""
+    """Routes that everybody may see."""
 
     how: str = "send 'Authorization: Bearer TOKEN'"
-    """What to do to be known."""
+    """Sentence that tells an unknown visitor what to do."""
 
     def __init__(self, rights: Rights, *, monotonic: Callable[[], float]) -> None:
         self._rights = rights
@@ -147,10 +144,7 @@ class KnownVisitors(Visitors):
         self._audit = Audit(monotonic)
 
     async def check(self, request: web.Request) -> None:
-        """See Visitors.
-
-        What is not named as open is not: that goes for whatever is served here in future.
-        """
+        """See Visitors. Only routes in ``open`` are open; a new route is closed by default."""
         resource = request.match_info.route.resource
         route = "" if resource is None else resource.canonical
         if route in self.open or not await self._rights.controlled():
@@ -162,12 +156,12 @@ class KnownVisitors(Visitors):
             raise Denied(403, lacks(principal, act))
 
     async def signed_in(self, request: web.Request) -> tuple[Identity, str] | None:
-        """Return who a request without a token is from, and the digest by which that is known; None: nobody knows."""
+        """Return the principal of a request that carries no token, and a digest; None: unknown."""
         del request
         return None
 
     async def by_token(self, token: str, request: web.Request, act: str) -> tuple[Identity, str]:
-        """Return whose token it is, and its digest. Raises Denied."""
+        """Return the principal of a token, and the digest. Raises Denied."""
         token_digest = digest(token)
         principal = await self._rights.whose(token_digest)
         if not principal.name:
@@ -191,10 +185,10 @@ class KnownVisitors(Visitors):
             except ValueError as error:
                 raise self._unknown(request, act, str(error)) from None
             return await self.by_token(token, request, act)
-        found = await self.signed_in(request)
-        if found is None:
+        identity = await self.signed_in(request)
+        if identity is None:
             raise self._unknown(request, act, self.how)
-        return found
+        return identity
 
     def _unknown(self, request: web.Request, act: str, sentence: str) -> Denied:
         self._audit.refused(act, Actor(ANONYMOUS, peer_of(request)), "", errors.Unauthenticated.reason)
@@ -202,16 +196,16 @@ class KnownVisitors(Visitors):
 
 
 def peer_of(request: web.Request) -> str:
-    """Return from where a request comes, for the log."""
+    """Return the address that a request comes from, for the log."""
     return request.remote or "unknown"
 
 
 def actor(principal: Identity, token_digest: str, request: web.Request) -> Actor:
-    """Return who makes a request, for the audit."""
+    """Return the sender of a request, for the audit log."""
     return Actor(principal.name, peer_of(request), fingerprint(token_digest))
 
 
 def lacks(principal: Identity, right: str) -> str:
-    """Return what to do for somebody who may not look."""
+    """Return the sentence for a principal who lacks a right: what is missing, and the fix."""
     what = "scrape /metrics" if right == "metrics" else "see the page: it shows every namespace"
     return f"{principal.name!r} may not {what}. {right} = true in the access file allows it"

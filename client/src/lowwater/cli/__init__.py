@@ -1,7 +1,6 @@
-"""The command ``lowwater``: what a person or a script asks of the authority.
+"""The command ``lowwater``, by which people and scripts ask the authority.
 
-Exit codes: 0 done, 1 not yet, 2 error, 3 nobody could tell (the authority is unreachable or
-silent).
+Exit codes: 0 done, 1 not yet, 2 error, 3 the authority is unreachable or silent.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ _ELSEWHERE: Final = {
 """Commands of other distributions, and the modules whose ``main`` runs them."""
 
 _READER_LEFT: Final = 141
-"""As a shell has it for a program that SIGPIPE ended: whoever read the answer, such as head, has
-had enough."""
+"""Exit code if the reader of the output, such as head, has gone: that of SIGPIPE in a shell."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,7 +69,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _drop_output() -> None:
-    """Have nothing written any more: Python would try again at its end, and complain."""
+    """Send all further output to the null device: Python would flush at its end, and complain."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

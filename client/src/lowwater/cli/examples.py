@@ -1,4 +1,4 @@
-"""What the help of each command shows below its arguments."""
+"""The texts below the arguments in the help of each command."""
 
 from __future__ import annotations
 

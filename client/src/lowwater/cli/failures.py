@@ -1,4 +1,4 @@
-"""How a command ends that has no answer: its exit code, and the error in words for people or as JSON for programs."""
+"""The end of a command that has no answer: its exit code, and the error in words or as JSON."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ AWAY: Final = (
     errors.Timeout,
     errors.Unavailable,
 )
-"""Answers that are none: asking later may help."""
+"""Errors after which the answer is unknown; another attempt may help."""
 
 _MOST_NEAR: Final = 3
-"""Names that are offered for one that does not exist."""
+"""Number of names that are offered for one that does not exist."""
 
 _OPTIONS: Final = {
     "address": "--address or LOWWATER_ADDRESS",
@@ -37,24 +37,24 @@ _OPTIONS: Final = {
     "timeout": "--answer-within",
     "token": "LOWWATER_TOKEN or LOWWATER_TOKEN_FILE",
 }
-"""What a field of the client is on the command line, where the two differ."""
+"""Option of the command line for each field of the client whose name differs."""
 
 _FIXES: Final = {
-    "INCARNATION_CHANGED": "wait anew",
+    "INCARNATION_CHANGED": "start the command again",
     "JOURNAL_FAILED": "ask again later; the authority's log says what its store refused",
     "OVERLOADED": "ask again later",
-    "OWNED_RANGES": "stop the workers or have them release it first, or pass --force",
-    "PERMISSION_DENIED": "have whoever keeps the access file allow it",
+    "OWNED_RANGES": "stop the workers or let them release their key ranges first, or pass --force",
+    "PERMISSION_DENIED": "ask whoever keeps the access file to allow it",
     "SERVER_TOKEN_MISMATCH": "check --address and --server-token",
     "SHUTTING_DOWN": "ask again later",
-    "STALE_EPOCH": "ask again later, or another shard",
-    "STILL_READ": "drop first what reads it, or give that other inputs with `lowwater set-inputs`",
+    "STALE_EPOCH": "ask again later, or ask another shard",
+    "STILL_READ": "drop its readers first, or give them other inputs with `lowwater set-inputs`",
     "TIMEOUT": "ask again later; --answer-within gives an answer more time",
     "UNAUTHENTICATED": "pass a token in LOWWATER_TOKEN or LOWWATER_TOKEN_FILE, or a certificate with --cert and --key",
-    "UNAVAILABLE": "start `lowwater serve`, or name where it listens with --address or LOWWATER_ADDRESS",
-    "UNKNOWN_COMPUTATION": "check the spelling and the namespace; `lowwater status` lists what there is",
+    "UNAVAILABLE": "start `lowwater serve`, or pass its address with --address or LOWWATER_ADDRESS",
+    "UNKNOWN_COMPUTATION": "check the spelling and the namespace; `lowwater status` lists all names",
 }
-"""What to do on the command line, by the reason of an error that does not say it itself."""
+"""Fix on the command line, by the reason of an error that names none itself."""
 
 _SPOKEN: Final = (
     (re.compile(r"Ask why\('([^']*)'\)\."), r"`lowwater why \1` says more."),
@@ -62,16 +62,19 @@ _SPOKEN: Final = (
     (re.compile(r"as shards\(\) has it, or None to take the pin back"), "as `lowwater shards` has it, or --off"),
     (re.compile(r"\(LOWWATER_TOKEN, or connect\(token=\.\.\.\)\)"), "in LOWWATER_TOKEN or LOWWATER_TOKEN_FILE"),
 )
-"""What is said to programs, and how it is said to who types commands."""
+"""Phrases of the client's errors that name its methods, and the command for each."""
 
 
 def exit_code(error: Exception) -> int:
-    """Return 3 for an error after which nobody could tell, else 2."""
+    """Return 3 for an error after which the answer is unknown, else 2."""
     return 3 if isinstance(error, AWAY) else 2
 
 
 def fail(command: str, error: Exception, *, as_json: bool, code: int | None = None) -> int:
-    """Say why a command has no answer: as one JSON object on standard output, else as a line on standard error. Returns its exit code."""
+    """Print an error, and return the exit code.
+
+    JSON goes to standard output, words to standard error.
+    """
     code = exit_code(error) if code is None else code
     if as_json:
         print(to_json(error_record(error, code)))
@@ -81,9 +84,9 @@ def fail(command: str, error: Exception, *, as_json: bool, code: int | None = No
 
 
 def say(command: str, words: str) -> None:
-    """Say something to people.
+    """Print a message for people.
 
-    The authority's words may quote a worker's name, which is whatever the worker called itself.
+    It stays on one line whatever it quotes: workers choose their own names.
     """
     print(f"lowwater {command}: {on_one_line(words)}", file=sys.stderr)
 
@@ -91,7 +94,7 @@ def say(command: str, words: str) -> None:
 def error_record(error: Exception, code: int) -> dict[str, Any]:
     """Return an error for JSON."""
     if not isinstance(error, errors.LowwaterError):
-        # A file that cannot be read, or an argument that makes no sense.
+        # The error of an unreadable file or an invalid argument.
         error = errors.InvalidArgument(str(error))
     return {
         "error": {
@@ -105,7 +108,7 @@ def error_record(error: Exception, code: int) -> dict[str, Any]:
 
 
 def _words(error: Exception) -> str:
-    """Return what an error says, of an argument by its name on the command line."""
+    """Return the message of an error, with options in place of the client's fields."""
     if isinstance(error, errors.InvalidArgument) and (option := _OPTIONS.get(error.metadata.get("field", ""))):
         _, _, refused = str(error).partition("=")
         if refused:
@@ -114,13 +117,13 @@ def _words(error: Exception) -> str:
 
 
 def _spoken(text: str) -> str:
-    for said, typed in _SPOKEN:
-        text = said.sub(typed, text)
+    for pattern, typed in _SPOKEN:
+        text = pattern.sub(typed, text)
     return text
 
 
 def unknown(name: str, names: Iterable[str]) -> errors.UnknownComputation:
-    """Return the error for a name that is none of those registered; it names those that are near."""
+    """Return the error for a name that is not registered; it offers similar names."""
     offered = near(name, tuple(names))
     fix = f"did you mean {' or '.join(offered)}?" if offered else _FIXES["UNKNOWN_COMPUTATION"]
     metadata = {"computation": name, "near": ", ".join(offered), "fix": fix}
@@ -128,17 +131,17 @@ def unknown(name: str, names: Iterable[str]) -> errors.UnknownComputation:
 
 
 def near(name: str, names: Collection[str]) -> tuple[str, ...]:
-    """Return the names that one may have been meant for, the nearest first; the namespace may be what is wrong with it.
+    """Return similar names, the best first; the namespace may be the mistake.
 
-    >>> near("flihgts", ["hourly", "flights"]), near("ledger", ["prod/ledger", "hourly"]), near("x", ["hourly"])
+    >>> near("flihgts", ["flights"]), near("ledger", ["prod/ledger"]), near("x", ["hourly"])
     (('flights',), ('prod/ledger',), ())
     """
     spelt: dict[str, dict[str, None]] = {}
-    for each in names:
-        for part in (each, each.rpartition("/")[2]):
-            spelt.setdefault(part.lower(), {})[each] = None
-    found: dict[str, None] = {}
+    for full_name in names:
+        for part in (full_name, full_name.rpartition("/")[2]):
+            spelt.setdefault(part.lower(), {})[full_name] = None
+    matches: dict[str, None] = {}
     for part in (name, name.rpartition("/")[2]):
         for close in get_close_matches(part.lower(), spelt, _MOST_NEAR):
-            found.update(spelt[close])
-    return tuple(found)[:_MOST_NEAR]
+            matches.update(spelt[close])
+    return tuple(matches)[:_MOST_NEAR]

@@ -1,4 +1,4 @@
-"""When steps of event time became complete, as a table and as JSON."""
+"""The history of a computation, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 def history_table(history: History, incarnation: int) -> str:
-    """Return completions as a table, a line each, with a bar as long as the oldest step of the line was late.
+    """Return a table of completions; the bar of a line shows how late its oldest step was.
 
-    ``incarnation`` is the one that the computation is in: completions of others are marked.
+    ``incarnation`` is the current one; completions of other incarnations are marked.
     """
-    several = any(each.incarnation != incarnation for each in history)
-    most = max((_longest(each, history.step) for each in history), default=timedelta())
+    several = any(completion.incarnation != incarnation for completion in history)
+    most = max((_longest(completion, history.step) for completion in history), default=timedelta())
     rows = [(*(("INCARNATION",) if several else ()), "STEPS", "COMPLETE AT", "AFTER END", "")]
-    for each in history:
-        which = f"{each.incarnation}" if each.incarnation == incarnation else f"{each.incarnation}, ended"
+    for completion in history:
+        which = (
+            f"{completion.incarnation}" if completion.incarnation == incarnation else f"{completion.incarnation}, ended"
+        )
         rows.append(
             (
                 *((which,) if several else ()),
-                _steps(each, history.step),
-                moment(each.time_micros),
-                _late(each, history.step),
-                _bar(_longest(each, history.step), most),
+                _steps(completion, history.step),
+                moment(completion.time_micros),
+                _late(completion, history.step),
+                _bar(_longest(completion, history.step), most),
             )
         )
     more = history.total - len(history)
@@ -42,20 +44,20 @@ def history_table(history: History, incarnation: int) -> str:
     return f"{head}\n{table(rows)}" + (f"\nand {more} before them; --last shows more" if more > 0 else "")
 
 
-def _steps(each: Completion, step: timedelta) -> str:
-    """Return from where to where it became complete; a day once if it is one day."""
-    if each.after.unknown:
-        return "everything" if each.through.finished else f"up to {_minute(each.through, step)}"
-    start = _minute(each.after, step)
-    if each.through.finished:
+def _steps(completion: Completion, step: timedelta) -> str:
+    """Return the steps that became complete; a single day is named once."""
+    if completion.after.unknown:
+        return "everything" if completion.through.finished else f"up to {_minute(completion.through, step)}"
+    start = _minute(completion.after, step)
+    if completion.through.finished:
         return f"{start} to the end"
-    end = _minute(each.through, step)
+    end = _minute(completion.through, step)
     day, _, time = end.partition(" ")
     return f"{start} to {time}" if time and start.startswith(f"{day} ") else f"{start} to {end}"
 
 
 def _minute(boundary: Watermark, step: timedelta) -> str:
-    """Return a boundary as exactly as steps need it: boundaries are multiples of the step since the epoch."""
+    """Return a boundary, to the microsecond, second or minute as its step needs."""
     exact = "microseconds" if step % timedelta(seconds=1) else "seconds" if step % timedelta(minutes=1) else "minutes"
     try:
         return boundary.datetime().replace(tzinfo=None).isoformat(" ", exact)
@@ -63,19 +65,19 @@ def _minute(boundary: Watermark, step: timedelta) -> str:
         return str(boundary)
 
 
-def _longest(each: Completion, step: timedelta) -> timedelta:
-    """Return how late the oldest step of a completion was; nothing when it has no end that is known."""
-    if each.behind is None:
+def _longest(completion: Completion, step: timedelta) -> timedelta:
+    """Return how late the oldest step of a completion was; zero if its end is not known."""
+    if completion.behind is None:
         return timedelta()
-    if each.after.unknown:
-        return each.behind
-    return each.behind + (each.through.micros - each.after.micros) * _MICROSECOND - step
+    if completion.after.unknown:
+        return completion.behind
+    return completion.behind + (completion.through.micros - completion.after.micros) * _MICROSECOND - step
 
 
-def _late(each: Completion, step: timedelta) -> str:
-    if each.behind is None:
+def _late(completion: Completion, step: timedelta) -> str:
+    if completion.behind is None:
         return ""
-    newest, oldest = (duration(late.total_seconds()) for late in (each.behind, _longest(each, step)))
+    newest, oldest = (duration(late.total_seconds()) for late in (completion.behind, _longest(completion, step)))
     return newest if newest == oldest else f"{newest} to {oldest}"
 
 
@@ -93,8 +95,8 @@ def why_empty(history: History, view: WatermarkView, since: Watermark | None) ->
             f"{duration(history.step.total_seconds())}; 'lowwater why {view.computation}' says who holds it"
         )
     return (
-        f"{what} of {view.computation} became complete since its history is kept: it was at {view.low} before; the "
-        "history begins with the next one"
+        f"{what} of {view.computation} became complete since its history is kept, because it was at {view.low} "
+        "before; the history begins with the next step"
     )
 
 
@@ -108,12 +110,12 @@ def history_record(history: History, incarnation: int) -> dict[str, Any]:
         "total": history.total,
         "completions": [
             {
-                "incarnation": each.incarnation,
-                **times("after", each.after),
-                **times("through", each.through),
-                **times("time", Watermark(each.time_micros)),
-                "behind_seconds": None if each.behind is None else each.behind.total_seconds(),
+                "incarnation": completion.incarnation,
+                **times("after", completion.after),
+                **times("through", completion.through),
+                **times("time", Watermark(completion.time_micros)),
+                "behind_seconds": None if completion.behind is None else completion.behind.total_seconds(),
             }
-            for each in history
+            for completion in history
         ],
     }

@@ -1,4 +1,4 @@
-"""What is missing of an interval, for people and as JSON."""
+"""The missing part of an interval, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ def interval(lw: Client, args: argparse.Namespace) -> int:
         fix = "pass a --to that is later than --from"
         msg = f"--to: {args.to} is not after --from, {args.start}; {fix}"
         raise errors.InvalidArgument(msg, metadata={"field": "to", "fix": fix})
-    found, now = lw.interval(args.name, args.start, args.to), time.time_ns() // 1_000
+    view, now = lw.interval(args.name, args.start, args.to), time.time_ns() // 1_000
     if args.json:
-        print(to_json(interval_record(found, now)))
-    elif found.complete:
-        estimated = ", but that is only estimated" if found.watermark.estimated else ""
-        print(f"complete: nothing of {found.start} to {found.end} will come any more in {found.computation}{estimated}")
+        print(to_json(interval_record(view, now)))
+    elif view.complete:
+        estimated = ", but that is only estimated" if view.watermark.estimated else ""
+        print(f"complete: nothing of {view.start} to {view.end} will come any more in {view.computation}{estimated}")
     else:
-        print(gaps_text(found, now))
-    return 0 if found.complete else 1
+        print(gaps_text(view, now))
+    return 0 if view.complete else 1
 
 
-def gaps_text(found: IntervalView, now_micros: int) -> str:
-    """Return what is missing of an interval: a line for the root cause, one for each computation, and one for each of its key ranges."""
-    low = found.watermark.low
-    here = f"it is complete to {low}" if found.start < low else f"nothing of it is, for the low watermark is {low}"
-    lines = [f"not yet: of {found.start} to {found.end} in {found.computation} {here}"]
-    if found.why is not None:
-        lines.append(f"  {on_one_line(found.why.sentence)}")
-    for gap in found.gaps:
+def gaps_text(view: IntervalView, now_micros: int) -> str:
+    """Return the missing part: lines for the root cause, each computation and its key ranges."""
+    low = view.watermark.low
+    here = f"it is complete to {low}" if view.start < low else f"nothing of it is, for the low watermark is {low}"
+    lines = [f"not yet: of {view.start} to {view.end} in {view.computation} {here}"]
+    if view.why is not None:
+        lines.append(f"  {on_one_line(view.why.sentence)}")
+    for gap in view.gaps:
         lines.append(f"  {_head(gap)}")
-        lines += [f"    {held_words(each, now_micros)}" for each in gap.ranges or ()]
+        lines += [f"    {held_words(key_range, now_micros)}" for key_range in gap.ranges or ()]
         more = 0 if gap.ranges is None else gap.ranges.total - len(gap.ranges)
         if more:
             lines.append(f"    and {counted(more, 'more key range')}")
@@ -62,21 +62,21 @@ def _head(gap: Gap) -> str:
         return f"{gap.computation} is not registered: all of it is missing"
     head = f"{gap.computation} misses what is from {gap.missing} on"
     if gap.ranges is None:
-        return f"{head}; nobody can tell just now in which key ranges"
+        return f"{head}; which key ranges miss it is not known just now"
     return f"{head}, in {counted(gap.ranges.total, 'key range')}" + (":" if len(gap.ranges) else " any more")
 
 
-def interval_record(found: IntervalView, now_micros: int) -> dict[str, Any]:
+def interval_record(view: IntervalView, now_micros: int) -> dict[str, Any]:
     """Return the answer for JSON."""
-    guilty = None if found.why is None else found.why.guilty.computation
+    guilty = None if view.why is None else view.why.guilty.computation
     return {
-        "complete": found.complete,
-        **times("from", found.start),
-        **times("to", found.end),
-        "watermark": view_record(found.watermark, now_micros, None if guilty is None else WatermarkView(guilty)),
-        "gaps": [_gap_record(each) for each in found.gaps],
+        "complete": view.complete,
+        **times("from", view.start),
+        **times("to", view.end),
+        "watermark": view_record(view.watermark, now_micros, None if guilty is None else WatermarkView(guilty)),
+        "gaps": [_gap_record(gap) for gap in view.gaps],
         "guilty": guilty,
-        "why": None if found.why is None else found.why.sentence,
+        "why": None if view.why is None else view.why.sentence,
     }
 
 
@@ -87,5 +87,5 @@ def _gap_record(gap: Gap) -> dict[str, Any]:
         **times("low", gap.watermark.low),
         "cause": gap.cause.value,
         "holding": None if gap.ranges is None else gap.ranges.total,
-        "holders": [range_record(each) for each in gap.ranges or ()],
+        "holders": [range_record(key_range) for key_range in gap.ranges or ()],
     }

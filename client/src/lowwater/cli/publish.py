@@ -1,8 +1,9 @@
-"""Tells others that intervals are complete: a marker file or a webhook for each, once per interval and in order.
+"""Tells a target of each complete interval, in order: by a marker file or a webhook.
 
-How one interval goes out: it closes; the target takes it; the cursor moves; it is printed. The cursor is durable before the next one is begun, and
-never before the target has it. So no interval is ever left out. One may go out twice, when the publisher is killed between the target and the
-cursor: a marker is then written again with the same content, and a webhook comes again with the same id.
+The steps for one interval: it closes; the target takes it; the cursor moves; a line is printed. The
+cursor is written durably after the target has taken the interval and before the next one begins. So
+no interval is left out. If the publisher is killed between the target and the cursor, the interval
+is told twice: the marker has the same content again, and the webhook the same id.
 """
 
 from __future__ import annotations
@@ -40,35 +41,34 @@ __all__ = ["Cursor", "Marker", "Target", "Webhook", "event_of", "publish", "targ
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 _FIRST: Final = 0.2
-"""Upper bound of the first pause after a target has failed, in seconds. It doubles each time."""
+"""Upper bound of the first pause after a failure, in seconds. The bound doubles each time."""
 
 _LONGEST: Final = 60.0
 """Upper bound of the pauses, in seconds."""
 
 _ANSWER: Final = 30.0
-"""How long a webhook may be silent, in seconds."""
+"""Time-out of a webhook, in seconds."""
 
 SIGNATURE: Final = "X-Lowwater-Signature"
 """Header with the HMAC-SHA256 of the body, as ``sha256=HEX``, where there is a key."""
 
-_ANEW: Final = "name another --cursor, with the --from from which on the intervals of the new one are wanted"
+_ANEW: Final = "name another --cursor, with a --from at the first interval of the new incarnation to tell"
 
 _FINER: Final = (("H", 86_400), ("M", 3_600), ("S", 60))
-"""What a path has to name beside the day, unless intervals are so many seconds or several times
-that."""
+"""Letters that a path needs besides the day, unless intervals are multiples of these seconds."""
 
 
 class NotTaken(Exception):
-    """A target did not take an interval. To ask again may help."""
+    """A target did not take an interval; another attempt may help."""
 
 
 class Target(Protocol):
-    """Where intervals are told."""
+    """Something that is told of intervals."""
 
     def take(self, event: dict[str, Any], interval: Interval) -> str:
-        """Take an interval, for the first time or again; durable when it returns.
+        """Take an interval, for the first time or again; what is written is durable at the return.
 
-        Returns who has it, for people. Raises NotTaken.
+        Returns the name of the receiver, for people. Raises NotTaken.
         """
         ...
 
@@ -76,23 +76,23 @@ class Target(Protocol):
 class Marker:
     """Writes a file for each interval, such as ``_SUCCESS`` in the folder of its partition.
 
-    It is there whole or not at all.
+    The file is never there in part.
     """
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
-        self._made: frozenset[Path] = frozenset()
-        """The folders of the last file: all of them are durable."""
+        self._durable: frozenset[Path] = frozenset()
+        """Folders of the last file; all of them are durable."""
 
     def path(self, interval: Interval) -> Path:
-        """Return where the file of an interval is."""
+        """Return the path of the file of an interval."""
         return Path(interval.start.datetime().strftime(self._pattern))
 
     def take(self, event: dict[str, Any], interval: Interval) -> str:
         """See Target."""
         path = self.path(interval)
         try:
-            self._made = make_folders(path.parent, self._made)
+            self._durable = make_folders(path.parent, self._durable)
             write_durably(path, f"{to_json(event)}\n")
         except OSError as error:
             msg = f"{path} cannot be written: {error.strerror or error}"
@@ -101,7 +101,7 @@ class Marker:
 
 
 class Webhook:
-    """Posts each interval to a URL, as a CloudEvent. It has taken it when it answers with 2xx."""
+    """Posts each interval to a URL, as a CloudEvent; an answer of 2xx means that it was taken."""
 
     def __init__(self, url: str, token: str, key: str) -> None:
         self._url = url
@@ -110,8 +110,8 @@ class Webhook:
         """Key of the signature (HMAC-SHA256) in each POST; empty: POSTs are not signed."""
         parts = urlsplit(url)
         self._host = f"{parts.scheme}://{parts.netloc}"
-        """Without the path, which may be a secret."""
-        # A redirected POST becomes a GET, whose answer says nothing.
+        """URL for messages, without the path, which may be a secret."""
+        # A redirected POST becomes a GET, and the answer to a GET proves nothing.
         self._opener = urllib.request.build_opener(_NoRedirects)
 
     def take(self, event: dict[str, Any], interval: Interval) -> str:
@@ -134,8 +134,8 @@ class Webhook:
             msg = f"{self._host} does not answer: {reason}"
             raise NotTaken(msg) from None
         except http.client.HTTPException as error:
-            # Without its words, which may be whatever was sent.
-            msg = f"{self._host} answers with what is no HTTP ({type(error).__name__})"
+            # The error quotes bytes of the other side, so only its type is shown.
+            msg = f"{self._host} answers with something that is no HTTP ({type(error).__name__})"
             raise NotTaken(msg) from None
         if not 200 <= status < 300:
             msg = f"{self._host} answers with {status}, and not with 2xx"
@@ -145,13 +145,13 @@ class Webhook:
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any) -> None:
-        """Follow none."""
+        """Follow no redirect."""
 
 
 def target_of(text: str, every: timedelta, start: Watermark, token: str, key: str = "") -> Target:
     """Return the target that ``--to`` names.
 
-    Says when others can read what goes to a webhook. Raises InvalidArgument.
+    Warns if the network can read what goes to a webhook. Raises InvalidArgument.
     """
     if text.startswith(("http://", "https://")):
         if not (token.isascii() and token.isprintable()):
@@ -192,91 +192,90 @@ def _url(text: str) -> str:
 def _check_pattern(pattern: str, every: timedelta, start: Watermark) -> None:
     """Refuse a pattern by which two intervals would have one file.
 
-    It is the start of an interval, in UTC, that is put in.
+    The start of the interval, in UTC, replaces the letters.
     """
-    named = {found[1] for found in re.finditer("%(.?)", pattern)} - {"%"}
-    if strange := sorted(named - set("YmdjHMS")):
+    letters = {match[1] for match in re.finditer("%(.?)", pattern)} - {"%"}
+    if unknown := sorted(letters - set("YmdjHMS")):
         fix = "use %Y, %m, %d, %j, %H, %M and %S, and %% for a percent sign"
-        raise _refused("to", f"--to: %{strange[0]} is none of those that a path may have; {fix}")
+        raise _refused("to", f"--to: %{unknown[0]} is not allowed in a path; {fix}")
     if start.micros % 1_000_000 or every % timedelta(seconds=1):
         raise _refused(
             "every",
             "--every: markers are for intervals that begin at whole seconds; pass whole seconds, and such a --from",
         )
     finer = [letter for letter, size in _FINER if every % timedelta(seconds=size)]
-    needed = ["Y", *(["j"] if "j" in named else ["m", "d"]), *finer]
-    if missing := [f"%{letter}" for letter in needed if letter not in named]:
+    needed = ["Y", *(["j"] if "j" in letters else ["m", "d"]), *finer]
+    if missing := [f"%{letter}" for letter in needed if letter not in letters]:
         raise _refused("to", f"--to: two intervals would have one file; put {' and '.join(missing)} into the path")
 
 
 def _refused(field: str, message: str) -> errors.InvalidArgument:
-    """Return the error of an option; its fix stands last in the message."""
+    """Return the error of an option; the fix is the last part of the message."""
     fix = message.partition(": ")[2].rpartition("; ")[2]
     return errors.InvalidArgument(message, metadata={"field": field, "fix": fix})
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far a computation was published, in the file ``--cursor``."""
+    """Progress of a publisher, as the file ``--cursor`` has it."""
 
     server_token: str
     computation: str
     incarnation: int
     every_micros: int
     from_micros: int
-    """Where the first interval begins."""
+    """Start of the first interval."""
     next_micros: int
-    """Where the next one begins: all before it have gone out."""
+    """Start of the next interval; all before it were told."""
     format: int = 1
 
     @staticmethod
     def read(path: Path) -> Cursor | None:
-        """Return what stands in the file; None when there is none. Raises InvalidArgument."""
+        """Return the cursor of a file; None without a file. Raises InvalidArgument."""
         try:
-            found = json.loads(path.read_text("utf-8"))
-            if {key: type(value) for key, value in found.items()} == _SHAPE and found["format"] == 1:
-                return Cursor(**found)
+            record = json.loads(path.read_text("utf-8"))
+            if {key: type(value) for key, value in record.items()} == _SHAPE and record["format"] == 1:
+                return Cursor(**record)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise _refused("cursor", f"--cursor: {path} cannot be read: {error.strerror}; name another file") from None
         except (ValueError, AttributeError):
             pass
-        fix = "name another file, with the --from up to which all was told"
+        fix = "name another file, with a --from at the end of the last interval that was told"
         raise _refused("cursor", f"--cursor: {path} is no cursor of this release; {fix}")
 
     def write(self, path: Path) -> None:
-        """Put it in place of what stands in the file; durable when it returns.
-
-        Raises InvalidArgument.
-        """
+        """Replace the file by this cursor, durably. Raises InvalidArgument."""
         try:
             write_durably(path, f"{to_json(asdict(self))}\n")
         except OSError as error:
             fix = "make room, or name a file that this user may write"
             raise _refused("cursor", f"--cursor: {path} cannot be written: {error.strerror}; {fix}") from None
 
-    def check(self, wanted: Cursor) -> None:
-        """Refuse to go on with another computation, other intervals, another deployment or another incarnation than it was begun with."""
-        for told, was, given in (
-            (f"for {self.computation}", self.computation, wanted.computation),
-            (f"--every {duration(self.every_micros / 1e6)}", self.every_micros, wanted.every_micros),
-            (f"--from {Watermark(self.from_micros)}", self.from_micros, wanted.from_micros),
+    def check(self, current: Cursor) -> None:
+        """Refuse a run whose computation, intervals, deployment or incarnation are others."""
+        for words, stored, now in (
+            (f"for {self.computation}", self.computation, current.computation),
+            (f"--every {duration(self.every_micros / 1e6)}", self.every_micros, current.every_micros),
+            (f"--from {Watermark(self.from_micros)}", self.from_micros, current.from_micros),
         ):
-            if was != given:
-                raise _refused("cursor", f"--cursor: it was begun {told}; pass the same, or name another file")
-        if self.server_token != wanted.server_token:
+            if stored != now:
+                raise _refused(
+                    "cursor", f"--cursor: this cursor was begun {words}; pass the same, or name another file"
+                )
+        if self.server_token != current.server_token:
             msg = (
-                f"the cursor belongs to the deployment {self.server_token}, and {wanted.server_token} answers; {_ANEW}"
+                f"the cursor belongs to the deployment {self.server_token}, and {current.server_token} answers; {_ANEW}"
             )
             raise errors.ServerTokenMismatch(msg, metadata={"fix": _ANEW})
-        if self.incarnation != wanted.incarnation:
-            raise self.ended(wanted.incarnation)
+        if self.incarnation != current.incarnation:
+            raise self.ended(current.incarnation)
 
     def ended(self, incarnation: int) -> errors.IncarnationChanged:
-        """Return the error of another incarnation, 0 for none, than the one that it belongs to."""
+        """Return the error for a computation that is in another incarnation; 0: it was dropped."""
         became = f"in incarnation {incarnation}" if incarnation else "dropped"
-        msg = f"{self.computation} is {became}, and the cursor belongs to {self.incarnation}: what it has told is made anew; {_ANEW}"
+        msg = f"{self.computation} is {became}, and the cursor belongs to incarnation {self.incarnation}, whose intervals are computed anew; {_ANEW}"
         metadata = {
             "computation": self.computation,
             "waited_for": str(self.incarnation),
@@ -285,11 +284,11 @@ class Cursor:
         return errors.IncarnationChanged(msg, metadata=metadata | {"fix": _ANEW})
 
 
-_SHAPE: Final = {each.name: {"str": str, "int": int}[str(each.type)] for each in fields(Cursor)}
+_SHAPE: Final = {field.name: {"str": str, "int": int}[str(field.type)] for field in fields(Cursor)}
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Write a file whole, or not at all; what stood there is replaced. Raises OSError."""
+    """Write or replace a file, durably and never in part. Raises OSError."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with aside.open("w", encoding="utf-8") as file:
@@ -304,26 +303,25 @@ def write_durably(path: Path, text: str) -> None:
     _sync(path.parent)
 
 
-def make_folders(folder: Path, known: frozenset[Path] = frozenset()) -> frozenset[Path]:
-    """Make a folder and all above it that are missing, durably; those ``known`` are so already.
+def make_folders(folder: Path, durable: frozenset[Path] = frozenset()) -> frozenset[Path]:
+    """Make a folder and its missing parents durably; returns all of them. Raises OSError.
 
-    Returns all of them. Raises OSError.
-
-    One that is there may not be durable either: its maker may have been killed right behind it.
+    ``durable`` are folders to skip. Others that exist are made durable too: if the process that
+    made one was killed right after that, a crash of the machine could still lose it.
     """
-    found = frozenset([folder, *folder.parents])
-    for each in sorted(found - known - {Path(folder.anchor)}, key=lambda one: len(one.parts)):
-        if each.is_dir():
-            with suppress(OSError):  # of others, such as one that this user may not list
-                _sync(each.parent)
+    folders = frozenset([folder, *folder.parents])
+    for path in sorted(folders - durable - {Path(folder.anchor)}, key=lambda path: len(path.parts)):
+        if path.is_dir():
+            with suppress(OSError):  # such as the folder of another user
+                _sync(path.parent)
         else:
-            each.mkdir(exist_ok=True)
-            _sync(each.parent)
-    return found
+            path.mkdir(exist_ok=True)
+            _sync(path.parent)
+    return folders
 
 
 def _sync(folder: Path) -> None:
-    """Make durable which names a folder has."""
+    """Make the names in a folder durable."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)
@@ -332,10 +330,7 @@ def _sync(folder: Path) -> None:
 
 
 def event_of(interval: Interval, server_token: str) -> dict[str, Any]:
-    """Return what is told of an interval: a CloudEvent.
-
-    The same interval of the same incarnation is always told in the same words.
-    """
+    """Return the CloudEvent of an interval: always the same for the same incarnation."""
     name = f"{server_token}/{interval.computation}/{interval.incarnation}/{interval.start}/{interval.end}"
     return {
         "specversion": "1.0",
@@ -355,7 +350,7 @@ def event_of(interval: Interval, server_token: str) -> dict[str, Any]:
 
 @contextmanager
 def _alone(path: Path) -> Generator[None]:
-    """Keep a second publisher from the same cursor."""
+    """Hold the lock of a cursor, so that a second publisher cannot use it."""
     try:
         make_folders(path.absolute().parent)
         lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -384,7 +379,7 @@ def publish(lw: Client, args: argparse.Namespace) -> int:
         raise _refused("every", "--every: pass a length of 1s to 366d")
     if not until.finished and (until <= start or (until.micros - start.micros) % (every // _MICROSECOND)):
         raise _refused(
-            "until", f"--until: pass the end of an interval, so many times {duration(args.every)} after --from"
+            "until", f"--until: pass the end of an interval, a multiple of {duration(args.every)} after --from"
         )
     to = args.to or os.environ.get("LOWWATER_PUBLISH_TO", "")
     target = target_of(
@@ -394,15 +389,17 @@ def publish(lw: Client, args: argparse.Namespace) -> int:
         (view,) = lw.get(args.name).values()
         if not view.registered:
             raise errors.UnknownComputation(view.computation, metadata={"computation": view.computation})
-        Closings(view.computation, every, start).closed(view)  # refuses an estimate before there is a cursor
+        Closings(view.computation, every, start).closed(
+            view
+        )  # refuses an estimated computation before the cursor is written
         cursor = Cursor(
             lw.server_token, view.computation, view.incarnation, every // _MICROSECOND, start.micros, start.micros
         )
-        if (there := Cursor.read(args.cursor)) is None:
+        if (stored := Cursor.read(args.cursor)) is None:
             cursor.write(args.cursor)
         else:
-            there.check(cursor)
-            cursor = there
+            stored.check(cursor)
+            cursor = stored
         publisher = _Publisher(cursor, args.cursor, target, once=args.once, as_json=args.json)
         at = Watermark(cursor.next_micros)
         if at >= until:
@@ -429,9 +426,9 @@ class _Publisher:
         self._as_json = as_json
 
     def run(self, intervals: Iterable[Interval]) -> int:
-        """Tell each; returns the exit code.
+        """Tell the target of each interval; returns the exit code.
 
-        Where it is not to go on for ever, what is not taken at once is left for the next time.
+        With ``once`` an interval that the target does not take at once is left for the next run.
         """
         for interval in intervals:
             event = event_of(interval, self._cursor.server_token)
@@ -439,26 +436,26 @@ class _Publisher:
                 who = self._give(event, interval)
             except NotTaken as error:
                 refused = errors.LowwaterError(
-                    f"{error}; it is given {interval.start} again the next time", reason="NOT_TAKEN"
+                    f"{error}; the next run tells it of {interval.start} again", reason="NOT_TAKEN"
                 )
                 return fail("publish", refused, as_json=self._as_json, code=1)
             self._cursor = replace(self._cursor, next_micros=interval.end.micros)
             self._cursor.write(self._path)
             data = event["data"]
-            said = f"{data['from']} to {data['to']} is complete in {data['computation']}: told {who}"
-            print(to_json({**data, "id": event["id"], "target": who}) if self._as_json else said, flush=True)
+            sentence = f"{data['from']} to {data['to']} is complete in {data['computation']}: told {who}"
+            print(to_json({**data, "id": event["id"], "target": who}) if self._as_json else sentence, flush=True)
         return 0
 
     def _give(self, event: dict[str, Any], interval: Interval) -> str:
-        pause, told = _FIRST, ""
+        pause, reason = _FIRST, ""
         while True:
             try:
                 return self._target.take(event, interval)
             except NotTaken as error:
                 if self._once:
                     raise
-                if str(error) != told:
-                    told = str(error)
-                    say("publish", f"{told}; it is given {interval.start} again until it takes it")
+                if str(error) != reason:
+                    reason = str(error)
+                    say("publish", f"{reason}; it is told of {interval.start} again until it takes that")
             time.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, _LONGEST)

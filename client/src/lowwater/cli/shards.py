@@ -1,4 +1,4 @@
-"""The shards of a deployment, as a table and as JSON, and what is said of one that hands over."""
+"""The shards of a deployment, and the progress of a drain, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from lowwater.views import Shards, ShardView
 __all__ = ["drain_record", "handing_over", "shards_record", "shards_table", "taken_by_others"]
 
 _NAMED: Final = 5
-"""Computations that are named in a line; of more there is a count."""
+"""Greatest number of computations that a line names; it counts the others."""
 
 
 def shards_table(shards: Shards) -> str:
-    """Return the shards as a table, and what is pinned or not served below it."""
+    """Return the shards as a table, with pins and unserved computations below it."""
     rows = [("SHARD", "STATE", "SILENT", "SERVES", "")]
-    for each in shards:
-        names = each.computations
-        rows.append((each.address, _state(each), duration(each.silent_for), f"{len(names)}", _some(names)))
+    for shard in shards:
+        names = shard.computations
+        rows.append((shard.address, _state(shard), duration(shard.silent_for), f"{len(names)}", _some(names)))
     lines = [table(rows)]
-    living = {each.address for each in shards}
+    living = {shard.address for shard in shards}
     for name, address in shards.pins.items():
         lines.append(f"{name} is pinned to {address}" + ("" if address in living else ", which is away"))
     if shards.unserved:
-        lines.append(f"nobody serves {_some(shards.unserved)} just now")
+        lines.append(f"no shard serves {_some(shards.unserved)} just now")
     return "\n".join(lines)
 
 
@@ -36,26 +36,26 @@ def _state(shard: ShardView) -> str:
 
 
 def _some(names: tuple[str, ...]) -> str:
-    """Return names, the first few of many."""
+    """Return the first names, and the number of the others."""
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def handing_over(address: str, names: tuple[str, ...]) -> str:
-    """Return how far a shard is that is being drained."""
+    """Return what a shard that is being drained still serves."""
     if not names:
         return f"{address} serves nothing any more"
     return f"{address} still serves {len(names)}: {_some(names)}"
 
 
 def drain_record(address: str, names: tuple[str, ...], *, draining: bool) -> dict[str, Any]:
-    """Return the same for JSON."""
+    """Return the progress of a drain for JSON."""
     return {"shard": address, "draining": draining, "computations": list(names)}
 
 
 def taken_by_others(shards: Shards) -> bool:
-    """Whether there is a shard that takes what others hand over."""
-    return any(not each.draining for each in shards)
+    """Tell whether there is a shard that takes over computations of others."""
+    return any(not shard.draining for shard in shards)
 
 
 def shards_record(shards: Shards) -> dict[str, Any]:
@@ -64,13 +64,13 @@ def shards_record(shards: Shards) -> dict[str, Any]:
         "version": shards.version,
         "shards": [
             {
-                "address": each.address,
-                "id": each.id,
-                "state": _state(each),
-                "silent_seconds": each.silent_for,
-                "computations": list(each.computations),
+                "address": shard.address,
+                "id": shard.id,
+                "state": _state(shard),
+                "silent_seconds": shard.silent_for,
+                "computations": list(shard.computations),
             }
-            for each in shards
+            for shard in shards
         ],
         "pins": dict(shards.pins),
         "unserved": list(shards.unserved),

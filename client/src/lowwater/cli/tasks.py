@@ -1,4 +1,4 @@
-"""Groups of tasks, their tasks, and what is done to them from a shell."""
+"""Tasks and groups of tasks on the command line."""
 
 from __future__ import annotations
 
@@ -22,51 +22,51 @@ __all__ = ["tasks"]
 
 
 def tasks(lw: Client, args: argparse.Namespace) -> int:
-    """Do what was asked of tasks."""
+    """Run an action of `lowwater tasks`."""
     return _ACTIONS[args.action](lw, args)
 
 
 def _list(lw: Client, args: argparse.Namespace) -> int:
-    of = lw.tasks(args.name)
+    all_tasks = lw.tasks(args.name)
     if args.group is None:
-        groups = of.groups()
+        groups = all_tasks.groups()
         if args.json:
-            print(to_json({"computation": of.computation, "groups": [_group_record(each) for each in groups]}))
+            print(to_json({"computation": all_tasks.computation, "groups": [_group_record(group) for group in groups]}))
         else:
-            print(_groups_table(groups) if groups else f"no group of tasks hangs under {of.computation}")
+            print(_groups_table(groups) if groups else f"there is no group of tasks of {all_tasks.computation}")
         return 0
-    found = of.list(args.group, state=None if args.state is None else TaskState(args.state), limit=args.limit)
+    page = all_tasks.list(args.group, state=None if args.state is None else TaskState(args.state), limit=args.limit)
     if args.json:
-        record = {"group": _group_record(found.group), "tasks": [_record(each) for each in found], "total": found.total}
+        record = {"group": _group_record(page.group), "tasks": [_record(task) for task in page], "total": page.total}
         print(to_json(record))
         return 0
     rows = [("AT", "TASK", "STATE", "VERSION", "WORKER", "OUTPUTS")]
-    for each in found:
-        state = "offered again" if each.offered else each.state.value
-        rows.append((str(each.at), _called(each), state, f"{each.version}", each.worker, " ".join(each.outputs)))
-    print(table(rows) if len(found) else "there are none")
-    if found.total > len(found):
-        print(f"and {found.total - len(found)} more; --limit shows more")
+    for task in page:
+        state = "offered again" if task.offered else task.state.value
+        rows.append((str(task.at), _called(task), state, f"{task.version}", task.worker, " ".join(task.outputs)))
+    print(table(rows) if len(page) else "there are no tasks")
+    if page.total > len(page):
+        print(f"and {page.total - len(page)} more; --limit shows more")
     return 0
 
 
 def _create_group(lw: Client, args: argparse.Namespace) -> int:
-    made = lw.tasks(args.name).create_group(
+    group = lw.tasks(args.name).create_group(
         args.group,
         every=None if args.every is None else timedelta(seconds=args.every),
         start=args.start,
         lease=timedelta(seconds=args.lease),
         configuration=args.configuration.encode(),
     )
-    return _say(args, _group_record(made), f"the group {made.name} hangs under {made.computation}")
+    return _say(args, _group_record(group), f"the group {group.name} of {group.computation} is there")
 
 
 def _configure(lw: Client, args: argparse.Namespace) -> int:
-    made = lw.tasks(args.name).configure(args.group, args.configuration.encode(), args.version)
-    said = (
-        f"version {made.configuration_version} of the configuration of {made.name} is in force; all leases have ended"
+    group = lw.tasks(args.name).configure(args.group, args.configuration.encode(), args.version)
+    sentence = (
+        f"version {group.configuration_version} of the configuration of {group.name} is in force; all leases have ended"
     )
-    return _say(args, _group_record(made), said)
+    return _say(args, _group_record(group), sentence)
 
 
 def _create(lw: Client, args: argparse.Namespace) -> int:
@@ -78,7 +78,7 @@ def _create(lw: Client, args: argparse.Namespace) -> int:
 def _take(lw: Client, args: argparse.Namespace) -> int:
     lease = lw.tasks(args.name).take(args.group, worker=args.worker, wait=args.wait)
     if lease is None:
-        return fail("tasks", errors.Timeout("no task is to be had"), as_json=args.json, code=1)
+        return fail("tasks", errors.Timeout("there is no task to take"), as_json=args.json, code=1)
     print(lease.token)
     return 0
 
@@ -92,7 +92,7 @@ def _renew(lw: Client, args: argparse.Namespace) -> int:
     lease = _lease(lw, args)
     lease.renew()
     record = {"lease_seconds": lease.lasts.total_seconds()}
-    return _say(args, record, f"nobody else is offered it for {duration(lease.lasts.total_seconds())}")
+    return _say(args, record, f"no other worker is offered it for {duration(lease.lasts.total_seconds())}")
 
 
 def _done(lw: Client, args: argparse.Namespace) -> int:
@@ -121,8 +121,8 @@ _ACTIONS: Final[dict[str, Callable[[Client, argparse.Namespace], int]]] = {
 
 
 def _lease(lw: Client, args: argparse.Namespace) -> TaskLease:
-    """Return the lease of a file, or of standard input."""
-    fix = "name the file that the output of `lowwater tasks take` went to, or - for standard input"
+    """Return the lease in a file or on standard input."""
+    fix = "name the file with the output of `lowwater tasks take`, or - for standard input"
     about = {"file": args.lease, "fix": fix}
     try:
         token = sys.stdin.read() if args.lease == "-" else Path(args.lease).read_text("utf-8")
@@ -135,8 +135,8 @@ def _lease(lw: Client, args: argparse.Namespace) -> TaskLease:
     return lw.tasks(computation).resume(token)
 
 
-def _say(args: argparse.Namespace, record: Any, said: str) -> int:
-    print(to_json(record) if args.json else said)
+def _say(args: argparse.Namespace, record: Any, sentence: str) -> int:
+    print(to_json(record) if args.json else sentence)
     return 0
 
 
@@ -146,10 +146,10 @@ def _called(task: TaskView) -> str:
 
 def _groups_table(groups: tuple[TaskGroup, ...]) -> str:
     rows = [("GROUP", "EVERY", "READY", "LEASED", "DONE", "CLOSED TO", "CONFIGURATION")]
-    for each in groups:
-        every = "" if each.every is None else duration(each.every.total_seconds())
-        counts = (f"{each.ready}", f"{each.leased}", f"{each.done}")
-        rows.append((each.name, every, *counts, _closed(each), f"version {each.configuration_version}"))
+    for group in groups:
+        every = "" if group.every is None else duration(group.every.total_seconds())
+        counts = (f"{group.ready}", f"{group.leased}", f"{group.done}")
+        rows.append((group.name, every, *counts, _closed(group), f"version {group.configuration_version}"))
     return table(rows)
 
 
