@@ -28,7 +28,7 @@ from lowwater_regions.reference import (
 FORMAT: Final = 1
 
 UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
-"""What reading a damaged text raises."""
+"""Errors of reading a damaged text."""
 
 _ROWS: Final[dict[str, Any]] = {
     "positions": Position,
@@ -68,7 +68,7 @@ def _with_rows(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_json(record: bytes) -> bool:
-    """Whether a journal record is of format 1. No message begins with a brace."""
+    """True when a journal record is of format 1. No message begins with a brace."""
     return record.startswith(b"{")
 
 

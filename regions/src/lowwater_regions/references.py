@@ -102,7 +102,7 @@ class Session:
     """The agent that speaks for a region, in memory only."""
 
     agent: Agent
-    heard: int
+    heard_at: int
     turn: int = 0
     confirmed: bool = False
 
@@ -159,10 +159,10 @@ class References:
     def silent(self, region: str, now: int) -> int:
         """Return how long a region has been silent; at most the time since the start."""
         session = self.sessions.get(region)
-        return now - (self._started if session is None else session.heard)
+        return now - (self._started if session is None else session.heard_at)
 
     def is_suspect(self, region: str, now: int) -> bool:
-        """Whether a region has been silent for too long. Suspicion alone moves nothing."""
+        """True when a region has been silent for too long. Suspicion alone moves nothing."""
         return not region or self.silent(region, now) >= self.suspect_after
 
     def watched(self, now: int) -> None:
@@ -181,7 +181,7 @@ class References:
         if now - since >= self.suspect_after // 2:
             self._started = now
             for session in self.sessions.values():
-                session.heard = now
+                session.heard_at = now
 
     def watermarks(self) -> dict[str, tuple[int, int, bool]]:
         """Return incarnation, published watermark and taint of each computation.
@@ -249,7 +249,7 @@ class References:
         self.sessions[caller.region].confirmed = True
         return Change()
 
-    def register(self, caller: Caller | None, wanted: Reference, now: int, position: int) -> Change:
+    def register(self, caller: Caller | None, registration: Reference, now: int, position: int) -> Change:
         """Register a reference; ``caller`` is None for an operator, who speaks for no region.
 
         Repeating it is harmless. Raises RegistrationConflict, InvalidArgument, and as confirm does.
@@ -257,35 +257,37 @@ class References:
         self._check_serving()
         if caller is not None and (old := self._enter(caller, {}, now, position)) is not None:
             return old
-        _check(wanted)
-        if wanted.name in self.damaged:
-            self.get(wanted.name)
-        reference = self.references.get(wanted.name)
+        _check(registration)
+        if registration.name in self.damaged:
+            self.get(registration.name)
+        reference = self.references.get(registration.name)
         if reference is not None:
-            _check_same_registration(reference, wanted)
+            _check_same_registration(reference, registration)
             return Change()
         for other in self.references.values():
-            if other.computation == wanted.computation:
-                shared = set(other.inputs) & set(wanted.inputs)
+            if other.computation == registration.computation:
+                shared = set(other.inputs) & set(registration.inputs)
                 if shared:
                     msg = f"{other.name} has the home input {min(shared)} already: the homes of one computation share none"
-                    raise errors.RegistrationConflict(msg, metadata={"reference": wanted.name, "other": other.name})
-            elif relayed_name(other.computation) == relayed_name(wanted.computation):
-                msg = f"{wanted.computation} and {other.computation} would both be relayed as {relayed_name(wanted.computation)}: rename one of them"
-                raise errors.RegistrationConflict(msg, metadata={"reference": wanted.name, "other": other.name})
+                    raise errors.RegistrationConflict(
+                        msg, metadata={"reference": registration.name, "other": other.name}
+                    )
+            elif relayed_name(other.computation) == relayed_name(registration.computation):
+                msg = f"{registration.computation} and {other.computation} would both be relayed as {relayed_name(registration.computation)}: rename one of them"
+                raise errors.RegistrationConflict(msg, metadata={"reference": registration.name, "other": other.name})
         if len(self.references) >= MOST_REFERENCES:
             msg = f"{MOST_REFERENCES} references are registered already: forget some first"
             raise errors.Overloaded(msg)
-        before = self.forgotten.get(wanted.name, Tombstone(0, -1))
-        return Change((replace(wanted, number=before.number + 1, incarnation=before.incarnation + 2),))
+        before = self.forgotten.get(registration.name, Tombstone(0, -1))
+        return Change((replace(registration, number=before.number + 1, incarnation=before.incarnation + 2),))
 
-    def concerned(self, wanted: Reference) -> list[str]:
+    def concerned(self, registration: Reference) -> list[str]:
         """Return the regions whose global watermark a new reference changes.
 
         These are its own regions, and those of the other references of its computation.
         """
-        others = [other for other in self.references.values() if other.computation == wanted.computation]
-        return sorted({*wanted.regions, *(region for other in others for region in other.regions)})
+        others = [other for other in self.references.values() if other.computation == registration.computation]
+        return sorted({*registration.regions, *(region for other in others for region in other.regions)})
 
     def progress(
         self, caller: Caller, reports: Iterable[Progress], replicas: Mapping[str, Replica], now: int, position: int
@@ -339,21 +341,21 @@ class References:
         return replace(reference, life=report.life, jumped=False, low=report.low, positions=positions)
 
     def fenced(self, caller: Caller, name: str, number: int, sink: str, cut: str, now: int, position: int) -> Change:
-        """Note that the owner has raised its number at a sink, or knows the cut of a topic there."""
+        """Note the owner's number at a sink, or the cut of a topic there."""
         if (old := self._enter(caller, {name: number}, now, position)) is not None:
             return old
         self._check_confirmed(caller)
         reference = self.get(name)
         self._check_owner(reference, caller.region, number)
         _check_size(reference, (), cut)
-        names = [known.name for known in reference.sinks]
+        names = [other.name for other in reference.sinks]
         if sink not in names:
             raise _refusal(name, f"it has no sink {sink!r}", f"name one of {', '.join(names)}")
         sinks = tuple(
-            known._replace(fenced=number, cut=cut or (known.cut if known.fenced == number else ""))
-            if known.name == sink
-            else known
-            for known in reference.sinks
+            other._replace(fenced=number, cut=cut or (other.cut if other.fenced == number else ""))
+            if other.name == sink
+            else other
+            for other in reference.sinks
         )
         return self._put(replace(reference, sinks=sinks))
 
@@ -493,7 +495,7 @@ class References:
     @staticmethod
     def decided(change: Change) -> Change:
         """Return an operator's change with the decision counted."""
-        counted = (replace(each, decision_number=each.decision_number + 1) for each in change.put)
+        counted = (replace(changed, decision_number=changed.decision_number + 1) for changed in change.put)
         return replace(change, put=tuple(counted))
 
     def adopt(self, name: str, to: str, who: str, when: int, now: int) -> Change:
@@ -780,14 +782,14 @@ class References:
         if caller.turn <= session.turn:
             msg = "a newer request of this agent was heard already"
             raise errors.OldStream(msg, metadata={"region": caller.region})
-        session.turn, session.heard = caller.turn, now
+        session.turn, session.heard_at = caller.turn, now
 
     def _succeeds(self, session: Session, agent: Agent, now: int) -> bool:
-        """Whether an agent takes the place of the one that spoke last.
+        """True when an agent takes the place of the one that spoke last.
 
         The next run over the same state file does; any other agent does after a silence.
         """
-        silent = now - session.heard >= self.suspect_after
+        silent = now - session.heard_at >= self.suspect_after
         if session.agent.agent == agent.agent:
             return agent.run > session.agent.run or (agent.run == session.agent.run and silent)
         return silent
@@ -868,23 +870,27 @@ def _recovering(store: Store) -> errors.Recovering:
     )
 
 
-def _check(wanted: Reference) -> None:
+def _check(reference: Reference) -> None:
     """Raise InvalidArgument for a record that must not be registered."""
-    sinks = [sink.name for sink in wanted.sinks]
-    single_region = wanted.policy == REPLICATED and len(wanted.regions) < 2
+    sinks = [sink.name for sink in reference.sinks]
+    single_region = reference.policy == REPLICATED and len(reference.regions) < 2
     problems = (
-        (not is_name(wanted.computation), "computation", "take [namespace/]name"),
-        (not wanted.inputs or not all(map(is_name, wanted.inputs)), "inputs", "name the home inputs that it needs"),
-        (tuple(sorted(set(wanted.inputs))) != wanted.inputs, "inputs", "name each once, sorted"),
-        (tuple(sorted(set(wanted.regions))) != wanted.regions, "regions", "name each once, sorted"),
-        (not all(map(_is_label, wanted.regions)), "regions", "give each a name"),
-        (wanted.owner not in ("", *wanted.regions), "owner", "name one of its regions"),
-        (wanted.policy not in (REPLICATED, LOCAL), "policy", f"take {REPLICATED} or {LOCAL}"),
+        (not is_name(reference.computation), "computation", "take [namespace/]name"),
+        (
+            not reference.inputs or not all(map(is_name, reference.inputs)),
+            "inputs",
+            "name the home inputs that it needs",
+        ),
+        (tuple(sorted(set(reference.inputs))) != reference.inputs, "inputs", "name each once, sorted"),
+        (tuple(sorted(set(reference.regions))) != reference.regions, "regions", "name each once, sorted"),
+        (not all(map(_is_label, reference.regions)), "regions", "give each a name"),
+        (reference.owner not in ("", *reference.regions), "owner", "name one of its regions"),
+        (reference.policy not in (REPLICATED, LOCAL), "policy", f"take {REPLICATED} or {LOCAL}"),
         (single_region, "regions", "a replica needs a second region; or take local"),
         (len(set(sinks)) < len(sinks), "sinks", "name each once"),
         (not all(map(_is_label, sinks)), "sinks", "give each a name"),
         *(
-            (len(getattr(wanted, name)) > MOST_EACH, name, f"name at most {MOST_EACH}")
+            (len(getattr(reference, name)) > MOST_EACH, name, f"name at most {MOST_EACH}")
             for name in ("inputs", "regions", "sinks")
         ),
     )
@@ -897,18 +903,18 @@ def _is_label(name: str) -> bool:
     return 0 < len(name) <= MOST_NAME and name.isprintable()
 
 
-def _check_same_registration(reference: Reference, wanted: Reference) -> None:
+def _check_same_registration(reference: Reference, registration: Reference) -> None:
     """Raise RegistrationConflict when a reference is registered with something else."""
     fields = ("regions",) if reference.decided else ("policy", "regions")
-    differ = [name for name in fields if getattr(reference, name) != getattr(wanted, name)]
-    if [sink[:2] for sink in reference.sinks] != [sink[:2] for sink in wanted.sinks]:
+    differ = [name for name in fields if getattr(reference, name) != getattr(registration, name)]
+    if [sink[:2] for sink in reference.sinks] != [sink[:2] for sink in registration.sinks]:
         differ.append("sinks")
     if differ:
         fix = "give all regions the same, or forget it first"
         if differ == ["policy"]:
             fix = f"{reference.policy} is in force; give all regions the same, or decide with `lowwater references policy`"
-        msg = f"{wanted.name} is registered with other {', '.join(differ)}: {fix}"
-        raise errors.RegistrationConflict(msg, metadata={"reference": wanted.name, "fields": " ".join(differ)})
+        msg = f"{registration.name} is registered with other {', '.join(differ)}: {fix}"
+        raise errors.RegistrationConflict(msg, metadata={"reference": registration.name, "fields": " ".join(differ)})
 
 
 def _check_size(reference: Reference, positions: tuple[Position, ...], *texts: str) -> None:
@@ -954,7 +960,7 @@ def _check_tail(reference: Reference, report: Progress) -> None:
 
 
 def _check_same_state(reference: Reference, batch: int, digest: str, positions: tuple[Position, ...]) -> None:
-    """Raise RegionRefused unless the next owner has the very state in which the last one stopped."""
+    """Raise RegionRefused unless the next owner has the state in which the last one stopped."""
     if (batch, digest) != (reference.batch, reference.digest):
         what = f"its state is of batch {batch}, the owner stopped at {reference.batch}"
         raise _refusal(reference.name, what, "wait until the state has arrived")
@@ -982,7 +988,7 @@ def _with_replica(reference: Reference, replica: Replica) -> Reference:
 
 
 def _is_read_anew(reference: Reference, entry: WriteOff | Broken, lost: str, region: str) -> bool:
-    """Whether rows that were given up count again when an operator says that they arrived.
+    """True when rows that were given up count again after an operator's `arrived`.
 
     Windows of the same incarnation have closed without them, so only a later one counts.
     """
@@ -1020,14 +1026,14 @@ def _jumped(reference: Reference) -> Reference:
     return replace(reference, life=life, jumped=True, low=MIN)
 
 
-def _better(known: Reference | None, other: Reference) -> Reference:
+def _better(mine: Reference | None, theirs: Reference) -> Reference:
     """Return the newer of two records of one reference.
 
-    When they name two owners by one number, the owner is unknown.
+    When they name two owners by one number, the owner is unmine.
     """
-    if known is None:
-        return other
-    newer = max(known, other, key=lambda record: (record.number, record.incarnation, record.published))
-    if known.number == other.number and known.owner != other.owner:
+    if mine is None:
+        return theirs
+    newer = max(mine, theirs, key=lambda record: (record.number, record.incarnation, record.published))
+    if mine.number == theirs.number and mine.owner != theirs.owner:
         return replace(newer, owner="")
     return newer
