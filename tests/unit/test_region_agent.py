@@ -192,7 +192,10 @@ class World:
         self.local, self.center = Local(), Center()
         self.now = 0.0
         self.folder = StateFolder(folder, 0)
-        kept = [ReferenceConfig(name, ("clicks",), ("A", "B"), "A", low=name, replicated="mirror") for name in ("hourly", "daily")]
+        kept = [
+            ReferenceConfig(name, ("clicks",), ("A", "B"), "A", low=name, replicated="mirror")
+            for name in ("hourly", "daily")
+        ]
         self.agent = RegionAgent(
             "A",
             kept,

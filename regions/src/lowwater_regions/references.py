@@ -325,7 +325,7 @@ class References:
         _check_size(reference, report.positions, report.digest)
         if report.life < reference.life:
             msg = (
-                f"{reference.name}: the local incarnation {report.life} is older than {reference.life}, which was told before. Was the local authority "
+                f"{reference.name}: the local incarnation {report.life} is older than {reference.life}, which was reported before. Was the local authority "
                 f"set up anew? Then reset the computation there until its incarnation is {reference.life}"
             )
             raise errors.Rewound(msg, metadata={"reference": reference.name})
@@ -401,7 +401,7 @@ class References:
             raise _refusal(name, f"{reference.owner} has not stopped yet", "wait until the move is stopped")
         _check_same_state(reference, batch, digest, positions)
         if replica.number != reference.number:
-            what = f"what {caller.region} has was read under number {replica.number}, and {reference.owner} stopped by {reference.number}"
+            what = f"the replica of {caller.region} is of number {replica.number}, and {reference.owner} stopped by {reference.number}"
             raise _refusal(name, what, "read R and the outputs' replica anew")
         for what, value in (("R", replica.replicated), ("the output's replica", replica.output)):
             if value < reference.low:
@@ -422,7 +422,7 @@ class References:
             return Change()
         self._check_owner(reference, caller.region, number)
         if move.step != ARRIVED:
-            raise _refusal(name, f"{move.to} has not everything yet", "wait until the move has arrived")
+            raise _refusal(name, f"{move.to} does not have everything yet", "wait until the move has arrived")
         if digest != reference.digest:
             what = "the digest is not that of the batch at which it stopped"
             raise _refusal(name, what, "cancel the move, and begin anew")
@@ -463,7 +463,7 @@ class References:
                 return Change()
             raise _refusal(name, f"it is being moved to {reference.move.to}", "cancel that first")
         if self.is_suspect(reference.owner, now):
-            what = f"its owner {reference.owner or '(unknown)'} is not heard of"
+            what = f"its owner {reference.owner or '(unknown)'} is silent"
             raise _refusal(name, what, "wait for it, or adopt")
         return self._put(replace(reference, move=Move(to)))
 
@@ -512,7 +512,7 @@ class References:
                 fix = "move it, which loses nothing; or wait until it is silent for long enough"
                 raise _refusal(name, f"its owner {reference.owner} is alive", fix)
         elif to not in reference.regions or self.is_suspect(to, now):
-            raise _refusal(name, f"{to} is none of its regions, or not heard of", "name one that is")
+            raise _refusal(name, f"{to} is none of its regions, or silent", "name one of its regions that reports")
         adopted = self._owned_by(reference, to)
         if reference.released and reference.move is not None and to in (reference.owner, reference.move.to):
             return self._put(adopted)  # both regions have all rows, as after the claim that did not come
@@ -610,7 +610,7 @@ class References:
         for lost in sorted(regions):
             if self.is_suspect(lost, now):
                 fix = "start its agent first, or write off what it has"
-                raise _refusal(name, f"{lost} is not heard of", fix)
+                raise _refusal(name, f"{lost} is silent", fix)
         return self._publish(rest)
 
     def allow_automatic(self, name: str, *, allowed: bool) -> Change:
@@ -622,7 +622,7 @@ class References:
         reference = self.get(name)
         bad = [sink.name for sink in reference.sinks if not sink.fences]
         if allowed and (bad or not reference.sinks):
-            what = f"its sinks {', '.join(bad)} cannot fence" if bad else "it has no sink that is known"
+            what = f"its sinks {', '.join(bad)} cannot fence" if bad else "it has no sink"
             raise _refusal(name, what, "an operator has to adopt it, after the lost region's writers are stopped")
         return self._put(replace(reference, automatic=allowed))
 
@@ -687,7 +687,7 @@ class References:
         if self.store.state != ENROLLING:
             return Change()  # a repeat: the agent confirms next
         if caller.token not in (self.store.recovers, self.store.token):
-            msg = "the store that is recovered is not the one that this region belongs to: check --global"
+            msg = "this region belongs to another store than the recovered one: check --global"
             raise errors.ServerTokenMismatch(msg, metadata={"expected": self.store.recovers})
         if caller.region not in self.store.expected:
             fix = "recover again, with all regions"
@@ -738,7 +738,7 @@ class References:
         """
         self._check_serving()
         if caller.token and caller.token != self.store.token:
-            msg = "another global store answers here than this region belongs to: check --global; after a loss, an operator recovers it"
+            msg = "another global store answers here than the one of this region: check --global; after a loss, an operator recovers the store"
             metadata = {"expected": caller.token, "found": self.store.token, "recovers": self.store.recovers}
             raise errors.ServerTokenMismatch(msg, metadata=metadata)
         self._listen(caller, now)
@@ -749,13 +749,13 @@ class References:
             self._check_confirmed(caller)
         what = f"{caller.region} has seen more of it"
         if above:
-            what = f"{caller.region} has a number of {above[0]} above its own"
+            what = f"{caller.region} has a greater number of {above[0]}"
         strangers = [name for name in above if name in self.references and caller.region not in self.get(name).regions]
         if strangers or not any(caller.region in reference.regions for reference in self.references.values()):
             where = f"{strangers[0]} is none of its references" if strangers else "it is in no reference here"
             fix = "check --global and --state of its agent; when this store is an older copy, an operator has to recover it"
             raise _refusal(caller.region, f"{what}, and {where}", fix)
-        reason = f"this store is older than what it has said: {what}"
+        reason = f"this store is older than its own answers: {what}"
         stopped = self.store._replace(state=STOPPED_STORE, reason=reason)
         return Change(store=stopped, raises=_recovering(stopped))
 
@@ -772,15 +772,15 @@ class References:
         """
         session = self.sessions.get(caller.region)
         if session is None and len(self.sessions) >= MOST_REGIONS:
-            msg = f"{MOST_REGIONS} regions were heard of already: check the names"
+            msg = f"{MOST_REGIONS} regions have sent requests already: check the names"
             raise errors.Overloaded(msg)
         if session is None or session.agent != caller.agent:
             if session is not None and not self._succeeds(session, caller.agent, now):
-                msg = f"another agent speaks for region {caller.region}: stop one of the two. This one was refused"
+                msg = f"another agent speaks for region {caller.region}: this one was refused; stop one of the two"
                 raise errors.SecondAgent(msg, metadata={"region": caller.region})
             session = self.sessions[caller.region] = Session(caller.agent, now)
         if caller.turn <= session.turn:
-            msg = "a newer request of this agent was heard already"
+            msg = "a newer request of this agent has arrived already"
             raise errors.OldStream(msg, metadata={"region": caller.region})
         session.turn, session.heard_at = caller.turn, now
 
@@ -796,16 +796,16 @@ class References:
 
     def _check_confirmed(self, caller: Caller) -> None:
         if not self.sessions[caller.region].confirmed:
-            msg = f"region {caller.region} has not been confirmed since it, or the global authority, was started: confirm first"
+            msg = f"region {caller.region} has not been confirmed since its agent or the global authority started: confirm first"
             raise errors.Unconfirmed(msg, metadata={"region": caller.region})
 
     def _check_owner(self, reference: Reference, region: str, number: int) -> None:
         if reference.owner == region and reference.number == number and not reference.released:
             return
-        owner = reference.owner or "nobody that is known"
+        owner = f"its owner is {reference.owner or 'unknown'}"
         if reference.released:
-            owner = "nobody, it is being moved,"
-        msg = f"{region} does not own {reference.name} by {number}: {owner} does, by {reference.number}. Stand by, and commit nothing"
+            owner = f"{reference.owner} has released it"
+        msg = f"{region} does not own {reference.name} by number {number}: {owner}, and its number is {reference.number}. Stand by, and commit nothing"
         metadata = {"reference": reference.name, "owner": reference.owner, "number": str(reference.number)}
         raise errors.StaleAdoption(msg, metadata=metadata)
 
@@ -816,7 +816,7 @@ class References:
         if to == reference.owner:
             raise _refusal(reference.name, f"{to} owns it already", "there is nothing to do")
         if self.is_suspect(to, now):
-            raise _refusal(reference.name, f"{to} is not heard of", "start `lowwater region` there first")
+            raise _refusal(reference.name, f"{to} is silent", "start `lowwater region` there first")
 
     def _check_target(self, reference: Reference, region: str) -> None:
         to = self._moving(reference).to
@@ -864,7 +864,7 @@ def _refusal(name: str, what: str, fix: str) -> errors.RegionRefused:
 
 
 def _recovering(store: Store) -> errors.Recovering:
-    msg = f"the global authority answers nothing: {store.reason}; {store.fix}"
+    msg = f"the global authority serves no requests: {store.reason}; {store.fix}"
     return errors.Recovering(
         msg, metadata={"state": store.state, "recovers": store.recovers, "token": store.token, "fix": store.fix}
     )
@@ -922,7 +922,7 @@ def _check_size(reference: Reference, positions: tuple[Position, ...], *texts: s
     texts += tuple(text for place in positions for text in place[:2])
     if len(positions) > MOST_POSITIONS or any(len(text) > MOST_TEXT for text in texts):
         what = f"more than {MOST_POSITIONS} positions, or a text of more than {MOST_TEXT} characters"
-        raise _refusal(reference.name, f"{what} was told", "tell less, or divide it into several references")
+        raise _refusal(reference.name, f"the report has {what}", "report less, or divide the reference into several")
 
 
 def _check_batch(reference: Reference, report: Progress) -> None:
@@ -979,7 +979,7 @@ def _with_replica(reference: Reference, replica: Replica) -> Reference:
         raise _refusal(reference.name, what, "register it with all of them")
     _check_size(reference, replica.positions)
     if not replica.number:
-        what = f"{replica.region} does not say under which adoption number it keeps its replica, so that the replica cannot count"
+        what = f"{replica.region} does not report the adoption number of its replica, so the replica cannot count"
         raise _refusal(reference.name, what, "upgrade its `lowwater region`")
     if replica.region == reference.owner:
         return reference

@@ -83,7 +83,7 @@ def parser() -> CommandParser:
         "--state",
         type=Path,
         default=Path("lowwater-region"),
-        help="folder of what it was told last; keep it, and share it with no other agent (default: %(default)s)",
+        help="folder with the agent's state; keep it, and share it with no other agent (default: %(default)s)",
     )
     parse.add_argument(
         "--listen",
