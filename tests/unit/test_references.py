@@ -22,7 +22,18 @@ from lowwater_regions.change import Change
 from lowwater_regions.commands.references import adopt_and_write_off
 from lowwater_regions.json_records import FORMAT
 from lowwater_regions.records import references_pb2 as records
-from lowwater_regions.reference import LOCAL, REPLICATED, SERVING, Broken, Position, Reference, Replica, Sink, name_of
+from lowwater_regions.reference import (
+    LOCAL,
+    MOST_LIFE,
+    REPLICATED,
+    SERVING,
+    Broken,
+    Position,
+    Reference,
+    Replica,
+    Sink,
+    name_of,
+)
 from lowwater_regions.references import GAP, Agent, Caller, Progress, References
 from tests.kit.times import SECOND
 
@@ -696,7 +707,7 @@ def test_what_was_forgotten_stays_so_over_a_recovery(world: World) -> None:
         world.core.get(HOURLY)
 
 
-@pytest.mark.parametrize("damaged", ["{", "[]", '{"number": 9}', "null", "another"])
+@pytest.mark.parametrize("damaged", ["{", "[]", '{"number": 9}', "null", "another", "surrogate"])
 @pytest.mark.parametrize("order", ["AB", "BA"])
 def test_a_record_that_cannot_be_read_is_refused_alone_when_a_region_enrols(
     world: World, damaged: str, order: str
@@ -704,8 +715,9 @@ def test_a_record_that_cannot_be_read_is_refused_alone_when_a_region_enrols(
     """It may be the newest one, with a greater number and a hold that nobody else knows: no other record of the reference counts."""
     world.register("daily", LOCAL)
     hourly, daily = json_records.encode(world.hourly), json_records.encode(world.core.get(DAILY))
+    variants = {"another": daily, "surrogate": json.dumps({**json.loads(hourly), "\ud800": 1})}
     told = {
-        "A": {HOURLY: daily if damaged == "another" else damaged, DAILY: daily},
+        "A": {HOURLY: variants.get(damaged, damaged), DAILY: daily},
         "B": {HOURLY: hourly, DAILY: daily},
     }
     world.recover("new")
@@ -719,6 +731,13 @@ def test_a_record_that_cannot_be_read_is_refused_alone_when_a_region_enrols(
     world.do(world.core.recover("newer", "store", ["B"], ["A"]))
     world.do(world.core.enrol(world.caller("B"), told["B"], world.now))
     assert world.hourly.number == 1 + 1 + GAP, "its folder was removed, and its sinks are fenced"
+
+
+def test_the_greatest_local_incarnation_survives_a_recovery(world: World) -> None:
+    record = json_records.encode(replace(world.hourly, number=2, life=MOST_LIFE))
+    world.do(world.core.recover("new", "", ["A"], ["B"]))
+    world.do(world.core.enrol(world.caller("A"), {HOURLY: record}, world.now))
+    assert (world.core.store.state, world.hourly.life) == ("serving", MOST_LIFE)
 
 
 def test_a_region_of_another_store_does_not_enrol(world: World) -> None:

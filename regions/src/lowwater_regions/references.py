@@ -224,7 +224,6 @@ class References:
             self.forgotten.pop(reference.name, None)
         for name, tombstone in change.forget.items():
             self.references.pop(name, None)
-            self.damaged.pop(name, None)
             self.forgotten[name] = tombstone
         if change.store is not None:
             if change.store.token != self.store.token:  # a region must ask anew by which numbers it owns what
@@ -701,7 +700,7 @@ class References:
             try:
                 reference = _enrolled(name, record)
             except (*json_records.UNREADABLE, errors.InvalidArgument) as error:
-                what = f"the record that {caller.region} has of it cannot be read ({type(error).__name__}: {error})"
+                what = f"the record that {caller.region} has of it cannot be read ({json_records.reason_of(error)})"
                 fix = f"stop the agent of {caller.region}, remove its --state folder, and recover with {caller.region} as --fenced"
                 refused[name] = _refusal(name, what, fix)
                 unread[name] = Unread(what, record.encode())
