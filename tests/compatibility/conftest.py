@@ -45,8 +45,9 @@ def lowest_client(wheels: dict[str, Path]) -> Environment:
 
 @pytest.fixture(scope="session")
 def lowest(wheels: dict[str, Path]) -> Environment:
-    """Client and authority, under the lowest versions that they allow."""
-    return environment("lowest", [wheels["lowwater"], wheels["lowwater-authority"]], lowest=True)
+    """Client, authority and regions, under the lowest versions that they allow."""
+    names = ("lowwater", "lowwater-authority", "lowwater-regions")
+    return environment("lowest", [wheels[name] for name in names], lowest=True)
 
 
 @pytest.fixture(scope="session")
