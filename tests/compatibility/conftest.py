@@ -47,8 +47,8 @@ def lowest_client(wheels: dict[str, Path]) -> Environment:
 
 @pytest.fixture(scope="session")
 def lowest(wheels: dict[str, Path]) -> Environment:
-    """Client and authority, under the lowest versions that they allow."""
-    return environment("lowest", [wheels[name] for name in AUTHORITY], lowest=True)
+    """Client, authority and regions, under the lowest versions that they allow."""
+    return environment("lowest", [wheels[name] for name in (*AUTHORITY, "lowwater-regions")], lowest=True)
 
 
 @pytest.fixture(scope="session")

@@ -68,6 +68,20 @@ def test_the_authority_serves_under_its_floors(lowest: Environment, tmp_path: Pa
         assert server.stop() == 0
 
 
+def test_regions_write_and_read_their_journal_under_their_floors(lowest: Environment) -> None:
+    check_floors(lowest, "regions")
+    code = """
+from lowwater_regions import region, serve
+from lowwater_regions.change import Change, decode
+from lowwater_regions.reference import LOCAL, Move, Reference
+change = Change((Reference("hourly", ("clicks",), ("A", "B"), LOCAL, "A", move=Move("B")),))
+assert decode(change.encode()) == change
+"""
+    command = [lowest.python, "-I", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environ())
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_the_page_serves_under_its_floors_where_there_is_no_authority(
     lowest_page: Environment, current: Serving, tmp_path: Path
 ) -> None:

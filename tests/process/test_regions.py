@@ -194,7 +194,7 @@ def test_operators_see_and_decide_by_commands(world: World, capsys: pytest.Captu
     assert (record["automatic"], record["policy"], record["published_micros"]) == (True, "local", BASE + 10)
     code, told = command("automatic", "other:clicks", "--on")
     assert code == 2
-    assert "no sink that is known" in told
+    assert "it has no sink" in told
     assert command("move", HOURLY, "--to", "B")[0] == 0
     assert "moving to B: wanted" in command("show", HOURLY)[1]
     assert command("cancel-move", HOURLY)[0] == 0

@@ -21,7 +21,7 @@ from lowwater import Watermark, WatermarkView, errors
 from lowwater.v1 import regions_pb2 as pb
 from lowwater_authority.core.times import MIN
 from lowwater_regions.agent import PipelineReport, RegionAgent
-from lowwater_regions.config import Kept, StateFolder
+from lowwater_regions.config import ReferenceConfig, StateFolder
 from lowwater_regions.reference import ENROLLING, LOCAL, SERVING, Sink
 from lowwater_regions.registry import Registry
 from lowwater_regions.servicer import RegionServicer
@@ -31,7 +31,7 @@ from tests.kit.times import SECOND
 from tests.property.search import SEARCH
 
 NAME = "hourly:clicks"
-KEPT = Kept("hourly", ("clicks",), ("A", "B"), "A", LOCAL, (Sink("lake", fences=True),), "hourly", "mirror")
+KEPT = ReferenceConfig("hourly", ("clicks",), ("A", "B"), "A", LOCAL, (Sink("lake", fences=True),), "hourly", "mirror")
 
 STEPS = [
     *("once", "once", "once", "work", "work", "cut", "lose the answer", "restart", "restart the center", "take over"),

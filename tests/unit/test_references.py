@@ -22,7 +22,18 @@ from lowwater_regions.change import Change
 from lowwater_regions.commands.references import adopt_and_write_off
 from lowwater_regions.json_records import FORMAT
 from lowwater_regions.records import references_pb2 as records
-from lowwater_regions.reference import LOCAL, REPLICATED, SERVING, Broken, Position, Reference, Replica, Sink, name_of
+from lowwater_regions.reference import (
+    LOCAL,
+    MOST_LIFE,
+    REPLICATED,
+    SERVING,
+    Broken,
+    Position,
+    Reference,
+    Replica,
+    Sink,
+    name_of,
+)
 from lowwater_regions.references import GAP, Agent, Caller, Progress, References
 from tests.kit.times import SECOND
 
@@ -216,7 +227,7 @@ def test_a_reset_alone_does_not_say_that_rows_are_included(world: World) -> None
         world.report("B", 2, 70, name=name, life=2)
         found = world.core.get(name)
         assert (found.incarnation, found.written_off, found.accepted <= 50) == (2, True, True)
-        with pytest.raises(errors.RegionRefused, match="A is not heard of"):
+        with pytest.raises(errors.RegionRefused, match="A is silent"):
             world.core.arrived(name, world.now)
     world.confirm("A")
     for name in (HOURLY, DAILY):
@@ -249,7 +260,7 @@ def test_row_a_global_store_from_a_backup_reissues_no_number(world: World) -> No
 
 def test_row_a_higher_number_alone_stops_an_old_store(world: World) -> None:
     """Its log may have grown as long as the one that was lost."""
-    with pytest.raises(errors.Recovering, match="above its own"):
+    with pytest.raises(errors.Recovering, match="B has a greater number of hourly:clicks"):
         world.confirm("B", hourly=2)
 
 
@@ -478,7 +489,7 @@ def test_numbers_and_incarnations_go_on_after_a_reference_was_forgotten(world: W
 
 def test_a_region_that_is_not_heard_of_adopts_nothing(world: World) -> None:
     world.pass_time(SUSPECT)
-    with pytest.raises(errors.RegionRefused, match="B is not heard of"):
+    with pytest.raises(errors.RegionRefused, match="B is silent"):
         world.adopt("B")
     with pytest.raises(errors.RegionRefused, match="'C' is none of its regions"):
         world.adopt("C")
@@ -487,7 +498,7 @@ def test_a_region_that_is_not_heard_of_adopts_nothing(world: World) -> None:
 def test_nothing_has_arrived_from_a_region_that_is_not_heard_of(world: World) -> None:
     world.mirror("B", 50)
     world.fail_over()
-    with pytest.raises(errors.RegionRefused, match="A is not heard of"):
+    with pytest.raises(errors.RegionRefused, match="A is silent"):
         world.core.arrived(HOURLY, world.now)
     with pytest.raises(errors.RegionRefused, match="holds for no lost region C"):
         world.core.write_off(HOURLY, "ops", 1, "C")
@@ -546,7 +557,7 @@ def test_an_agent_that_does_not_say_whose_rows_it_has_is_told_to_be_upgraded(wor
 def test_the_next_owner_has_to_have_read_what_it_has_of_the_owner_that_stopped(world: World) -> None:
     world.mirror("B", 20)
     stop_to_move(world)
-    with pytest.raises(errors.RegionRefused, match="was read under number 2, and A stopped by 1"):
+    with pytest.raises(errors.RegionRefused, match="is of number 2, and A stopped by 1"):
         arrive(world, Replica("B", 20, MAX, at(40), 2))
 
 
@@ -585,7 +596,7 @@ def test_a_planned_move_loses_nothing_and_writes_nothing_off(world: World) -> No
         arrive(world, Replica("B", 19, MAX, at(40), 1))
     with pytest.raises(errors.RegionRefused, match="the output's replica is at 19"):
         arrive(world, Replica("B", 20, 19, at(40), 1))
-    with pytest.raises(errors.RegionRefused, match="has not everything yet"):
+    with pytest.raises(errors.RegionRefused, match="does not have everything yet"):
         release(world)
     with pytest.raises(errors.RegionRefused, match="its state is of batch 4"):
         arrive(world, Replica("B", 20, MAX, at(40), 1), digest="other")
@@ -696,7 +707,7 @@ def test_what_was_forgotten_stays_so_over_a_recovery(world: World) -> None:
         world.core.get(HOURLY)
 
 
-@pytest.mark.parametrize("damaged", ["{", "[]", '{"number": 9}', "null", "another"])
+@pytest.mark.parametrize("damaged", ["{", "[]", '{"number": 9}', "null", "another", "surrogate"])
 @pytest.mark.parametrize("order", ["AB", "BA"])
 def test_a_record_that_cannot_be_read_is_refused_alone_when_a_region_enrols(
     world: World, damaged: str, order: str
@@ -704,8 +715,9 @@ def test_a_record_that_cannot_be_read_is_refused_alone_when_a_region_enrols(
     """It may be the newest one, with a greater number and a hold that nobody else knows: no other record of the reference counts."""
     world.register("daily", LOCAL)
     hourly, daily = json_records.encode(world.hourly), json_records.encode(world.core.get(DAILY))
+    variants = {"another": daily, "surrogate": json.dumps({**json.loads(hourly), "\ud800": 1})}
     told = {
-        "A": {HOURLY: daily if damaged == "another" else damaged, DAILY: daily},
+        "A": {HOURLY: variants.get(damaged, damaged), DAILY: daily},
         "B": {HOURLY: hourly, DAILY: daily},
     }
     world.recover("new")
@@ -719,6 +731,13 @@ def test_a_record_that_cannot_be_read_is_refused_alone_when_a_region_enrols(
     world.do(world.core.recover("newer", "store", ["B"], ["A"]))
     world.do(world.core.enrol(world.caller("B"), told["B"], world.now))
     assert world.hourly.number == 1 + 1 + GAP, "its folder was removed, and its sinks are fenced"
+
+
+def test_the_greatest_local_incarnation_survives_a_recovery(world: World) -> None:
+    record = json_records.encode(replace(world.hourly, number=2, life=MOST_LIFE))
+    world.do(world.core.recover("new", "", ["A"], ["B"]))
+    world.do(world.core.enrol(world.caller("A"), {HOURLY: record}, world.now))
+    assert (world.core.store.state, world.hourly.life) == ("serving", MOST_LIFE)
 
 
 def test_a_region_of_another_store_does_not_enrol(world: World) -> None:
@@ -748,7 +767,7 @@ def test_rows_of_an_owner_that_nobody_knows_have_arrived_when_all_regions_are_he
     test_two_that_own_it_by_one_number_own_nothing_after_a_recovery(world)
     assert [(each.at, each.region) for each in world.hourly.holds] == [(MIN, "")]
     world.pass_time(SUSPECT, "B")
-    with pytest.raises(errors.RegionRefused, match="A is not heard of"):
+    with pytest.raises(errors.RegionRefused, match="A is silent"):
         world.core.arrived(HOURLY, world.now)
     world.confirm("A")
     world.do(world.core.arrived(HOURLY, world.now))

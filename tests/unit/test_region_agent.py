@@ -31,7 +31,7 @@ from lowwater_authority.rpc.guard import Guard
 from lowwater_regions import questions, region
 from lowwater_regions.agent import PipelineReport, RegionAgent, goes_on
 from lowwater_regions.change import Change, Unread
-from lowwater_regions.config import BadConfig, Kept, StateFolder, read_config
+from lowwater_regions.config import BadConfig, ReferenceConfig, StateFolder, read_config
 from lowwater_regions.figures import FIGURES, ReferenceFigures
 from lowwater_regions.questions import Pipelines, Questions
 from lowwater_regions.reference import LOCAL, SERVING, STOPPED_STORE, Reference
@@ -192,7 +192,10 @@ class World:
         self.local, self.center = Local(), Center()
         self.now = 0.0
         self.folder = StateFolder(folder, 0)
-        kept = [Kept(name, ("clicks",), ("A", "B"), "A", low=name, replicated="mirror") for name in ("hourly", "daily")]
+        kept = [
+            ReferenceConfig(name, ("clicks",), ("A", "B"), "A", low=name, replicated="mirror")
+            for name in ("hourly", "daily")
+        ]
         self.agent = RegionAgent(
             "A",
             kept,
@@ -226,19 +229,19 @@ def world(tmp_path: Path) -> Iterator[World]:
 async def test_a_fresh_number_is_asked_of_the_global_authority(world: World) -> None:
     """A region that wakes up goes by what it was told before; a sink that cannot fence would let it fence its successor."""
     await world.agent.once()
-    assert (await world.agent.asked("hourly:clicks")).number == 1
+    assert (await world.agent.confirm_owned("hourly:clicks")).number == 1
     world.center.own("hourly", 2, owner="B")
     assert world.agent.owned("hourly:clicks").number == 1
     with pytest.raises(
         errors.StaleAdoption, match=r"region B owns hourly:clicks, by the adoption number 2, and region A does not"
     ):
-        await world.agent.asked("hourly:clicks")
+        await world.agent.confirm_owned("hourly:clicks")
     world.agent.linked = False
-    assert (await world.agent.asked("daily:clicks")).number == 1
+    assert (await world.agent.confirm_owned("daily:clicks")).number == 1
     assert world.center.asked[-1][0] == "Confirm"
     world.center.away = True
     with pytest.raises(errors.Unavailable):
-        await world.agent.asked("daily:clicks")
+        await world.agent.confirm_owned("daily:clicks")
     world.center.away = False
     await world.agent.once()
     assert world.center.asked[-1][0] == "Confirm", "a request had no answer"

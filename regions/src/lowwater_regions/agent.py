@@ -1,16 +1,19 @@
-"""The agent of a region: tells the global authority how far the region is, and the region by which numbers it may commit.
+"""The agent of a region: reports its progress, and hands out the numbers by which it may commit.
 
-Once a second it reads L and R from the local authority, reports them, and takes the answer: what the region owns, and what is published for all.
-Every answer replaces the one before as a whole. After a start, and whenever a request had no answer, the next one is Confirm; what the agent
-was told before an own restart counts for nothing. So after a start there is no number until the global level has been heard. While
-the link is cut the last answer stays: the region goes on, by the number that it had when it was cut off, and whether that still counts is for the
-sinks to say, which compare it in the write.
+Once a second the agent reads L and R from the local authority, reports them to the global
+authority, and takes the answer: what the region owns, and what is published for all. Every answer
+replaces the one before as a whole. After a start, and after a request without an answer, the next
+request is Confirm. Answers to an earlier run count for nothing, so after a start there is no number
+until the global authority has answered. While the link is cut the last answer stays: the region
+goes on by its number, and a sink that compares numbers in the write decides whether it still
+counts.
 
-The agent relays: each global watermark is published at the local authority as the injector ``global/NAME``, which nobody else reports for. Local
-pipelines read global names there alone, and find them holding while the global level is away.
+The agent relays: it publishes each global watermark at the local authority as the injector
+``global/NAME``, for which no other worker reports. Local pipelines read global names only there,
+and find them holding while the global authority is away.
 
-A region that becomes the owner of a reference resets its own computation of that name first. What it has published there may stem from a time
-when it went on without knowing that it had been replaced.
+A region that becomes the owner of a reference first resets its own computation of that name. The
+region may have published there while it did not know that it had been replaced.
 """
 
 from __future__ import annotations
@@ -33,25 +36,25 @@ from lowwater.core.events import event
 from lowwater.core.text import duration
 from lowwater.v1 import regions_pb2 as pb
 from lowwater_authority.core.times import ANY_SKEW, MAX, MIN
-from lowwater_regions.config import Kept, StateFolder, registration
+from lowwater_regions.config import ReferenceConfig, StateFolder, registration
 from lowwater_regions.reference import MOST_NUMBER, relayed_name
 
 RELAY_IDENTITY: Final = "lowwater-region"
 
 FATAL: Final = (errors.SecondAgent,)
-"""What waiting does not cure: the agent says why, hands out nothing more, and ends."""
+"""Errors that waiting does not cure: the agent logs one, hands out nothing more, and ends."""
 
 CALL_SECONDS: Final = 5.0
 
 READ_SECONDS: Final = 2.0
-"""How long the local authority keeps a sign of life waiting."""
+"""Longest time that a sign of life waits for the local authority, seconds."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class PipelineReport:
-    """Last report of the region's own pipeline about a reference, and the adoption number it had."""
+    """Last report of the region's own pipeline about a reference, and its adoption number."""
 
     number: int = 0
     batch: int = -1
@@ -73,20 +76,20 @@ class RegionAgent:
     """Speaks for one region.
 
     Args:
-        name: The region's.
-        kept: Its references.
-        folder: What it keeps.
-        local: A client of the local authority.
-        stub: Of the global authority.
-        where: Its address, for messages.
-        metadata: Returns what goes along with a call to it.
-        monotonic: Seconds.
+        name: Name of the region.
+        references: References in the region's file.
+        folder: Folder with the state that outlives the agent.
+        local: Client of the local authority.
+        stub: Stub of the global authority.
+        where: Address of the global authority, for messages.
+        metadata: Returns the metadata of a call to the global authority.
+        monotonic: Returns seconds of a clock that never steps.
     """
 
     def __init__(
         self,
         name: str,
-        kept: Iterable[Kept],
+        references: Iterable[ReferenceConfig],
         folder: StateFolder,
         local: Client,
         stub: Any,
@@ -96,18 +99,18 @@ class RegionAgent:
         monotonic: Callable[[], float],
     ) -> None:
         self.name = name
-        self.kept = {each.name: each for each in kept}
+        self.configs = {config.name: config for config in references}
         self.folder = folder
         self.local = local
         self.views: dict[str, pb.ReferenceView] = {}
-        """The last answer, of this process; empty until it is confirmed."""
+        """References of the last answer; empty until the agent is confirmed."""
         self.watermarks: list[pb.GlobalWatermark] = []
         self.linked = False
-        """Whether the last request was answered; if not, the next one is Confirm."""
-        self.heard: float | None = None
-        """When it was, by the monotonic clock."""
+        """True when the last request was answered. Otherwise the next one is Confirm."""
+        self.heard_at: float | None = None
+        """When the last answer came, by the monotonic clock; None: never."""
         self.pipeline_reports: dict[str, PipelineReport] = {}
-        """Last report of the pipeline of each reference. Not kept over a restart."""
+        """Last report of the pipeline of each reference, in memory only."""
         self.mirrored: dict[str, list[pb.SourcePosition]] = {}
         self.arrivals: dict[str, PipelineReport] = {}
         self.refusals: dict[str, str] = {}
@@ -119,29 +122,28 @@ class RegionAgent:
         self._nonce = secrets.token_hex(8)
         self._turn = 0
         self._values: dict[str, WatermarkView] = {}
-        """What was read of the local authority, for this report. What is reset meanwhile is taken
-        out."""
+        """Watermarks of the local authority for this report. A reset takes its computation out."""
         self._read_under: dict[str, int] = {}
-        """By reference the adoption number that this region knew before it read ``_values``: what
-        was read says nothing of a later owner."""
+        """Adoption number by reference that this region knew before it read ``_values``. The values
+        say nothing about a later owner."""
         self._ready: dict[str, int] = {}
-        """By reference the number for which the local computation was made ready."""
+        """Adoption number by reference for which the local computation was made ready."""
         self._ended: dict[str, tuple[int, int]] = {}
-        """By reference an adoption number, and the local incarnation that was there before the
-        reset for it."""
+        """Adoption number by reference for which the local computation is reset, and its
+        incarnation before that reset."""
         self._relays: dict[str, Relayed] = {}
         self._relaying: asyncio.Task[None] | None = None
         self._asking = asyncio.Lock()
         self._away_for = ""
-        """Why there was no answer, as it was told last."""
+        """Reason of the last logged failure of the link; empty while there is an answer."""
         self._registered: set[str] = set()
 
-    # -- what pipelines ask ------------------------------------------------------------------------
+    # -- questions of pipelines --------------------------------------------------------------------
 
     @property
     def stale(self) -> float | None:
-        """For how many seconds the global level has not been heard; None: never."""
-        return None if self.heard is None else self._monotonic() - self.heard
+        """Seconds since the global authority answered last; None: it never did."""
+        return None if self.heard_at is None else self._monotonic() - self.heard_at
 
     def owned(self, reference: str) -> pb.ReferenceView:
         """Return a reference that the region owns, and may commit by.
@@ -149,7 +151,7 @@ class RegionAgent:
         Raises UnknownReference, Unconfirmed, StaleAdoption, RegionRefused.
         """
         metadata = {"reference": reference, "region": self.name}
-        if reference not in self.kept:
+        if reference not in self.configs:
             raise errors.UnknownReference(f"{reference!r} is not in the file of region {self.name}", metadata=metadata)
         view = self.views.get(reference)
         if view is None:
@@ -159,8 +161,9 @@ class RegionAgent:
             if view.owner == self.name:
                 msg = f"region {self.name} has released {reference}, number {view.number}, to {view.moving_to}: commit nothing more, and stand by"
             else:
+                owner = f"region {view.owner}" if view.owner else "nobody"
                 msg = (
-                    f"{f'region {view.owner}' if view.owner else 'nobody'} owns {reference}, by the adoption number {view.number}, and region {self.name} does not: "
+                    f"{owner} owns {reference}, by the adoption number {view.number}, and region {self.name} does not: "
                     "commit nothing, and stand by until it is moved or adopted here"
                 )
             raise errors.StaleAdoption(msg, metadata={**metadata, "owner": view.owner, "number": str(view.number)})
@@ -191,10 +194,10 @@ class RegionAgent:
         """
         return self._monotonic() - self._stepped_at
 
-    async def asked(self, reference: str) -> pb.ReferenceView:
-        """Return as owned, but ask the global authority first: for what cannot be fenced later.
+    async def confirm_owned(self, reference: str) -> pb.ReferenceView:
+        """Return as owned, after asking the global authority: for a sink that cannot fence.
 
-        Raises also what keeps it from being asked.
+        Raises as owned, and the error of that call.
         """
         self.owned(reference)
         async with self._asking:
@@ -205,10 +208,10 @@ class RegionAgent:
         return self.owned(reference)
 
     def committed(self, reference: str, report: PipelineReport) -> None:
-        """Take what a pipeline has committed. Raises as owned; StaleAdoption for another number."""
+        """Take a pipeline's commit. Raises as owned; StaleAdoption for another number."""
         before = self.pipeline_reports.get(reference)
         if before is not None and before.stopped and before == report:
-            return  # said again
+            return  # a repeat
         view = self.owned(reference)
         if report.number != view.number:
             msg = f"{reference} is owned by number {view.number}, not {report.number}"
@@ -216,19 +219,19 @@ class RegionAgent:
         self.pipeline_reports[reference] = report
 
     def arrived(self, reference: str, report: PipelineReport) -> None:
-        """Take that the state of a batch is here, to be gone on from. Raises UnknownReference."""
-        if reference not in self.kept:
+        """Note that the state of a batch is here. Raises UnknownReference."""
+        if reference not in self.configs:
             raise errors.UnknownReference(f"{reference!r} is not in the file of region {self.name}")
         self.arrivals[reference] = report
 
     def mirrors(self, reference: str, positions: list[pb.SourcePosition]) -> None:
-        """Take how far the sources are mirrored here. Raises UnknownReference."""
-        if reference not in self.kept:
+        """Note how far the sources are mirrored here. Raises UnknownReference."""
+        if reference not in self.configs:
             raise errors.UnknownReference(f"{reference!r} is not in the file of region {self.name}")
         self.mirrored[reference] = positions
 
     async def raised(self, reference: str, number: int, sink: str, cut: str) -> None:
-        """Pass on that a sink has the number. Raises as owned, and Unavailable."""
+        """Report that a sink has the number. Raises as owned, and Unavailable."""
         if self.owned(reference).number != number:
             msg = f"{reference} is owned by number {self.owned(reference).number}, not {number}"
             raise errors.StaleAdoption(msg, metadata={"reference": reference})
@@ -236,12 +239,12 @@ class RegionAgent:
             request = pb.FenceRequest(reference=reference, number=number, sink=sink, cut=cut)
             await self._take(await self._call(self._stub.Fence, request))
 
-    # -- once a second -----------------------------------------------------------------------------
+    # -- the round, once a second ------------------------------------------------------------------
 
     async def once(self) -> None:
         """Report once, or confirm.
 
-        Raises what waiting does not cure, when nothing is handed out any more.
+        Raises one of FATAL; the agent hands out nothing any more then.
         """
         async with self._asking:
             self._read_under = {name: view.number for name, view in self.views.items()}
@@ -252,17 +255,17 @@ class RegionAgent:
                 self.views, self.linked = {}, False
                 raise
             except (errors.Unconfirmed, errors.OldStream):
-                self.linked = False  # it was restarted, or a newer request was heard: ask anew at once
+                self.linked = False  # the authority restarted, or heard a newer request: confirm at once
                 await self._away(self._talk())
             except errors.LowwaterError as error:
                 self._lost(error)
-        # Beside: a local authority that is slow keeps no sign of life from the global one.
+        # A task of its own: a slow local authority must not delay signs of life to the global one.
         if self._relaying is None or self._relaying.done():
             self._relaying = asyncio.create_task(self._relay())
         self._stepped_at = self._monotonic()
 
     async def close(self) -> None:
-        """Let go of what goes on beside."""
+        """End the relaying task."""
         if self._relaying is not None:
             self._relaying.cancel()
             await asyncio.gather(self._relaying, return_exceptions=True)
@@ -292,10 +295,10 @@ class RegionAgent:
             await self._take(await self._call(self._stub.Report, self._report()))
             await self._move()
             return
-        # All that it was ever told, whoever owned it: a store that knows less is an old copy.
-        numbers = {
-            name: told[1] for name, record in self.folder.state.records.items() if (told := _told_before(record))
-        }
+        # The greatest numbers that this region knows, whoever owned them. A store that knows less
+        # is an old copy.
+        records = self.folder.state.records
+        numbers = {name: owned[1] for name, record in records.items() if (owned := _owner_and_number(record))}
         try:
             answer = await self._call(self._stub.Confirm, pb.ConfirmRequest(numbers=numbers))
         except errors.ServerTokenMismatch as error:
@@ -304,7 +307,6 @@ class RegionAgent:
         except errors.Recovering as error:
             if error.metadata.get("state") != "enrolling" or error.metadata.get("recovers") != self.folder.state.store:
                 raise
-            records = self.folder.state.records
             answer = await self._call(self._stub.Enrol, pb.EnrolRequest(records=records))
             log.warning("enrolled %d references", len(records), extra=event("region_enrolled", references=len(records)))
             for view in answer.references:
@@ -319,30 +321,30 @@ class RegionAgent:
                 )
             )
             answer = await self._call(self._stub.Confirm, pb.ConfirmRequest(numbers=numbers))
-        # Taken at once: a registration below may have no answer, and the region goes on by what it
-        # was told last.
+        # Taken at once: a registration below may have no answer, and the region then goes on by
+        # this one.
         await self._take(answer)
         await self._register()
         self.linked, self._away_for = True, ""
         log.info("confirmed by the global authority", extra=event("region_confirmed", region=self.name))
 
     async def _register(self) -> None:
-        """Make the references of the file known; one that is refused keeps no other from it."""
-        for each in self.kept.values():
-            if each.name in self._registered:
+        """Register the references of the file. A refusal of one leaves the others alone."""
+        for config in self.configs.values():
+            if config.name in self._registered:
                 continue
             try:
-                await self._take(await self._call(self._stub.RegisterReference, registration(each)))
-                self._registered.add(each.name)
-                self.refusals.pop(f"{each.name}, registration", None)
-                known = self.views.get(each.name)
-                if known is not None and known.policy != each.policy:
+                await self._take(await self._call(self._stub.RegisterReference, registration(config)))
+                self._registered.add(config.name)
+                self.refusals.pop(f"{config.name}, registration", None)
+                view = self.views.get(config.name)
+                if view is not None and view.policy != config.policy:
                     log.info(
                         "%s: the policy in force is %s, as an operator has decided; the file has %s",
-                        each.name,
-                        known.policy,
-                        each.policy,
-                        extra=event("policy_decided", reference=each.name, policy=known.policy),
+                        config.name,
+                        view.policy,
+                        config.policy,
+                        extra=event("policy_decided", reference=config.name, policy=view.policy),
                     )
             except (
                 errors.RegistrationConflict,
@@ -354,12 +356,12 @@ class RegionAgent:
                 message = error.message
                 if isinstance(error, errors.PermissionDenied):
                     message += "; or an operator registers it with `lowwater references register`"
-                self._refuse(f"{each.name}, registration", error.reason, message)
+                self._refuse(f"{config.name}, registration", error.reason, message)
 
     def _belong(self, error: errors.ServerTokenMismatch) -> None:
-        """Belong to the store that an operator has put in the place of the one that was lost.
+        """Accept the store that replaces the lost one by an operator's recovery.
 
-        Raises the error for any other.
+        Raises the error for any other store.
         """
         state = self.folder.state
         if not state.store or error.metadata.get("recovers") != state.store:
@@ -373,49 +375,49 @@ class RegionAgent:
     def _report(self) -> pb.RegionReportRequest:
         values = self._values
         request = pb.RegionReportRequest()
-        for name, each in self.kept.items():
+        for name, config in self.configs.items():
             view = self.views.get(name)
             if view is None:
                 continue
             if view.owner != self.name:
-                replica = self._replica(each)
+                replica = self._replica(config)
                 if replica is not None:
                     request.replicas.append(replica)
-            elif each.low in values and self._ready.get(name) == view.number and view.move_step != "released":
-                request.progress.append(self._progress(each, view, values[each.low]))
+            elif config.low in values and self._ready.get(name) == view.number and view.move_step != "released":
+                request.progress.append(self._progress(config, view, values[config.low]))
         return request
 
-    def _progress(self, each: Kept, view: pb.ReferenceView, low: WatermarkView) -> pb.ReferenceProgress:
-        made = pb.ReferenceProgress(
-            reference=each.name, number=view.number, life=low.incarnation, low_micros=low.low.micros, batch=-1
+    def _progress(self, config: ReferenceConfig, view: pb.ReferenceView, low: WatermarkView) -> pb.ReferenceProgress:
+        progress = pb.ReferenceProgress(
+            reference=config.name, number=view.number, life=low.incarnation, low_micros=low.low.micros, batch=-1
         )
-        report = self.pipeline_reports.get(each.name)
+        report = self.pipeline_reports.get(config.name)
         if report is not None and report.number == view.number:
-            made.batch, made.digest = report.batch, report.digest
-            made.positions.extend(report.positions)
-        return made
+            progress.batch, progress.digest = report.batch, report.digest
+            progress.positions.extend(report.positions)
+        return progress
 
-    def _replica(self, each: Kept) -> pb.ReferenceReplica | None:
-        """What this region has of what another one makes; None while the local authority cannot tell."""
+    def _replica(self, config: ReferenceConfig) -> pb.ReferenceReplica | None:
+        """Return this region's replica; None while the local authority does not tell it."""
         values = self._values
-        if not each.replicated or each.replicated not in values or (each.output and each.output not in values):
+        if not config.replicated or config.replicated not in values or (config.output and config.output not in values):
             return None
-        if not self._read_under.get(each.name):
+        if not self._read_under.get(config.name):
             return None
-        output = values[each.output].low.micros if each.output else MAX
-        replicated = values[each.replicated].low.micros
-        positions = self.mirrored.get(each.name, ())
+        output = values[config.output].low.micros if config.output else MAX
+        replicated = values[config.replicated].low.micros
+        positions = self.mirrored.get(config.name, ())
         return pb.ReferenceReplica(
-            reference=each.name,
+            reference=config.name,
             region=self.name,
             replicated_micros=replicated,
             output_micros=output,
             positions=positions,
-            number=self._read_under.get(each.name, 0),
+            number=self._read_under.get(config.name, 0),
         )
 
     async def _move(self) -> None:
-        """Do the next step of planned moves that is this region's."""
+        """Take this region's next step of each planned move."""
         for name, view in list(self.views.items()):
             report, arrival = self.pipeline_reports.get(name), self.arrivals.get(name)
             try:
@@ -426,20 +428,20 @@ class RegionAgent:
                     and report.stopped
                     and report.number == view.number
                 ):
-                    low = self._values.get(self.kept[name].low)
+                    low = self._values.get(self.configs[name].low)
                     if low is not None:
                         await self._take(
                             await self._call(
-                                self._stub.Stop, pb.StopRequest(progress=self._progress(self.kept[name], view, low))
+                                self._stub.Stop, pb.StopRequest(progress=self._progress(self.configs[name], view, low))
                             )
                         )
                 elif view.owner == self.name and view.move_step == "arrived":
-                    # Nothing is committed from `stopped` on; from here on the number is not handed
-                    # out either, whatever becomes of the call.
+                    # The pipeline commits nothing after `stopped`. From here on the agent does not
+                    # hand out the number either, whether the call succeeds or not.
                     request = pb.ReleaseReferenceRequest(reference=name, number=view.number, digest=view.digest)
                     await self._take(await self._call(self._stub.ReleaseReference, request))
                 elif view.moving_to == self.name and view.move_step == "stopped" and arrival is not None:
-                    replica = self._replica(self.kept[name])
+                    replica = self._replica(self.configs[name])
                     if replica is not None:
                         del replica.positions[:]
                         replica.positions.extend(arrival.positions)
@@ -463,19 +465,19 @@ class RegionAgent:
         self.refusals[name] = message
 
     async def _take(self, answer: pb.RegionResponse) -> None:
-        """Go by an answer: it is the whole of what the region owns.
+        """Take an answer: it is all that the region owns.
 
-        Durable before anything is handed out.
+        The agent hands out numbers only after the answer is durable.
         """
         state = self.folder.state
         if state.store and answer.store_token != state.store:
             msg = "the global store has become another one"
             raise errors.ServerTokenMismatch(msg, metadata={"expected": state.store, "found": answer.store_token})
-        self.heard = self._monotonic()
+        self.heard_at = self._monotonic()
         state.store, state.seen = answer.store_token, max(state.seen, answer.position)
-        views = {each.name: each for each in answer.references if each.name in self.kept}
-        # Side by side: a local authority that is away keeps each of them waiting, and the next sign
-        # of life with them.
+        views = {view.name: view for view in answer.references if view.name in self.configs}
+        # At once: while the local authority is away each of them waits, and the next sign of life
+        # waits for them.
         await asyncio.gather(
             *(
                 self._begin(name, view)
@@ -486,8 +488,8 @@ class RegionAgent:
         for name, view in views.items():
             self._over(name, view)
             self._stand_by(view)
-        # Of what is not ready the older record stays, by which the next run knows that it has to be
-        # made ready.
+        # An owned reference that is not ready keeps its older record, which tells the next run to
+        # make it ready.
         state.records.update(
             {
                 name: view.record
@@ -498,9 +500,9 @@ class RegionAgent:
         self.folder.save()
         self.views = views
         self.watermarks = list(answer.watermarks)
-        refused = {each.reference for each in answer.refused}
-        for each in answer.refused:
-            self._refuse(each.reference, each.reason, each.message)
+        refused = {refusal.reference for refusal in answer.refused}
+        for refusal in answer.refused:
+            self._refuse(refusal.reference, refusal.reason, refusal.message)
         for name, view in views.items():
             if name not in refused:
                 self.refusals.pop(name, None)
@@ -508,9 +510,9 @@ class RegionAgent:
                 self.refusals.pop(f"{name}, move", None)
 
     def _stand_by(self, view: pb.ReferenceView) -> None:
-        """Hand out nothing more of a reference that is another's now, whichever answer said so.
+        """Hand out nothing more of a reference that another region owns now, by any answer.
 
-        This gives the region nothing that it had not.
+        This never gives the region a reference.
         """
         before = self.views.get(view.name)
         if before is None or before.owner != self.name or view.owner == self.name:
@@ -524,35 +526,38 @@ class RegionAgent:
         )
 
     def _over(self, name: str, view: pb.ReferenceView) -> None:
-        """What was said for a move that is over says nothing about the next one."""
+        """Forget reports that were made for an earlier move or an earlier owner."""
         before = self.views.get(name)
         if not view.moving_to and name in self.pipeline_reports:
             self.pipeline_reports[name].stopped = False
         if before is not None and before.moving_to == self.name != view.moving_to:
             self.arrivals.pop(name, None)
         if before is not None and before.number != view.number:
-            # Positions are those of the owner's sources, and a state that has arrived is of the
+            # Mirrored positions are those of the owner's sources, and an arrived state is of the
             # owner's batch.
             self.mirrored.pop(name, None)
             self.arrivals.pop(name, None)
 
     async def _begin(self, name: str, view: pb.ReferenceView) -> None:
-        """Make the local computation ready for a number that the region was given; again at the next answer, if that fails."""
+        """Make the local computation ready for the region's number.
+
+        After a failure the next answer tries again.
+        """
         record = self.folder.state.records.get(name)
         if not goes_on(record, view, self.name):
-            low = self.kept[name].low
+            low = self.configs[name].low
             try:
                 async with asyncio.timeout(READ_SECONDS):
                     await self._reset(name, low, view.number)
             except errors.UnknownComputation:
-                pass  # it was never here, so that nothing of it was published
+                pass  # the computation was never here, so it has published nothing
             except (errors.LowwaterError, TimeoutError) as error:
                 reason = error.reason if isinstance(error, errors.LowwaterError) else "TIMEOUT"
-                said = str(error) or f"no answer within {READ_SECONDS:g} s"
-                self._refuse(f"{name}, reset", reason, f"{low} cannot be reset at the local authority: {said}")
+                what = str(error) or f"no answer within {READ_SECONDS:g} s"
+                self._refuse(f"{name}, reset", reason, f"{low} cannot be reset at the local authority: {what}")
                 return
             finally:
-                self._values.pop(low, None)  # it was read before: of a time when the region was not the owner
+                self._values.pop(low, None)  # this value is from before the region was the owner
             log.warning(
                 "%s is owned by this region, by %d",
                 name,
@@ -565,107 +570,108 @@ class RegionAgent:
     # -- the local authority -----------------------------------------------------------------------
 
     async def _reset(self, name: str, low: str, number: int) -> None:
-        """Reset a computation for an adoption number, unless an earlier try whose answer was lost has done so.
+        """Reset a computation for an adoption number, once.
 
-        A second reset would begin a new global incarnation, which readers would take for a correction.
+        The answer to an earlier try may be lost. A second reset would begin a new global
+        incarnation, which readers would take for a correction.
         """
-        found = (await self.local.get(low)).get(low)
-        incarnation = 0 if found is None else found.incarnation
+        view = (await self.local.get(low)).get(low)
+        incarnation = 0 if view is None else view.incarnation
         if self._ended.get(name, (0, 0))[0] != number:
             self._ended[name] = number, incarnation
         if incarnation <= self._ended[name][1]:
             await self.local.reset(low)
 
     async def _read(self) -> dict[str, WatermarkView]:
-        """Return what the local authority has published, of what is registered there."""
-        names = {name for each in self.kept.values() for name in (each.low, each.replicated, each.output) if name}
+        """Return the watermarks that the local authority has published, of the file's names."""
+        configs = self.configs.values()
+        names = {name for config in configs for name in (config.low, config.replicated, config.output) if name}
         try:
             async with asyncio.timeout(READ_SECONDS):
-                found = await self._get(sorted(names))
+                views = await self._get(sorted(names))
         except (errors.LowwaterError, TimeoutError) as error:
             reason = error.reason if isinstance(error, errors.LowwaterError) else "TIMEOUT"
-            said = str(error) or f"no answer within {READ_SECONDS:g} s"
-            self._refuse("local authority", reason, f"it cannot be read, and nothing that it has is reported: {said}")
+            what = str(error) or f"no answer within {READ_SECONDS:g} s"
+            self._refuse("local authority", reason, f"it cannot be read, and nothing that it has is reported: {what}")
             return {}
         self.refusals.pop("local authority", None)
         for name in names:
-            if name in found and found[name].estimated:
+            if name in views and views[name].estimated:
                 self._refuse(name, "ESTIMATED", f"{name} is estimated: nobody promises it, so it is not reported")
             else:
                 self.refusals.pop(name, None)
-        return {name: view for name, view in found.items() if view.registered and not view.estimated}
+        return {name: view for name, view in views.items() if view.registered and not view.estimated}
 
     async def _get(self, names: list[str]) -> dict[str, WatermarkView]:
-        """Read them at once, or one by one when one of them may not be read: it keeps no other from being reported."""
+        """Read watermarks at once; one by one when the agent may not read one of them."""
         try:
             return await self.local.get(*names)
         except errors.PermissionDenied:
             if len(names) == 1:
                 raise
-        found = await asyncio.gather(*(self.local.get(name) for name in names), return_exceptions=True)
+        answers = await asyncio.gather(*(self.local.get(name) for name in names), return_exceptions=True)
         views: dict[str, WatermarkView] = {}
-        for name, each in zip(names, found, strict=True):
-            if isinstance(each, BaseException):
-                if not isinstance(each, errors.PermissionDenied):
-                    raise each
-                self._refuse(f"{name}, read", each.reason, str(each))
+        for name, answer in zip(names, answers, strict=True):
+            if isinstance(answer, BaseException):
+                if not isinstance(answer, errors.PermissionDenied):
+                    raise answer
+                self._refuse(f"{name}, read", answer.reason, str(answer))
             else:
-                views |= each
+                views |= answer
                 self.refusals.pop(f"{name}, read", None)
         return views
 
     async def _relay(self) -> None:
-        """Publish what is published for all at the local authority; one that fails keeps no other from it."""
-        for each in self.watermarks:
-            name = relayed_name(each.computation)
+        """Publish global watermarks at the local authority; the failure of one stops no other."""
+        for watermark in self.watermarks:
+            name = relayed_name(watermark.computation)
             try:
                 async with asyncio.timeout(CALL_SECONDS):
-                    await self._relay_one(name, each)
+                    await self._relay_one(name, watermark)
                 self.refusals.pop(name, None)
             except (errors.LowwaterError, TimeoutError, OSError) as error:
                 self._relays.pop(name, None)
                 self._refuse(name, "RELAY", f"{name} cannot be relayed: {error}")
 
-    async def _relay_one(self, name: str, told: pb.GlobalWatermark) -> None:
+    async def _relay_one(self, name: str, watermark: pb.GlobalWatermark) -> None:
         state = self.folder.state
-        known = state.relayed.get(name)
-        if known is not None and told.incarnation < known:
+        relayed = state.relayed.get(name)
+        if relayed is not None and watermark.incarnation < relayed:
             fix = "reset the computation where it is owned, which begins a new one"
-            msg = f"its incarnation {told.incarnation} is older than {known}, which is relayed already, as after a recovery: {fix}"
+            msg = f"its incarnation {watermark.incarnation} is older than {relayed}, which is relayed already, as after a recovery: {fix}"
             raise errors.IncarnationChanged(msg, metadata={"fix": fix})
         relay = self._relays.get(name)
-        if relay is None or told.incarnation != known:
-            # The owner's authority has compared it with the clock, by a max_skew that is not known
-            # here.
+        if relay is None or watermark.incarnation != relayed:
+            # The owner's authority has compared the watermark with the clock, by its own max_skew.
             await self.local.register(name, max_skew=timedelta(microseconds=ANY_SKEW))
-            if known is None:  # the file is new; what stands there may be of another life
+            if relayed is None:  # the file is new: an earlier life may have published under this name
                 afresh = not (await self.local.get(name))[name].low.unknown
             else:
-                afresh = told.incarnation > known
+                afresh = watermark.incarnation > relayed
             if afresh:
                 await self.local.reset(name)
-            if known != told.incarnation:
-                state.relayed[name] = told.incarnation
+            if relayed != watermark.incarnation:
+                state.relayed[name] = watermark.incarnation
                 self.folder.save()
             worker = self.local.worker(name, name=f"region {self.name}", identity=RELAY_IDENTITY, generation=state.run)
             relay = self._relays[name] = Relayed(await worker.claim())
-        if told.published_micros == MAX and relay.value != MAX:
+        if watermark.published_micros == MAX and relay.value != MAX:
             await relay.lease.finish()
-        elif MIN < told.published_micros < MAX:
+        elif MIN < watermark.published_micros < MAX:
             away = self.stale
             waiting = (
                 "" if self.linked or away is None else f"the global authority, which was not heard for {duration(away)}"
             )
-            value = max(relay.value, told.published_micros)
+            value = max(relay.value, watermark.published_micros)
             if (value, waiting) != (relay.value, relay.waiting):
                 relay.lease.advance(None, oldest=None, frontier=value, waiting_for=waiting)
             relay.waiting = waiting
-        relay.value = max(relay.value, told.published_micros)
+        relay.value = max(relay.value, watermark.published_micros)
 
     # -- the global authority ----------------------------------------------------------------------
 
     async def _call(self, method: Any, request: Any) -> pb.RegionResponse:
-        """Ask once. Raises LowwaterError."""
+        """Make one call. Raises LowwaterError."""
         self._turn += 1
         state = self.folder.state
         request.caller.CopyFrom(
@@ -684,19 +690,17 @@ class RegionAgent:
         except grpc.RpcError as failure:
             error = error_of_call(failure, self._where)
             if isinstance(error, (errors.Unavailable, errors.Timeout)):
-                self.linked = False  # no answer: whether it was heard nobody knows
+                self.linked = False  # the authority may have heard the request or not
             elif isinstance(error, errors.StaleAdoption):
-                said = error.metadata
-                self._stand_by(
-                    pb.ReferenceView(name=said["reference"], owner=said["owner"], number=int(said["number"]))
-                )
+                name, owner, number = (error.metadata[key] for key in ("reference", "owner", "number"))
+                self._stand_by(pb.ReferenceView(name=name, owner=owner, number=int(number)))
             raise error from None
         finally:
             self._stepped_at = self._monotonic()
         return answer
 
     def status(self) -> dict[str, Any]:
-        """Return how everything stands, for people and programs."""
+        """Return the state of the agent, for people and programs."""
         return {
             "region": self.name,
             "linked": self.linked,
@@ -717,30 +721,33 @@ class RegionAgent:
                 for name, view in self.views.items()
             },
             "global": {
-                each.computation: {
-                    "incarnation": each.incarnation,
-                    "published_micros": each.published_micros,
-                    "written_off": each.written_off,
+                watermark.computation: {
+                    "incarnation": watermark.incarnation,
+                    "published_micros": watermark.published_micros,
+                    "written_off": watermark.written_off,
                 }
-                for each in self.watermarks
+                for watermark in self.watermarks
             },
             "refusals": self.refusals,
         }
 
 
 def goes_on(record: str | None, view: pb.ReferenceView, region: str) -> bool:
-    """Whether nobody else can have owned a reference since the record: another owner and the way back are two numbers."""
+    """True when no other region can have owned a reference since the record.
+
+    Another owner and the way back would take two numbers.
+    """
     if record is None:
         return view.number == 1
-    before = _told_before(record)
+    before = _owner_and_number(record)
     return before is not None and before[0] == region and view.number - before[1] in (0, 1)
 
 
-def _told_before(record: str) -> tuple[str, int] | None:
-    """Return owner and number of a record that was kept; None for one that cannot be read, which keeps no other reference from anything."""
+def _owner_and_number(record: str) -> tuple[str, int] | None:
+    """Return owner and number of a kept record; None for one that cannot be read."""
     try:
-        told = json.loads(record)
-        owner, number = told["owner"], told["number"]
+        fields = json.loads(record)
+        owner, number = fields["owner"], fields["number"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     return (owner, number) if type(number) is int and 0 < number < MOST_NUMBER else None

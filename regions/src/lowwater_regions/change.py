@@ -1,4 +1,4 @@
-"""A change of references: what is to be written down, as a journal record and back.
+"""A change of references, as a journal record and back.
 
 A change is planned, appended to the journal, and only then applied, so that nothing is shown
 before it is durable. A snapshot is a change that holds everything.
@@ -58,7 +58,7 @@ class Unread(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is to be written down, all or nothing, and the refusals beside it.
+    """Records to be written, all or nothing, and the refusals beside them.
 
     A change without anything to write is only an answer.
     """
@@ -76,7 +76,7 @@ class Change:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to write."""
+        """True when there is nothing to write."""
         return not self.put and not self.forget and self.store is None and not self.unread
 
     def encode(self) -> bytes:
@@ -125,14 +125,14 @@ def decode(record: bytes) -> Change:
             unread[stored.name] = Unread(f"{type(error).__name__}: {error}", stored.record)
     return Change(
         put=tuple(references),
-        forget={each.name: Tombstone(each.number, each.incarnation) for each in message.forgotten},
+        forget={old.name: Tombstone(old.number, old.incarnation) for old in message.forgotten},
         store=from_message(message.store) if message.HasField("store") else None,
         unread=unread,
     )
 
 
 def checked(name: str, reference: Reference) -> Reference:
-    """Return a reference that was read under a name. Raises ValueError when it cannot be that one."""
+    """Return a reference that was read under a name. Raises ValueError when it is another one."""
     if reference.name != name:
         msg = f"the record is of {reference.name}"
         raise ValueError(msg)

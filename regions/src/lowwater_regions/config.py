@@ -1,4 +1,4 @@
-"""What a region's agent is told in its file, and what it keeps in its folder."""
+"""The file of a region's agent, and the folder with the state that outlives it."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from lowwater_regions.reference import REPLICATED, Sink, name_of
 
 
 def positive_duration(text: str) -> float:
-    """Return seconds above zero: what is done once in none is done without end."""
-    found = parse_duration(text)
-    if found <= 0:
+    """Return seconds above zero: a period of zero would be a loop without a pause."""
+    seconds = parse_duration(text)
+    if seconds <= 0:
         msg = f"{text!r} is too short; write it like 500ms, 1s or 5m"
         raise argparse.ArgumentTypeError(msg)
-    return found
+    return seconds
 
 
 class BadConfig(Exception):
-    """The file, or the folder, cannot be used; the message says what to change."""
+    """An unusable file or folder; the message says what to change."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A reference, as the file of a region has it."""
+class ReferenceConfig:
+    """A reference in the file of a region."""
 
     computation: str
     inputs: tuple[str, ...]
@@ -43,11 +43,11 @@ class Kept:
     policy: str = REPLICATED
     sinks: tuple[Sink, ...] = ()
     low: str = ""
-    """The computation at the local authority whose low watermark is L."""
+    """Local computation whose low watermark is L."""
     replicated: str = ""
-    """The mirror there, whose low watermark is R while another region owns the reference."""
+    """Local mirror whose low watermark is R while another region owns the reference."""
     output: str = ""
-    """The replica of the outputs there, likewise; empty where they need none."""
+    """Local replica of the outputs, the same way; empty where they need none."""
 
     @property
     def name(self) -> str:
@@ -55,13 +55,16 @@ class Kept:
         return name_of(self.computation, self.inputs)
 
 
-def read_config(path: Path, region: str | None) -> list[Kept]:
-    """Return the references of a file, for the agent of a region; None: for an operator, who speaks for none. Raises BadConfig."""
+def read_config(path: Path, region: str | None) -> list[ReferenceConfig]:
+    """Return the references of a file. Raises BadConfig.
+
+    ``region`` is the agent's; None for an operator, who speaks for no region.
+    """
     try:
-        told = tomllib.loads(path.read_text("utf-8"))
-        found = [_kept(each, region) for each in told["reference"]]
-        _check_apart(found)
-        return found
+        tables = tomllib.loads(path.read_text("utf-8"))["reference"]
+        configs = [_config(table, region) for table in tables]
+        _check_apart(configs)
+        return configs
     except OSError as error:
         msg = f"{path} cannot be read: {error.strerror}"
         raise BadConfig(msg) from error
@@ -71,57 +74,61 @@ def read_config(path: Path, region: str | None) -> list[Kept]:
         raise BadConfig(msg) from error
 
 
-def _check_apart(found: list[Kept]) -> None:
-    """Raise ValueError for two references that are one, or that read L of one computation: adopting one would reset the other's."""
-    for which, told in (("reference", [each.name for each in found]), ("low", [each.low for each in found])):
-        twice = sorted({each for each in told if told.count(each) > 1})
+def _check_apart(configs: list[ReferenceConfig]) -> None:
+    """Raise ValueError for two tables of one reference, or with L of one computation.
+
+    Adopting one of them would reset the computation of the other.
+    """
+    fields = ("reference", [config.name for config in configs]), ("low", [config.low for config in configs])
+    for which, names in fields:
+        twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             msg = f"{twice[0]} is the {which} of two tables: give each its own"
             raise ValueError(msg)
 
 
-def _kept(told: dict[str, Any], region: str | None) -> Kept:
-    told = dict(told)
-    for name, value in told.items():
+def _config(table: dict[str, Any], region: str | None) -> ReferenceConfig:
+    table = dict(table)
+    for name, value in table.items():
         kind = {"inputs": str, "regions": str, "sinks": dict}.get(name)
         if kind is None and not isinstance(value, str):
             raise ValueError(f"{name} is no text")
-        if kind is not None and not (isinstance(value, list) and all(isinstance(each, kind) for each in value)):
+        if kind is not None and not (isinstance(value, list) and all(isinstance(item, kind) for item in value)):
             raise ValueError(f"{name} is no list of {'texts' if kind is str else 'tables'}")
-    if not all(isinstance(each.get("fences"), bool) for each in told.get("sinks", ())):
+    if not all(isinstance(sink.get("fences"), bool) for sink in table.get("sinks", ())):
         raise ValueError("fences of a sink is neither true nor false")
-    sinks = tuple(Sink(str(each["name"]), each["fences"]) for each in told.pop("sinks", ()))
-    inputs, regions = tuple(sorted(told.pop("inputs"))), tuple(sorted(told.pop("regions")))
-    told.setdefault("low", told["computation"])
-    found = Kept(inputs=inputs, regions=regions, sinks=sinks, **told)
+    sinks = tuple(Sink(str(sink["name"]), sink["fences"]) for sink in table.pop("sinks", ()))
+    inputs, regions = tuple(sorted(table.pop("inputs"))), tuple(sorted(table.pop("regions")))
+    table.setdefault("low", table["computation"])
+    config = ReferenceConfig(inputs=inputs, regions=regions, sinks=sinks, **table)
     if region is not None and region not in regions:
-        msg = f"{found.name} may not be owned by {region}: its regions are {', '.join(regions)}"
+        msg = f"{config.name} may not be owned by {region}: its regions are {', '.join(regions)}"
         raise ValueError(msg)
-    for name in filter(None, (found.low, found.replicated, found.output)):
+    for name in filter(None, (config.low, config.replicated, config.output)):
         if not is_name(name):
             msg = f"{name!r} is no name of a local computation"
             raise ValueError(msg)
-    if found.policy == REPLICATED and not found.replicated:
-        msg = f"{found.name} is {REPLICATED}: say with replicated = ... which local computation tells R while another region owns it"
+    if config.policy == REPLICATED and not config.replicated:
+        msg = f"{config.name} is {REPLICATED}: say with replicated = ... which local computation tells R while another region owns it"
         raise ValueError(msg)
-    return found
+    return config
 
 
-def registration(each: Kept) -> pb.RegisterReferenceRequest:
-    """Return the request that makes a reference known; who asks is not in it yet."""
+def registration(config: ReferenceConfig) -> pb.RegisterReferenceRequest:
+    """Return the request that registers a reference, without its caller."""
     return pb.RegisterReferenceRequest(
-        computation=each.computation,
-        inputs=each.inputs,
-        regions=each.regions,
-        home=each.home,
-        policy=each.policy,
-        sinks=[pb.ReferenceSink(name=sink.name, fences=sink.fences) for sink in each.sinks],
+        computation=config.computation,
+        inputs=config.inputs,
+        regions=config.regions,
+        home=config.home,
+        policy=config.policy,
+        sinks=[pb.ReferenceSink(name=sink.name, fences=sink.fences) for sink in config.sinks],
     )
 
 
 @dataclass(slots=True)
 class State:
-    """What outlives an agent: who it is, which store it belongs to, and what it was told last."""
+    """State that outlives an agent: its identity, its store, and the last records."""
 
     agent: str
     run: int
@@ -129,7 +136,7 @@ class State:
     seen: int = 0
     records: dict[str, str] = field(default_factory=dict)
     relayed: dict[str, int] = field(default_factory=dict)
-    """By relayed name the global incarnation that is published there."""
+    """Published global incarnation by relayed name."""
 
 
 class StateFolder:
@@ -154,11 +161,11 @@ class StateFolder:
     def _begin(self, now: int) -> State:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            told = json.loads(self._path.read_text("utf-8")) if self._path.exists() else {}
-            state = State(**{"agent": secrets.token_hex(8), "run": 0, **told})
+            stored = json.loads(self._path.read_text("utf-8")) if self._path.exists() else {}
+            state = State(**{"agent": secrets.token_hex(8), "run": 0, **stored})
             for record in state.records.values():
                 json.loads(record)["number"]
-            # Also greater than before when the file was lost, as long as the clock is right.
+            # The clock makes the run grow also after a loss of the file.
             state.run = max(state.run + 1, now)
         except BlockingIOError:
             msg = f"another agent uses {self._path.parent}: stop it, or give this one a folder of its own"
@@ -167,27 +174,27 @@ class StateFolder:
             msg = f"{self._path} cannot be read: {error.strerror}"
             raise BadConfig(msg) from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            msg = f"{self._path} is damaged ({error}): remove it; this region is then as one that was never here"
+            msg = f"{self._path} is damaged ({error}): remove it; this region then starts as a new one"
             raise BadConfig(msg) from error
         return state
 
     def save(self) -> None:
-        """Make the state durable, if it has changed but for the position that was seen last."""
-        told = asdict(self.state)
-        if {**told, "seen": 0} == {**self._written, "seen": 0}:
+        """Make the state durable, unless only ``seen`` has changed."""
+        state = asdict(self.state)
+        if {**state, "seen": 0} == {**self._written, "seen": 0}:
             return
-        beside = self._path.with_suffix(".new")
-        with open_private(beside, "w") as file:
-            json.dump(told, file)
+        new = self._path.with_suffix(".new")
+        with open_private(new, "w") as file:
+            json.dump(state, file)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(self._path)
+        new.replace(self._path)
         folder = os.open(self._path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
-        self._written = told
+        self._written = state
 
     def close(self) -> None:
         """Let another agent use the folder."""

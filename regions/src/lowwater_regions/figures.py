@@ -1,4 +1,4 @@
-"""The figures of the global authority, as one scrape reads them from the references and from who was heard of."""
+"""The metrics of the global authority, read from the references and sessions at each scrape."""
 
 from __future__ import annotations
 
@@ -50,8 +50,7 @@ REFUSED: Final = Figure(
 )
 
 BUILD: Final = Figure("info", "lowwater_global_build_info", "What is running.", ("version",))
-"""Not that of an authority: it serves no computation, and rules about those are not about this one.
-"""
+"""A name of its own: rules about an authority's computations do not apply here."""
 
 FIGURES: Final = (
     PUBLISHED,
@@ -65,34 +64,34 @@ FIGURES: Final = (
     SERVES,
     REFUSED,
 )
-"""As docs/metrics.md has them. ``region`` of a reference is its owner."""
+"""All metrics, as in docs/metrics.md. The ``region`` of a reference is its owner."""
 
 
 class ReferenceFigures(Collector):
-    """What a scrape reads of the references, on whatever thread it is."""
+    """Collector of the references' metrics; it may run on any thread."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
     def collect(self) -> Iterator[Metric]:
-        """Read them all; O(references + regions)."""
+        """Read all metrics; O(references + regions)."""
         core, now, date = self._registry.references, self._registry.monotonic(), self._registry.clock()
         families = {figure: figure.family() for figure in FIGURES}
         references, sessions = list(core.references.values()), dict(core.sessions)
-        for each in references:
-            owned = (each.name, each.owner)
-            if MIN < each.published < MAX:
-                families[PUBLISHED].add_metric(owned, each.published / 1e6)
-            families[NUMBER].add_metric(owned, each.number)
-            families[SUSPECT].add_metric(owned, core.is_suspect(each.owner, now))
-            families[HOLDS].add_metric(owned, len(each.holds))
-            families[WRITTEN_OFF].add_metric(owned, each.written_off)
-        for region in sorted({*sessions, *(region for each in references for region in each.regions)}):
+        for reference in references:
+            owned = (reference.name, reference.owner)
+            if MIN < reference.published < MAX:
+                families[PUBLISHED].add_metric(owned, reference.published / 1e6)
+            families[NUMBER].add_metric(owned, reference.number)
+            families[SUSPECT].add_metric(owned, core.is_suspect(reference.owner, now))
+            families[HOLDS].add_metric(owned, len(reference.holds))
+            families[WRITTEN_OFF].add_metric(owned, reference.written_off)
+        for region in sorted({*sessions, *(region for reference in references for region in reference.regions)}):
             if region in sessions:
-                families[REGION_HEARD].add_metric((region,), (date - (now - sessions[region].heard)) / 1e6)
+                families[REGION_HEARD].add_metric((region,), (date - (now - sessions[region].heard_at)) / 1e6)
             families[REGION_SUSPECT].add_metric((region,), core.is_suspect(region, now))
-        for told, count in sorted(self._registry.refused.copy().items()):
-            families[REFUSED].add_metric(told, count)
+        for labels, count in sorted(self._registry.refused.copy().items()):
+            families[REFUSED].add_metric(labels, count)
         families[DAMAGED].add_metric((), len(core.damaged))
         families[SERVES].add_metric((), core.store.state == SERVING)
         yield from families.values()

@@ -28,7 +28,7 @@ from lowwater_regions.reference import (
 FORMAT: Final = 1
 
 UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
-"""What reading a damaged text raises."""
+"""Errors of reading a damaged text."""
 
 _ROWS: Final[dict[str, Any]] = {
     "positions": Position,
@@ -67,8 +67,13 @@ def _with_rows(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
+def reason_of(error: Exception) -> str:
+    """Return why a text is unreadable, without half characters, which no message takes."""
+    return f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace").decode()
+
+
 def is_json(record: bytes) -> bool:
-    """Whether a journal record is of format 1. No message begins with a brace."""
+    """True when a journal record is of format 1. No message begins with a brace."""
     return record.startswith(b"{")
 
 
@@ -85,7 +90,7 @@ def decode_change(record: bytes) -> Change:
                 raise ValueError(values["unread"])
             references.append(checked(name, decode(values)))
         except UNREADABLE as error:
-            unread[name] = Unread(f"{type(error).__name__}: {error}", json.dumps(values).encode())
+            unread[name] = Unread(reason_of(error), json.dumps(values).encode())
     store: dict[str, Any] = fields.get("store", {})
     store = {key: tuple(value) if isinstance(value, list) else value for key, value in store.items()}
     return Change(

@@ -1,6 +1,7 @@
-"""What pipelines ask the agent of a region over HTTP, and who may ask: see lowwater.regions, which asks it.
+"""The server that pipelines ask over HTTP, and its visitors; lowwater.regions is its client.
 
-The server has a thread and an event loop of its own; the agent stays in the one that it was started in, where each question is answered.
+The server has a thread and an event loop of its own. The agent stays in its first event loop, where
+each question is answered.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from lowwater_server.visitors import Visitors
 
 ACT: Final = "region"
-"""What the audit calls a question."""
+"""Name of a question in the audit."""
 
 STALLED_SECONDS: Final = 60.0
 """Seconds without a step of the agent, beyond the time between two reports, after which it counts
@@ -43,7 +44,7 @@ _TAKE: Final[dict[str, Callable[[RegionAgent, str, PipelineReport], None]]] = {
     "/arrived": lambda agent, reference, report: agent.arrived(reference, report),
     "/mirrored": lambda agent, reference, report: agent.mirrors(reference, report.positions),
 }
-"""How the agent takes over a report, by the path that it is posted to."""
+"""Methods of the agent that take a report, by the path of the request."""
 
 
 class _Tokens:
@@ -59,7 +60,7 @@ class _Tokens:
     async def whose(self, token_sha256: str) -> Identity:
         """See Rights.
 
-        Digests of random tokens are compared: how long that takes says nothing of a token.
+        Digests are compared, so the time that a comparison takes does not reveal a token.
         """
         name = "pipelines" if token_sha256 in self._digests else ""
         return Identity(controlled=True, name=name, page=False, metrics=False)
@@ -69,9 +70,9 @@ class _Tokens:
 
 
 class Pipelines(KnownVisitors):
-    """Lets in whoever has a token, and without tokens programs of this machine.
+    """Admits visitors with a token, and without tokens programs of this machine.
 
-    Pages of a browser are let in by neither.
+    A page in a browser is never admitted.
     """
 
     def __init__(self, tokens: Collection[str], *, monotonic: Callable[[], float]) -> None:
@@ -89,7 +90,7 @@ class Pipelines(KnownVisitors):
         if await self._rights.controlled():
             await self._who(request, ACT)
         elif not is_loopback(request.url.host or ""):
-            # A name that a stranger has made to lead to this machine.
+            # A stranger can point any other name at this machine.
             raise Denied(403, "without a token ask by the name localhost, 127.0.0.1 or [::1]")
 
 
@@ -101,8 +102,8 @@ def _answering(handler: Callable[..., Awaitable[dict[str, Any]]]) -> Callable[..
         try:
             return answer(json.dumps(await handler(self, request)).encode())
         except errors.LowwaterError as error:
-            told = {"reason": error.reason, "message": error.message, "metadata": dict(error.metadata)}
-            return answer(json.dumps(told).encode(), 409)
+            refusal = {"reason": error.reason, "message": error.message, "metadata": dict(error.metadata)}
+            return answer(json.dumps(refusal).encode(), 409)
 
     return answered
 
@@ -138,29 +139,29 @@ class Questions:
             web.post("/raised", self._raised),
         ]
 
-    async def _there(self, ask: Callable[[], Any]) -> Any:
+    async def _ask(self, question: Callable[[], Any]) -> Any:
         """Ask the agent in its own event loop.
 
-        A caller that goes away meanwhile ends nothing there.
+        The question is finished there also when its caller goes away.
         """
 
-        async def asked() -> Any:
-            found = ask()
-            return await found if isawaitable(found) else found
+        async def in_agent() -> Any:
+            result = question()
+            return await result if isawaitable(result) else result
 
-        return await asyncio.shield(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asked(), self._loop)))
+        return await asyncio.shield(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(in_agent(), self._loop)))
 
     @_answering
     async def _status(self, _: web.Request) -> dict[str, Any]:
-        found: dict[str, Any] = await self._there(self._agent.status)
-        return found
+        status: dict[str, Any] = await self._ask(self._agent.status)
+        return status
 
     @_answering
     async def _token(self, request: web.Request) -> dict[str, Any]:
         reference, fresh = request.query.get("reference", ""), request.query.get("fresh")
 
-        async def ask() -> dict[str, Any]:
-            view = await self._agent.asked(reference) if fresh else self._agent.owned(reference)
+        async def token() -> dict[str, Any]:
+            view = await self._agent.confirm_owned(reference) if fresh else self._agent.owned(reference)
             return {
                 "number": view.number,
                 "reference": view.name,
@@ -169,18 +170,18 @@ class Questions:
                 "published_micros": view.published_micros,
                 "batch": view.batch,
                 "digest": view.digest,
-                "positions": [[each.cluster, each.topic, each.partition, each.offset] for each in view.positions],
+                "positions": [[place.cluster, place.topic, place.partition, place.offset] for place in view.positions],
                 "stale_seconds": self._agent.stale,
                 "linked": self._agent.linked,
             }
 
-        found: dict[str, Any] = await self._there(ask)
-        return found
+        fields: dict[str, Any] = await self._ask(token)
+        return fields
 
     @_answering
     async def _report(self, request: web.Request) -> dict[str, Any]:
         reference, report, _ = await report_in(request)
-        await self._there(lambda: _TAKE[request.path](self._agent, reference, report))
+        await self._ask(lambda: _TAKE[request.path](self._agent, reference, report))
         return {}
 
     @_answering
@@ -190,7 +191,7 @@ class Questions:
         if not isinstance(sink, str) or not isinstance(cut, str) or len(cut) > MOST_TEXT:
             msg = f"sink and cut must be texts, and cut has at most {MOST_TEXT} characters"
             raise errors.InvalidArgument(msg)
-        await self._there(lambda: self._agent.raised(reference, report.number, sink, cut))
+        await self._ask(lambda: self._agent.raised(reference, report.number, sink, cut))
         return {}
 
 
@@ -212,7 +213,7 @@ async def report_in(request: web.Request) -> tuple[str, PipelineReport, dict[str
             positions,
             bool(body.get("stopped")),
         )
-        # What does not fit would end the reports of all references.
+        # A value that fits no message would end the reports of all references, so try it here.
         pb.ReferenceProgress(number=report.number, batch=report.batch, digest=report.digest)
         texts = [report.digest, *(text for place in positions for text in (place.cluster, place.topic))]
         if len(positions) > MOST_POSITIONS or max(map(len, texts)) > MOST_TEXT:

@@ -71,7 +71,7 @@ class Sink(NamedTuple):
 
     name: str
     fences: bool
-    """Whether the sink compares the adoption number in the write itself."""
+    """True when the sink compares the adoption number in the write itself."""
     fenced: int = 0
     """Newest adoption number that the sink is known to have."""
     cut: str = ""
@@ -79,7 +79,7 @@ class Sink(NamedTuple):
 
 
 class Replica(NamedTuple):
-    """What a region has of a reference that another region owns."""
+    """A region's copy of a reference that another region owns."""
 
     region: str
     replicated: int
@@ -87,7 +87,7 @@ class Replica(NamedTuple):
     output: int = MAX
     """The same of the outputs; MAX where they need no replica."""
     positions: tuple[Position, ...] = ()
-    """How far the sources are mirrored, in the coordinates of the source."""
+    """Ends of the mirrored sources, in the coordinates of the source."""
     number: int = 0
     """Adoption number of the owner whose rows and outputs these are; 0: unknown, as in records of
     older versions. Under another number the replica counts for nothing: rows of an earlier owner
@@ -160,7 +160,7 @@ class Reference:
     """Incarnation of the computation at the owner's local authority; 0: unknown since the last
     adoption."""
     jumped: bool = False
-    """Whether the number has jumped since the owner's last report. The owner then resets its
+    """True when the number has jumped since the owner's last report. The owner then resets its
     computation, and ``life`` counts that reset already."""
     low: int = MIN
     """L, from the owner's last report."""
@@ -174,7 +174,7 @@ class Reference:
     replicas: tuple[Replica, ...] = ()
     automatic: bool = False
     decided: bool = False
-    """Whether an operator has decided on the policy. The policy in the regions' files then no
+    """True when an operator has decided on the policy. The policy in the regions' files then no
     longer counts."""
     holds: tuple[Hold, ...] = ()
     """One hold for each lost region whose rows no operator has decided on."""
@@ -195,12 +195,12 @@ class Reference:
 
     @property
     def released(self) -> bool:
-        """Whether the owner has released the reference, and the next one has not claimed it."""
+        """True when the owner has released the reference, and the next one has not claimed it."""
         return self.move is not None and self.move.step == RELEASED
 
     @property
     def written_off(self) -> bool:
-        """Whether rows were given up, or may be lost after they had counted as complete.
+        """True when rows were given up, or may be lost after they had counted as complete.
 
         Whoever reads the published watermark is tainted by that.
         """
@@ -272,7 +272,7 @@ def relayed_name(computation: str) -> str:
 
 
 class Tombstone(NamedTuple):
-    """What remains of a forgotten reference. Its numbers go on when it is registered again."""
+    """The rest of a forgotten reference. Its numbers go on when it is registered again."""
 
     number: int
     incarnation: int
@@ -308,7 +308,7 @@ class Store(NamedTuple):
 
     @property
     def fix(self) -> str:
-        """What must happen before a stopped store serves again."""
+        """The steps before a stopped store serves again."""
         if self.left_out:
             return (
                 f"the records of {', '.join(self.enrolled)} name {', '.join(self.left_out)}, which the recovery leaves out: "

@@ -102,7 +102,7 @@ class Session:
     """The agent that speaks for a region, in memory only."""
 
     agent: Agent
-    heard: int
+    heard_at: int
     turn: int = 0
     confirmed: bool = False
 
@@ -159,10 +159,10 @@ class References:
     def silent(self, region: str, now: int) -> int:
         """Return how long a region has been silent; at most the time since the start."""
         session = self.sessions.get(region)
-        return now - (self._started if session is None else session.heard)
+        return now - (self._started if session is None else session.heard_at)
 
     def is_suspect(self, region: str, now: int) -> bool:
-        """Whether a region has been silent for too long. Suspicion alone moves nothing."""
+        """True when a region has been silent for too long. Suspicion alone moves nothing."""
         return not region or self.silent(region, now) >= self.suspect_after
 
     def watched(self, now: int) -> None:
@@ -181,7 +181,7 @@ class References:
         if now - since >= self.suspect_after // 2:
             self._started = now
             for session in self.sessions.values():
-                session.heard = now
+                session.heard_at = now
 
     def watermarks(self) -> dict[str, tuple[int, int, bool]]:
         """Return incarnation, published watermark and taint of each computation.
@@ -224,7 +224,6 @@ class References:
             self.forgotten.pop(reference.name, None)
         for name, tombstone in change.forget.items():
             self.references.pop(name, None)
-            self.damaged.pop(name, None)
             self.forgotten[name] = tombstone
         if change.store is not None:
             if change.store.token != self.store.token:  # a region must ask anew by which numbers it owns what
@@ -249,7 +248,7 @@ class References:
         self.sessions[caller.region].confirmed = True
         return Change()
 
-    def register(self, caller: Caller | None, wanted: Reference, now: int, position: int) -> Change:
+    def register(self, caller: Caller | None, registration: Reference, now: int, position: int) -> Change:
         """Register a reference; ``caller`` is None for an operator, who speaks for no region.
 
         Repeating it is harmless. Raises RegistrationConflict, InvalidArgument, and as confirm does.
@@ -257,35 +256,37 @@ class References:
         self._check_serving()
         if caller is not None and (old := self._enter(caller, {}, now, position)) is not None:
             return old
-        _check(wanted)
-        if wanted.name in self.damaged:
-            self.get(wanted.name)
-        reference = self.references.get(wanted.name)
+        _check(registration)
+        if registration.name in self.damaged:
+            self.get(registration.name)
+        reference = self.references.get(registration.name)
         if reference is not None:
-            _check_same_registration(reference, wanted)
+            _check_same_registration(reference, registration)
             return Change()
         for other in self.references.values():
-            if other.computation == wanted.computation:
-                shared = set(other.inputs) & set(wanted.inputs)
+            if other.computation == registration.computation:
+                shared = set(other.inputs) & set(registration.inputs)
                 if shared:
                     msg = f"{other.name} has the home input {min(shared)} already: the homes of one computation share none"
-                    raise errors.RegistrationConflict(msg, metadata={"reference": wanted.name, "other": other.name})
-            elif relayed_name(other.computation) == relayed_name(wanted.computation):
-                msg = f"{wanted.computation} and {other.computation} would both be relayed as {relayed_name(wanted.computation)}: rename one of them"
-                raise errors.RegistrationConflict(msg, metadata={"reference": wanted.name, "other": other.name})
+                    raise errors.RegistrationConflict(
+                        msg, metadata={"reference": registration.name, "other": other.name}
+                    )
+            elif relayed_name(other.computation) == relayed_name(registration.computation):
+                msg = f"{registration.computation} and {other.computation} would both be relayed as {relayed_name(registration.computation)}: rename one of them"
+                raise errors.RegistrationConflict(msg, metadata={"reference": registration.name, "other": other.name})
         if len(self.references) >= MOST_REFERENCES:
             msg = f"{MOST_REFERENCES} references are registered already: forget some first"
             raise errors.Overloaded(msg)
-        before = self.forgotten.get(wanted.name, Tombstone(0, -1))
-        return Change((replace(wanted, number=before.number + 1, incarnation=before.incarnation + 2),))
+        before = self.forgotten.get(registration.name, Tombstone(0, -1))
+        return Change((replace(registration, number=before.number + 1, incarnation=before.incarnation + 2),))
 
-    def concerned(self, wanted: Reference) -> list[str]:
+    def concerned(self, registration: Reference) -> list[str]:
         """Return the regions whose global watermark a new reference changes.
 
         These are its own regions, and those of the other references of its computation.
         """
-        others = [other for other in self.references.values() if other.computation == wanted.computation]
-        return sorted({*wanted.regions, *(region for other in others for region in other.regions)})
+        others = [other for other in self.references.values() if other.computation == registration.computation]
+        return sorted({*registration.regions, *(region for other in others for region in other.regions)})
 
     def progress(
         self, caller: Caller, reports: Iterable[Progress], replicas: Mapping[str, Replica], now: int, position: int
@@ -323,7 +324,7 @@ class References:
         _check_size(reference, report.positions, report.digest)
         if report.life < reference.life:
             msg = (
-                f"{reference.name}: the local incarnation {report.life} is older than {reference.life}, which was told before. Was the local authority "
+                f"{reference.name}: the local incarnation {report.life} is older than {reference.life}, which was reported before. Was the local authority "
                 f"set up anew? Then reset the computation there until its incarnation is {reference.life}"
             )
             raise errors.Rewound(msg, metadata={"reference": reference.name})
@@ -339,21 +340,21 @@ class References:
         return replace(reference, life=report.life, jumped=False, low=report.low, positions=positions)
 
     def fenced(self, caller: Caller, name: str, number: int, sink: str, cut: str, now: int, position: int) -> Change:
-        """Note that the owner has raised its number at a sink, or knows the cut of a topic there."""
+        """Note the owner's number at a sink, or the cut of a topic there."""
         if (old := self._enter(caller, {name: number}, now, position)) is not None:
             return old
         self._check_confirmed(caller)
         reference = self.get(name)
         self._check_owner(reference, caller.region, number)
         _check_size(reference, (), cut)
-        names = [known.name for known in reference.sinks]
+        names = [other.name for other in reference.sinks]
         if sink not in names:
             raise _refusal(name, f"it has no sink {sink!r}", f"name one of {', '.join(names)}")
         sinks = tuple(
-            known._replace(fenced=number, cut=cut or (known.cut if known.fenced == number else ""))
-            if known.name == sink
-            else known
-            for known in reference.sinks
+            other._replace(fenced=number, cut=cut or (other.cut if other.fenced == number else ""))
+            if other.name == sink
+            else other
+            for other in reference.sinks
         )
         return self._put(replace(reference, sinks=sinks))
 
@@ -399,7 +400,7 @@ class References:
             raise _refusal(name, f"{reference.owner} has not stopped yet", "wait until the move is stopped")
         _check_same_state(reference, batch, digest, positions)
         if replica.number != reference.number:
-            what = f"what {caller.region} has was read under number {replica.number}, and {reference.owner} stopped by {reference.number}"
+            what = f"the replica of {caller.region} is of number {replica.number}, and {reference.owner} stopped by {reference.number}"
             raise _refusal(name, what, "read R and the outputs' replica anew")
         for what, value in (("R", replica.replicated), ("the output's replica", replica.output)):
             if value < reference.low:
@@ -420,7 +421,7 @@ class References:
             return Change()
         self._check_owner(reference, caller.region, number)
         if move.step != ARRIVED:
-            raise _refusal(name, f"{move.to} has not everything yet", "wait until the move has arrived")
+            raise _refusal(name, f"{move.to} does not have everything yet", "wait until the move has arrived")
         if digest != reference.digest:
             what = "the digest is not that of the batch at which it stopped"
             raise _refusal(name, what, "cancel the move, and begin anew")
@@ -461,7 +462,7 @@ class References:
                 return Change()
             raise _refusal(name, f"it is being moved to {reference.move.to}", "cancel that first")
         if self.is_suspect(reference.owner, now):
-            what = f"its owner {reference.owner or '(unknown)'} is not heard of"
+            what = f"its owner {reference.owner or '(unknown)'} is silent"
             raise _refusal(name, what, "wait for it, or adopt")
         return self._put(replace(reference, move=Move(to)))
 
@@ -493,7 +494,7 @@ class References:
     @staticmethod
     def decided(change: Change) -> Change:
         """Return an operator's change with the decision counted."""
-        counted = (replace(each, decision_number=each.decision_number + 1) for each in change.put)
+        counted = (replace(changed, decision_number=changed.decision_number + 1) for changed in change.put)
         return replace(change, put=tuple(counted))
 
     def adopt(self, name: str, to: str, who: str, when: int, now: int) -> Change:
@@ -510,7 +511,7 @@ class References:
                 fix = "move it, which loses nothing; or wait until it is silent for long enough"
                 raise _refusal(name, f"its owner {reference.owner} is alive", fix)
         elif to not in reference.regions or self.is_suspect(to, now):
-            raise _refusal(name, f"{to} is none of its regions, or not heard of", "name one that is")
+            raise _refusal(name, f"{to} is none of its regions, or silent", "name one of its regions that reports")
         adopted = self._owned_by(reference, to)
         if reference.released and reference.move is not None and to in (reference.owner, reference.move.to):
             return self._put(adopted)  # both regions have all rows, as after the claim that did not come
@@ -608,7 +609,7 @@ class References:
         for lost in sorted(regions):
             if self.is_suspect(lost, now):
                 fix = "start its agent first, or write off what it has"
-                raise _refusal(name, f"{lost} is not heard of", fix)
+                raise _refusal(name, f"{lost} is silent", fix)
         return self._publish(rest)
 
     def allow_automatic(self, name: str, *, allowed: bool) -> Change:
@@ -620,7 +621,7 @@ class References:
         reference = self.get(name)
         bad = [sink.name for sink in reference.sinks if not sink.fences]
         if allowed and (bad or not reference.sinks):
-            what = f"its sinks {', '.join(bad)} cannot fence" if bad else "it has no sink that is known"
+            what = f"its sinks {', '.join(bad)} cannot fence" if bad else "it has no sink"
             raise _refusal(name, what, "an operator has to adopt it, after the lost region's writers are stopped")
         return self._put(replace(reference, automatic=allowed))
 
@@ -685,7 +686,7 @@ class References:
         if self.store.state != ENROLLING:
             return Change()  # a repeat: the agent confirms next
         if caller.token not in (self.store.recovers, self.store.token):
-            msg = "the store that is recovered is not the one that this region belongs to: check --global"
+            msg = "this region belongs to another store than the recovered one: check --global"
             raise errors.ServerTokenMismatch(msg, metadata={"expected": self.store.recovers})
         if caller.region not in self.store.expected:
             fix = "recover again, with all regions"
@@ -699,7 +700,7 @@ class References:
             try:
                 reference = _enrolled(name, record)
             except (*json_records.UNREADABLE, errors.InvalidArgument) as error:
-                what = f"the record that {caller.region} has of it cannot be read ({type(error).__name__}: {error})"
+                what = f"the record that {caller.region} has of it cannot be read ({json_records.reason_of(error)})"
                 fix = f"stop the agent of {caller.region}, remove its --state folder, and recover with {caller.region} as --fenced"
                 refused[name] = _refusal(name, what, fix)
                 unread[name] = Unread(what, record.encode())
@@ -736,7 +737,7 @@ class References:
         """
         self._check_serving()
         if caller.token and caller.token != self.store.token:
-            msg = "another global store answers here than this region belongs to: check --global; after a loss, an operator recovers it"
+            msg = "another global store answers here than the one of this region: check --global; after a loss, an operator recovers the store"
             metadata = {"expected": caller.token, "found": self.store.token, "recovers": self.store.recovers}
             raise errors.ServerTokenMismatch(msg, metadata=metadata)
         self._listen(caller, now)
@@ -747,13 +748,13 @@ class References:
             self._check_confirmed(caller)
         what = f"{caller.region} has seen more of it"
         if above:
-            what = f"{caller.region} has a number of {above[0]} above its own"
+            what = f"{caller.region} has a greater number of {above[0]}"
         strangers = [name for name in above if name in self.references and caller.region not in self.get(name).regions]
         if strangers or not any(caller.region in reference.regions for reference in self.references.values()):
             where = f"{strangers[0]} is none of its references" if strangers else "it is in no reference here"
             fix = "check --global and --state of its agent; when this store is an older copy, an operator has to recover it"
             raise _refusal(caller.region, f"{what}, and {where}", fix)
-        reason = f"this store is older than what it has said: {what}"
+        reason = f"this store is older than its own answers: {what}"
         stopped = self.store._replace(state=STOPPED_STORE, reason=reason)
         return Change(store=stopped, raises=_recovering(stopped))
 
@@ -770,40 +771,40 @@ class References:
         """
         session = self.sessions.get(caller.region)
         if session is None and len(self.sessions) >= MOST_REGIONS:
-            msg = f"{MOST_REGIONS} regions were heard of already: check the names"
+            msg = f"{MOST_REGIONS} regions have sent requests already: check the names"
             raise errors.Overloaded(msg)
         if session is None or session.agent != caller.agent:
             if session is not None and not self._succeeds(session, caller.agent, now):
-                msg = f"another agent speaks for region {caller.region}: stop one of the two. This one was refused"
+                msg = f"another agent speaks for region {caller.region}: this one was refused; stop one of the two"
                 raise errors.SecondAgent(msg, metadata={"region": caller.region})
             session = self.sessions[caller.region] = Session(caller.agent, now)
         if caller.turn <= session.turn:
-            msg = "a newer request of this agent was heard already"
+            msg = "a newer request of this agent has arrived already"
             raise errors.OldStream(msg, metadata={"region": caller.region})
-        session.turn, session.heard = caller.turn, now
+        session.turn, session.heard_at = caller.turn, now
 
     def _succeeds(self, session: Session, agent: Agent, now: int) -> bool:
-        """Whether an agent takes the place of the one that spoke last.
+        """True when an agent takes the place of the one that spoke last.
 
         The next run over the same state file does; any other agent does after a silence.
         """
-        silent = now - session.heard >= self.suspect_after
+        silent = now - session.heard_at >= self.suspect_after
         if session.agent.agent == agent.agent:
             return agent.run > session.agent.run or (agent.run == session.agent.run and silent)
         return silent
 
     def _check_confirmed(self, caller: Caller) -> None:
         if not self.sessions[caller.region].confirmed:
-            msg = f"region {caller.region} has not been confirmed since it, or the global authority, was started: confirm first"
+            msg = f"region {caller.region} has not been confirmed since its agent or the global authority started: confirm first"
             raise errors.Unconfirmed(msg, metadata={"region": caller.region})
 
     def _check_owner(self, reference: Reference, region: str, number: int) -> None:
         if reference.owner == region and reference.number == number and not reference.released:
             return
-        owner = reference.owner or "nobody that is known"
+        owner = f"its owner is {reference.owner or 'unknown'}"
         if reference.released:
-            owner = "nobody, it is being moved,"
-        msg = f"{region} does not own {reference.name} by {number}: {owner} does, by {reference.number}. Stand by, and commit nothing"
+            owner = f"{reference.owner} has released it"
+        msg = f"{region} does not own {reference.name} by number {number}: {owner}, and its number is {reference.number}. Stand by, and commit nothing"
         metadata = {"reference": reference.name, "owner": reference.owner, "number": str(reference.number)}
         raise errors.StaleAdoption(msg, metadata=metadata)
 
@@ -814,7 +815,7 @@ class References:
         if to == reference.owner:
             raise _refusal(reference.name, f"{to} owns it already", "there is nothing to do")
         if self.is_suspect(to, now):
-            raise _refusal(reference.name, f"{to} is not heard of", "start `lowwater region` there first")
+            raise _refusal(reference.name, f"{to} is silent", "start `lowwater region` there first")
 
     def _check_target(self, reference: Reference, region: str) -> None:
         to = self._moving(reference).to
@@ -862,29 +863,33 @@ def _refusal(name: str, what: str, fix: str) -> errors.RegionRefused:
 
 
 def _recovering(store: Store) -> errors.Recovering:
-    msg = f"the global authority answers nothing: {store.reason}; {store.fix}"
+    msg = f"the global authority serves no requests: {store.reason}; {store.fix}"
     return errors.Recovering(
         msg, metadata={"state": store.state, "recovers": store.recovers, "token": store.token, "fix": store.fix}
     )
 
 
-def _check(wanted: Reference) -> None:
+def _check(reference: Reference) -> None:
     """Raise InvalidArgument for a record that must not be registered."""
-    sinks = [sink.name for sink in wanted.sinks]
-    single_region = wanted.policy == REPLICATED and len(wanted.regions) < 2
+    sinks = [sink.name for sink in reference.sinks]
+    single_region = reference.policy == REPLICATED and len(reference.regions) < 2
     problems = (
-        (not is_name(wanted.computation), "computation", "take [namespace/]name"),
-        (not wanted.inputs or not all(map(is_name, wanted.inputs)), "inputs", "name the home inputs that it needs"),
-        (tuple(sorted(set(wanted.inputs))) != wanted.inputs, "inputs", "name each once, sorted"),
-        (tuple(sorted(set(wanted.regions))) != wanted.regions, "regions", "name each once, sorted"),
-        (not all(map(_is_label, wanted.regions)), "regions", "give each a name"),
-        (wanted.owner not in ("", *wanted.regions), "owner", "name one of its regions"),
-        (wanted.policy not in (REPLICATED, LOCAL), "policy", f"take {REPLICATED} or {LOCAL}"),
+        (not is_name(reference.computation), "computation", "take [namespace/]name"),
+        (
+            not reference.inputs or not all(map(is_name, reference.inputs)),
+            "inputs",
+            "name the home inputs that it needs",
+        ),
+        (tuple(sorted(set(reference.inputs))) != reference.inputs, "inputs", "name each once, sorted"),
+        (tuple(sorted(set(reference.regions))) != reference.regions, "regions", "name each once, sorted"),
+        (not all(map(_is_label, reference.regions)), "regions", "give each a name"),
+        (reference.owner not in ("", *reference.regions), "owner", "name one of its regions"),
+        (reference.policy not in (REPLICATED, LOCAL), "policy", f"take {REPLICATED} or {LOCAL}"),
         (single_region, "regions", "a replica needs a second region; or take local"),
         (len(set(sinks)) < len(sinks), "sinks", "name each once"),
         (not all(map(_is_label, sinks)), "sinks", "give each a name"),
         *(
-            (len(getattr(wanted, name)) > MOST_EACH, name, f"name at most {MOST_EACH}")
+            (len(getattr(reference, name)) > MOST_EACH, name, f"name at most {MOST_EACH}")
             for name in ("inputs", "regions", "sinks")
         ),
     )
@@ -897,18 +902,18 @@ def _is_label(name: str) -> bool:
     return 0 < len(name) <= MOST_NAME and name.isprintable()
 
 
-def _check_same_registration(reference: Reference, wanted: Reference) -> None:
+def _check_same_registration(reference: Reference, registration: Reference) -> None:
     """Raise RegistrationConflict when a reference is registered with something else."""
     fields = ("regions",) if reference.decided else ("policy", "regions")
-    differ = [name for name in fields if getattr(reference, name) != getattr(wanted, name)]
-    if [sink[:2] for sink in reference.sinks] != [sink[:2] for sink in wanted.sinks]:
+    differ = [name for name in fields if getattr(reference, name) != getattr(registration, name)]
+    if [sink[:2] for sink in reference.sinks] != [sink[:2] for sink in registration.sinks]:
         differ.append("sinks")
     if differ:
         fix = "give all regions the same, or forget it first"
         if differ == ["policy"]:
             fix = f"{reference.policy} is in force; give all regions the same, or decide with `lowwater references policy`"
-        msg = f"{wanted.name} is registered with other {', '.join(differ)}: {fix}"
-        raise errors.RegistrationConflict(msg, metadata={"reference": wanted.name, "fields": " ".join(differ)})
+        msg = f"{registration.name} is registered with other {', '.join(differ)}: {fix}"
+        raise errors.RegistrationConflict(msg, metadata={"reference": registration.name, "fields": " ".join(differ)})
 
 
 def _check_size(reference: Reference, positions: tuple[Position, ...], *texts: str) -> None:
@@ -916,7 +921,7 @@ def _check_size(reference: Reference, positions: tuple[Position, ...], *texts: s
     texts += tuple(text for place in positions for text in place[:2])
     if len(positions) > MOST_POSITIONS or any(len(text) > MOST_TEXT for text in texts):
         what = f"more than {MOST_POSITIONS} positions, or a text of more than {MOST_TEXT} characters"
-        raise _refusal(reference.name, f"{what} was told", "tell less, or divide it into several references")
+        raise _refusal(reference.name, f"the report has {what}", "report less, or divide the reference into several")
 
 
 def _check_batch(reference: Reference, report: Progress) -> None:
@@ -954,7 +959,7 @@ def _check_tail(reference: Reference, report: Progress) -> None:
 
 
 def _check_same_state(reference: Reference, batch: int, digest: str, positions: tuple[Position, ...]) -> None:
-    """Raise RegionRefused unless the next owner has the very state in which the last one stopped."""
+    """Raise RegionRefused unless the next owner has the state in which the last one stopped."""
     if (batch, digest) != (reference.batch, reference.digest):
         what = f"its state is of batch {batch}, the owner stopped at {reference.batch}"
         raise _refusal(reference.name, what, "wait until the state has arrived")
@@ -973,7 +978,7 @@ def _with_replica(reference: Reference, replica: Replica) -> Reference:
         raise _refusal(reference.name, what, "register it with all of them")
     _check_size(reference, replica.positions)
     if not replica.number:
-        what = f"{replica.region} does not say under which adoption number it keeps its replica, so that the replica cannot count"
+        what = f"{replica.region} does not report the adoption number of its replica, so the replica cannot count"
         raise _refusal(reference.name, what, "upgrade its `lowwater region`")
     if replica.region == reference.owner:
         return reference
@@ -982,7 +987,7 @@ def _with_replica(reference: Reference, replica: Replica) -> Reference:
 
 
 def _is_read_anew(reference: Reference, entry: WriteOff | Broken, lost: str, region: str) -> bool:
-    """Whether rows that were given up count again when an operator says that they arrived.
+    """True when rows that were given up count again after an operator's `arrived`.
 
     Windows of the same incarnation have closed without them, so only a later one counts.
     """
@@ -1020,14 +1025,14 @@ def _jumped(reference: Reference) -> Reference:
     return replace(reference, life=life, jumped=True, low=MIN)
 
 
-def _better(known: Reference | None, other: Reference) -> Reference:
+def _better(mine: Reference | None, theirs: Reference) -> Reference:
     """Return the newer of two records of one reference.
 
-    When they name two owners by one number, the owner is unknown.
+    When they name two owners by one number, the owner is unmine.
     """
-    if known is None:
-        return other
-    newer = max(known, other, key=lambda record: (record.number, record.incarnation, record.published))
-    if known.number == other.number and known.owner != other.owner:
+    if mine is None:
+        return theirs
+    newer = max(mine, theirs, key=lambda record: (record.number, record.incarnation, record.published))
+    if mine.number == theirs.number and mine.owner != theirs.owner:
         return replace(newer, owner="")
     return newer

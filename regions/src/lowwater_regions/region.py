@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from lowwater import errors
 from lowwater.aio import Client
@@ -25,7 +25,7 @@ from lowwater.v1 import regions_pb2_grpc
 from lowwater_authority.files.secret import GLOBAL_TOKEN, OWN_TOKEN, secret, token_settings
 from lowwater_authority.files.table import BadFile
 from lowwater_regions.agent import FATAL, RegionAgent
-from lowwater_regions.config import BadConfig, StateFolder, positive_duration, read_config
+from lowwater_regions.config import BadConfig, ReferenceConfig, StateFolder, positive_duration, read_config
 from lowwater_regions.questions import Pipelines, Questions
 from lowwater_server.http import HttpServer, listen, listen_at
 from lowwater_server.logging import FORMATS, set_up
@@ -83,7 +83,7 @@ def parser() -> CommandParser:
         "--state",
         type=Path,
         default=Path("lowwater-region"),
-        help="folder of what it was told last; keep it, and share it with no other agent (default: %(default)s)",
+        help="folder with the agent's state; keep it, and share it with no other agent (default: %(default)s)",
     )
     parse.add_argument(
         "--listen",
@@ -113,10 +113,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     set_up(args.log_format, verbose=args.verbose)
     try:
-        kept = read_config(args.config, args.name)
+        references = read_config(args.config, args.name)
         folder = StateFolder(args.state, int(time.time()))
         try:
-            return asyncio.run(_run(args, kept, folder, open_door(args)))
+            return asyncio.run(_run(args, references, folder, open_door(args)))
         finally:
             folder.close()
     except (BadConfig, BadFile, BadCertificate, HttpFailed, errors.LowwaterError, OSError) as error:
@@ -125,15 +125,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class HttpFailed(Exception):
-    """The server that pipelines ask has ended by itself; the log says why."""
+    """The server for pipelines has ended by itself; the log says why."""
 
 
 class _Door(NamedTuple):
-    """Where pipelines ask, and by what."""
+    """The listening server for pipelines, and its tokens and certificates."""
 
     listening: socket.socket
     place: str
-    """For people, and for LOWWATER_REGION."""
+    """Address for people and for LOWWATER_REGION."""
     tokens: tuple[str, ...]
     certificates: Certificates | None
 
@@ -141,11 +141,10 @@ class _Door(NamedTuple):
 def open_door(args: argparse.Namespace) -> _Door:
     """Listen for pipelines.
 
-    Raises BadConfig for what would let in anybody from elsewhere, BadFile, BadCertificate and
-    OSError.
+    Raises BadConfig where other machines would need no token, BadFile, BadCertificate and OSError.
     """
-    tokens = tuple(each for each in map(str.strip, secret(TOKENS, os.environ).split(",")) if each)
-    if any(len(each) < LEAST_TOKEN for each in tokens):
+    tokens = tuple(filter(None, map(str.strip, secret(TOKENS, os.environ).split(","))))
+    if any(len(token) < LEAST_TOKEN for token in tokens):
         msg = (
             f"{TOKENS}, or the file that {TOKENS}_FILE names, has a token of less than {LEAST_TOKEN} characters: "
             "take one that `lowwater access token` prints"
@@ -179,7 +178,7 @@ def open_door(args: argparse.Namespace) -> _Door:
     return _Door(listening, place if certificates is None else f"https://{place}", tokens, certificates)
 
 
-async def _run(args: argparse.Namespace, kept: list[Any], folder: StateFolder, door: _Door) -> int:
+async def _run(args: argparse.Namespace, references: list[ReferenceConfig], folder: StateFolder, door: _Door) -> int:
     stopping, http_failed = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -190,7 +189,7 @@ async def _run(args: argparse.Namespace, kept: list[Any], folder: StateFolder, d
         stopping.set()
 
     def on_http_failed() -> None:
-        """Stop this loop. The server calls it in its own thread."""
+        """Stop the agent's loop. The server calls this in its own thread."""
         loop.call_soon_threadsafe(stop_failed)
 
     tls = {"ca": args.ca, "certificate": args.cert, "key": args.key}
@@ -199,7 +198,7 @@ async def _run(args: argparse.Namespace, kept: list[Any], folder: StateFolder, d
     async with Client(own) as local, open_aio_channel(other, other.addresses[0]) as channel:
         agent = RegionAgent(
             args.name,
-            kept,
+            references,
             folder,
             local,
             regions_pb2_grpc.RegionServiceStub(channel),
@@ -217,7 +216,7 @@ async def _run(args: argparse.Namespace, kept: list[Any], folder: StateFolder, d
         http.start()
         print(f"lowwater region: serving on {door.place}", flush=True)  # noqa: T201 - what callers wait for
         log.info("region %s: pipelines ask at %s", args.name, door.place, extra=event("started", address=door.place))
-        asked = asyncio.create_task(stopping.wait())
+        stop = asyncio.create_task(stopping.wait())
         try:
             while not stopping.is_set():
                 try:
@@ -225,13 +224,13 @@ async def _run(args: argparse.Namespace, kept: list[Any], folder: StateFolder, d
                 except FATAL as error:
                     log.error("%s", error, extra=event("stopped", reason=str(error)))
                     raise
-                await asyncio.wait([asked], timeout=args.every)
+                await asyncio.wait([stop], timeout=args.every)
             if http_failed.is_set():
                 msg = f"the server at {door.place} has failed, so no pipeline can ask: start the agent again"
                 log.error("%s", msg, extra=event("stopped", reason=msg))
                 raise HttpFailed(msg)
         finally:
-            asked.cancel()
+            stop.cancel()
             await agent.close()
             await asyncio.to_thread(http.close)
     log.info("stopped", extra=event("stopped"))

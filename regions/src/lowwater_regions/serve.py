@@ -42,7 +42,7 @@ from lowwater_server.logging import FORMATS, set_up
 SERVICE: Final = "lowwater.v1.RegionService"
 
 LIMITS: Final = ("streams", "calls_per_second", "message_bytes")
-"""Names of the limits that count at a global authority, which has neither computations nor key
+"""Names of the limits that count here. A global authority has neither computations nor key
 ranges."""
 
 EXAMPLES: Final = """\
@@ -177,10 +177,10 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
             extra=event("started", address=f"{host}:{bound}", pid=os.getpid()),
         )
         assert registry.ended is not None
-        asked, watching = asyncio.create_task(stopping.wait()), asyncio.create_task(registry.watch())
+        stop, watching = asyncio.create_task(stopping.wait()), asyncio.create_task(registry.watch())
         following = [] if door is None else [asyncio.create_task(door.watch())]
         resources = [asyncio.create_task(Watch(resource).run()) for resource in (FILES, MEMORY)]
-        waiting: list[asyncio.Future[Any]] = [registry.ended, asked, watching, *following]
+        waiting: list[asyncio.Future[Any]] = [registry.ended, stop, watching, *following]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         code = 0 if stopping.is_set() else local.FAILED
         if registry.ended.done():
@@ -188,7 +188,7 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
         for beside in (watching, *following):
             if beside.done() and (failure := beside.exception()) is not None:
                 log.error("%s", failure, extra=event("stopped", reason=repr(failure)))
-        for task in (asked, watching, *resources, *following):
+        for task in (stop, watching, *resources, *following):
             task.cancel()
         health.stop()
         await server.stop(local.GRACE_SECONDS)

@@ -1,4 +1,4 @@
-"""Regions over gRPC: decodes, asks the registry, encodes."""
+"""The service of regions over gRPC: decodes requests, asks the registry, encodes answers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 def _refusing(method: Method) -> Method:
-    """Turn errors into statuses, and count what is refused."""
+    """Turn errors into statuses, and count refusals."""
 
     @functools.wraps(method)
     async def guarded(self: Any, request: Any, context: Context) -> Any:
@@ -44,7 +44,7 @@ def _refusing(method: Method) -> Method:
             counted[method.__name__, error.reason] += 1
             await refuse(context, error)
         if isinstance(answer, pb.RegionResponse):
-            counted.update((method.__name__, each.reason) for each in answer.refused)
+            counted.update((method.__name__, refusal.reason) for refusal in answer.refused)
         return answer
 
     return guarded  # type: ignore[return-value]  # the same signature
@@ -57,14 +57,18 @@ class RegionServicer(regions_pb2_grpc.RegionServiceServicer):
         self._registry = registry
 
     async def _region(self, caller: Caller | None, plan: Callable[[References, int, int], Change]) -> pb.RegionResponse:
-        """Make a change that a region asks for, and tell it how everything stands."""
+        """Make the change that a region asks for, and return the state of its references."""
         registry = self._registry
         change = await registry.change(lambda core: plan(core, registry.monotonic(), registry.position))
         core, now = registry.references, registry.monotonic()
         return pb.RegionResponse(
             store_token=core.store.token,
             position=registry.position,
-            references=[view(core, each, now) for each in _sorted(core) if caller and caller.region in each.regions],
+            references=[
+                view(core, reference, now)
+                for reference in _sorted(core)
+                if caller and caller.region in reference.regions
+            ],
             watermarks=_watermarks(core),
             refused=[
                 pb.RefusedReference(reference=name, reason=error.reason, message=error.message)
@@ -75,11 +79,11 @@ class RegionServicer(regions_pb2_grpc.RegionServiceServicer):
 
     @_refusing
     async def Confirm(self, request: pb.ConfirmRequest, context: Context) -> pb.RegionResponse:  # noqa: N802
-        """Say who owns what."""
+        """Confirm an agent, and tell it which region owns what."""
         who = _caller(request)
         numbers = dict(request.numbers)
         answer = await self._region(who, lambda core, now, position: core.confirm(who, numbers, now, position))
-        owned = [each.name for each in answer.references if each.owner == who.region]
+        owned = [view.name for view in answer.references if view.owner == who.region]
         log.info(
             "region %s is confirmed",
             who.region,
@@ -89,85 +93,83 @@ class RegionServicer(regions_pb2_grpc.RegionServiceServicer):
 
     @_refusing
     async def RegisterReference(self, request: pb.RegisterReferenceRequest, context: Context) -> pb.RegionResponse:  # noqa: N802
-        """Define a reference."""
+        """Register a reference."""
         who, caller = _caller(request) if request.caller.region else None, calling()
-        wanted = Reference(
+        registration = Reference(
             request.computation,
             tuple(sorted(request.inputs)),
             tuple(sorted(request.regions)),
             request.policy or REPLICATED,
             request.home,
-            sinks=tuple(Sink(each.name, each.fences) for each in request.sinks),
+            sinks=tuple(Sink(sink.name, sink.fences) for sink in request.sinks),
         )
 
         def plan(core: References, now: int, position: int) -> Change:
-            change = core.register(who, wanted, now, position)
+            change = core.register(who, registration, now, position)
             if change.put and caller is not None and not caller.operates_everything:
-                caller.demand_regions(core.concerned(wanted))
+                caller.demand_regions(core.concerned(registration))
             return change
 
         return await self._region(who, plan)
 
     @_refusing
     async def Report(self, request: pb.RegionReportRequest, context: Context) -> pb.RegionResponse:  # noqa: N802
-        """Take progress."""
+        """Take the progress of a region."""
         who = _caller(request)
-        told = [_progress(each) for each in request.progress]
-        replicas = {each.reference: _replica(each, who.region) for each in request.replicas}
-        return await self._region(who, lambda core, now, position: core.progress(who, told, replicas, now, position))
+        reports = [_progress(message) for message in request.progress]
+        replicas = {message.reference: _replica(message, who.region) for message in request.replicas}
+        return await self._region(who, lambda core, now, position: core.progress(who, reports, replicas, now, position))
 
     @_refusing
     async def Fence(self, request: pb.FenceRequest, context: Context) -> pb.RegionResponse:  # noqa: N802
-        """Note a raised sink."""
-        who, said = _caller(request), request
+        """Note the number of a sink."""
+        who, name, number = _caller(request), request.reference, request.number
         return await self._region(
             who,
-            lambda core, now, position: core.fenced(
-                who, said.reference, said.number, said.sink, said.cut, now, position
-            ),
+            lambda core, now, position: core.fenced(who, name, number, request.sink, request.cut, now, position),
         )
 
     @_refusing
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.RegionResponse:  # noqa: N802
         """Note where the owner has stopped."""
-        who, told = _caller(request), _progress(request.progress)
-        return await self._region(who, lambda core, now, position: core.stop(who, told, now, position))
+        who, report = _caller(request), _progress(request.progress)
+        return await self._region(who, lambda core, now, position: core.stop(who, report, now, position))
 
     @_refusing
     async def Arrive(self, request: pb.ArriveRequest, context: Context) -> pb.RegionResponse:  # noqa: N802
         """Note that the next owner has everything."""
-        who, said = _caller(request), request
-        replica = _replica(said.replica, who.region)
+        who, name = _caller(request), request.replica.reference
+        replica = _replica(request.replica, who.region)
         return await self._region(
             who,
             lambda core, now, position: core.arrive(
-                who, said.replica.reference, replica, said.batch, said.digest, replica.positions, now, position
+                who, name, replica, request.batch, request.digest, replica.positions, now, position
             ),
         )
 
     @_refusing
     async def ReleaseReference(self, request: pb.ReleaseReferenceRequest, context: Context) -> pb.RegionResponse:  # noqa: N802
-        """Let go."""
-        who, said = _caller(request), request
+        """Release a reference."""
+        who, name, number = _caller(request), request.reference, request.number
         return await self._region(
-            who, lambda core, now, position: core.release(who, said.reference, said.number, said.digest, now, position)
+            who, lambda core, now, position: core.release(who, name, number, request.digest, now, position)
         )
 
     @_refusing
     async def ClaimReference(self, request: pb.ClaimReferenceRequest, context: Context) -> pb.RegionResponse:  # noqa: N802
-        """Take over."""
-        who, said = _caller(request), request
-        positions = _positions(said.positions)
+        """Claim a released reference."""
+        who, name, number = _caller(request), request.reference, request.number
+        positions = _positions(request.positions)
         return await self._region(
             who,
             lambda core, now, position: core.claim(
-                who, said.reference, said.number, said.batch, said.digest, positions, now, position
+                who, name, number, request.batch, request.digest, positions, now, position
             ),
         )
 
     @_refusing
     async def Enrol(self, request: pb.EnrolRequest, context: Context) -> pb.RegionResponse:  # noqa: N802
-        """Take back what a region was told."""
+        """Take the records that a region has kept."""
         who, records = _caller(request), dict(request.records)
         if len(records) > MOST_REFERENCES:
             raise bad_field("records", f"has more than {MOST_REFERENCES}", "send each once")
@@ -175,13 +177,13 @@ class RegionServicer(regions_pb2_grpc.RegionServiceServicer):
 
     @_refusing
     async def ListReferences(self, request: pb.ListReferencesRequest, context: Context) -> pb.ListReferencesResponse:  # noqa: N802
-        """List them."""
+        """List references."""
         await self._registry.change(lambda _: Change())
         return self._listed(request.reference)
 
     @_refusing
     async def Decide(self, request: pb.DecideRequest, context: Context) -> pb.ListReferencesResponse:  # noqa: N802
-        """Do what an operator has decided."""
+        """Carry out an operator's decision."""
         registry = self._registry
         name, region = request.reference, request.region
         token = registry.references.store.token
@@ -190,7 +192,7 @@ class RegionServicer(regions_pb2_grpc.RegionServiceServicer):
                 "another global store answers here: check --global", metadata={"found": token}
             )
         who, caller = request.who or "somebody", calling()
-        if caller is not None:  # what people call themselves proves nothing
+        if caller is not None:  # the name in the request proves nothing
             who = f"{caller.principal.name} ({who})"[:MOST_NAME]
         if len(who) > MOST_NAME or not who.isprintable():
             raise bad_field("who", "is no name", f"use at most {MOST_NAME} printable characters")
@@ -222,7 +224,7 @@ class RegionServicer(regions_pb2_grpc.RegionServiceServicer):
 
     @_refusing
     async def Recover(self, request: pb.RecoverRequest, context: Context) -> pb.RecoverResponse:  # noqa: N802
-        """Begin anew."""
+        """Begin a recovery of the store."""
         registry = self._registry
         token = registry.token()
         await registry.change(
@@ -236,14 +238,14 @@ class RegionServicer(regions_pb2_grpc.RegionServiceServicer):
     def _listed(self, name: str) -> pb.ListReferencesResponse:
         core, now = self._registry.references, self._registry.monotonic()
         if name and name not in core.damaged:
-            found = [view(core, core.get(name), now)]
+            views = [view(core, core.get(name), now)]
         else:
-            found = [view(core, each, now) for each in _sorted(core)] if not name else []
-            damaged = {name: core.damaged[name]} if name else core.damaged
-            found += [pb.ReferenceView(name=each, damaged=unread.reason) for each, unread in sorted(damaged.items())]
+            views = [view(core, reference, now) for reference in _sorted(core)] if not name else []
+            damaged = [name] if name else sorted(core.damaged)
+            views += [pb.ReferenceView(name=other, damaged=core.damaged[other].reason) for other in damaged]
         return pb.ListReferencesResponse(
             store_token=core.store.token,
-            references=found,
+            references=views,
             watermarks=_watermarks(core),
             state=core.store.state,
             reason="" if core.store.state == SERVING else f"{core.store.reason}; {core.store.fix}",
@@ -251,82 +253,84 @@ class RegionServicer(regions_pb2_grpc.RegionServiceServicer):
 
 
 _DECISIONS: Final[dict[int, Callable[[References, str, str, str, Registry], Change]]] = {
-    pb.DECISION_MOVE: lambda core, name, to, _, of: core.begin_move(name, to, of.monotonic()),
+    pb.DECISION_MOVE: lambda core, name, to, _, registry: core.begin_move(name, to, registry.monotonic()),
     pb.DECISION_CANCEL_MOVE: lambda core, name, *_: core.cancel_move(name),
-    pb.DECISION_WRITE_OFF: lambda core, name, region, who, of: core.write_off(name, who, of.clock(), region),
-    pb.DECISION_ARRIVED: lambda core, name, region, _, of: core.arrived(name, of.monotonic(), region),
+    pb.DECISION_WRITE_OFF: lambda core, name, region, who, registry: core.write_off(
+        name, who, registry.clock(), region
+    ),
+    pb.DECISION_ARRIVED: lambda core, name, region, _, registry: core.arrived(name, registry.monotonic(), region),
     pb.DECISION_ALLOW_AUTOMATIC: lambda core, name, *_: core.allow_automatic(name, allowed=True),
     pb.DECISION_FORBID_AUTOMATIC: lambda core, name, *_: core.allow_automatic(name, allowed=False),
     pb.DECISION_REPLICATED: lambda core, name, *_: core.set_policy(name, REPLICATED),
     pb.DECISION_LOCAL: lambda core, name, *_: core.set_policy(name, LOCAL),
-    pb.DECISION_FORGET: lambda core, name, _to, _who, of: core.forget(name, of.monotonic()),
+    pb.DECISION_FORGET: lambda core, name, _to, _who, registry: core.forget(name, registry.monotonic()),
 }
-"""What each decision is but ADOPT, which the log tells of."""
+"""Changes by decision. ADOPT is missing: `Registry.adopt` makes it, and logs it."""
 
 
-def view(core: References, found: Reference, now: int) -> pb.ReferenceView:
+def view(core: References, reference: Reference, now: int) -> pb.ReferenceView:
     """Encode a reference."""
     return pb.ReferenceView(
-        name=found.name,
-        computation=found.computation,
-        inputs=found.inputs,
-        regions=found.regions,
-        policy=found.policy,
-        owner=found.owner,
-        number=found.number,
-        incarnation=found.incarnation,
-        low_micros=found.low,
-        replicated_micros=found.replicated,
-        published_micros=found.published,
-        accepted_micros=found.accepted,
-        written_off=found.written_off,
-        complete_of=found.words(),
-        suspect=core.is_suspect(found.owner, now),
-        silent_millis=core.silent(found.owner, now) // 1000,
-        moving_to="" if found.move is None else found.move.to,
-        move_step="" if found.move is None else found.move.step,
-        holds_for=[each.region for each in found.holds],
-        batch=found.batch,
-        digest=found.digest,
-        positions=[_position_message(each) for each in found.positions],
+        name=reference.name,
+        computation=reference.computation,
+        inputs=reference.inputs,
+        regions=reference.regions,
+        policy=reference.policy,
+        owner=reference.owner,
+        number=reference.number,
+        incarnation=reference.incarnation,
+        low_micros=reference.low,
+        replicated_micros=reference.replicated,
+        published_micros=reference.published,
+        accepted_micros=reference.accepted,
+        written_off=reference.written_off,
+        complete_of=reference.words(),
+        suspect=core.is_suspect(reference.owner, now),
+        silent_millis=core.silent(reference.owner, now) // 1000,
+        moving_to="" if reference.move is None else reference.move.to,
+        move_step="" if reference.move is None else reference.move.step,
+        holds_for=[hold.region for hold in reference.holds],
+        batch=reference.batch,
+        digest=reference.digest,
+        positions=[_position_message(place) for place in reference.positions],
         sinks=[
-            pb.ReferenceSink(name=each.name, fences=each.fences, fenced=each.fenced, cut=each.cut)
-            for each in found.sinks
+            pb.ReferenceSink(name=sink.name, fences=sink.fences, fenced=sink.fenced, cut=sink.cut)
+            for sink in reference.sinks
         ],
         replicas=[
             pb.ReferenceReplica(
-                reference=found.name,
-                region=each.region,
-                replicated_micros=each.replicated,
-                output_micros=each.output,
-                positions=[_position_message(place) for place in each.positions],
-                number=each.number,
+                reference=reference.name,
+                region=replica.region,
+                replicated_micros=replica.replicated,
+                output_micros=replica.output,
+                positions=[_position_message(place) for place in replica.positions],
+                number=replica.number,
             )
-            for each in found.current_replicas
+            for replica in reference.current_replicas
         ],
-        automatic=found.automatic,
-        decisions=_decisions(found),
-        record=encode(found),
-        decision_number=found.decision_number,
+        automatic=reference.automatic,
+        decisions=_decisions(reference),
+        record=encode(reference),
+        decision_number=reference.decision_number,
     )
 
 
-def _decisions(found: Reference) -> list[str]:
-    told = [
+def _decisions(reference: Reference) -> list[str]:
+    decisions = [
         (
-            each.when,
-            f"what only {each.source or 'a lost region'} had from {Watermark(each.replicated)} on is written off, by {each.who}",
+            entry.when,
+            f"what only {entry.source or 'a lost region'} had from {Watermark(entry.replicated)} on is written off, by {entry.who}",
         )
-        for each in found.write_offs
+        for entry in reference.write_offs
     ]
-    told += [
+    decisions += [
         (
-            each.when,
-            f"what was published from {Watermark(each.start)} to {Watermark(each.end)} is broken: {each.who} adopted it",
+            span.when,
+            f"what was published from {Watermark(span.start)} to {Watermark(span.end)} is broken: {span.who} adopted it",
         )
-        for each in found.broken
+        for span in reference.broken
     ]
-    return [f"{datetime.fromtimestamp(when / 1e6, UTC):%Y-%m-%dT%H:%M:%SZ} {what}" for when, what in sorted(told)]
+    return [f"{datetime.fromtimestamp(when / 1e6, UTC):%Y-%m-%dT%H:%M:%SZ} {what}" for when, what in sorted(decisions)]
 
 
 def _watermarks(core: References) -> list[pb.GlobalWatermark]:
@@ -343,27 +347,35 @@ def _sorted(core: References) -> list[Reference]:
 
 
 def _caller(request: Any) -> Caller:
-    said = request.caller
-    if not said.region or len(said.region) > MOST_NAME or not said.region.isprintable():
+    caller = request.caller
+    if not caller.region or len(caller.region) > MOST_NAME or not caller.region.isprintable():
         raise bad_field("caller.region", "is no name", f"use at most {MOST_NAME} printable characters")
-    if not said.agent or not said.nonce:
+    if not caller.agent or not caller.nonce:
         raise bad_field("caller.agent", "is empty", "send a random agent and nonce")
-    return Caller(said.region, Agent(said.agent, said.run, said.nonce), said.turn, said.store_token, said.seen)
-
-
-def _progress(said: pb.ReferenceProgress) -> Progress:
-    return Progress(
-        said.reference, said.number, said.life, said.low_micros, said.batch, said.digest, _positions(said.positions)
+    return Caller(
+        caller.region, Agent(caller.agent, caller.run, caller.nonce), caller.turn, caller.store_token, caller.seen
     )
 
 
-def _replica(said: pb.ReferenceReplica, region: str) -> Replica:
-    positions = _positions(said.positions)
-    return Replica(region, said.replicated_micros, said.output_micros, positions, said.number)
+def _progress(message: pb.ReferenceProgress) -> Progress:
+    return Progress(
+        message.reference,
+        message.number,
+        message.life,
+        message.low_micros,
+        message.batch,
+        message.digest,
+        _positions(message.positions),
+    )
 
 
-def _positions(said: Iterable[pb.SourcePosition]) -> tuple[Position, ...]:
-    return tuple(Position(each.cluster, each.topic, each.partition, each.offset) for each in said)
+def _replica(message: pb.ReferenceReplica, region: str) -> Replica:
+    positions = _positions(message.positions)
+    return Replica(region, message.replicated_micros, message.output_micros, positions, message.number)
+
+
+def _positions(messages: Iterable[pb.SourcePosition]) -> tuple[Position, ...]:
+    return tuple(Position(place.cluster, place.topic, place.partition, place.offset) for place in messages)
 
 
 def _position_message(place: Position) -> pb.SourcePosition:

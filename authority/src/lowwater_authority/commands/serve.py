@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
+from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,16 +19,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     would be lost, and whoever sent it would wait until it kills. These handlers hold until the
     event loop has its own.
     """
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        from lowwater_authority import serve
+    return stoppable("lowwater_authority.serve", argv)
 
-        return serve.main(argv)
+
+def stoppable(module: str, argv: Sequence[str] | None) -> int:
+    """Import a module and run its ``main``; a signal during the import ends the process."""
+    before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        run: Callable[[Sequence[str] | None], int] = import_module(module).main
+        return run(argv)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def leave(_number: int, _frame: object) -> NoReturn:
-    """End before anything is served."""
+def _leave(_number: int, _frame: object) -> NoReturn:
     raise SystemExit(0)

@@ -126,7 +126,7 @@ complete -c lowwater -n '_shtab_lowwater_using region' -l name -x -d 'of the reg
 complete -c lowwater -n '_shtab_lowwater_using region' -l authority -x -d 'the local authority'
 complete -c lowwater -n '_shtab_lowwater_using region' -l global -x -d 'the global authority'
 complete -c lowwater -n '_shtab_lowwater_using region' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'the references of the region (TOML)'
-complete -c lowwater -n '_shtab_lowwater_using region' -l state -x -d 'folder of what it was told last; keep it, and share it with no other agent (default: lowwater-region)'
+complete -c lowwater -n '_shtab_lowwater_using region' -l state -x -d 'folder with the agent'"'"'s state; keep it, and share it with no other agent (default: lowwater-region)'
 complete -c lowwater -n '_shtab_lowwater_using region' -l listen -x -d 'HOST:PORT for pipelines, or unix:PATH for those of this user (default: 127.0.0.1:7440). What other machines reach needs LOWWATER_REGION_TOKEN'
 complete -c lowwater -n '_shtab_lowwater_using region' -l tls-cert -xka "(__fish_complete_path (commandline -ct))" -d 'certificate to show pipelines; turns HTTPS on'
 complete -c lowwater -n '_shtab_lowwater_using region' -l tls-key -xka "(__fish_complete_path (commandline -ct))" -d 'its key, without a passphrase'

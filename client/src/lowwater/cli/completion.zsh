@@ -572,7 +572,7 @@ _shtab_lowwater_region_options=(
   "--authority[the local authority]:HOST:PORT:"
   "--global[the global authority]:HOST:PORT:"
   "--config[the references of the region (TOML)]:FILE:_files"
-  "--state[folder of what it was told last\; keep it, and share it with no other agent (default\: lowwater-region)]:state:"
+  "--state[folder with the agent\'s state\; keep it, and share it with no other agent (default\: lowwater-region)]:state:"
   "--listen[HOST\:PORT for pipelines, or unix\:PATH for those of this user (default\: 127.0.0.1\:7440). What other machines reach needs LOWWATER_REGION_TOKEN]:PLACE:"
   "--tls-cert[certificate to show pipelines\; turns HTTPS on]:PEM:_files"
   "--tls-key[its key, without a passphrase]:PEM:_files"

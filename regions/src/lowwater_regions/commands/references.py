@@ -1,4 +1,4 @@
-"""``lowwater references``: what operators see of references, and decide about them."""
+"""``lowwater references``: the view of operators, and their decisions."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def parser() -> CommandParser:
     )
     commands = top.add_subparsers(dest="command", metavar="ACTION", required=True)
 
-    def made(name: str, what: str, epilog: str, *, named: bool = True, asks: bool = False) -> CommandParser:
+    def action(name: str, what: str, epilog: str, *, named: bool = True, asks: bool = False) -> CommandParser:
         command = add_command(commands, name, what, epilog)
         if named:
             command.add_argument("reference", metavar="REFERENCE", help="its name, COMPUTATION:INPUT+INPUT")
@@ -165,28 +165,28 @@ def parser() -> CommandParser:
             server.add_argument(flag, type=Path, metavar="PEM", help=what_for)
         return command
 
-    made("list", "all references: who owns them, and how far they are published", _LIST, named=False)
-    made("show", "one reference, with all that is known and was decided", _SHOW)
-    adopt = made("adopt", "give a reference to another region, because its owner is lost", _ADOPT, asks=True)
+    action("list", "all references: who owns them, and how far they are published", _LIST, named=False)
+    action("show", "one reference, with all that is known and was decided", _SHOW)
+    adopt = action("adopt", "give a reference to another region, because its owner is lost", _ADOPT, asks=True)
     adopt.add_argument("--to", required=True, metavar="REGION", help="the next owner")
     adopt.add_argument("--write-off", action="store_true", help="and give up what only the lost region has")
-    move = made("move", "begin to move a reference to another region; nothing is lost", _MOVE)
+    move = action("move", "begin to move a reference to another region; nothing is lost", _MOVE)
     move.add_argument("--to", required=True, metavar="REGION", help="the next owner")
-    made("cancel-move", "take a move back, before the owner has let go", _CANCEL)
-    write_off = made("write-off", "give up the rows that only a lost region has", _WRITE_OFF, asks=True)
-    arrived = made("arrived", "say that the rows of a lost region are all here", _ARRIVED)
+    action("cancel-move", "take a move back, before the owner has let go", _CANCEL)
+    write_off = action("write-off", "give up the rows that only a lost region has", _WRITE_OFF, asks=True)
+    arrived = action("arrived", "say that the rows of a lost region are all here", _ARRIVED)
     for command in (write_off, arrived):
         command.add_argument("--lost", default="", metavar="REGION", help="which lost region (default: all)")
-    automatic = made("automatic", "say whether it may be adopted without an operator", _AUTOMATIC)
+    automatic = action("automatic", "say whether it may be adopted without an operator", _AUTOMATIC)
     which = automatic.add_mutually_exclusive_group(required=True)
     which.add_argument("--on", dest="on", action="store_true", help="it may")
     which.add_argument("--off", dest="on", action="store_false", help="it may not")
-    policy = made("policy", "say whether min(L, R) is published, or L", _POLICY)
+    policy = action("policy", "say whether min(L, R) is published, or L", _POLICY)
     policy.add_argument("policy", choices=("replicated", "local"), help="replicated: what survives a loss; local: L")
-    made("forget", "take a reference out, of which nobody makes anything any more", _FORGET, asks=True)
-    register = made("register", "make the references of a region's file known", _REGISTER, named=False)
+    action("forget", "take a reference out, of which nobody makes anything any more", _FORGET, asks=True)
+    register = action("register", "make the references of a region's file known", _REGISTER, named=False)
     register.add_argument("file", type=Path, metavar="FILE", help="as `lowwater region --config` takes it")
-    recover = made("recover", "begin anew after a loss of the global store", _RECOVER, named=False, asks=True)
+    recover = action("recover", "begin anew after a loss of the global store", _RECOVER, named=False, asks=True)
     recover.add_argument("--regions", required=True, metavar="REGION,...", help="those that will enrol")
     recover.add_argument(
         "--fenced", default="", metavar="REGION,...", help="absent ones, whose numbers count at no sink any more"
@@ -215,16 +215,15 @@ def _run(args: argparse.Namespace) -> str:
         if args.command in ("list", "show"):
             return _tell(args, center.list(args.reference if args.command == "show" else ""))
         if args.command == "register":
-            kept = read_config(args.file, None)
-            for each in kept:
-                center.register(registration(each))
+            for config in read_config(args.file, None):
+                center.register(registration(config))
             return _tell(args, center.list(""))
         if args.command == "recover":
             token = center.recover(
                 pb.RecoverRequest(recovers=args.old_token, regions=_names(args.regions), fenced=_names(args.fenced))
             )
-            said = f"the store is {token} now; it serves when {args.regions} have enrolled"
-            return to_json({"store_token": token}) if args.json else said
+            text = f"the store is {token} now; it serves when {args.regions} have enrolled"
+            return to_json({"store_token": token}) if args.json else text
         if args.command == "adopt" and args.write_off:
             return _tell(args, adopt_and_write_off(center, args))
         return _tell(
@@ -234,7 +233,10 @@ def _run(args: argparse.Namespace) -> str:
 
 
 def adopt_and_write_off(center: _Global, args: argparse.Namespace) -> pb.ListReferencesResponse:
-    """Adopt, and give up what only the last owner has: nothing of another region that was lost before. May be said again after half of it."""
+    """Adopt, and give up the rows that only the last owner has.
+
+    Rows of regions that were lost earlier stay on hold. A repeat finishes what the first try began.
+    """
     answer = center.list(args.reference)
     [before] = answer.references
     if before.owner == args.to and len(before.holds_for) == 1:
@@ -277,14 +279,14 @@ def _agreed(warning: str, args: argparse.Namespace) -> bool:
 
 
 def _names(text: str) -> list[str]:
-    return [each.strip() for each in text.split(",") if each.strip()]
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 class _Global:
-    """The global authority, for the time of one command."""
+    """A connection to the global authority, for the time of one command."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        ca, certificate, key = (str(each or "") for each in (args.ca, args.cert, args.key))
+        ca, certificate, key = (str(path or "") for path in (args.ca, args.cert, args.key))
         settings = FileSettings(
             args.address, ca=ca, certificate=certificate, key=key, **token_settings(GLOBAL_TOKEN, os.environ)
         ).read()
@@ -323,15 +325,15 @@ class _Global:
     def decide(
         self, decision: pb.Decision.ValueType, args: argparse.Namespace, region: str
     ) -> pb.ListReferencesResponse:
-        seen = self.list(args.reference)
+        before = self.list(args.reference)
         request = pb.DecideRequest(
             reference=args.reference,
             decision=decision,
             region=region,
             who=getpass.getuser(),
-            store_token=seen.store_token,
-            number=seen.references[0].number,
-            decision_number=seen.references[0].decision_number,
+            store_token=before.store_token,
+            number=before.references[0].number,
+            decision_number=before.references[0].decision_number,
         )
         answer: pb.ListReferencesResponse = self._ask(self._stub.Decide, request)
         return answer
@@ -347,27 +349,27 @@ class _Global:
 
 def _tell(args: argparse.Namespace, answer: pb.ListReferencesResponse) -> str:
     if args.json:
-        told = {
+        record = {
             "store_token": answer.store_token,
             "state": answer.state,
-            "references": [_record(each) for each in answer.references],
+            "references": [_record(view) for view in answer.references],
         }
-        return to_json(told)
+        return to_json(record)
     lines = [] if answer.state == "serving" else [f"the global authority is {answer.state}: {answer.reason}"]
     if args.command == "show":
         return "\n".join([*lines, *map(_shown, answer.references)])
     rows = [("REFERENCE", "OWNER", "NUMBER", "PUBLISHED", "L", "R", "")]
-    for each in answer.references:
-        low, replicated, published = map(Watermark, (each.low_micros, each.replicated_micros, each.published_micros))
+    for view in answer.references:
+        low, replicated, published = map(Watermark, (view.low_micros, view.replicated_micros, view.published_micros))
         rows.append(
             (
-                each.name,
-                each.owner or "(nobody)",
-                f"{each.number}",
+                view.name,
+                view.owner or "(nobody)",
+                f"{view.number}",
                 str(published),
                 str(low),
                 str(replicated),
-                _remarks(each),
+                _remarks(view),
             )
         )
     none = "there are no references: a `lowwater region` registers those of its file"
@@ -375,16 +377,16 @@ def _tell(args: argparse.Namespace, answer: pb.ListReferencesResponse) -> str:
 
 
 def _remarks(view: pb.ReferenceView) -> str:
-    said = [f"damaged: {view.damaged}"] if view.damaged else []
+    remarks = [f"damaged: {view.damaged}"] if view.damaged else []
     if view.suspect and not view.damaged:
-        said.append(f"SUSPECT, silent for {duration(view.silent_millis / 1000)}")
+        remarks.append(f"SUSPECT, silent for {duration(view.silent_millis / 1000)}")
     if view.moving_to:
-        said.append(f"moving to {view.moving_to}: {view.move_step}")
+        remarks.append(f"moving to {view.moving_to}: {view.move_step}")
     if view.holds_for:
-        said.append(f"holds for {', '.join(each or 'a lost region' for each in view.holds_for)}")
+        remarks.append(f"holds for {', '.join(region or 'a lost region' for region in view.holds_for)}")
     if view.written_off:
-        said.append("written off")
-    return "; ".join(said)
+        remarks.append("written off")
+    return "; ".join(remarks)
 
 
 def _shown(view: pb.ReferenceView) -> str:
@@ -398,19 +400,24 @@ def _shown(view: pb.ReferenceView) -> str:
         ("last batch", f"{view.batch} {view.digest}" if view.batch >= 0 else "not told"),
         ("automatic", "yes" if view.automatic else "no"),
     ]
-    lines += [("reads on at", f"{each.cluster} {each.topic}/{each.partition} {each.offset}") for each in view.positions]
+    lines += [
+        ("reads on at", f"{place.cluster} {place.topic}/{place.partition} {place.offset}") for place in view.positions
+    ]
     lines += [
         (
             "sink",
-            f"{each.name}: {'fences' if each.fences else 'cannot fence'}, has number {each.fenced}{each.cut and f', readers cut at {each.cut}'}",
+            f"{sink.name}: {'fences' if sink.fences else 'cannot fence'}, has number {sink.fenced}{sink.cut and f', readers cut at {sink.cut}'}",
         )
-        for each in view.sinks
+        for sink in view.sinks
     ]
     lines += [
-        ("replica", f"{each.region}: R {Watermark(each.replicated_micros)}, outputs {Watermark(each.output_micros)}")
-        for each in view.replicas
+        (
+            "replica",
+            f"{replica.region}: R {Watermark(replica.replicated_micros)}, outputs {Watermark(replica.output_micros)}",
+        )
+        for replica in view.replicas
     ]
-    lines += [("decided", each) for each in view.decisions]
+    lines += [("decided", decision) for decision in view.decisions]
     return table(lines)
 
 
@@ -434,8 +441,8 @@ def _record(view: pb.ReferenceView) -> dict[str, Any]:
     for name in ("published", "accepted", "low", "replicated"):
         record |= times(name, Watermark(getattr(view, f"{name}_micros")))
     record["silent_seconds"] = view.silent_millis / 1000
-    record["positions"] = [[each.cluster, each.topic, each.partition, each.offset] for each in view.positions]
+    record["positions"] = [[place.cluster, place.topic, place.partition, place.offset] for place in view.positions]
     record["sinks"] = [
-        {"name": each.name, "fences": each.fences, "fenced": each.fenced, "cut": each.cut} for each in view.sinks
+        {"name": sink.name, "fences": sink.fences, "fenced": sink.fenced, "cut": sink.cut} for sink in view.sinks
     ]
     return record
