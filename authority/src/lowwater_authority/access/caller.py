@@ -24,20 +24,6 @@ if TYPE_CHECKING:
     from lowwater_authority.access.policy import Limits, Principal
     from lowwater_authority.core.topology import Spec
 
-__all__ = [
-    "CALLER",
-    "Caller",
-    "anything",
-    "calling",
-    "demand_some_read",
-    "holder",
-    "permit",
-    "room",
-    "room_for_ranges",
-    "room_for_slice",
-    "visible",
-]
-
 _MOST_DECISIONS: Final = 10_000
 """Most decisions in the cache of a caller, who can make up any number of names."""
 

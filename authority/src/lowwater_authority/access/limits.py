@@ -12,8 +12,6 @@ from lowwater import errors
 if TYPE_CHECKING:
     from lowwater_authority.access.policy import Limits
 
-__all__ = ["Bucket", "Usage"]
-
 _MOST_KEYS: Final = 1000
 """Most callers with a bucket. Beyond that, idle ones are forgotten: callers without a principal can
 come from any number of hosts."""

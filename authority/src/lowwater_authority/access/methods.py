@@ -17,8 +17,6 @@ from lowwater_authority.core.topology import is_slicing
 if TYPE_CHECKING:
     from lowwater_authority.access.caller import Caller
 
-__all__ = ["METHODS", "OF_SHARDS", "OPEN", "REGION_METHODS", "Method", "decision_name"]
-
 Needs = Callable[[Any], Iterable[tuple[Action, str]]]
 
 

@@ -10,8 +10,6 @@ from lowwater_authority.files.table import BadFile
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["GLOBAL_TOKEN", "OWN_TOKEN", "secret", "token_settings"]
-
 OWN_TOKEN: Final = ("LOWWATER_TOKEN",)
 """Variables with the token for an authority. The first that is set counts."""
 

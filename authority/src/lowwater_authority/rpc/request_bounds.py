@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from google.protobuf.descriptor import Descriptor
 
-__all__ = ["BOUNDS", "MAX_NAMES", "MOST_BYTES", "MOST_ELEMENTS", "SMALL", "Bound", "Shape", "bound_of", "shape_of"]
-
 SMALL: Final = 65_536
 """Bytes up to which elements are not counted: parsed, such a request takes a few megabytes."""
 
