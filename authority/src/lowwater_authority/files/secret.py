@@ -39,7 +39,7 @@ def secret(name: str, environment: Mapping[str, str]) -> str:
 
 
 def token_settings(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the arguments of FileSettings for the first name that has a token or a token's file.
+    """Return the arguments of FileSettings, from the first name with a token or a token's file.
 
     >>> token_settings(("GLOBAL", "OWN"), {"OWN": "a", "OWN_FILE": "/run/own"})
     {'token': 'a', 'token_file': '/run/own'}

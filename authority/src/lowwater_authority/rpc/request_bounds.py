@@ -142,7 +142,7 @@ class Shape:
     def tags(self) -> bytes:
         """First bytes that the tag of a counted field can have, at any depth.
 
-        The second form is that of a tag that is longer than it needs to be.
+        A tag that is longer than necessary begins with the same byte and the bit 0x80.
         """
         shapes = [self]
         for shape in shapes:

@@ -367,7 +367,11 @@ class Streams:
         self.unread.bytes += outbox.unread - before
 
     def leave(self, outbox: Outbox, size: int) -> None:
-        """Free the room of a report that is durable or refused, even if its sender reads none."""
+        """Free the room of a report that is answered, and let another stream start.
+
+        The sender may not read the answer.
+        """
+        self.started(outbox)
         outbox.room.leave(size)
         self.room.leave(size)
 
