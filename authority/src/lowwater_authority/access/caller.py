@@ -153,7 +153,10 @@ class Caller:
     def demand_everything(self) -> None:
         """Raise PermissionDenied unless the caller may operate on the deployment as a whole."""
         if not self.operates_everything:
-            msg = f'{self.principal.name} may not operate on the deployment as a whole; that takes operate = ["*"] of the namespace "*"'
+            msg = (
+                f"{self.principal.name} may not operate on the deployment as a whole; "
+                'allow it operate = ["*"] in the namespace "*"'
+            )
             raise errors.PermissionDenied(msg, metadata={"principal": self.principal.name, "permission": "operate"})
 
     def demand_regions(self, regions: Iterable[str]) -> None:

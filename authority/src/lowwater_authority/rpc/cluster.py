@@ -162,8 +162,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
                 "store_lost_epochs", computation=name, seen=epoch, epoch=shard.served.epoch(name), count=count
             )
             log.warning(
-                "a reader of %s has seen it served with the number %d, and the store knows only %d: it waits until a worker or an operator has "
-                "said so too, or until it is started again; see docs/durability.md",
+                "a reader of %s has seen its ownership number %d, and the store has only %d: the reader waits until a worker "
+                "or an operator reports that number too, or until it is restarted; see docs/durability.md",
                 name,
                 epoch,
                 shard.served.epoch(name),
@@ -202,7 +202,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         cluster = self.services.cluster
         if cluster is None:
             fix = "serve with a shared store: `lowwater serve --store redis://...`"
-            msg = f"this authority is alone: it serves everything itself, from its own journal. To have many shards, {fix}"
+            msg = f"this authority is alone, with a journal of its own. To have many shards, {fix}"
             raise errors.InvalidArgument(msg, metadata={"field": "", "fix": fix})
         return cluster
 
