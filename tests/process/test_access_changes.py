@@ -367,7 +367,7 @@ def test_no_secret_is_shown_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyP
         '"event": "audit"',
         "lowwater_watermark_state",
         "computations",
-        "is nobody's",
+        "no principal has this token",
         "lacks the permission",
     ):
         assert any(proof in each for each in seen), proof

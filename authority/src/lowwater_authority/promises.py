@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-__all__ = ["NOTHING", "PromiseFile", "Promises"]
-
 NOTHING: Final = types_pb2.Promise()
 """Promise about a computation for which the file has no entry."""
 

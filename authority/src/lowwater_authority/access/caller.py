@@ -24,20 +24,6 @@ if TYPE_CHECKING:
     from lowwater_authority.core.topology import Spec
     from lowwater_server.audit import Audit
 
-__all__ = [
-    "CALLER",
-    "Caller",
-    "anything",
-    "calling",
-    "demand_some_read",
-    "holder",
-    "permit",
-    "room",
-    "room_for_ranges",
-    "room_for_slice",
-    "visible",
-]
-
 _MOST_DECISIONS: Final = 10_000
 """Most decisions in the cache of a caller, who can make up any number of names."""
 
@@ -167,7 +153,10 @@ class Caller:
     def demand_everything(self) -> None:
         """Raise PermissionDenied unless the caller may operate on the deployment as a whole."""
         if not self.operates_everything:
-            msg = f'{self.principal.name} may not operate on the deployment as a whole; that takes operate = ["*"] of the namespace "*"'
+            msg = (
+                f"{self.principal.name} may not operate on the deployment as a whole; "
+                'allow it operate = ["*"] in the namespace "*"'
+            )
             raise errors.PermissionDenied(msg, metadata={"principal": self.principal.name, "permission": "operate"})
 
     def demand_regions(self, regions: Iterable[str]) -> None:
@@ -212,18 +201,18 @@ class Caller:
             self.audit.refused("report", self.actor, name, error.reason)
             raise error
 
-    def redacted(self, error: errors.LowwaterError, known: Mapping[str, Spec]) -> errors.LowwaterError:
+    def redacted(self, error: errors.LowwaterError, registered: Mapping[str, Spec]) -> errors.LowwaterError:
         """Return an error without the names of computations that the caller may not know.
 
         O(words).
         """
         if isinstance(error, errors.RegistrationConflict):
-            return self._without_inputs(error, known.get(error.metadata.get("computation", "")))
+            return self._without_inputs(error, registered.get(error.metadata.get("computation", "")))
         if not isinstance(error, _NAMING):
             return error
 
         def shown(word: re.Match[str]) -> str:
-            names = [name for name in (word[0], word[0].rstrip(".")) if name in known]
+            names = [name for name in (word[0], word[0].rstrip(".")) if name in registered]
             return word[0] if all(map(self.may_any, names)) else "(hidden)"
 
         message = _NAMES.sub(shown, error.message)
@@ -264,12 +253,7 @@ def permit(name: str) -> Callable[[Iterable[str]], None]:
     caller is looked up here, because one round serves many callers.
     """
     caller = CALLER.get()
-    return anything if caller is None else lambda names: caller.demand_downstream(name, names)
-
-
-def anything(*arguments: object) -> None:
-    """Permit everything: the check where there is no access control."""
-    del arguments
+    return (lambda _: None) if caller is None else lambda names: caller.demand_downstream(name, names)
 
 
 def demand_some_read() -> None:
@@ -299,7 +283,7 @@ def room(name: str, slices: int, limits: Limits) -> Callable[[Collection[str]], 
     caller at this moment; ``limits`` where there is no access control.
     """
     limits = _limits_in_force(limits)
-    return lambda known: None if name in known else _check_computations(limits, name, name, 1 + slices, known)
+    return lambda names: None if name in names else _check_computations(limits, name, name, 1 + slices, names)
 
 
 def room_for_slice(name: str, limits: Limits) -> Callable[[Collection[str]], None]:
@@ -308,7 +292,7 @@ def room_for_slice(name: str, limits: Limits) -> Callable[[Collection[str]], Non
     The check takes the names of all computations. ``limits`` count as in :func:`room`.
     """
     limits = _limits_in_force(limits)
-    return lambda known: _check_computations(limits, name, f"a slice of {name}", 1, known)
+    return lambda names: _check_computations(limits, name, f"a slice of {name}", 1, names)
 
 
 def room_for_ranges(name: str, limits: Limits) -> Callable[[int], None]:
@@ -333,7 +317,7 @@ def _limits_in_force(limits: Limits) -> Limits:
     return limits if caller is None else caller.limits
 
 
-def _check_computations(limits: Limits, name: str, what: str, more: int, known: Collection[str]) -> None:
+def _check_computations(limits: Limits, name: str, what: str, more: int, names: Collection[str]) -> None:
     """Raise LimitReached when a namespace or the deployment would get too many computations.
 
     ``more``: how many this request adds, counting slices.
@@ -341,17 +325,17 @@ def _check_computations(limits: Limits, name: str, what: str, more: int, known: 
     O(computations) where the deployment has as many as one namespace may have, else O(1).
     """
     most = limits.all_computations
-    if most is not None and len(known) + more > most:
+    if most is not None and len(names) + more > most:
         msg = (
             f"the deployment may have {most} computations, counting slices; "
-            f"it has {len(known)}, and {what} would be {more} more"
+            f"it has {len(names)}, and {what} would be {more} more"
         )
         raise limit_reached("all_computations", msg, str(most))
     most = limits.computations
-    if most is None or len(known) + more <= most:
+    if most is None or len(names) + more <= most:
         return
     namespace = namespace_of(name)
-    count = sum(namespace_of(other) == namespace for other in known)
+    count = sum(namespace_of(other) == namespace for other in names)
     if count + more > most:
         msg = (
             f"the namespace {namespace!r} may have {most} computations, counting slices; "

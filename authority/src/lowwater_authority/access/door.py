@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from lowwater_authority.access.policy import Access, Limits
 
-__all__ = ["PEER_TOKEN", "Door", "open_door"]
-
 PEER_TOKEN: Final = "LOWWATER_PEER_TOKEN"
 """Variable with the tokens of shards, separated by commas. A shard presents the first to others,
 and accepts all."""

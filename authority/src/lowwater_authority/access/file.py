@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["SOON_SECONDS", "AccessFile"]
-
 SOON_SECONDS: Final = 7 * 86_400.0
 """Seconds before the last token of a principal expires at which the log warns."""
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from lowwater_authority.access.policy import Access, Principal
 
-__all__ = ["Credentials", "host_of", "presented"]
-
 HEADER: Final = "authorization"
 
 ALTERNATIVE_NAMES: Final = ("peer_uri", "peer_dns")

@@ -12,8 +12,6 @@ from lowwater import errors
 if TYPE_CHECKING:
     from lowwater_authority.access.policy import Limits
 
-__all__ = ["Bucket", "Usage"]
-
 _MOST_KEYS: Final = 1000
 """Most callers with a bucket. Beyond that, idle ones are forgotten: callers without a principal can
 come from any number of hosts."""
@@ -22,10 +20,10 @@ come from any number of hosts."""
 class Bucket:
     """A token bucket: ``rate`` calls a second, all of which may come at once. O(1)."""
 
-    __slots__ = ("_filled", "_left")
+    __slots__ = ("_filled", "_tokens")
 
     def __init__(self, rate: float, now: float) -> None:
-        self._left = max(1.0, rate)
+        self._tokens = max(1.0, rate)
         self._filled = now
 
     def take(self, rate: float, now: float) -> float:
@@ -33,16 +31,16 @@ class Bucket:
 
         ``rate`` may differ from call to call.
         """
-        self._left = min(max(1.0, rate), self._left + (now - self._filled) * rate)
+        self._tokens = min(max(1.0, rate), self._tokens + (now - self._filled) * rate)
         self._filled = now
-        if self._left >= 1.0:
-            self._left -= 1.0
+        if self._tokens >= 1.0:
+            self._tokens -= 1.0
             return 0.0
-        return (1.0 - self._left) / rate
+        return (1.0 - self._tokens) / rate
 
     def idle(self, rate: float, now: float) -> bool:
         """Return whether it is full again, so that it can be forgotten."""
-        return self._left + (now - self._filled) * rate >= max(1.0, rate)
+        return self._tokens + (now - self._filled) * rate >= max(1.0, rate)
 
 
 class Usage:

@@ -17,8 +17,6 @@ from lowwater_authority.core.names import is_slicing
 if TYPE_CHECKING:
     from lowwater_authority.access.caller import Caller
 
-__all__ = ["METHODS", "OF_SHARDS", "OPEN", "REGION_METHODS", "Method", "decision_name"]
-
 Needs = Callable[[Any], Iterable[tuple[Action, str]]]
 
 
@@ -31,7 +29,7 @@ class Method:
 
     needs: Needs = lambda _: ()
     """Function of the request: the actions on computations that the caller needs, all of them."""
-    known: Callable[[Any], Iterable[str]] = lambda _: ()
+    locates: Callable[[Any], Iterable[str]] = lambda _: ()
     """Function of the request: computations on each of which the caller needs any action."""
     some: tuple[Action, ...] = ()
     """Actions of which the caller needs one, on any computation at all. They are checked before the
@@ -81,7 +79,7 @@ class Method:
         for action, name in self.needs(request):
             if not (self.reports and caller.may_report(name)):
                 caller.demand(action, name)
-        for name in self.known(request):
+        for name in self.locates(request):
             if not caller.may_any(name):
                 raise caller.denied(Action.READ, name)
 
@@ -171,7 +169,7 @@ METHODS: Final[dict[str, Method]] = {
     "/lowwater.v1.TaskService/CommitTask": Method(_own(Action.REPORT), act=lambda _: "commit_task", often=True),
     "/lowwater.v1.TaskService/ReleaseTask": Method(_own(Action.REPORT), act=lambda _: "release_task", often=True),
     "/lowwater.v1.TaskService/ListTasks": Method(_own(Action.READ)),
-    "/lowwater.v1.ClusterService/Locate": Method(known=lambda request: request.computations, some=_ANY),
+    "/lowwater.v1.ClusterService/Locate": Method(locates=lambda request: request.computations, some=_ANY),
     "/lowwater.v1.ClusterService/ListShards": _ANYBODY,
     "/lowwater.v1.ClusterService/Drain": Method(everything=True, act=lambda _: "drain"),
     "/lowwater.v1.ClusterService/Pin": Method(everything=True, act=lambda _: "pin"),

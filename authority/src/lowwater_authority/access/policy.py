@@ -187,8 +187,8 @@ class Access:
         """
         presented = token_digest.encode()
         owner: Principal | None = None
-        for known, principal in self._digests:
-            if hmac.compare_digest(known, presented):
+        for token, principal in self._digests:
+            if hmac.compare_digest(token, presented):
                 owner = principal
         return None if owner is None or owner.expires.get(token_digest, math.inf) <= now else owner
 
@@ -211,7 +211,7 @@ def _matches(pattern: str, name: str) -> bool:
 PRINCIPAL: Final = ("name", "token_sha256", "token", "certificates", "page", "metrics", "regions", "allow")
 TOKEN: Final = ("sha256", "expires")
 ALLOW: Final = ("namespace", *(action.value for action in Action))
-LIMITS: Final = tuple(each.name for each in fields(Limits))
+LIMITS: Final = tuple(limit.name for limit in fields(Limits))
 
 LEAST_MESSAGE: Final = 65_536
 """Least value of ``message_bytes``: a smaller one would end ordinary calls."""

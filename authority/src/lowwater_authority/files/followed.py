@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["LOOK_SECONDS", "MOST_SECONDS", "SETTLED_SECONDS", "FollowedFile"]
-
 LOOK_SECONDS: Final = 0.5
 """Seconds between two looks at the file."""
 

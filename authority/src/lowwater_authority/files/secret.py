@@ -10,8 +10,6 @@ from lowwater_authority.files.table import BadFile
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["GLOBAL_TOKEN", "OWN_TOKEN", "secret", "token_settings"]
-
 OWN_TOKEN: Final = ("LOWWATER_TOKEN",)
 """Variables with the token for an authority. The first that is set counts."""
 
@@ -41,7 +39,7 @@ def secret(name: str, environment: Mapping[str, str]) -> str:
 
 
 def token_settings(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the arguments of FileSettings for the first name that has a token or a token's file.
+    """Return the arguments of FileSettings, from the first name with a token or a token's file.
 
     >>> token_settings(("GLOBAL", "OWN"), {"OWN": "a", "OWN_FILE": "/run/own"})
     {'token': 'a', 'token_file': '/run/own'}

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-__all__ = ["BadFile", "Table", "bytes_of", "date_text", "parsed", "shown"]
-
 MOST: Final = 2**31 - 1
 """Largest whole number in a file: the largest that gRPC takes."""
 

@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 0578da9776358440e30236ef788cb89da9e74ff7205d03500378979e04c9e313
+Made from: sha256 361f24dfa6a3659b5e90b2260e9c7306b4b15afb4431c69554786ba85bd8ae91
 """

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     Refusal = tuple[tuple[str, int, str], Refused]
     """A refusal with its key: computation, sequencer of the claim, and reason."""
 
-__all__ = ["LARGEST_MESSAGE", "MESSAGE_BYTES", "Acknowledgement"]
-
 LARGEST_MESSAGE: Final = 64 << 20
 """Bytes of the largest message that gRPC lets through, here and in the client."""
 

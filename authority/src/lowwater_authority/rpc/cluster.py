@@ -150,7 +150,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             metrics=principal.metrics,
         )
 
-    def _tell_ahead(self, name: str, seen: int) -> None:
+    def _tell_ahead(self, name: str, epoch: int) -> None:
         """Log that a reader has seen a computation at a higher epoch than the store has.
 
         The reader has no right to raise the epoch. One line in a while for each computation.
@@ -159,13 +159,13 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         count = self.services.quiet.count(("Locate", name), shard.now / 1e6)
         if count:
             fields = event(
-                "store_lost_epochs", computation=name, seen=seen, epoch=shard.served.epoch(name), count=count
+                "store_lost_epochs", computation=name, seen=epoch, epoch=shard.served.epoch(name), count=count
             )
             log.warning(
-                "a reader of %s has seen it served with the number %d, and the store knows only %d: it waits until a worker or an operator has "
-                "said so too, or until it is started again; see docs/durability.md",
+                "a reader of %s has seen its ownership number %d, and the store has only %d: the reader waits until a worker "
+                "or an operator reports that number too, or until it is restarted; see docs/durability.md",
                 name,
-                seen,
+                epoch,
                 shard.served.epoch(name),
                 extra=fields,
             )
@@ -191,8 +191,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             if address and view.at(address) is None:
                 living = ", ".join(member.address for member in view.members)
                 raise bad_field("address", f"{address!r} is no living shard's", f"name one of {living}")
-            wanted = change(view)
-            if (wanted.members, wanted.pins) == (view.members, view.pins) and not (version and settles):
+            changed = change(view)
+            if (changed.members, changed.pins) == (view.members, view.pins) and not (version and settles):
                 return view
             return await cluster.change(checked)
         except JournalError as error:
@@ -202,7 +202,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         cluster = self.services.cluster
         if cluster is None:
             fix = "serve with a shared store: `lowwater serve --store redis://...`"
-            msg = f"this authority is alone: it serves everything itself, from its own journal. To have many shards, {fix}"
+            msg = f"this authority is alone, with a journal of its own. To have many shards, {fix}"
             raise errors.InvalidArgument(msg, metadata={"field": "", "fix": fix})
         return cluster
 

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     Call = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]]
     Context = grpc.aio.ServicerContext[Any, Any]
 
-__all__ = ["DEFAULT_BOUNDS", "Guard", "GuardBounds", "paced_by_host"]
-
 _UNSURE: Final = frozenset(error.reason for error in (errors.ShuttingDown, errors.Unavailable, errors.JournalFailed))
 """Reasons of errors after which an act may have been done or not."""
 

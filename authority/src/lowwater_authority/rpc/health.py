@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     Context = grpc.aio.ServicerContext[Any, Any]
 
-__all__ = ["JOURNAL", "HealthServicer"]
-
 
 JOURNAL: Final = "lowwater.journal"
 """Service name under which a probe asks for the journal. No gRPC service has this name. A probe

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from google.protobuf.descriptor import Descriptor
 
-__all__ = ["BOUNDS", "MAX_NAMES", "MOST_BYTES", "MOST_ELEMENTS", "SMALL", "Bound", "Shape", "bound_of", "shape_of"]
-
 SMALL: Final = 65_536
 """Bytes up to which elements are not counted: parsed, such a request takes a few megabytes."""
 
@@ -144,7 +142,7 @@ class Shape:
     def tags(self) -> bytes:
         """First bytes that the tag of a counted field can have, at any depth.
 
-        The second form is that of a tag that is longer than it needs to be.
+        A tag that is longer than necessary begins with the same byte and the bit 0x80.
         """
         shapes = [self]
         for shape in shapes:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from lowwater_authority.engine.admission import Gate
 
-__all__ = ["WATCHED_BYTES", "Room", "Shared", "Turn", "enter", "inside", "leave", "watched"]
-
 WATCHED_BYTES: Final = 256 << 20
 """Bytes of the names that watch streams follow, and of the values that wait for them."""
 

@@ -133,7 +133,7 @@ class Outbox:
         self._merged += 1
         if not self._ack.fit(max(most - self._sending, UNREAD_LEAST)):
             self._ack = None
-            msg = "more of this stream's reports is refused than there is room for until it is read; read the acknowledgements"
+            msg = "more refusals of this stream wait than there is room for; read the acknowledgements"
             self.close(errors.Overloaded(msg, metadata={"bound": "unread_refusals", "limit": str(UNREAD_BYTES)}))
         self._changed.set()
 
@@ -367,7 +367,11 @@ class Streams:
         self.unread.bytes += outbox.unread - before
 
     def leave(self, outbox: Outbox, size: int) -> None:
-        """Free the room of a report that is durable or refused, even if its sender reads none."""
+        """Free the room of a report that is answered, and let another stream start.
+
+        The sender may not read the answer.
+        """
+        self.started(outbox)
         outbox.room.leave(size)
         self.room.leave(size)
 

@@ -51,42 +51,6 @@ MOST_CACHED: Final = 10_000
 """Messages of computations in the cache: as many as one request may name."""
 
 
-class Messages:
-    """The messages about computations. One message serves all streams and answers.
-
-    A message is built once for each published value.
-    """
-
-    def __init__(self, shard: Shard, most: int = MOST_CACHED) -> None:
-        self._shard = shard
-        self._most = most
-        self._cache: dict[str, tuple[View, Topology, int, types_pb2.Watermark]] = {}
-        """Messages without promises by name, each with the values that it was built from. These
-        values are immutable, so the message is current while they are the same objects."""
-
-    def __len__(self) -> int:
-        """Return the number of cached messages."""
-        return len(self._cache)
-
-    def of(self, name: str, view: View | None, promise: types_pb2.Promise | None = None) -> types_pb2.Watermark:
-        """Return the message about a computation; the caller must not change it.
-
-        ``view`` is its published value; None: the name is not registered.
-        """
-        shard = self._shard
-        topology, epoch = shard.topology, shard.served.epoch(name)
-        if view is None or promise is not None:
-            return codec.watermark_message(name, view, topology, epoch, promise)
-        cached = self._cache.get(name)
-        if cached is not None and cached[0] is view and cached[1] is topology and cached[2] == epoch:
-            return cached[3]
-        message = codec.watermark_message(name, view, topology, epoch)
-        if len(self._cache) >= self._most:
-            self._cache.clear()
-        self._cache[name] = view, topology, epoch, message
-        return message
-
-
 class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
     """See proto/lowwater/v1/watermarks.proto."""
 
@@ -252,30 +216,6 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         away = set(elsewhere)
         return confirmed, [name for name in names if name not in away], elsewhere
 
-    def _promised(self, name: str, view: View | None) -> types_pb2.Watermark:
-        """Return the message about a computation, with its promise if there is one."""
-        if view is None or name not in self.services.shard.topology.computations:
-            return self._messages.of(name, view)
-        promise = self.services.promises.of(name)
-        return self._messages.of(name, view, None if promise is NOTHING else promise)
-
-    def _news(self, name: str, view: View | None, promised: dict[str, SentPromise]) -> types_pb2.Watermark:
-        """Return the message about a computation for a stream that has sent ``promised``.
-
-        An unchanged promise is left out: it is as long as the rest of the message.
-        """
-        if view is None or name not in self.services.shard.topology.computations:
-            promised.pop(name, None)  # it may be registered again
-            return self._messages.of(name, view)
-        promise, (incarnation, before) = self.services.promises.of(name), promised.get(name, (0, NOTHING))
-        if promise is NOTHING:
-            promised.pop(name, None)
-        else:
-            promised[name] = view.incarnation, promise
-        # A computation that was dropped and registered again gets its promise again.
-        same = promise is NOTHING or incarnation == view.incarnation
-        return self._messages.of(name, view, None if same and promise == before else promise)
-
     async def _response(
         self,
         views: dict[str, View | None],
@@ -316,6 +256,66 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
             if go_away is not None:
                 response.go_away.CopyFrom(go_away)
         return response
+
+    def _news(self, name: str, view: View | None, promised: dict[str, SentPromise]) -> types_pb2.Watermark:
+        """Return the message about a computation for a stream that has sent ``promised``.
+
+        An unchanged promise is left out: it is as long as the rest of the message.
+        """
+        if view is None or name not in self.services.shard.topology.computations:
+            promised.pop(name, None)  # it may be registered again
+            return self._messages.of(name, view)
+        promise, (incarnation, before) = self.services.promises.of(name), promised.get(name, (0, NOTHING))
+        if promise is NOTHING:
+            promised.pop(name, None)
+        else:
+            promised[name] = view.incarnation, promise
+        # A computation that was dropped and registered again gets its promise again.
+        same = promise is NOTHING or incarnation == view.incarnation
+        return self._messages.of(name, view, None if same and promise == before else promise)
+
+    def _promised(self, name: str, view: View | None) -> types_pb2.Watermark:
+        """Return the message about a computation, with its promise if there is one."""
+        if view is None or name not in self.services.shard.topology.computations:
+            return self._messages.of(name, view)
+        promise = self.services.promises.of(name)
+        return self._messages.of(name, view, None if promise is NOTHING else promise)
+
+
+class Messages:
+    """The messages about computations. One message serves all streams and answers.
+
+    A message is built once for each published value.
+    """
+
+    def __init__(self, shard: Shard, most: int = MOST_CACHED) -> None:
+        self._shard = shard
+        self._most = most
+        self._cache: dict[str, tuple[View, Topology, int, types_pb2.Watermark]] = {}
+        """Messages without promises by name, each with the values that it was built from. These
+        values are immutable, so the message is current while they are the same objects."""
+
+    def __len__(self) -> int:
+        """Return the number of cached messages."""
+        return len(self._cache)
+
+    def of(self, name: str, view: View | None, promise: types_pb2.Promise | None = None) -> types_pb2.Watermark:
+        """Return the message about a computation; the caller must not change it.
+
+        ``view`` is its published value; None: the name is not registered.
+        """
+        shard = self._shard
+        topology, epoch = shard.topology, shard.served.epoch(name)
+        if view is None or promise is not None:
+            return codec.watermark_message(name, view, topology, epoch, promise)
+        cached = self._cache.get(name)
+        if cached is not None and cached[0] is view and cached[1] is topology and cached[2] == epoch:
+            return cached[3]
+        message = codec.watermark_message(name, view, topology, epoch)
+        if len(self._cache) >= self._most:
+            self._cache.clear()
+        self._cache[name] = view, topology, epoch, message
+        return message
 
 
 def _readable(views: dict[str, View | None]) -> dict[str, View | None]:

@@ -312,7 +312,6 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
 
         def answer(done: asyncio.Future[list[tuple[str, Refused]]]) -> None:
             try:
-                self.streams.started(outbox)
                 error = done.exception() if not done.cancelled() else None
                 if isinstance(error, GivenUp):
                     error = errors.ShuttingDown("a computation of this report was taken over meanwhile; connect again")

@@ -36,9 +36,7 @@ class LocateRequest(google.protobuf.message.Message):
 
     @property
     def epochs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Highest ownership number that the caller has seen of each, in the same
-        order; empty: none.
-        """
+        """Highest ownership number that the caller has seen of each, in the same order; empty: none."""
 
     def __init__(
         self,
@@ -63,8 +61,8 @@ class LocateResponse(google.protobuf.message.Message):
     """The deployment's identity."""
     @property
     def redirects(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater.v1.types_pb2.Redirect]:
-        """Place of each computation, in the order of the request. The address may be
-        that of the answering shard. An unregistered one has no address.
+        """Place of each computation, in the order of the request. The address may be that of the
+        answering shard. An unregistered one has no address.
         """
 
     def __init__(
@@ -167,9 +165,7 @@ class ListShardsResponse(google.protobuf.message.Message):
     server_token: builtins.str
     """The deployment's identity."""
     version: builtins.int
-    """Version of the membership. It grows when a shard comes, goes or drains, or
-    a pin changes.
-    """
+    """Version of the membership. It grows when a shard comes, goes or drains, or a pin changes."""
     @property
     def shards(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Shard]:
         """Shards, by address."""
@@ -212,10 +208,9 @@ class DrainRequest(google.protobuf.message.Message):
     cancel: builtins.bool
     """True: cancel a drain."""
     version: builtins.int
-    """Version of the membership that the caller has read, from
-    ListShardsResponse. If another one is in force, the call is refused with
-    INVALID_ARGUMENT and this field, so a delayed request changes nothing: a
-    cancellation makes a new version even where there is no drain. 0: any.
+    """Version of the membership that the caller has read, from ListShardsResponse. If another one is
+    in force, the call is refused with INVALID_ARGUMENT and this field, so a delayed request
+    changes nothing: a cancellation makes a new version even where there is no drain. 0: any.
     """
     def __init__(
         self,
@@ -237,9 +232,7 @@ class DrainResponse(google.protobuf.message.Message):
 
     REMAINING_FIELD_NUMBER: builtins.int
     remaining: builtins.int
-    """Number of computations that the shard still serves; repeat the call until
-    it is 0.
-    """
+    """Number of computations that the shard still serves; repeat the call until it is 0."""
     def __init__(
         self,
         *,
@@ -266,9 +259,7 @@ class PinRequest(google.protobuf.message.Message):
     address: builtins.str
     """Address of the shard, from ListShards; empty: cancel the pin."""
     version: builtins.int
-    """Version of the membership, as in DrainRequest. Each pin makes a new
-    version.
-    """
+    """Version of the membership, as in DrainRequest. Each pin makes a new version."""
     def __init__(
         self,
         *,
@@ -301,9 +292,7 @@ Global___PinResponse: typing_extensions.TypeAlias = PinResponse
 
 @typing.final
 class IdentifyRequest(google.protobuf.message.Message):
-    """Question whose token it is. It contains a digest, from which no token can be
-    made.
-    """
+    """Question whose token it is. It contains a digest, from which no token can be made."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -312,8 +301,8 @@ class IdentifyRequest(google.protobuf.message.Message):
     server_token: builtins.str
     """The deployment the caller means; empty accepts any."""
     token_sha256: builtins.str
-    """SHA-256 of the token, in 64 lower-case hexadecimal digits, as in the access
-    file; empty: the credentials of the call itself.
+    """SHA-256 of the token, in 64 lower-case hexadecimal digits, as in the access file; empty: the
+    credentials of the call itself.
     """
     def __init__(
         self,
@@ -327,9 +316,7 @@ Global___IdentifyRequest: typing_extensions.TypeAlias = IdentifyRequest
 
 @typing.final
 class IdentifyResponse(google.protobuf.message.Message):
-    """The principal, by the access file at this moment. The file may change, so ask
-    again.
-    """
+    """The principal, by the access file at this moment. The file may change, so ask again."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -341,15 +328,13 @@ class IdentifyResponse(google.protobuf.message.Message):
     server_token: builtins.str
     """The deployment's identity."""
     controlled: builtins.bool
-    """True: there is an access file. Otherwise every caller may see everything,
-    and no principal has a name.
+    """True: there is an access file. Otherwise every caller may see everything, and no principal has
+    a name.
     """
     principal: builtins.str
     """Name in the access file; empty: no principal has the token."""
     page: builtins.bool
-    """True: the principal may see the status page and its API, with all
-    namespaces.
-    """
+    """True: the principal may see the status page and its API, with all namespaces."""
     metrics: builtins.bool
     """True: the principal may scrape /metrics."""
     def __init__(

@@ -26,10 +26,9 @@ if _version_not_supported:
 
 
 class ClusterServiceStub(object):
-    """The shards of a deployment. Called by clients, which locate computations, by
-    pages and by operators. Every shard answers, whatever it serves. An authority
-    without a shared store is alone, never answers MOVED, and refuses all calls
-    but Identify with INVALID_ARGUMENT.
+    """The shards of a deployment. Called by clients, which locate computations, by pages and by
+    operators. Every shard answers, whatever it serves. An authority without a shared store is alone,
+    never answers MOVED, and refuses all calls but Identify with INVALID_ARGUMENT.
     """
 
     def __init__(self, channel):
@@ -66,16 +65,14 @@ class ClusterServiceStub(object):
 
 
 class ClusterServiceServicer(object):
-    """The shards of a deployment. Called by clients, which locate computations, by
-    pages and by operators. Every shard answers, whatever it serves. An authority
-    without a shared store is alone, never answers MOVED, and refuses all calls
-    but Identify with INVALID_ARGUMENT.
+    """The shards of a deployment. Called by clients, which locate computations, by pages and by
+    operators. Every shard answers, whatever it serves. An authority without a shared store is alone,
+    never answers MOVED, and refuses all calls but Identify with INVALID_ARGUMENT.
     """
 
     def Locate(self, request, context):
-        """Returns the places of computations. A shard that gets a higher ownership
-        number than its own asks the store before it answers: it was replaced, or
-        the store has lost a number.
+        """Returns the places of computations. A shard that gets a higher ownership number than its own
+        asks the store before it answers: it was replaced, or the store has lost a number.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -89,8 +86,7 @@ class ClusterServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Makes a shard hand over all that it serves, before it is stopped; or
-        cancels that.
+        """Makes a shard hand over all that it serves, before it is stopped; or cancels that.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,8 +100,8 @@ class ClusterServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Identify(self, request, context):
-        """Returns whose token it is, and what that principal may see over HTTP. For
-        programs that show watermarks to people, and have to know who may look.
+        """Returns whose token it is, and what that principal may see over HTTP. For programs that show
+        watermarks to people, and have to know who may look.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -148,10 +144,9 @@ def add_ClusterServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ClusterService(object):
-    """The shards of a deployment. Called by clients, which locate computations, by
-    pages and by operators. Every shard answers, whatever it serves. An authority
-    without a shared store is alone, never answers MOVED, and refuses all calls
-    but Identify with INVALID_ARGUMENT.
+    """The shards of a deployment. Called by clients, which locate computations, by pages and by
+    operators. Every shard answers, whatever it serves. An authority without a shared store is alone,
+    never answers MOVED, and refuses all calls but Identify with INVALID_ARGUMENT.
     """
 
     @staticmethod

@@ -106,10 +106,9 @@ _ClusterServiceIdentifyType = typing_extensions.TypeVar(
 )
 
 class ClusterServiceStub(typing.Generic[_ClusterServiceLocateType, _ClusterServiceListShardsType, _ClusterServiceDrainType, _ClusterServicePinType, _ClusterServiceIdentifyType]):
-    """The shards of a deployment. Called by clients, which locate computations, by
-    pages and by operators. Every shard answers, whatever it serves. An authority
-    without a shared store is alone, never answers MOVED, and refuses all calls
-    but Identify with INVALID_ARGUMENT.
+    """The shards of a deployment. Called by clients, which locate computations, by pages and by
+    operators. Every shard answers, whatever it serves. An authority without a shared store is alone,
+    never answers MOVED, and refuses all calls but Identify with INVALID_ARGUMENT.
     """
 
     @typing.overload
@@ -161,25 +160,22 @@ class ClusterServiceStub(typing.Generic[_ClusterServiceLocateType, _ClusterServi
     ], channel: grpc.aio.Channel) -> None: ...
 
     Locate: _ClusterServiceLocateType
-    """Returns the places of computations. A shard that gets a higher ownership
-    number than its own asks the store before it answers: it was replaced, or
-    the store has lost a number.
+    """Returns the places of computations. A shard that gets a higher ownership number than its own
+    asks the store before it answers: it was replaced, or the store has lost a number.
     """
 
     ListShards: _ClusterServiceListShardsType
     """Returns the living shards, and the computations that each serves."""
 
     Drain: _ClusterServiceDrainType
-    """Makes a shard hand over all that it serves, before it is stopped; or
-    cancels that.
-    """
+    """Makes a shard hand over all that it serves, before it is stopped; or cancels that."""
 
     Pin: _ClusterServicePinType
     """Pins a computation to a shard while that lives; or cancels that."""
 
     Identify: _ClusterServiceIdentifyType
-    """Returns whose token it is, and what that principal may see over HTTP. For
-    programs that show watermarks to people, and have to know who may look.
+    """Returns whose token it is, and what that principal may see over HTTP. For programs that show
+    watermarks to people, and have to know who may look.
     """
 
 ClusterServiceAsyncStub: typing_extensions.TypeAlias = ClusterServiceStub[
@@ -206,10 +202,9 @@ ClusterServiceAsyncStub: typing_extensions.TypeAlias = ClusterServiceStub[
 ]
 
 class ClusterServiceServicer(metaclass=abc.ABCMeta):
-    """The shards of a deployment. Called by clients, which locate computations, by
-    pages and by operators. Every shard answers, whatever it serves. An authority
-    without a shared store is alone, never answers MOVED, and refuses all calls
-    but Identify with INVALID_ARGUMENT.
+    """The shards of a deployment. Called by clients, which locate computations, by pages and by
+    operators. Every shard answers, whatever it serves. An authority without a shared store is alone,
+    never answers MOVED, and refuses all calls but Identify with INVALID_ARGUMENT.
     """
 
     @abc.abstractmethod
@@ -218,9 +213,8 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater.v1.cluster_pb2.LocateRequest,
         context: _ServicerContext,
     ) -> typing.Union[lowwater.v1.cluster_pb2.LocateResponse, collections.abc.Awaitable[lowwater.v1.cluster_pb2.LocateResponse]]:
-        """Returns the places of computations. A shard that gets a higher ownership
-        number than its own asks the store before it answers: it was replaced, or
-        the store has lost a number.
+        """Returns the places of computations. A shard that gets a higher ownership number than its own
+        asks the store before it answers: it was replaced, or the store has lost a number.
         """
 
     @abc.abstractmethod
@@ -237,9 +231,7 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater.v1.cluster_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> typing.Union[lowwater.v1.cluster_pb2.DrainResponse, collections.abc.Awaitable[lowwater.v1.cluster_pb2.DrainResponse]]:
-        """Makes a shard hand over all that it serves, before it is stopped; or
-        cancels that.
-        """
+        """Makes a shard hand over all that it serves, before it is stopped; or cancels that."""
 
     @abc.abstractmethod
     def Pin(
@@ -255,8 +247,8 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater.v1.cluster_pb2.IdentifyRequest,
         context: _ServicerContext,
     ) -> typing.Union[lowwater.v1.cluster_pb2.IdentifyResponse, collections.abc.Awaitable[lowwater.v1.cluster_pb2.IdentifyResponse]]:
-        """Returns whose token it is, and what that principal may see over HTTP. For
-        programs that show watermarks to people, and have to know who may look.
+        """Returns whose token it is, and what that principal may see over HTTP. For programs that show
+        watermarks to people, and have to know who may look.
         """
 
 def add_ClusterServiceServicer_to_server(servicer: ClusterServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

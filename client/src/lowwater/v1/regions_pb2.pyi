@@ -44,23 +44,21 @@ class _DecisionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     DECISION_UNSPECIFIED: _Decision.ValueType  # 0
     """Not set."""
     DECISION_ADOPT: _Decision.ValueType  # 1
-    """Another region owns it from now on, because the owner is lost. Refused
-    while the owner still calls.
+    """Another region owns it from now on, because the owner is lost. Refused while the owner still
+    calls.
     """
     DECISION_MOVE: _Decision.ValueType  # 2
     """A planned move to another region begins."""
     DECISION_CANCEL_MOVE: _Decision.ValueType  # 3
     """A planned move is cancelled, before the release."""
     DECISION_WRITE_OFF: _Decision.ValueType  # 4
-    """The rows that only a lost region has are given up; their number is unknown.
-    The published watermark is marked (written_off) until the computation was
-    reset and has read them, and an operator decides ARRIVED. A reset alone
-    does not clear the mark.
+    """The rows that only a lost region has are given up; their number is unknown. The published
+    watermark is marked (written_off) until the computation was reset and has read them, and an
+    operator decides ARRIVED. A reset alone does not clear the mark.
     """
     DECISION_ARRIVED: _Decision.ValueType  # 5
-    """All rows of the lost region are here, and none is given up. Rows that were
-    given up in an earlier incarnation have been read by now; for those of this
-    incarnation it is refused.
+    """All rows of the lost region are here, and none is given up. Rows that were given up in an
+    earlier incarnation have been read by now; for those of this incarnation it is refused.
     """
     DECISION_ALLOW_AUTOMATIC: _Decision.ValueType  # 6
     """It may be adopted without an operator."""
@@ -79,23 +77,21 @@ class Decision(_Decision, metaclass=_DecisionEnumTypeWrapper):
 DECISION_UNSPECIFIED: Decision.ValueType  # 0
 """Not set."""
 DECISION_ADOPT: Decision.ValueType  # 1
-"""Another region owns it from now on, because the owner is lost. Refused
-while the owner still calls.
+"""Another region owns it from now on, because the owner is lost. Refused while the owner still
+calls.
 """
 DECISION_MOVE: Decision.ValueType  # 2
 """A planned move to another region begins."""
 DECISION_CANCEL_MOVE: Decision.ValueType  # 3
 """A planned move is cancelled, before the release."""
 DECISION_WRITE_OFF: Decision.ValueType  # 4
-"""The rows that only a lost region has are given up; their number is unknown.
-The published watermark is marked (written_off) until the computation was
-reset and has read them, and an operator decides ARRIVED. A reset alone
-does not clear the mark.
+"""The rows that only a lost region has are given up; their number is unknown. The published
+watermark is marked (written_off) until the computation was reset and has read them, and an
+operator decides ARRIVED. A reset alone does not clear the mark.
 """
 DECISION_ARRIVED: Decision.ValueType  # 5
-"""All rows of the lost region are here, and none is given up. Rows that were
-given up in an earlier incarnation have been read by now; for those of this
-incarnation it is refused.
+"""All rows of the lost region are here, and none is given up. Rows that were given up in an
+earlier incarnation have been read by now; for those of this incarnation it is refused.
 """
 DECISION_ALLOW_AUTOMATIC: Decision.ValueType  # 6
 """It may be adopted without an operator."""
@@ -127,24 +123,23 @@ class RegionCaller(google.protobuf.message.Message):
     agent: builtins.str
     """Random id, made once with the agent's state file."""
     run: builtins.int
-    """Number of the start with one state file. A greater one replaces a lower one
-    at once. Another agent is refused with SECOND_AGENT until the one before
-    has been silent for as long as makes a region suspect.
+    """Number of the start with one state file. A greater one replaces a lower one at once. Another
+    agent is refused with SECOND_AGENT until the one before has been silent for as long as makes a
+    region suspect.
     """
     nonce: builtins.str
     """Random id, made with each start."""
     turn: builtins.int
-    """Number of the request; it grows with each request of a process. One that is
-    not above all before is refused with OLD_STREAM.
+    """Number of the request; it grows with each request of a process. One that is not above all
+    before is refused with OLD_STREAM.
     """
     store_token: builtins.str
-    """Token of the global store that the region belongs to; empty in its very
-    first request. Another one is refused with SERVER_TOKEN_MISMATCH.
+    """Token of the global store that the region belongs to; empty in its very first request. Another
+    one is refused with SERVER_TOKEN_MISMATCH.
     """
     seen: builtins.int
-    """Greatest RegionResponse.position that the region has got. A store that ends
-    before it is an old copy, and answers nothing more until an operator has
-    recovered it.
+    """Greatest RegionResponse.position that the region has got. A store that ends before it is an old
+    copy, and answers nothing more until an operator has recovered it.
     """
     def __init__(
         self,
@@ -163,8 +158,8 @@ Global___RegionCaller: typing_extensions.TypeAlias = RegionCaller
 
 @typing.final
 class SourcePosition(google.protobuf.message.Message):
-    """A position in a source, by the source's own cluster and offsets. A mirror
-    counts by itself, so its offset is another position.
+    """A position in a source, by the source's own cluster and offsets. A mirror counts by itself, so
+    its offset is another position.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -180,9 +175,7 @@ class SourcePosition(google.protobuf.message.Message):
     partition: builtins.int
     """Number of the partition."""
     offset: builtins.int
-    """Offset of the next record to read; -1: not known, as behind the last sync
-    of a mirror.
-    """
+    """Offset of the next record to read; -1: not known, as behind the last sync of a mirror."""
     def __init__(
         self,
         *,
@@ -242,17 +235,12 @@ class ReferenceReplica(google.protobuf.message.Message):
     region: builtins.str
     """Name of the region; in a request that of the caller."""
     replicated_micros: builtins.int
-    """R: event time up to which the region has all that was complete at the
-    sources.
-    """
+    """R: event time up to which the region has all that was complete at the sources."""
     output_micros: builtins.int
-    """Event time up to which it has the outputs; 9223372036854775807: they need
-    no replica.
-    """
+    """Event time up to which it has the outputs; 9223372036854775807: they need no replica."""
     number: builtins.int
-    """Adoption number of the owner whose rows and outputs these are: the one that
-    the region knew before it read them. Under another number they do not
-    count.
+    """Adoption number of the owner whose rows and outputs these are: the one that the region knew
+    before it read them. Under another number they do not count.
     """
     @property
     def positions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SourcePosition]:
@@ -288,12 +276,12 @@ class ReferenceProgress(google.protobuf.message.Message):
     reference: builtins.str
     """Name of the reference."""
     number: builtins.int
-    """Adoption number by which the caller believes to own it. Another number, or
-    another owner, is refused with STALE_ADOPTION.
+    """Adoption number by which the caller believes to own it. Another number, or another owner, is
+    refused with STALE_ADOPTION.
     """
     life: builtins.int
-    """Incarnation of the computation at the local authority. A greater one than
-    before begins a new incarnation of the reference.
+    """Incarnation of the computation at the local authority. A greater one than before begins a new
+    incarnation of the reference.
     """
     low_micros: builtins.int
     """L: low watermark of the computation there."""
@@ -376,9 +364,9 @@ class ReferenceView(google.protobuf.message.Message):
     accepted_micros: builtins.int
     """Event time up to which all that any region has accepted is included."""
     written_off: builtins.bool
-    """True: rows were written off, or were lost after they had counted as
-    complete. Readers are tainted by that until the computation was reset and
-    has read the rows, and an operator decides ARRIVED.
+    """True: rows were written off, or were lost after they had counted as complete. Readers are
+    tainted by that until the computation was reset and has read the rows, and an operator decides
+    ARRIVED.
     """
     complete_of: builtins.str
     """What the published watermark is complete of, for people."""
@@ -397,13 +385,9 @@ class ReferenceView(google.protobuf.message.Message):
     automatic: builtins.bool
     """True: it may be adopted without an operator."""
     record: builtins.str
-    """The whole record. The region stores it unchanged, and gives it back by
-    Enrol.
-    """
+    """The whole record. The region stores it unchanged, and gives it back by Enrol."""
     damaged: builtins.str
-    """Reason why the record cannot be read, and all else is empty; empty: it can
-    be read.
-    """
+    """Reason why the record cannot be read, and all else is empty; empty: it can be read."""
     decision_number: builtins.int
     """Number of operators' decisions that have changed it, but for adoptions."""
     @property
@@ -484,9 +468,7 @@ class GlobalWatermark(google.protobuf.message.Message):
     computation: builtins.str
     """Name of the computation."""
     incarnation: builtins.int
-    """Incarnation. A value of a greater one replaces all before; one of a lower
-    one is old.
-    """
+    """Incarnation. A value of a greater one replaces all before; one of a lower one is old."""
     published_micros: builtins.int
     """The watermark."""
     written_off: builtins.bool
@@ -603,8 +585,8 @@ class ConfirmRequest(google.protobuf.message.Message):
 
     @property
     def numbers(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
-        """Greatest adoption number that the region ever got, by reference. A store
-        that knows only a lower one is an old copy, and stops.
+        """Greatest adoption number that the region ever got, by reference. A store that knows only a
+        lower one is an old copy, and stops.
         """
 
     def __init__(
@@ -636,9 +618,8 @@ class RegisterReferenceRequest(google.protobuf.message.Message):
     home: builtins.str
     """Region that owns it first."""
     policy: builtins.str
-    """Policy. replicated: min(L, R, frontier of the outputs' replica) is
-    published, and no lost region can break it. local: L is published, and a
-    disaster breaks [R, L), visibly.
+    """Policy. replicated: min(L, R, frontier of the outputs' replica) is published, and no lost
+    region can break it. local: L is published, and a disaster breaks [R, L), visibly.
     """
     @property
     def caller(self) -> Global___RegionCaller:
@@ -723,9 +704,7 @@ class FenceRequest(google.protobuf.message.Message):
     sink: builtins.str
     """Name of the sink."""
     cut: builtins.str
-    """Position at which readers cut the lost region's topic; empty: the sink
-    itself fences.
-    """
+    """Position at which readers cut the lost region's topic; empty: the sink itself fences."""
     @property
     def caller(self) -> Global___RegionCaller:
         """The caller."""
@@ -913,8 +892,7 @@ class EnrolRequest(google.protobuf.message.Message):
     @property
     def records(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """ReferenceView.record of each reference. One that cannot be read is among
-        RegionResponse.refused: its reference is damaged until the next Recover,
-        and the others enrol.
+        RegionResponse.refused: its reference is damaged until the next Recover, and the others enrol.
         """
 
     def __init__(
@@ -1002,17 +980,15 @@ class DecideRequest(google.protobuf.message.Message):
     decision: Global___Decision.ValueType
     """The decision."""
     region: builtins.str
-    """For ADOPT and MOVE the next owner. For WRITE_OFF and ARRIVED the lost
-    region; empty: all.
-    """
+    """For ADOPT and MOVE the next owner. For WRITE_OFF and ARRIVED the lost region; empty: all."""
     who: builtins.str
     """Name of the operator, for the record."""
     store_token: builtins.str
     """Token of the store that is meant; empty: any."""
     number: builtins.int
-    """Adoption number that the operator has seen. With another number or
-    decision_number in force the call is refused with REGION_REFUSED, because a
-    delayed decision was about another state. 0: any.
+    """Adoption number that the operator has seen. With another number or decision_number in force the
+    call is refused with REGION_REFUSED, because a delayed decision was about another state. 0:
+    any.
     """
     decision_number: builtins.int
     """ReferenceView.decision_number that the operator has seen."""
@@ -1042,13 +1018,12 @@ class RecoverRequest(google.protobuf.message.Message):
     FENCED_FIELD_NUMBER: builtins.int
     STORE_TOKEN_FIELD_NUMBER: builtins.int
     recovers: builtins.str
-    """Token of the lost store, as each region's agent has it; empty: that of this
-    store, which is an old copy.
+    """Token of the lost store, as each region's agent has it; empty: that of this store, which is an
+    old copy.
     """
     store_token: builtins.str
-    """Token of the store that answers, from ListReferences. With another one the
-    call is refused with SERVER_TOKEN_MISMATCH, so a delayed request begins no
-    second recovery. Empty: any.
+    """Token of the store that answers, from ListReferences. With another one the call is refused with
+    SERVER_TOKEN_MISMATCH, so a delayed request begins no second recovery. Empty: any.
     """
     @property
     def regions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -1056,8 +1031,8 @@ class RecoverRequest(google.protobuf.message.Message):
 
     @property
     def fenced(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Regions that are absent. The caller answers for it that no number of theirs
-        counts at any sink any more.
+        """Regions that are absent. The caller answers for it that no number of theirs counts at any sink
+        any more.
         """
 
     def __init__(

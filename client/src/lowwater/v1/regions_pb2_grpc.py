@@ -26,13 +26,12 @@ if _version_not_supported:
 
 
 class RegionServiceStub(object):
-    """Served by `lowwater global`, not by the authority of a region. Called by the
-    agents of regions, and by operators.
+    """Served by `lowwater global`, not by the authority of a region. Called by the agents of regions,
+    and by operators.
 
-    The answer to a region's call is a RegionResponse, and counts only for the
-    process that called. All calls may be repeated. When a call of a region ends
-    without an answer, the region is unconfirmed: its next call must be Confirm,
-    and no earlier answer counts.
+    The answer to a region's call is a RegionResponse, and counts only for the process that called.
+    All calls may be repeated. When a call of a region ends without an answer, the region is
+    unconfirmed: its next call must be Confirm, and no earlier answer counts.
     """
 
     def __init__(self, channel):
@@ -104,45 +103,43 @@ class RegionServiceStub(object):
 
 
 class RegionServiceServicer(object):
-    """Served by `lowwater global`, not by the authority of a region. Called by the
-    agents of regions, and by operators.
+    """Served by `lowwater global`, not by the authority of a region. Called by the agents of regions,
+    and by operators.
 
-    The answer to a region's call is a RegionResponse, and counts only for the
-    process that called. All calls may be repeated. When a call of a region ends
-    without an answer, the region is unconfirmed: its next call must be Confirm,
-    and no earlier answer counts.
+    The answer to a region's call is a RegionResponse, and counts only for the process that called.
+    All calls may be repeated. When a call of a region ends without an answer, the region is
+    unconfirmed: its next call must be Confirm, and no earlier answer counts.
     """
 
     def Confirm(self, request, context):
-        """Returns what a region owns, and its adoption numbers. Until the answer, a
-        region that was started or cut off publishes and commits nothing.
+        """Returns what a region owns, and its adoption numbers. Until the answer, a region that was
+        started or cut off publishes and commits nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RegisterReference(self, request, context):
-        """Registers references. A repeat is harmless. Another definition is refused
-        with REGISTRATION_CONFLICT, and so is a home input of another reference of
-        the computation. After an operator's decision about the policy, the
-        registered policy has no effect. An operator names no region as the caller,
-        and gets no references.
+        """Registers references. A repeat is harmless. Another definition is refused with
+        REGISTRATION_CONFLICT, and so is a home input of another reference of the computation. After an
+        operator's decision about the policy, the registered policy has no effect. An operator names no
+        region as the caller, and gets no references.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request, context):
-        """Reports the progress of a region. A refusal of one reference does not touch
-        the others: it is among RegionResponse.refused.
+        """Reports the progress of a region. A refusal of one reference does not touch the others: it is
+        among RegionResponse.refused.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Fence(self, request, context):
-        """Reports that the owner has raised its number at a sink, or where readers
-        are to cut the topic of the lost region.
+        """Reports that the owner has raised its number at a sink, or where readers are to cut the topic
+        of the lost region.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -163,24 +160,23 @@ class RegionServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseReference(self, request, context):
-        """Planned move: the owner releases the reference, with the digest of that
-        batch. It commits nothing more.
+        """Planned move: the owner releases the reference, with the digest of that batch. It commits
+        nothing more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ClaimReference(self, request, context):
-        """Planned move: the next owner takes over, at equal positions, and gets a
-        greater number.
+        """Planned move: the next owner takes over, at equal positions, and gets a greater number.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Enrol(self, request, context):
-        """Gives back the records that a region got last, after a loss of the global
-        store and an operator's Recover.
+        """Gives back the records that a region got last, after a loss of the global store and an
+        operator's Recover.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -194,17 +190,17 @@ class RegionServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Decide(self, request, context):
-        """Applies an operator's decision. Refused with REGION_REFUSED if the state of
-        the reference does not allow it; metadata has fix, what to do first.
+        """Applies an operator's decision. Refused with REGION_REFUSED if the state of the reference does
+        not allow it; metadata has fix, what to do first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Recover(self, request, context):
-        """Begins a recovery, when an operator has found that the store was lost, or
-        is an old copy. The store gets a new token, all regions enrol, and numbers
-        go on above the greatest that any of them reports.
+        """Begins a recovery, when an operator has found that the store was lost, or is an old copy. The
+        store gets a new token, all regions enrol, and numbers go on above the greatest that any of
+        them reports.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -282,13 +278,12 @@ def add_RegionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RegionService(object):
-    """Served by `lowwater global`, not by the authority of a region. Called by the
-    agents of regions, and by operators.
+    """Served by `lowwater global`, not by the authority of a region. Called by the agents of regions,
+    and by operators.
 
-    The answer to a region's call is a RegionResponse, and counts only for the
-    process that called. All calls may be repeated. When a call of a region ends
-    without an answer, the region is unconfirmed: its next call must be Confirm,
-    and no earlier answer counts.
+    The answer to a region's call is a RegionResponse, and counts only for the process that called.
+    All calls may be repeated. When a call of a region ends without an answer, the region is
+    unconfirmed: its next call must be Confirm, and no earlier answer counts.
     """
 
     @staticmethod

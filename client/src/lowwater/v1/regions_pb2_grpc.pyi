@@ -234,13 +234,12 @@ _RegionServiceRecoverType = typing_extensions.TypeVar(
 )
 
 class RegionServiceStub(typing.Generic[_RegionServiceConfirmType, _RegionServiceRegisterReferenceType, _RegionServiceReportType, _RegionServiceFenceType, _RegionServiceStopType, _RegionServiceArriveType, _RegionServiceReleaseReferenceType, _RegionServiceClaimReferenceType, _RegionServiceEnrolType, _RegionServiceListReferencesType, _RegionServiceDecideType, _RegionServiceRecoverType]):
-    """Served by `lowwater global`, not by the authority of a region. Called by the
-    agents of regions, and by operators.
+    """Served by `lowwater global`, not by the authority of a region. Called by the agents of regions,
+    and by operators.
 
-    The answer to a region's call is a RegionResponse, and counts only for the
-    process that called. All calls may be repeated. When a call of a region ends
-    without an answer, the region is unconfirmed: its next call must be Confirm,
-    and no earlier answer counts.
+    The answer to a region's call is a RegionResponse, and counts only for the process that called.
+    All calls may be repeated. When a call of a region ends without an answer, the region is
+    unconfirmed: its next call must be Confirm, and no earlier answer counts.
     """
 
     @typing.overload
@@ -348,26 +347,25 @@ class RegionServiceStub(typing.Generic[_RegionServiceConfirmType, _RegionService
     ], channel: grpc.aio.Channel) -> None: ...
 
     Confirm: _RegionServiceConfirmType
-    """Returns what a region owns, and its adoption numbers. Until the answer, a
-    region that was started or cut off publishes and commits nothing.
+    """Returns what a region owns, and its adoption numbers. Until the answer, a region that was
+    started or cut off publishes and commits nothing.
     """
 
     RegisterReference: _RegionServiceRegisterReferenceType
-    """Registers references. A repeat is harmless. Another definition is refused
-    with REGISTRATION_CONFLICT, and so is a home input of another reference of
-    the computation. After an operator's decision about the policy, the
-    registered policy has no effect. An operator names no region as the caller,
-    and gets no references.
+    """Registers references. A repeat is harmless. Another definition is refused with
+    REGISTRATION_CONFLICT, and so is a home input of another reference of the computation. After an
+    operator's decision about the policy, the registered policy has no effect. An operator names no
+    region as the caller, and gets no references.
     """
 
     Report: _RegionServiceReportType
-    """Reports the progress of a region. A refusal of one reference does not touch
-    the others: it is among RegionResponse.refused.
+    """Reports the progress of a region. A refusal of one reference does not touch the others: it is
+    among RegionResponse.refused.
     """
 
     Fence: _RegionServiceFenceType
-    """Reports that the owner has raised its number at a sink, or where readers
-    are to cut the topic of the lost region.
+    """Reports that the owner has raised its number at a sink, or where readers are to cut the topic
+    of the lost region.
     """
 
     Stop: _RegionServiceStopType
@@ -377,32 +375,30 @@ class RegionServiceStub(typing.Generic[_RegionServiceConfirmType, _RegionService
     """Planned move: the next owner has R, outputs and state of that batch."""
 
     ReleaseReference: _RegionServiceReleaseReferenceType
-    """Planned move: the owner releases the reference, with the digest of that
-    batch. It commits nothing more.
+    """Planned move: the owner releases the reference, with the digest of that batch. It commits
+    nothing more.
     """
 
     ClaimReference: _RegionServiceClaimReferenceType
-    """Planned move: the next owner takes over, at equal positions, and gets a
-    greater number.
-    """
+    """Planned move: the next owner takes over, at equal positions, and gets a greater number."""
 
     Enrol: _RegionServiceEnrolType
-    """Gives back the records that a region got last, after a loss of the global
-    store and an operator's Recover.
+    """Gives back the records that a region got last, after a loss of the global store and an
+    operator's Recover.
     """
 
     ListReferences: _RegionServiceListReferencesType
     """Returns all references, or one of them."""
 
     Decide: _RegionServiceDecideType
-    """Applies an operator's decision. Refused with REGION_REFUSED if the state of
-    the reference does not allow it; metadata has fix, what to do first.
+    """Applies an operator's decision. Refused with REGION_REFUSED if the state of the reference does
+    not allow it; metadata has fix, what to do first.
     """
 
     Recover: _RegionServiceRecoverType
-    """Begins a recovery, when an operator has found that the store was lost, or
-    is an old copy. The store gets a new token, all regions enrol, and numbers
-    go on above the greatest that any of them reports.
+    """Begins a recovery, when an operator has found that the store was lost, or is an old copy. The
+    store gets a new token, all regions enrol, and numbers go on above the greatest that any of
+    them reports.
     """
 
 RegionServiceAsyncStub: typing_extensions.TypeAlias = RegionServiceStub[
@@ -457,13 +453,12 @@ RegionServiceAsyncStub: typing_extensions.TypeAlias = RegionServiceStub[
 ]
 
 class RegionServiceServicer(metaclass=abc.ABCMeta):
-    """Served by `lowwater global`, not by the authority of a region. Called by the
-    agents of regions, and by operators.
+    """Served by `lowwater global`, not by the authority of a region. Called by the agents of regions,
+    and by operators.
 
-    The answer to a region's call is a RegionResponse, and counts only for the
-    process that called. All calls may be repeated. When a call of a region ends
-    without an answer, the region is unconfirmed: its next call must be Confirm,
-    and no earlier answer counts.
+    The answer to a region's call is a RegionResponse, and counts only for the process that called.
+    All calls may be repeated. When a call of a region ends without an answer, the region is
+    unconfirmed: its next call must be Confirm, and no earlier answer counts.
     """
 
     @abc.abstractmethod
@@ -472,8 +467,8 @@ class RegionServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater.v1.regions_pb2.ConfirmRequest,
         context: _ServicerContext,
     ) -> typing.Union[lowwater.v1.regions_pb2.RegionResponse, collections.abc.Awaitable[lowwater.v1.regions_pb2.RegionResponse]]:
-        """Returns what a region owns, and its adoption numbers. Until the answer, a
-        region that was started or cut off publishes and commits nothing.
+        """Returns what a region owns, and its adoption numbers. Until the answer, a region that was
+        started or cut off publishes and commits nothing.
         """
 
     @abc.abstractmethod
@@ -482,11 +477,10 @@ class RegionServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater.v1.regions_pb2.RegisterReferenceRequest,
         context: _ServicerContext,
     ) -> typing.Union[lowwater.v1.regions_pb2.RegionResponse, collections.abc.Awaitable[lowwater.v1.regions_pb2.RegionResponse]]:
-        """Registers references. A repeat is harmless. Another definition is refused
-        with REGISTRATION_CONFLICT, and so is a home input of another reference of
-        the computation. After an operator's decision about the policy, the
-        registered policy has no effect. An operator names no region as the caller,
-        and gets no references.
+        """Registers references. A repeat is harmless. Another definition is refused with
+        REGISTRATION_CONFLICT, and so is a home input of another reference of the computation. After an
+        operator's decision about the policy, the registered policy has no effect. An operator names no
+        region as the caller, and gets no references.
         """
 
     @abc.abstractmethod
@@ -495,8 +489,8 @@ class RegionServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater.v1.regions_pb2.RegionReportRequest,
         context: _ServicerContext,
     ) -> typing.Union[lowwater.v1.regions_pb2.RegionResponse, collections.abc.Awaitable[lowwater.v1.regions_pb2.RegionResponse]]:
-        """Reports the progress of a region. A refusal of one reference does not touch
-        the others: it is among RegionResponse.refused.
+        """Reports the progress of a region. A refusal of one reference does not touch the others: it is
+        among RegionResponse.refused.
         """
 
     @abc.abstractmethod
@@ -505,8 +499,8 @@ class RegionServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater.v1.regions_pb2.FenceRequest,
         context: _ServicerContext,
     ) -> typing.Union[lowwater.v1.regions_pb2.RegionResponse, collections.abc.Awaitable[lowwater.v1.regions_pb2.RegionResponse]]:
-        """Reports that the owner has raised its number at a sink, or where readers
-        are to cut the topic of the lost region.
+        """Reports that the owner has raised its number at a sink, or where readers are to cut the topic
+        of the lost region.
         """
 
     @abc.abstractmethod
@@ -531,8 +525,8 @@ class RegionServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater.v1.regions_pb2.ReleaseReferenceRequest,
         context: _ServicerContext,
     ) -> typing.Union[lowwater.v1.regions_pb2.RegionResponse, collections.abc.Awaitable[lowwater.v1.regions_pb2.RegionResponse]]:
-        """Planned move: the owner releases the reference, with the digest of that
-        batch. It commits nothing more.
+        """Planned move: the owner releases the reference, with the digest of that batch. It commits
+        nothing more.
         """
 
     @abc.abstractmethod
@@ -541,9 +535,7 @@ class RegionServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater.v1.regions_pb2.ClaimReferenceRequest,
         context: _ServicerContext,
     ) -> typing.Union[lowwater.v1.regions_pb2.RegionResponse, collections.abc.Awaitable[lowwater.v1.regions_pb2.RegionResponse]]:
-        """Planned move: the next owner takes over, at equal positions, and gets a
-        greater number.
-        """
+        """Planned move: the next owner takes over, at equal positions, and gets a greater number."""
 
     @abc.abstractmethod
     def Enrol(
@@ -551,8 +543,8 @@ class RegionServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater.v1.regions_pb2.EnrolRequest,
         context: _ServicerContext,
     ) -> typing.Union[lowwater.v1.regions_pb2.RegionResponse, collections.abc.Awaitable[lowwater.v1.regions_pb2.RegionResponse]]:
-        """Gives back the records that a region got last, after a loss of the global
-        store and an operator's Recover.
+        """Gives back the records that a region got last, after a loss of the global store and an
+        operator's Recover.
         """
 
     @abc.abstractmethod
@@ -569,8 +561,8 @@ class RegionServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater.v1.regions_pb2.DecideRequest,
         context: _ServicerContext,
     ) -> typing.Union[lowwater.v1.regions_pb2.ListReferencesResponse, collections.abc.Awaitable[lowwater.v1.regions_pb2.ListReferencesResponse]]:
-        """Applies an operator's decision. Refused with REGION_REFUSED if the state of
-        the reference does not allow it; metadata has fix, what to do first.
+        """Applies an operator's decision. Refused with REGION_REFUSED if the state of the reference does
+        not allow it; metadata has fix, what to do first.
         """
 
     @abc.abstractmethod
@@ -579,9 +571,9 @@ class RegionServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater.v1.regions_pb2.RecoverRequest,
         context: _ServicerContext,
     ) -> typing.Union[lowwater.v1.regions_pb2.RecoverResponse, collections.abc.Awaitable[lowwater.v1.regions_pb2.RecoverResponse]]:
-        """Begins a recovery, when an operator has found that the store was lost, or
-        is an old copy. The store gets a new token, all regions enrol, and numbers
-        go on above the greatest that any of them reports.
+        """Begins a recovery, when an operator has found that the store was lost, or is an old copy. The
+        store gets a new token, all regions enrol, and numbers go on above the greatest that any of
+        them reports.
         """
 
 def add_RegionServiceServicer_to_server(servicer: RegionServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -3,11 +3,10 @@
 isort:skip_file
 Leases and tasks: work that belongs to a computation, and is done once.
 
-A task is READY, then LEASED to a worker, then DONE. Each step is in the
-computation's log before it is answered, and gives the task a greater version:
-READY(v) -> LEASED(v + 1) -> DONE. When a lease is released, or another worker
-takes the task over, it becomes READY(v + 2). A commit counts only when it
-names the task's newest lease, by equality; no clock decides about it.
+A task is READY, then LEASED to a worker, then DONE. Each step is in the computation's log before
+it is answered, and gives the task a greater version: READY(v) -> LEASED(v + 1) -> DONE. When a
+lease is released, or another worker takes the task over, it becomes READY(v + 2). A commit
+counts only when it names the task's newest lease, by equality; no clock decides about it.
 """
 
 import builtins
@@ -71,8 +70,8 @@ class TaskKey(google.protobuf.message.Message):
     at_micros: builtins.int
     """Event time of the oldest work that the task is for, in microseconds."""
     name: builtins.str
-    """Name of the task: 1 to 128 of A-Z a-z 0-9 _ . - ; empty for the task of an
-    interval, which its time identifies.
+    """Name of the task: 1 to 128 of A-Z a-z 0-9 _ . - ; empty for the task of an interval, which its
+    time identifies.
     """
     def __init__(
         self,
@@ -88,8 +87,8 @@ Global___TaskKey: typing_extensions.TypeAlias = TaskKey
 
 @typing.final
 class TaskLease(google.protobuf.message.Message):
-    """A lease, as it was granted. It counts only if all its fields are those of the
-    task's newest lease.
+    """A lease, as it was granted. It counts only if all its fields are those of the task's newest
+    lease.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -104,9 +103,8 @@ class TaskLease(google.protobuf.message.Message):
     configuration_version: builtins.int
     """Version of the group's configuration at the grant."""
     epoch: builtins.int
-    """Ownership of the computation's log that has granted it: its number, and 12
-    bits of its nonce below. It distinguishes leases whose record a store has
-    lost.
+    """Ownership of the computation's log that has granted it: its number, and 12 bits of its nonce
+    below. It distinguishes leases whose record a store has lost.
     """
     nonce: builtins.bytes
     """Random name that the worker gave it, 16 bytes."""
@@ -139,8 +137,8 @@ class NewTask(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     PAYLOAD_FIELD_NUMBER: builtins.int
     group: builtins.str
-    """Group, of the same computation. Empty among CreateTasksRequest.tasks, and
-    for a successor in the group of the committed task.
+    """Group, of the same computation. Empty among CreateTasksRequest.tasks, and for a successor in
+    the group of the committed task.
     """
     at_micros: builtins.int
     """Event time, as in TaskKey. Not below the mark of the group."""
@@ -176,9 +174,8 @@ class Task(google.protobuf.message.Message):
     DIGEST_FIELD_NUMBER: builtins.int
     OFFERED_FIELD_NUMBER: builtins.int
     until_micros: builtins.int
-    """End of the interval of a task of an interval, exclusive, in microseconds of
-    event time; MAX: no end, because the computation has finished. For other
-    tasks it is at_micros.
+    """End of the interval of a task of an interval, exclusive, in microseconds of event time; MAX: no
+    end, because the computation has finished. For other tasks it is at_micros.
     """
     payload: builtins.bytes
     """Payload for the worker."""
@@ -239,9 +236,8 @@ class TaskGroup(google.protobuf.message.Message):
     name: builtins.str
     """Name of the group, as in TaskKey."""
     every_micros: builtins.int
-    """Length of the intervals, in microseconds of event time. Each interval gets
-    a task when the low watermark passes its end. 0: no intervals; calls create
-    the tasks.
+    """Length of the intervals, in microseconds of event time. Each interval gets a task when the low
+    watermark passes its end. 0: no intervals; calls create the tasks.
     """
     start_micros: builtins.int
     """Start of the first interval, in microseconds; 0 without intervals."""
@@ -252,14 +248,13 @@ class TaskGroup(google.protobuf.message.Message):
     configuration_version: builtins.int
     """Version of the configuration, from 1; it grows with every change."""
     mark_micros: builtins.int
-    """Event time below which every task is done and forgotten, and none can be
-    created. It never goes back within an incarnation.
+    """Event time below which every task is done and forgotten, and none can be created. It never goes
+    back within an incarnation.
     """
     closed_micros: builtins.int
-    """Event time below which every task is done; MAX: every task is. In a group
-    with intervals it never goes back within an incarnation: intervals that end
-    at it or before are closed, and MAX means that the computation has finished
-    too.
+    """Event time below which every task is done; MAX: every task is. In a group with intervals it
+    never goes back within an incarnation: intervals that end at it or before are closed, and MAX
+    means that the computation has finished too.
     """
     ready: builtins.int
     """Number of tasks that are ready."""
@@ -310,23 +305,23 @@ class CreateGroupRequest(google.protobuf.message.Message):
     group: builtins.str
     """Name of the group, as in TaskKey."""
     every_micros: builtins.int
-    """Length of the intervals, as in TaskGroup: 0, or one second to 366 days.
-    Refused for a computation whose watermarks are estimates.
+    """Length of the intervals, as in TaskGroup: 0, or one second to 366 days. Refused for a
+    computation whose watermarks are estimates.
     """
     start_micros: builtins.int
-    """Start of the first interval, as in TaskGroup: a time of the years 1 to
-    9999. 0 without intervals.
+    """Start of the first interval, as in TaskGroup: a time of the years 1 to 9999. 0 without
+    intervals.
     """
     lease_micros: builtins.int
     """Time of a lease, as in TaskGroup: one second to seven days. 0: one minute."""
     configuration: builtins.bytes
-    """Configuration, as in TaskGroup, at most 4,096 bytes. A repeat has the one
-    that the group was created with, or the one in force.
+    """Configuration, as in TaskGroup, at most 4,096 bytes. A repeat has the one that the group was
+    created with, or the one in force.
     """
     incarnation: builtins.int
-    """Incarnation of the computation that the caller has read. If another one is
-    in force, the call is refused with INCARNATION_CHANGED, so a delayed
-    request creates no group in the next one. 0: any.
+    """Incarnation of the computation that the caller has read. If another one is in force, the call
+    is refused with INCARNATION_CHANGED, so a delayed request creates no group in the next one. 0:
+    any.
     """
     def __init__(
         self,
@@ -390,13 +385,12 @@ class ConfigureGroupRequest(google.protobuf.message.Message):
     configuration: builtins.bytes
     """New configuration, at most 4,096 bytes."""
     configuration_version: builtins.int
-    """Version of the configuration that this one replaces. If another one is in
-    force, the call is refused with TASK_CONFLICT, unless this very call has
-    made it.
+    """Version of the configuration that this one replaces. If another one is in force, the call is
+    refused with TASK_CONFLICT, unless this very call has made it.
     """
     incarnation: builtins.int
-    """Incarnation of the computation, as in TaskGroup. If another one is in
-    force, the call is refused with INCARNATION_CHANGED. 0: any.
+    """Incarnation of the computation, as in TaskGroup. If another one is in force, the call is
+    refused with INCARNATION_CHANGED. 0: any.
     """
     def __init__(
         self,
@@ -449,12 +443,12 @@ class CreateTasksRequest(google.protobuf.message.Message):
     computation: builtins.str
     """The computation."""
     group: builtins.str
-    """Group without intervals. It has at most 4,096 tasks, with those that are
-    done and not forgotten; more are refused with OVERLOADED.
+    """Group without intervals. It has at most 4,096 tasks, with those that are done and not
+    forgotten; more are refused with OVERLOADED.
     """
     incarnation: builtins.int
-    """Incarnation of the computation that the tasks are for. In another one the
-    call is refused with INCARNATION_CHANGED. 0: any.
+    """Incarnation of the computation that the tasks are for. In another one the call is refused with
+    INCARNATION_CHANGED. 0: any.
     """
     @property
     def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___NewTask]:
@@ -639,16 +633,14 @@ class CommitTaskRequest(google.protobuf.message.Message):
 
     @property
     def outputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Names of the outputs: at most 100, of 2,048 bytes in all. Each contains the
-        version and the nonce of the lease, as VERSION-NONCE with the nonce as 32
-        hexadecimal digits, so no other lease has written it.
+        """Names of the outputs: at most 100, of 2,048 bytes in all. Each contains the version and the
+        nonce of the lease, as VERSION-NONCE with the nonce as 32 hexadecimal digits, so no other lease
+        has written it.
         """
 
     @property
     def successors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___NewTask]:
-        """Tasks that follow from this one, at most 100. They are created with the
-        commit, or not at all.
-        """
+        """Tasks that follow from this one, at most 100. They are created with the commit, or not at all."""
 
     def __init__(
         self,

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class TaskServiceStub(object):
-    """Hands out tasks. Called by workers and operators. Every call names the
-    computation that the group belongs to, and goes to the shard that serves it.
+    """Hands out tasks. Called by workers and operators. Every call names the computation that the group
+    belongs to, and goes to the shard that serves it.
     """
 
     def __init__(self, channel):
@@ -79,65 +79,61 @@ class TaskServiceStub(object):
 
 
 class TaskServiceServicer(object):
-    """Hands out tasks. Called by workers and operators. Every call names the
-    computation that the group belongs to, and goes to the shard that serves it.
+    """Hands out tasks. Called by workers and operators. Every call names the computation that the group
+    belongs to, and goes to the shard that serves it.
     """
 
     def CreateGroup(self, request, context):
-        """Creates a group. A repeat is harmless. A group of that name with another
-        definition is refused with REGISTRATION_CONFLICT, and one of a slice with
-        INVALID_ARGUMENT.
+        """Creates a group. A repeat is harmless. A group of that name with another definition is refused
+        with REGISTRATION_CONFLICT, and one of a slice with INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ConfigureGroup(self, request, context):
-        """Changes the configuration of a group. Every lease of the group ends, so all
-        later commits were made with the new configuration.
+        """Changes the configuration of a group. Every lease of the group ends, so all later commits were
+        made with the new configuration.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CreateTasks(self, request, context):
-        """Creates tasks, all of them or none. Tasks that exist already, done or not,
-        stay as they are.
+        """Creates tasks, all of them or none. Tasks that exist already, done or not, stay as they are.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TakeTask(self, request, context):
-        """Leases the oldest task that is ready, or whose lease has run out. If asked
-        to, it waits for one. A repeat with the same nonce gets the same lease
-        while that counts.
+        """Leases the oldest task that is ready, or whose lease has run out. If asked to, it waits for
+        one. A repeat with the same nonce gets the same lease while that counts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RenewTask(self, request, context):
-        """Extends the time in which a lease is offered to no other worker. Refused
-        with STALE_LEASE once another worker has the task.
+        """Extends the time in which a lease is offered to no other worker. Refused with STALE_LEASE once
+        another worker has the task.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CommitTask(self, request, context):
-        """Ends a task: records the names of its outputs, and creates the tasks that
-        follow from it, in one step. A repeat gets the same answer. Refused with
-        STALE_LEASE unless the lease is the task's newest. A lease that has run out
-        still counts until another worker takes the task.
+        """Ends a task: records the names of its outputs, and creates the tasks that follow from it, in
+        one step. A repeat gets the same answer. Refused with STALE_LEASE unless the lease is the
+        task's newest. A lease that has run out still counts until another worker takes the task.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseTask(self, request, context):
-        """Releases a lease: the task is ready for others at once. A repeat gets the
-        same answer until another worker has taken the task.
+        """Releases a lease: the task is ready for others at once. A repeat gets the same answer until
+        another worker has taken the task.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -202,8 +198,8 @@ def add_TaskServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TaskService(object):
-    """Hands out tasks. Called by workers and operators. Every call names the
-    computation that the group belongs to, and goes to the shard that serves it.
+    """Hands out tasks. Called by workers and operators. Every call names the computation that the group
+    belongs to, and goes to the shard that serves it.
     """
 
     @staticmethod

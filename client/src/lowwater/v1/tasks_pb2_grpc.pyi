@@ -3,11 +3,10 @@
 isort:skip_file
 Leases and tasks: work that belongs to a computation, and is done once.
 
-A task is READY, then LEASED to a worker, then DONE. Each step is in the
-computation's log before it is answered, and gives the task a greater version:
-READY(v) -> LEASED(v + 1) -> DONE. When a lease is released, or another worker
-takes the task over, it becomes READY(v + 2). A commit counts only when it
-names the task's newest lease, by equality; no clock decides about it.
+A task is READY, then LEASED to a worker, then DONE. Each step is in the computation's log before
+it is answered, and gives the task a greater version: READY(v) -> LEASED(v + 1) -> DONE. When a
+lease is released, or another worker takes the task over, it becomes READY(v + 2). A commit
+counts only when it names the task's newest lease, by equality; no clock decides about it.
 """
 
 import abc
@@ -161,8 +160,8 @@ _TaskServiceListTasksType = typing_extensions.TypeVar(
 )
 
 class TaskServiceStub(typing.Generic[_TaskServiceCreateGroupType, _TaskServiceConfigureGroupType, _TaskServiceCreateTasksType, _TaskServiceTakeTaskType, _TaskServiceRenewTaskType, _TaskServiceCommitTaskType, _TaskServiceReleaseTaskType, _TaskServiceListTasksType]):
-    """Hands out tasks. Called by workers and operators. Every call names the
-    computation that the group belongs to, and goes to the shard that serves it.
+    """Hands out tasks. Called by workers and operators. Every call names the computation that the group
+    belongs to, and goes to the shard that serves it.
     """
 
     @typing.overload
@@ -238,42 +237,37 @@ class TaskServiceStub(typing.Generic[_TaskServiceCreateGroupType, _TaskServiceCo
     ], channel: grpc.aio.Channel) -> None: ...
 
     CreateGroup: _TaskServiceCreateGroupType
-    """Creates a group. A repeat is harmless. A group of that name with another
-    definition is refused with REGISTRATION_CONFLICT, and one of a slice with
-    INVALID_ARGUMENT.
+    """Creates a group. A repeat is harmless. A group of that name with another definition is refused
+    with REGISTRATION_CONFLICT, and one of a slice with INVALID_ARGUMENT.
     """
 
     ConfigureGroup: _TaskServiceConfigureGroupType
-    """Changes the configuration of a group. Every lease of the group ends, so all
-    later commits were made with the new configuration.
+    """Changes the configuration of a group. Every lease of the group ends, so all later commits were
+    made with the new configuration.
     """
 
     CreateTasks: _TaskServiceCreateTasksType
-    """Creates tasks, all of them or none. Tasks that exist already, done or not,
-    stay as they are.
-    """
+    """Creates tasks, all of them or none. Tasks that exist already, done or not, stay as they are."""
 
     TakeTask: _TaskServiceTakeTaskType
-    """Leases the oldest task that is ready, or whose lease has run out. If asked
-    to, it waits for one. A repeat with the same nonce gets the same lease
-    while that counts.
+    """Leases the oldest task that is ready, or whose lease has run out. If asked to, it waits for
+    one. A repeat with the same nonce gets the same lease while that counts.
     """
 
     RenewTask: _TaskServiceRenewTaskType
-    """Extends the time in which a lease is offered to no other worker. Refused
-    with STALE_LEASE once another worker has the task.
+    """Extends the time in which a lease is offered to no other worker. Refused with STALE_LEASE once
+    another worker has the task.
     """
 
     CommitTask: _TaskServiceCommitTaskType
-    """Ends a task: records the names of its outputs, and creates the tasks that
-    follow from it, in one step. A repeat gets the same answer. Refused with
-    STALE_LEASE unless the lease is the task's newest. A lease that has run out
-    still counts until another worker takes the task.
+    """Ends a task: records the names of its outputs, and creates the tasks that follow from it, in
+    one step. A repeat gets the same answer. Refused with STALE_LEASE unless the lease is the
+    task's newest. A lease that has run out still counts until another worker takes the task.
     """
 
     ReleaseTask: _TaskServiceReleaseTaskType
-    """Releases a lease: the task is ready for others at once. A repeat gets the
-    same answer until another worker has taken the task.
+    """Releases a lease: the task is ready for others at once. A repeat gets the same answer until
+    another worker has taken the task.
     """
 
     ListTasks: _TaskServiceListTasksType
@@ -315,8 +309,8 @@ TaskServiceAsyncStub: typing_extensions.TypeAlias = TaskServiceStub[
 ]
 
 class TaskServiceServicer(metaclass=abc.ABCMeta):
-    """Hands out tasks. Called by workers and operators. Every call names the
-    computation that the group belongs to, and goes to the shard that serves it.
+    """Hands out tasks. Called by workers and operators. Every call names the computation that the group
+    belongs to, and goes to the shard that serves it.
     """
 
     @abc.abstractmethod
@@ -325,9 +319,8 @@ class TaskServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater.v1.tasks_pb2.CreateGroupRequest,
         context: _ServicerContext,
     ) -> typing.Union[lowwater.v1.tasks_pb2.CreateGroupResponse, collections.abc.Awaitable[lowwater.v1.tasks_pb2.CreateGroupResponse]]:
-        """Creates a group. A repeat is harmless. A group of that name with another
-        definition is refused with REGISTRATION_CONFLICT, and one of a slice with
-        INVALID_ARGUMENT.
+        """Creates a group. A repeat is harmless. A group of that name with another definition is refused
+        with REGISTRATION_CONFLICT, and one of a slice with INVALID_ARGUMENT.
         """
 
     @abc.abstractmethod
@@ -336,8 +329,8 @@ class TaskServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater.v1.tasks_pb2.ConfigureGroupRequest,
         context: _ServicerContext,
     ) -> typing.Union[lowwater.v1.tasks_pb2.ConfigureGroupResponse, collections.abc.Awaitable[lowwater.v1.tasks_pb2.ConfigureGroupResponse]]:
-        """Changes the configuration of a group. Every lease of the group ends, so all
-        later commits were made with the new configuration.
+        """Changes the configuration of a group. Every lease of the group ends, so all later commits were
+        made with the new configuration.
         """
 
     @abc.abstractmethod
@@ -346,9 +339,7 @@ class TaskServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater.v1.tasks_pb2.CreateTasksRequest,
         context: _ServicerContext,
     ) -> typing.Union[lowwater.v1.tasks_pb2.CreateTasksResponse, collections.abc.Awaitable[lowwater.v1.tasks_pb2.CreateTasksResponse]]:
-        """Creates tasks, all of them or none. Tasks that exist already, done or not,
-        stay as they are.
-        """
+        """Creates tasks, all of them or none. Tasks that exist already, done or not, stay as they are."""
 
     @abc.abstractmethod
     def TakeTask(
@@ -356,9 +347,8 @@ class TaskServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater.v1.tasks_pb2.TakeTaskRequest,
         context: _ServicerContext,
     ) -> typing.Union[lowwater.v1.tasks_pb2.TakeTaskResponse, collections.abc.Awaitable[lowwater.v1.tasks_pb2.TakeTaskResponse]]:
-        """Leases the oldest task that is ready, or whose lease has run out. If asked
-        to, it waits for one. A repeat with the same nonce gets the same lease
-        while that counts.
+        """Leases the oldest task that is ready, or whose lease has run out. If asked to, it waits for
+        one. A repeat with the same nonce gets the same lease while that counts.
         """
 
     @abc.abstractmethod
@@ -367,8 +357,8 @@ class TaskServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater.v1.tasks_pb2.RenewTaskRequest,
         context: _ServicerContext,
     ) -> typing.Union[lowwater.v1.tasks_pb2.RenewTaskResponse, collections.abc.Awaitable[lowwater.v1.tasks_pb2.RenewTaskResponse]]:
-        """Extends the time in which a lease is offered to no other worker. Refused
-        with STALE_LEASE once another worker has the task.
+        """Extends the time in which a lease is offered to no other worker. Refused with STALE_LEASE once
+        another worker has the task.
         """
 
     @abc.abstractmethod
@@ -377,10 +367,9 @@ class TaskServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater.v1.tasks_pb2.CommitTaskRequest,
         context: _ServicerContext,
     ) -> typing.Union[lowwater.v1.tasks_pb2.CommitTaskResponse, collections.abc.Awaitable[lowwater.v1.tasks_pb2.CommitTaskResponse]]:
-        """Ends a task: records the names of its outputs, and creates the tasks that
-        follow from it, in one step. A repeat gets the same answer. Refused with
-        STALE_LEASE unless the lease is the task's newest. A lease that has run out
-        still counts until another worker takes the task.
+        """Ends a task: records the names of its outputs, and creates the tasks that follow from it, in
+        one step. A repeat gets the same answer. Refused with STALE_LEASE unless the lease is the
+        task's newest. A lease that has run out still counts until another worker takes the task.
         """
 
     @abc.abstractmethod
@@ -389,8 +378,8 @@ class TaskServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater.v1.tasks_pb2.ReleaseTaskRequest,
         context: _ServicerContext,
     ) -> typing.Union[lowwater.v1.tasks_pb2.ReleaseTaskResponse, collections.abc.Awaitable[lowwater.v1.tasks_pb2.ReleaseTaskResponse]]:
-        """Releases a lease: the task is ready for others at once. A repeat gets the
-        same answer until another worker has taken the task.
+        """Releases a lease: the task is ready for others at once. A repeat gets the same answer until
+        another worker has taken the task.
         """
 
     @abc.abstractmethod

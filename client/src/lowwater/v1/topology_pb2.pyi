@@ -46,32 +46,26 @@ class Computation(google.protobuf.message.Message):
     name: builtins.str
     """Name, as [namespace/]name; each part has 1 to 128 of A-Z a-z 0-9 _ . -"""
     key_hash: builtins.str
-    """Hash that maps records to keys, for example "xxhash64"; empty: keys are
-    used as they are.
-    """
+    """Hash that maps records to keys, for example "xxhash64"; empty: keys are used as they are."""
     max_skew_micros: builtins.int
-    """Microseconds by which reports may be ahead of the clock. Those further
-    ahead are refused.
-    """
+    """Microseconds by which reports may be ahead of the clock. Those further ahead are refused."""
     incarnation: builtins.int
     """Incarnation, from 1."""
     input_version: builtins.int
-    """Version of the inputs, which every fold names. It grows with every change
-    of the inputs.
-    """
+    """Version of the inputs, which every fold names. It grows with every change of the inputs."""
     dropped: builtins.bool
-    """True: the computation was dropped. Only its numbers are stored, for when
-    the name is registered again.
+    """True: the computation was dropped. Only its numbers are stored, for when the name is registered
+    again.
     """
     history_step_micros: builtins.int
     """Step of the completeness history, in microseconds of event time."""
     estimated: builtins.bool
-    """True: its watermarks are estimates, which no worker promises. Only
-    estimated computations may read it.
+    """True: its watermarks are estimates, which no worker promises. Only estimated computations may
+    read it.
     """
     all_pending: builtins.bool
-    """True: its workers report all their pending records, and its budgets follow
-    these, not how late records were before.
+    """True: its workers report all their pending records, and its budgets follow these, not how late
+    records were before.
     """
     slice_of: builtins.str
     """Root of a slice: the computation that was cut; empty: this is no slice."""
@@ -83,35 +77,30 @@ class Computation(google.protobuf.message.Message):
     """Slice from which this slice is still to receive its keys; empty: none."""
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Names of the computations that it reads, at most 1,000. Every writer of its
-        input must be among them. Empty for an injector.
+        """Names of the computations that it reads, at most 1,000. Every writer of its input must be among
+        them. Empty for an injector.
         """
 
     @property
     def heuristics_ppm(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Shares of its heuristic watermarks, in parts per million, largest first. At
-        most 16.
-        """
+        """Shares of its heuristic watermarks, in parts per million, largest first. At most 16."""
 
     @property
     def input_incarnations(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Incarnation that each input must have, in the order of the inputs; 0 while
-        an input is not registered.
+        """Incarnation that each input must have, in the order of the inputs; 0 while an input is not
+        registered.
         """
 
     @property
     def lateness_budgets_ppm(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Shares of its lateness budgets, in parts per million, least first. At most
-        4.
-        """
+        """Shares of its lateness budgets, in parts per million, least first. At most 4."""
 
     @property
     def slices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
-        """First key of each slice but the first when it was registered, ascending: n
-        keys cut its key space into n + 1 slices. Empty: it is not cut. The graph
-        has the current slices with their keys. A slice is served like a
-        computation of its own, by any shard, under the name of the computation,
-        "~" and its number from 0. Workers claim the ranges of slices.
+        """First key of each slice but the first when it was registered, ascending: n keys cut its key
+        space into n + 1 slices. Empty: it is not cut. The graph has the current slices with their
+        keys. A slice is served like a computation of its own, by any shard, under the name of the
+        computation, "~" and its number from 0. Workers claim the ranges of slices.
         """
 
     def __init__(
@@ -162,23 +151,21 @@ class RegisterRequest(google.protobuf.message.Message):
     key_hash: builtins.str
     """Hash that maps records to keys, as in Computation."""
     max_skew_micros: builtins.int
-    """Microseconds by which reports may be ahead of the clock. It may be more
-    than was registered. 0: as registered before, else one day, and not less
-    than that of any input.
+    """Microseconds by which reports may be ahead of the clock. It may be more than was registered. 0:
+    as registered before, else one day, and not less than that of any input.
     """
     server_token: builtins.str
     """The deployment the caller means; empty accepts any."""
     history_step_micros: builtins.int
-    """Step of the completeness history, in microseconds of event time, at least
-    one second. 0: as registered before, else one hour.
+    """Step of the completeness history, in microseconds of event time, at least one second. 0: as
+    registered before, else one hour.
     """
     estimated: builtins.bool
     """True: its watermarks are estimates, and it may read estimated inputs."""
     all_pending: builtins.bool
-    """True: the pending records of each worker (Mass.pending) are all that are
-    still to come before its frontier. For an injector with a lateness budget
-    and a heuristic share. An authority that does not know this field leaves it
-    out of its answer.
+    """True: the pending records of each worker (Mass.pending) are all that are still to come before
+    its frontier. For an injector with a lateness budget and a heuristic share. An authority that
+    does not know this field leaves it out of its answer.
     """
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -190,15 +177,14 @@ class RegisterRequest(google.protobuf.message.Message):
 
     @property
     def lateness_budgets_ppm(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Shares of the lateness budgets, in parts per million, each from 100 to
-        500000. An authority of release 0.1 ignores them.
+        """Shares of the lateness budgets, in parts per million, each from 100 to 500000. An authority of
+        release 0.1 ignores them.
         """
 
     @property
     def slices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
-        """First key of each slice but the first, as in Computation: at most 999 keys
-        of at most 1,024 bytes. An authority that does not know this field leaves
-        it out of its answer.
+        """First key of each slice but the first, as in Computation: at most 999 keys of at most 1,024
+        bytes. An authority that does not know this field leaves it out of its answer.
         """
 
     def __init__(
@@ -307,13 +293,13 @@ class SetInputsRequest(google.protobuf.message.Message):
     server_token: builtins.str
     """The deployment the caller means; empty accepts any."""
     incarnation: builtins.int
-    """Incarnation of the computation that the caller has read. If another one is
-    in force, the call is refused with INCARNATION_CHANGED, so a delayed
-    request changes nothing. 0: any, and any version of the inputs.
+    """Incarnation of the computation that the caller has read. If another one is in force, the call
+    is refused with INCARNATION_CHANGED, so a delayed request changes nothing. 0: any, and any
+    version of the inputs.
     """
     input_version: builtins.int
-    """Version of the inputs that these replace, as in Computation. If another one
-    is in force, the call is refused with INPUT_VERSION.
+    """Version of the inputs that these replace, as in Computation. If another one is in force, the
+    call is refused with INPUT_VERSION.
     """
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -415,8 +401,8 @@ class SplitSliceRequest(google.protobuf.message.Message):
     slice: builtins.str
     """Name of the slice."""
     at: builtins.bytes
-    """First key of the new slice: a key within the slice, behind its first one,
-    of at most 1,024 bytes.
+    """First key of the new slice: a key within the slice, behind its first one, of at most 1,024
+    bytes.
     """
     server_token: builtins.str
     """The deployment the caller means; empty accepts any."""
@@ -481,18 +467,17 @@ class RetireRequest(google.protobuf.message.Message):
     server_token: builtins.str
     """The deployment the caller means; empty accepts any."""
     sequencer: builtins.int
-    """Claim that has exactly these ranges, and gives them up by this call.
-    Refused with STALE_SEQUENCER if it has them no more. 0: any claim.
+    """Claim that has exactly these ranges, and gives them up by this call. Refused with
+    STALE_SEQUENCER if it has them no more. 0: any claim.
     """
     newest_claim: builtins.int
-    """Newest claim that the caller knows of, from ListRangesResponse. If the
-    computation has granted a newer one on some of these keys, the call is
-    refused with STALE_SEQUENCER: a delayed request must not retire what a
-    worker has claimed meanwhile. Absent: any.
+    """Newest claim that the caller knows of, from ListRangesResponse. If the computation has granted
+    a newer one on some of these keys, the call is refused with STALE_SEQUENCER: a delayed request
+    must not retire what a worker has claimed meanwhile. Absent: any.
     """
     incarnation: builtins.int
-    """Incarnation that the caller means, from ListRangesResponse. In another one
-    the call is refused with INCARNATION_CHANGED. 0: any.
+    """Incarnation that the caller means, from ListRangesResponse. In another one the call is refused
+    with INCARNATION_CHANGED. 0: any.
     """
     def __init__(
         self,
@@ -596,13 +581,10 @@ class ChangeLayoutRequest(google.protobuf.message.Message):
     computation: builtins.str
     """The computation."""
     incarnation: builtins.int
-    """Incarnation of the computation. In another one the call is refused with
-    INCARNATION_CHANGED.
-    """
+    """Incarnation of the computation. In another one the call is refused with INCARNATION_CHANGED."""
     expected_version: builtins.int
-    """Version of the layout that this one replaces. If another one is in force,
-    the call is refused with LAYOUT_CONFLICT. A repeat of the newest change
-    gets the same answer.
+    """Version of the layout that this one replaces. If another one is in force, the call is refused
+    with LAYOUT_CONFLICT. A repeat of the newest change gets the same answer.
     """
     server_token: builtins.str
     """The deployment the caller means; empty accepts any."""
@@ -683,9 +665,7 @@ class GetLayoutResponse(google.protobuf.message.Message):
     incarnation: builtins.int
     """Incarnation of the computation."""
     refused: builtins.str
-    """Reason why the owner does not follow the wanted layout; empty: it does, or
-    will.
-    """
+    """Reason why the owner does not follow the wanted layout; empty: it does, or will."""
     batch: builtins.int
     """Number of the micro-batch that the loads are from."""
     @property
@@ -694,9 +674,8 @@ class GetLayoutResponse(google.protobuf.message.Message):
 
     @property
     def current(self) -> lowwater.v1.types_pb2.Layout:
-        """Layout that the owner has reported with its last commit. Absent: the owner
-        has committed nothing since this shard serves the computation, or follows
-        no layouts.
+        """Layout that the owner has reported with its last commit. Absent: the owner has committed
+        nothing since this shard serves the computation, or follows no layouts.
         """
 
     @property

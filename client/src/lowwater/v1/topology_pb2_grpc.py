@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class TopologyServiceStub(object):
-    """Registers computations and changes the graph. Each change is one journaled,
-    versioned record. Called by workers, which register, and by operators.
+    """Registers computations and changes the graph. Each change is one journaled, versioned record.
+    Called by workers, which register, and by operators.
     """
 
     def __init__(self, channel):
@@ -84,13 +84,13 @@ class TopologyServiceStub(object):
 
 
 class TopologyServiceServicer(object):
-    """Registers computations and changes the graph. Each change is one journaled,
-    versioned record. Called by workers, which register, and by operators.
+    """Registers computations and changes the graph. Each change is one journaled, versioned record.
+    Called by workers, which register, and by operators.
     """
 
     def Register(self, request, context):
-        """Registers a computation. A repeat is harmless. A name that is registered
-        with other inputs or options is refused.
+        """Registers a computation. A repeat is harmless. A name that is registered with other inputs or
+        options is refused.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,9 +104,8 @@ class TopologyServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SetInputs(self, request, context):
-        """Replaces the inputs of a computation. All its claims are revoked. Refused
-        with WOULD_REGRESS when a new input is behind the published value of the
-        computation.
+        """Replaces the inputs of a computation. All its claims are revoked. Refused with WOULD_REGRESS
+        when a new input is behind the published value of the computation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -120,11 +119,10 @@ class TopologyServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SplitSlice(self, request, context):
-        """Cuts a slice of a computation into two at a key. The keys from there on
-        belong to a new slice, which is returned. It receives the state of these
-        keys as soon as it can, and grants none of them before: no watermark moves.
-        The workers of these keys lose them, and claim again. Refused with
-        UNAVAILABLE while another slice of the computation still receives keys.
+        """Cuts a slice of a computation into two at a key. The keys from there on belong to a new slice,
+        which is returned. It receives the state of these keys as soon as it can, and grants none of
+        them before: no watermark moves. The workers of these keys lose them, and claim again. Refused
+        with UNAVAILABLE while another slice of the computation still receives keys.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -138,18 +136,17 @@ class TopologyServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Drop(self, request, context):
-        """Takes a computation out of the graph. Refused while another one reads it.
-        If its name is registered again, it begins with the next incarnation.
+        """Takes a computation out of the graph. Refused while another one reads it. If its name is
+        registered again, it begins with the next incarnation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ChangeLayout(self, request, context):
-        """Sets the layout that the owner of a computation should use, in place of a
-        given version. It is a wish only: it changes no claim, value or watermark.
-        An owner that can follows it between two micro-batches. Durable when it
-        returns.
+        """Sets the layout that the owner of a computation should use, in place of a given version. It is
+        a wish only: it changes no claim, value or watermark. An owner that can follows it between two
+        micro-batches. Durable when it returns.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -219,8 +216,8 @@ def add_TopologyServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TopologyService(object):
-    """Registers computations and changes the graph. Each change is one journaled,
-    versioned record. Called by workers, which register, and by operators.
+    """Registers computations and changes the graph. Each change is one journaled, versioned record.
+    Called by workers, which register, and by operators.
     """
 
     @staticmethod

@@ -170,8 +170,8 @@ _TopologyServiceGetLayoutType = typing_extensions.TypeVar(
 )
 
 class TopologyServiceStub(typing.Generic[_TopologyServiceRegisterType, _TopologyServiceGetTopologyType, _TopologyServiceSetInputsType, _TopologyServiceResetType, _TopologyServiceSplitSliceType, _TopologyServiceRetireType, _TopologyServiceDropType, _TopologyServiceChangeLayoutType, _TopologyServiceGetLayoutType]):
-    """Registers computations and changes the graph. Each change is one journaled,
-    versioned record. Called by workers, which register, and by operators.
+    """Registers computations and changes the graph. Each change is one journaled, versioned record.
+    Called by workers, which register, and by operators.
     """
 
     @typing.overload
@@ -255,43 +255,40 @@ class TopologyServiceStub(typing.Generic[_TopologyServiceRegisterType, _Topology
     ], channel: grpc.aio.Channel) -> None: ...
 
     Register: _TopologyServiceRegisterType
-    """Registers a computation. A repeat is harmless. A name that is registered
-    with other inputs or options is refused.
+    """Registers a computation. A repeat is harmless. A name that is registered with other inputs or
+    options is refused.
     """
 
     GetTopology: _TopologyServiceGetTopologyType
     """Returns the whole graph."""
 
     SetInputs: _TopologyServiceSetInputsType
-    """Replaces the inputs of a computation. All its claims are revoked. Refused
-    with WOULD_REGRESS when a new input is behind the published value of the
-    computation.
+    """Replaces the inputs of a computation. All its claims are revoked. Refused with WOULD_REGRESS
+    when a new input is behind the published value of the computation.
     """
 
     Reset: _TopologyServiceResetType
     """Begins a new incarnation of a computation, and of all that read it."""
 
     SplitSlice: _TopologyServiceSplitSliceType
-    """Cuts a slice of a computation into two at a key. The keys from there on
-    belong to a new slice, which is returned. It receives the state of these
-    keys as soon as it can, and grants none of them before: no watermark moves.
-    The workers of these keys lose them, and claim again. Refused with
-    UNAVAILABLE while another slice of the computation still receives keys.
+    """Cuts a slice of a computation into two at a key. The keys from there on belong to a new slice,
+    which is returned. It receives the state of these keys as soon as it can, and grants none of
+    them before: no watermark moves. The workers of these keys lose them, and claim again. Refused
+    with UNAVAILABLE while another slice of the computation still receives keys.
     """
 
     Retire: _TopologyServiceRetireType
     """Takes a key range out of a computation until it is claimed again."""
 
     Drop: _TopologyServiceDropType
-    """Takes a computation out of the graph. Refused while another one reads it.
-    If its name is registered again, it begins with the next incarnation.
+    """Takes a computation out of the graph. Refused while another one reads it. If its name is
+    registered again, it begins with the next incarnation.
     """
 
     ChangeLayout: _TopologyServiceChangeLayoutType
-    """Sets the layout that the owner of a computation should use, in place of a
-    given version. It is a wish only: it changes no claim, value or watermark.
-    An owner that can follows it between two micro-batches. Durable when it
-    returns.
+    """Sets the layout that the owner of a computation should use, in place of a given version. It is
+    a wish only: it changes no claim, value or watermark. An owner that can follows it between two
+    micro-batches. Durable when it returns.
     """
 
     GetLayout: _TopologyServiceGetLayoutType
@@ -337,8 +334,8 @@ TopologyServiceAsyncStub: typing_extensions.TypeAlias = TopologyServiceStub[
 ]
 
 class TopologyServiceServicer(metaclass=abc.ABCMeta):
-    """Registers computations and changes the graph. Each change is one journaled,
-    versioned record. Called by workers, which register, and by operators.
+    """Registers computations and changes the graph. Each change is one journaled, versioned record.
+    Called by workers, which register, and by operators.
     """
 
     @abc.abstractmethod
@@ -347,8 +344,8 @@ class TopologyServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater.v1.topology_pb2.RegisterRequest,
         context: _ServicerContext,
     ) -> typing.Union[lowwater.v1.topology_pb2.RegisterResponse, collections.abc.Awaitable[lowwater.v1.topology_pb2.RegisterResponse]]:
-        """Registers a computation. A repeat is harmless. A name that is registered
-        with other inputs or options is refused.
+        """Registers a computation. A repeat is harmless. A name that is registered with other inputs or
+        options is refused.
         """
 
     @abc.abstractmethod
@@ -365,9 +362,8 @@ class TopologyServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater.v1.topology_pb2.SetInputsRequest,
         context: _ServicerContext,
     ) -> typing.Union[lowwater.v1.topology_pb2.SetInputsResponse, collections.abc.Awaitable[lowwater.v1.topology_pb2.SetInputsResponse]]:
-        """Replaces the inputs of a computation. All its claims are revoked. Refused
-        with WOULD_REGRESS when a new input is behind the published value of the
-        computation.
+        """Replaces the inputs of a computation. All its claims are revoked. Refused with WOULD_REGRESS
+        when a new input is behind the published value of the computation.
         """
 
     @abc.abstractmethod
@@ -384,11 +380,10 @@ class TopologyServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater.v1.topology_pb2.SplitSliceRequest,
         context: _ServicerContext,
     ) -> typing.Union[lowwater.v1.topology_pb2.SplitSliceResponse, collections.abc.Awaitable[lowwater.v1.topology_pb2.SplitSliceResponse]]:
-        """Cuts a slice of a computation into two at a key. The keys from there on
-        belong to a new slice, which is returned. It receives the state of these
-        keys as soon as it can, and grants none of them before: no watermark moves.
-        The workers of these keys lose them, and claim again. Refused with
-        UNAVAILABLE while another slice of the computation still receives keys.
+        """Cuts a slice of a computation into two at a key. The keys from there on belong to a new slice,
+        which is returned. It receives the state of these keys as soon as it can, and grants none of
+        them before: no watermark moves. The workers of these keys lose them, and claim again. Refused
+        with UNAVAILABLE while another slice of the computation still receives keys.
         """
 
     @abc.abstractmethod
@@ -405,8 +400,8 @@ class TopologyServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater.v1.topology_pb2.DropRequest,
         context: _ServicerContext,
     ) -> typing.Union[lowwater.v1.topology_pb2.DropResponse, collections.abc.Awaitable[lowwater.v1.topology_pb2.DropResponse]]:
-        """Takes a computation out of the graph. Refused while another one reads it.
-        If its name is registered again, it begins with the next incarnation.
+        """Takes a computation out of the graph. Refused while another one reads it. If its name is
+        registered again, it begins with the next incarnation.
         """
 
     @abc.abstractmethod
@@ -415,10 +410,9 @@ class TopologyServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater.v1.topology_pb2.ChangeLayoutRequest,
         context: _ServicerContext,
     ) -> typing.Union[lowwater.v1.topology_pb2.ChangeLayoutResponse, collections.abc.Awaitable[lowwater.v1.topology_pb2.ChangeLayoutResponse]]:
-        """Sets the layout that the owner of a computation should use, in place of a
-        given version. It is a wish only: it changes no claim, value or watermark.
-        An owner that can follows it between two micro-batches. Durable when it
-        returns.
+        """Sets the layout that the owner of a computation should use, in place of a given version. It is
+        a wish only: it changes no claim, value or watermark. An owner that can follows it between two
+        micro-batches. Durable when it returns.
         """
 
     @abc.abstractmethod

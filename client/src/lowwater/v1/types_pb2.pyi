@@ -3,18 +3,16 @@
 isort:skip_file
 Messages that several lowwater services share.
 
-Event times are signed 64-bit microseconds since the Unix epoch, UTC.
-MIN (-2^63) means unknown, MAX (2^63-1) means finished. Processing times are
-microseconds since the Unix epoch by the authority's clock, unless a field
-says otherwise.
+Event times are signed 64-bit microseconds since the Unix epoch, UTC. MIN (-2^63) means unknown,
+MAX (2^63-1) means finished. Processing times are microseconds since the Unix epoch by the
+authority's clock, unless a field says otherwise.
 
-The shard that serves a computation answers unary calls about it. Another one
-refuses them with the reason MOVED, see ErrorInfo. Answers about several
-computations have redirects.
+The shard that serves a computation answers unary calls about it. Another one refuses them with
+the reason MOVED, see ErrorInfo. Answers about several computations have redirects.
 
-A message has at most 64 MiB; gRPC itself refuses a larger one, without a
-reason. The limits of fields are in their comments. A client may ping every
-2 s at most; gRPC closes the connection of one that pings more often.
+A message has at most 64 MiB; gRPC itself refuses a larger one, without a reason. The limits of
+fields are in their comments. A client may ping every 2 s at most; gRPC closes the connection of
+one that pings more often.
 """
 
 import builtins
@@ -48,8 +46,8 @@ class _RangeStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     RANGE_STATE_UNOWNED: _RangeState.ValueType  # 3
     """No worker owns it now: it holds its last value."""
     RANGE_STATE_FINISHED: _RangeState.ValueType  # 4
-    """Its owner has reported that nothing more will come, and may take that back;
-    see GroupReport.finish.
+    """Its owner has reported that nothing more will come, and may take that back; see
+    GroupReport.finish.
     """
     RANGE_STATE_RETIRED: _RangeState.ValueType  # 5
     """An operator has taken it out of the computation."""
@@ -66,8 +64,8 @@ RANGE_STATE_OWNED: RangeState.ValueType  # 2
 RANGE_STATE_UNOWNED: RangeState.ValueType  # 3
 """No worker owns it now: it holds its last value."""
 RANGE_STATE_FINISHED: RangeState.ValueType  # 4
-"""Its owner has reported that nothing more will come, and may take that back;
-see GroupReport.finish.
+"""Its owner has reported that nothing more will come, and may take that back; see
+GroupReport.finish.
 """
 RANGE_STATE_RETIRED: RangeState.ValueType  # 5
 """An operator has taken it out of the computation."""
@@ -84,18 +82,18 @@ class Heuristic(google.protobuf.message.Message):
     RECORDS_FIELD_NUMBER: builtins.int
     BEHIND_FIELD_NUMBER: builtins.int
     share_ppm: builtins.int
-    """Share of the lately seen record timestamps that are past it, in parts per
-    million: 990000 is 99 %.
+    """Share of the lately seen record timestamps that are past it, in parts per million: 990000 is 99
+    %.
     """
     micros: builtins.int
     """The heuristic watermark. It is never below the low watermark."""
     records: builtins.int
-    """Number of records that came while it had a value, in this incarnation. 0
-    for a computation without a lateness budget.
+    """Number of records that came while it had a value, in this incarnation. 0 for a computation
+    without a lateness budget.
     """
     behind: builtins.int
-    """Number of these records that came behind it, or may have. It tells how late
-    the records so far were, and nothing about records to come.
+    """Number of these records that came behind it, or may have. It tells how late the records so far
+    were, and nothing about records to come.
     """
     def __init__(
         self,
@@ -111,8 +109,8 @@ Global___Heuristic: typing_extensions.TypeAlias = Heuristic
 
 @typing.final
 class LatenessBudget(google.protobuf.message.Message):
-    """A lateness budget of a computation: a watermark behind which, in the long
-    run, at most a given share of its records comes.
+    """A lateness budget of a computation: a watermark behind which, in the long run, at most a given
+    share of its records comes.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -124,26 +122,20 @@ class LatenessBudget(google.protobuf.message.Message):
     EXCUSED_FIELD_NUMBER: builtins.int
     WORST_PPM_FIELD_NUMBER: builtins.int
     budget_ppm: builtins.int
-    """Share of the records that may come behind, in parts per million: 10000 is 1
-    %.
-    """
+    """Share of the records that may come behind, in parts per million: 10000 is 1 %."""
     micros: builtins.int
-    """Watermark of the budget. It is never below the low watermark, and never
-    goes back.
-    """
+    """Watermark of the budget. It is never below the low watermark, and never goes back."""
     records: builtins.int
     """Number of records that came so far, in this incarnation."""
     behind: builtins.int
     """Number of these records that came behind."""
     excused: builtins.int
-    """Number of the records behind that do not count. After the first 5 / a
-    records, at most a * (N + 25,000) of any N records in a row are behind,
-    besides those excused meanwhile, where a is 95 % of the share.
+    """Number of the records behind that do not count. After the first 5 / a records, at most a * (N +
+    25,000) of any N records in a row are behind, besides those excused meanwhile, where a is 95 %
+    of the share.
     """
     worst_ppm: builtins.int
-    """Worst share behind in any 10,000 of the last 100,000 records, in parts per
-    million.
-    """
+    """Worst share behind in any 10,000 of the last 100,000 records, in parts per million."""
     def __init__(
         self,
         *,
@@ -160,8 +152,8 @@ Global___LatenessBudget: typing_extensions.TypeAlias = LatenessBudget
 
 @typing.final
 class Promise(google.protobuf.message.Message):
-    """What an operator has promised about a computation. It is for people: it
-    changes no watermark and decides nothing.
+    """What an operator has promised about a computation. It is for people: it changes no watermark and
+    decides nothing.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -172,22 +164,20 @@ class Promise(google.protobuf.message.Message):
     RUNBOOK_FIELD_NUMBER: builtins.int
     LOGS_FIELD_NUMBER: builtins.int
     late_micros: builtins.int
-    """Microseconds by which the low watermark may be behind the clock before it
-    is late. 0: no promise.
+    """Microseconds by which the low watermark may be behind the clock before it is late. 0: no
+    promise.
     """
     owner: builtins.str
-    """Person who answers for the computation; empty: none is named. All texts
-    here are an operator's, without control characters.
+    """Person who answers for the computation; empty: none is named. All texts here are an operator's,
+    without control characters.
     """
     team: builtins.str
     """Team that answers for the computation; empty: none is named."""
     runbook: builtins.str
-    """URL (http or https) of a page that says what to do when it is late; empty:
-    none.
-    """
+    """URL (http or https) of a page that says what to do when it is late; empty: none."""
     logs: builtins.str
-    """URL (http or https) of its workers' logs; empty: none. Whoever shows it
-    replaces {worker} and {host} by a worker's name and host, percent-encoded.
+    """URL (http or https) of its workers' logs; empty: none. Whoever shows it replaces {worker} and
+    {host} by a worker's name and host, percent-encoded.
     """
     def __init__(
         self,
@@ -232,25 +222,22 @@ class Range(google.protobuf.message.Message):
     host: builtins.str
     """Host of that worker."""
     sequencer: builtins.int
-    """Sequencer of the claim that the range belongs to. 0: it was never claimed,
-    or it is a rest that a newer claim has cut off.
+    """Sequencer of the claim that the range belongs to. 0: it was never claimed, or it is a rest that
+    a newer claim has cut off.
     """
     since_micros: builtins.int
     """Processing time since which the range has been at this watermark."""
     last_report_micros: builtins.int
-    """Processing time of the last report of its claim, or of the claim itself. 0:
-    it was never claimed, or has sent nothing since the authority restarted.
-    Release 0.1 counts reports only.
+    """Processing time of the last report of its claim, or of the claim itself. 0: it was never
+    claimed, or has sent nothing since the authority restarted. Release 0.1 counts reports only.
     """
     waiting_for: builtins.str
-    """What its worker waits for, in the worker's words, at most 200 bytes. Empty:
-    the worker has reported none, or no worker owns the range.
+    """What its worker waits for, in the worker's words, at most 200 bytes. Empty: the worker has
+    reported none, or no worker owns the range.
     """
     @property
     def remarks(self) -> Global___Remarks:
-        """Remarks of its worker; absent when the worker has sent none, or no worker
-        owns the range.
-        """
+        """Remarks of its worker; absent when the worker has sent none, or no worker owns the range."""
 
     def __init__(
         self,
@@ -283,20 +270,19 @@ class Remarks(google.protobuf.message.Message):
     FAILURE_FIELD_NUMBER: builtins.int
     UNTIMED_ROWS_FIELD_NUMBER: builtins.int
     holdback_micros: builtins.int
-    """Event time, in microseconds, by which the worker's watermarks are below
-    those of its inputs by design: a window, or how long rows are kept. A
-    worker that is behind by less has nothing left to do. 0: none, or not
-    known.
+    """Event time, in microseconds, by which the worker's watermarks are below those of its inputs by
+    design: a window, or how long rows are kept. A worker that is behind by less has nothing left
+    to do. 0: none, or not known.
     """
     ended: builtins.bool
     """True when the worker has ended: this was its last report."""
     failure: builtins.str
-    """First line of the error that ended it, at most 200 bytes of UTF-8 without
-    control characters. Empty: it was stopped in good order.
+    """First line of the error that ended it, at most 200 bytes of UTF-8 without control characters.
+    Empty: it was stopped in good order.
     """
     untimed_rows: builtins.int
-    """Number of rows without an event time that it has read since it began. They
-    hold no watermark, and are in no window.
+    """Number of rows without an event time that it has read since it began. They hold no watermark,
+    and are in no window.
     """
     def __init__(
         self,
@@ -335,17 +321,16 @@ class Watermark(google.protobuf.message.Message):
     registered: builtins.bool
     """True when the name is registered. Otherwise the watermark is MIN."""
     incarnation: builtins.int
-    """Incarnation of the computation: values of different incarnations never
-    compare. If it is not registered, the incarnation in which it was dropped,
-    or 0 if it never was registered.
+    """Incarnation of the computation: values of different incarnations never compare. If it is not
+    registered, the incarnation in which it was dropped, or 0 if it never was registered.
     """
     epoch: builtins.int
     """Ownership number of the computation among the shards. It never goes down."""
     low_micros: builtins.int
     """Low watermark: every event time below it is complete."""
     oldest_operation_micros: builtins.int
-    """Processing time of the oldest operation that is still running at any
-    worker; 0: no worker has reported one.
+    """Processing time of the oldest operation that is still running at any worker; 0: no worker has
+    reported one.
     """
     since_micros: builtins.int
     """Processing time of the last change of the low watermark."""
@@ -371,10 +356,10 @@ class Watermark(google.protobuf.message.Message):
 
     @property
     def promise(self) -> Global___Promise:
-        """Promise about the computation; absent when there is none. In a Watch it is
-        present when the stream sends the computation first, and again after a
-        redirect or a drop. Later it is absent while it is unchanged. When it
-        changes it is present again, empty if there is no promise any more.
+        """Promise about the computation; absent when there is none. In a Watch it is present when the
+        stream sends the computation first, and again after a redirect or a drop. Later it is absent
+        while it is unchanged. When it changes it is present again, empty if there is no promise any
+        more.
         """
 
     def __init__(
@@ -413,13 +398,12 @@ class Redirect(google.protobuf.message.Message):
     computation: builtins.str
     """Name of the computation."""
     address: builtins.str
-    """HOST:PORT of the shard that serves it, or is about to; empty while no shard
-    does: locate it again later.
+    """HOST:PORT of the shard that serves it, or is about to; empty while no shard does: locate it
+    again later.
     """
     epoch: builtins.int
-    """Ownership number of the computation in the store. Never follow a redirect
-    with a lower number than one seen before: it comes from a shard that was
-    replaced.
+    """Ownership number of the computation in the store. Never follow a redirect with a lower number
+    than one seen before: it comes from a shard that was replaced.
     """
     def __init__(
         self,
@@ -434,9 +418,7 @@ Global___Redirect: typing_extensions.TypeAlias = Redirect
 
 @typing.final
 class GoAway(google.protobuf.message.Message):
-    """The server is about to end the stream. Connect again, to the same name, after
-    the delay.
-    """
+    """The server is about to end the stream. Connect again, to the same name, after the delay."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -466,8 +448,8 @@ Global___GoAway: typing_extensions.TypeAlias = GoAway
 
 @typing.final
 class Layout(google.protobuf.message.Message):
-    """How the key space of a computation with hashed keys is divided, and in which
-    tasks its ranges run.
+    """How the key space of a computation with hashed keys is divided, and in which tasks its ranges
+    run.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -476,13 +458,11 @@ class Layout(google.protobuf.message.Message):
     STARTS_FIELD_NUMBER: builtins.int
     TASKS_FIELD_NUMBER: builtins.int
     version: builtins.int
-    """Version; it grows with every change, across resets too. 0: no layout was
-    ever wanted.
-    """
+    """Version; it grows with every change, across resets too. 0: no layout was ever wanted."""
     @property
     def starts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Start of each range, in 65,536ths of the key space: ascending, the first is
-        0. Empty: the owner divides it by itself.
+        """Start of each range, in 65,536ths of the key space: ascending, the first is 0. Empty: the owner
+        divides it by itself.
         """
 
     @property

@@ -63,9 +63,7 @@ class GetWatermarksResponse(google.protobuf.message.Message):
 
     @property
     def redirects(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater.v1.types_pb2.Redirect]:
-        """Places of the computations that other shards serve. They are not among the
-        watermarks.
-        """
+        """Places of the computations that other shards serve. They are not among the watermarks."""
 
     def __init__(
         self,
@@ -91,17 +89,14 @@ class WatchRequest(google.protobuf.message.Message):
     server_token: builtins.str
     """The deployment the caller means; empty accepts any."""
     interval_millis: builtins.int
-    """Least milliseconds between two messages with watermarks, at most 1,000; 0:
-    each change is sent at once. Changes within the interval are conflated.
-    Readers that show values to people, or store them now and then, set it.
-    Beats and the last message do not wait for it. An authority of release 0.1
-    ignores it.
+    """Least milliseconds between two messages with watermarks, at most 1,000; 0: each change is sent
+    at once. Changes within the interval are conflated. Readers that show values to people, or
+    store them now and then, set it. Beats and the last message do not wait for it. An authority of
+    release 0.1 ignores it.
     """
     @property
     def computations(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Names of the computations, at most 10,000; empty: all, also those
-        registered later.
-        """
+        """Names of the computations, at most 10,000; empty: all, also those registered later."""
 
     def __init__(
         self,
@@ -130,12 +125,12 @@ class WatchResponse(google.protobuf.message.Message):
     server_token: builtins.str
     """The deployment's identity."""
     time_micros: builtins.int
-    """Processing time up to which the values are known to be the newest durable
-    ones. It does not move while the journal hangs.
+    """Processing time up to which the values are known to be the newest durable ones. It does not
+    move while the journal hangs.
     """
     clock_micros: builtins.int
-    """Processing time at which the message was sent, never before time_micros. 0
-    from an authority of release 0.1.
+    """Processing time at which the message was sent, never before time_micros. 0 from an authority of
+    release 0.1.
     """
     @property
     def watermarks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater.v1.types_pb2.Watermark]:
@@ -147,15 +142,14 @@ class WatchResponse(google.protobuf.message.Message):
 
     @property
     def redirects(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater.v1.types_pb2.Redirect]:
-        """Places of followed computations that other shards serve from now on, or in
-        the first message since before. This stream sends nothing more about them
-        until they come back to this shard.
+        """Places of followed computations that other shards serve from now on, or in the first message
+        since before. This stream sends nothing more about them until they come back to this shard.
         """
 
     @property
     def dropped(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater.v1.types_pb2.Watermark]:
-        """Computations that were dropped and are not registered again, in the first
-        message of a stream that follows all. Later drops are among the watermarks.
+        """Computations that were dropped and are not registered again, in the first message of a stream
+        that follows all. Later drops are among the watermarks.
         """
 
     def __init__(
@@ -288,9 +282,7 @@ class ListRangesResponse(google.protobuf.message.Message):
     total: builtins.int
     """Number of matching ranges in all."""
     newest_claim: builtins.int
-    """Sequencer of the newest claim that the computation has granted; 0: none
-    yet. See RetireRequest.
-    """
+    """Sequencer of the newest claim that the computation has granted; 0: none yet. See RetireRequest."""
     incarnation: builtins.int
     """Incarnation of the computation. See RetireRequest."""
     @property
@@ -326,13 +318,9 @@ class GetHistoryRequest(google.protobuf.message.Message):
     computation: builtins.str
     """The computation."""
     since_micros: builtins.int
-    """Event time: only steps that end after it are returned; absent: all that are
-    stored.
-    """
+    """Event time: only steps that end after it are returned; absent: all that are stored."""
     page_size: builtins.int
-    """Most completions in the answer, the newest ones; 0 means 100, 10000 is the
-    most.
-    """
+    """Most completions in the answer, the newest ones; 0 means 100, 10000 is the most."""
     def __init__(
         self,
         *,
@@ -360,13 +348,12 @@ class Completion(google.protobuf.message.Message):
     incarnation: builtins.int
     """Incarnation of the computation."""
     after_micros: builtins.int
-    """Boundary before, exclusive: the steps up to it were complete already. MIN
-    at the first completion of an incarnation.
+    """Boundary before, exclusive: the steps up to it were complete already. MIN at the first
+    completion of an incarnation.
     """
     through_micros: builtins.int
-    """Boundary that was reached, inclusive: all steps that end at or before it
-    are complete. A multiple of the step; MAX when the computation has
-    finished.
+    """Boundary that was reached, inclusive: all steps that end at or before it are complete. A
+    multiple of the step; MAX when the computation has finished.
     """
     time_micros: builtins.int
     """Processing time at which the authority published it."""

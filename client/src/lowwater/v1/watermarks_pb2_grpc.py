@@ -74,19 +74,18 @@ class WatermarkServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Sends the newest values at once, then every change, conflated, and a beat
-        after a second without a message. Values that a slow reader has not read
-        wait in gRPC's buffers. Small flow-control windows keep few old values
-        there: for example 16 KiB a stream, without probing for a larger one.
+        """Sends the newest values at once, then every change, conflated, and a beat after a second
+        without a message. Values that a slow reader has not read wait in gRPC's buffers. Small
+        flow-control windows keep few old values there: for example 16 KiB a stream, without probing
+        for a larger one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CheckComplete(self, request, context):
-        """Returns whether everything before an event time is complete, and if not,
-        which ranges hold it. Refused for a slice, which promises nothing by
-        itself.
+        """Returns whether everything before an event time is complete, and if not, which ranges hold it.
+        Refused for a slice, which promises nothing by itself.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

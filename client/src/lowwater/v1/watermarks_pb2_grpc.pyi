@@ -160,16 +160,15 @@ class WatermarkServiceStub(typing.Generic[_WatermarkServiceGetWatermarksType, _W
     """Returns the published watermarks."""
 
     Watch: _WatermarkServiceWatchType
-    """Sends the newest values at once, then every change, conflated, and a beat
-    after a second without a message. Values that a slow reader has not read
-    wait in gRPC's buffers. Small flow-control windows keep few old values
-    there: for example 16 KiB a stream, without probing for a larger one.
+    """Sends the newest values at once, then every change, conflated, and a beat after a second
+    without a message. Values that a slow reader has not read wait in gRPC's buffers. Small
+    flow-control windows keep few old values there: for example 16 KiB a stream, without probing
+    for a larger one.
     """
 
     CheckComplete: _WatermarkServiceCheckCompleteType
-    """Returns whether everything before an event time is complete, and if not,
-    which ranges hold it. Refused for a slice, which promises nothing by
-    itself.
+    """Returns whether everything before an event time is complete, and if not, which ranges hold it.
+    Refused for a slice, which promises nothing by itself.
     """
 
     ListRanges: _WatermarkServiceListRangesType
@@ -218,10 +217,10 @@ class WatermarkServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater.v1.watermarks_pb2.WatchRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[lowwater.v1.watermarks_pb2.WatchResponse], collections.abc.AsyncIterator[lowwater.v1.watermarks_pb2.WatchResponse]]:
-        """Sends the newest values at once, then every change, conflated, and a beat
-        after a second without a message. Values that a slow reader has not read
-        wait in gRPC's buffers. Small flow-control windows keep few old values
-        there: for example 16 KiB a stream, without probing for a larger one.
+        """Sends the newest values at once, then every change, conflated, and a beat after a second
+        without a message. Values that a slow reader has not read wait in gRPC's buffers. Small
+        flow-control windows keep few old values there: for example 16 KiB a stream, without probing
+        for a larger one.
         """
 
     @abc.abstractmethod
@@ -230,9 +229,8 @@ class WatermarkServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater.v1.watermarks_pb2.CheckCompleteRequest,
         context: _ServicerContext,
     ) -> typing.Union[lowwater.v1.watermarks_pb2.CheckCompleteResponse, collections.abc.Awaitable[lowwater.v1.watermarks_pb2.CheckCompleteResponse]]:
-        """Returns whether everything before an event time is complete, and if not,
-        which ranges hold it. Refused for a slice, which promises nothing by
-        itself.
+        """Returns whether everything before an event time is complete, and if not, which ranges hold it.
+        Refused for a slice, which promises nothing by itself.
         """
 
     @abc.abstractmethod

@@ -44,66 +44,55 @@ class ClaimRequest(google.protobuf.message.Message):
     computation: builtins.str
     """The computation."""
     worker: builtins.str
-    """Name of the worker, for people. It, host and identity have at most 256
-    characters each.
-    """
+    """Name of the worker, for people. It, host and identity have at most 256 characters each."""
     host: builtins.str
     """Host of the worker, for people."""
     identity: builtins.str
-    """Lasting owner of the computation, for example the checkpoint of a query.
-    The first claim binds the computation to it, also to an empty one. Claims
-    with another identity are refused.
+    """Lasting owner of the computation, for example the checkpoint of a query. The first claim binds
+    the computation to it, also to an empty one. Claims with another identity are refused.
     """
     generation: builtins.int
-    """First micro-batch that is not committed yet. Claims are ordered by
-    (generation, ordinal), and an older one is refused whenever it arrives.
-    Both 0: claims are ordered by arrival. After a commit, a claim that begins
-    at the committed batch or before it, or at 0, is refused with REWOUND.
+    """First micro-batch that is not committed yet. Claims are ordered by (generation, ordinal), and
+    an older one is refused whenever it arrives. Both 0: claims are ordered by arrival. After a
+    commit, a claim that begins at the committed batch or before it, or at 0, is refused with
+    REWOUND.
     """
     ordinal: builtins.int
     """Order of the runs of one generation."""
     request_id: builtins.bytes
-    """Random id of the claim, 16 bytes. A repeat with the same id gets the same
-    answer while the claim is not superseded, and STALE_SEQUENCER after that.
-    The rest of the repeat must be the same too.
+    """Random id of the claim, 16 bytes. A repeat with the same id gets the same answer while the
+    claim is not superseded, and STALE_SEQUENCER after that. The rest of the repeat must be the
+    same too.
     """
     batch_digest: builtins.bytes
-    """Digest of the first batch that the owner will run, if that is planned
-    already. The same batch with the same digest is a replay, not a rewind. At
-    most 256 bytes.
+    """Digest of the first batch that the owner will run, if that is planned already. The same batch
+    with the same digest is a replay, not a rewind. At most 256 bytes.
     """
     adopt: builtins.bool
-    """True: take the computation over from another identity, by a new
-    incarnation.
-    """
+    """True: take the computation over from another identity, by a new incarnation."""
     instead_of: builtins.int
-    """Sequencer of a claim of the same owner that this claim replaces. Refused
-    with STALE_SEQUENCER unless that claim still has all of its ranges. 0: it
-    replaces the claims of any owner.
+    """Sequencer of a claim of the same owner that this claim replaces. Refused with STALE_SEQUENCER
+    unless that claim still has all of its ranges. 0: it replaces the claims of any owner.
     """
     incarnation: builtins.int
-    """With adopt: the incarnation that ends. If another one is in force, the
-    claim is refused with INCARNATION_CHANGED, so a delayed request ends no
-    newer one. 0: any.
+    """With adopt: the incarnation that ends. If another one is in force, the claim is refused with
+    INCARNATION_CHANGED, so a delayed request ends no newer one. 0: any.
     """
     @property
     def bounds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
-        """Bounds of the ranges: n + 1 strictly ascending keys delimit n ranges, and
-        range i is the handle i. At most 2,000,000 ranges, and 1,024 bytes a key.
-        The first may be empty, for the first key of all. Of the others only the
-        last may be empty, for no upper bound. If these bounds cut a range of an
-        older claim, its owner loses it whole; the part outside of them holds,
-        unowned, until it is claimed.
+        """Bounds of the ranges: n + 1 strictly ascending keys delimit n ranges, and range i is the handle
+        i. At most 2,000,000 ranges, and 1,024 bytes a key. The first may be empty, for the first key
+        of all. Of the others only the last may be empty, for no upper bound. If these bounds cut a
+        range of an older claim, its owner loses it whole; the part outside of them holds, unowned,
+        until it is claimed.
         """
 
     @property
     def bound_micros(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Bounds of the values that the new owner starts from: a range becomes
-        min(last value, bound). Empty: no bound. One value: for all ranges. n
-        values: one for each range. MAX: no bound. A retired range has no last
-        value: it starts at the bound, but no further than the inputs are, and at
-        MIN without a bound. A bound that is further ahead than max_skew is
-        refused.
+        """Bounds of the values that the new owner starts from: a range becomes min(last value, bound).
+        Empty: no bound. One value: for all ranges. n values: one for each range. MAX: no bound. A
+        retired range has no last value: it starts at the bound, but no further than the inputs are,
+        and at MIN without a bound. A bound that is further ahead than max_skew is refused.
         """
 
     def __init__(
@@ -155,15 +144,11 @@ class ClaimResponse(google.protobuf.message.Message):
     epoch: builtins.int
     """Ownership number of the computation."""
     epoch_nonce: builtins.int
-    """Random number that distinguishes two shards which believe in the same
-    epoch. It has no order.
-    """
+    """Random number that distinguishes two shards which believe in the same epoch. It has no order."""
     input_version: builtins.int
     """Version of the inputs that a fold must name."""
     reference_micros: builtins.int
-    """Event time that the ages in histograms count from, as in
-    ReferenceTime.micros.
-    """
+    """Event time that the ages in histograms count from, as in ReferenceTime.micros."""
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Names of the inputs, in order."""
@@ -270,17 +255,15 @@ Global___Histogram: typing_extensions.TypeAlias = Histogram
 
 @typing.final
 class Mass(google.protobuf.message.Message):
-    """A claim's share of all record timestamps in the system. Pending records weigh
-    at their timestamps. Recent ones weigh at the claim's frontier for the share,
-    or at MIN without one.
+    """A claim's share of all record timestamps in the system. Pending records weigh at their
+    timestamps. Recent ones weigh at the claim's frontier for the share, or at MIN without one.
 
-    The heuristic watermark of a share p is the greatest time that has at least p
-    of the mass of all unfinished claims at or above it, but at most the greatest
-    frontier of any claim, and at least the low watermark. Without any mass it is
-    the greatest frontier. It never goes back. It does not move while the mass of
-    a claim is unknown: that of a claim that took a part of another one, and that
-    of the rest, until each has reported it. Nor does it move for a share without
-    a frontier of any claim.
+    The heuristic watermark of a share p is the greatest time that has at least p of the mass of all
+    unfinished claims at or above it, but at most the greatest frontier of any claim, and at least
+    the low watermark. Without any mass it is the greatest frontier. It never goes back. It does not
+    move while the mass of a claim is unknown: that of a claim that took a part of another one, and
+    that of the rest, until each has reported it. Nor does it move for a share without a frontier of
+    any claim.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -291,28 +274,27 @@ class Mass(google.protobuf.message.Message):
     OTHERS_FIELD_NUMBER: builtins.int
     UNKNOWN_FIELD_NUMBER: builtins.int
     recent: builtins.int
-    """Number of records finished in the last ten one-minute slots that had any.
-    Together with the pending ones at most 2^40.
+    """Number of records finished in the last ten one-minute slots that had any. Together with the
+    pending ones at most 2^40.
     """
     unknown: builtins.bool
     """True for a slice when the mass of some of its claims is unknown."""
     @property
     def pending(self) -> Global___Histogram:
-        """Records that are not finished, at their timestamps, in any buckets. The
-        records of a bucket count at its start.
+        """Records that are not finished, at their timestamps, in any buckets. The records of a bucket
+        count at its start.
         """
 
     @property
     def frontiers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lowwater.v1.types_pb2.Heuristic]:
-        """Frontier of the finished records for each heuristic share: the min of the
-        inputs' heuristic watermarks, or the injector's own frontier. Shares that
-        are not registered are ignored.
+        """Frontier of the finished records for each heuristic share: the min of the inputs' heuristic
+        watermarks, or the injector's own frontier. Shares that are not registered are ignored.
         """
 
     @property
     def others(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___FinishedAt]:
-        """Finished records of other claims of a slice, those with other frontiers. At
-        most 256. Sent for a slice alone.
+        """Finished records of other claims of a slice, those with other frontiers. At most 256. Sent for
+        a slice alone.
         """
 
     def __init__(
@@ -355,9 +337,9 @@ Global___FinishedAt: typing_extensions.TypeAlias = FinishedAt
 
 @typing.final
 class Lateness(google.protobuf.message.Message):
-    """How late the records of a claim were, all that it has handed on since it was
-    granted. It is a state, not a change, so a lost or repeated report harms
-    nothing. A claim that reports it counts all of its records in it.
+    """How late the records of a claim were, all that it has handed on since it was granted. It is a
+    state, not a change, so a lost or repeated report harms nothing. A claim that reports it counts
+    all of its records in it.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -368,22 +350,18 @@ class Lateness(google.protobuf.message.Message):
     FRONTIER_MICROS_FIELD_NUMBER: builtins.int
     BEHIND_FIELD_NUMBER: builtins.int
     reference_micros: builtins.int
-    """Event time that the lateness of new records counts from; new are those that
-    no acknowledged report had. The least one, if it was not the same for all
-    of them.
+    """Event time that the lateness of new records counts from; new are those that no acknowledged
+    report had. The least one, if it was not the same for all of them.
     """
     frontier_micros: builtins.int
-    """Position of the claim: an injector's frontier, or the least heuristic
-    watermark of the inputs.
-    """
+    """Position of the claim: an injector's frontier, or the least heuristic watermark of the inputs."""
     @property
     def buckets(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Numbers of the buckets of lateness, ascending. Bucket 0 has the records
-        that were not late, bucket 1 those up to a millisecond. The upper edge of
-        each further bucket is 21/20 of the one before, rounded down to
-        microseconds. Bucket 755 has all records later than the last edge below
-        2^63. At most 128: a worker with more counts the records of one more in a
-        greater bucket, and always in the same from then on.
+        """Numbers of the buckets of lateness, ascending. Bucket 0 has the records that were not late,
+        bucket 1 those up to a millisecond. The upper edge of each further bucket is 21/20 of the one
+        before, rounded down to microseconds. Bucket 755 has all records later than the last edge below
+        2^63. At most 128: a worker with more counts the records of one more in a greater bucket, and
+        always in the same from then on.
         """
 
     @property
@@ -392,8 +370,8 @@ class Lateness(google.protobuf.message.Message):
 
     @property
     def behind(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Behind]:
-        """Records behind the watermark of each lateness budget. Budgets that are not
-        registered are ignored. One that is missing is judged by the buckets.
+        """Records behind the watermark of each lateness budget. Budgets that are not registered are
+        ignored. One that is missing is judged by the buckets.
         """
 
     def __init__(
@@ -423,9 +401,9 @@ class Behind(google.protobuf.message.Message):
     records: builtins.int
     """Number of records that came behind."""
     judged_micros: builtins.int
-    """Watermark that the new records were compared with; the least one, if it was
-    not the same for all of them. If another one is published by the time that
-    the report is applied, every record that may be behind counts as behind.
+    """Watermark that the new records were compared with; the least one, if it was not the same for
+    all of them. If another one is published by the time that the report is applied, every record
+    that may be behind counts as behind.
     """
     def __init__(
         self,
@@ -462,30 +440,28 @@ class GroupReport(google.protobuf.message.Message):
     sequencer: builtins.int
     """The claim."""
     finish: builtins.bool
-    """True: ranges that report MAX are finished. Without it MAX is refused. A
-    later report of the owner, or a claim with a bound, takes it back. A
-    computation that was published as finished stays finished.
+    """True: ranges that report MAX are finished. Without it MAX is refused. A later report of the
+    owner, or a claim with a bound, takes it back. A computation that was published as finished
+    stays finished.
     """
     input_version: builtins.int
     """Version of the inputs that were folded; 0 for an injector."""
     oldest_operation_micros: builtins.int
-    """Time at which the oldest running operation began, by the worker's clock; 0:
-    none. A time before 1970 is refused, and one ahead of the authority's clock
-    counts as now.
+    """Time at which the oldest running operation began, by the worker's clock; 0: none. A time before
+    1970 is refused, and one ahead of the authority's clock counts as now.
     """
     turn: builtins.int
-    """Number of times that the claim's process has begun to report the claim with
-    its full state, from 1: on a new stream, or on another one. Of two reports
-    of a claim the one with the greater turn is newer, whatever streams and
-    senders carried them. For processes that move claims between streams; 0:
-    reports are ordered by the stream of their sender. Refused with
+    """Number of times that the claim's process has begun to report the claim with its full state,
+    from 1: on a new stream, or on another one. Of two reports of a claim the one with the greater
+    turn is newer, whatever streams and senders carried them. For processes that move claims
+    between streams; 0: reports are ordered by the stream of their sender. Refused with
     INVALID_ARGUMENT when it is more than 2^32 above the newest one.
     """
     waiting_for: builtins.str
-    """What the worker waits for, for people: a file, or another system. At most
-    200 bytes of UTF-8 without control characters. A state like the rest: empty
-    removes the text before. It is in memory only, shown in Range.waiting_for
-    while the claim owns the range. No watermark depends on it.
+    """What the worker waits for, for people: a file, or another system. At most 200 bytes of UTF-8
+    without control characters. A state like the rest: empty removes the text before. It is in
+    memory only, shown in Range.waiting_for while the claim owns the range. No watermark depends on
+    it.
     """
     @property
     def handles(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -493,14 +469,14 @@ class GroupReport(google.protobuf.message.Message):
 
     @property
     def watermarks_micros(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Watermark of each range: min(oldest work, every input's low watermark). A
-        single value counts for all the handles.
+        """Watermark of each range: min(oldest work, every input's low watermark). A single value counts
+        for all the handles.
         """
 
     @property
     def input_incarnations(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Incarnation of each input that was folded, in order. With a 0, for an input
-        that is not registered, all watermarks and frontiers must be MIN.
+        """Incarnation of each input that was folded, in order. With a 0, for an input that is not
+        registered, all watermarks and frontiers must be MIN.
         """
 
     @property
@@ -513,8 +489,8 @@ class GroupReport(google.protobuf.message.Message):
 
     @property
     def remarks(self) -> lowwater.v1.types_pb2.Remarks:
-        """Remarks of the worker, for people. A state like waiting_for: absent removes
-        those before. They are in memory only, shown in Range.remarks.
+        """Remarks of the worker, for people. A state like waiting_for: absent removes those before. They
+        are in memory only, shown in Range.remarks.
         """
 
     def __init__(
@@ -580,16 +556,14 @@ class ReportOpen(google.protobuf.message.Message):
     server_token: builtins.str
     """The deployment the caller means; empty accepts any."""
     sender: builtins.bytes
-    """Sender of the reports: 16 random bytes, new ones for each process. At most
-    64 senders may ever report for one claim. All reports with turns
-    (GroupReport.turn) count as one of them.
+    """Sender of the reports: 16 random bytes, new ones for each process. At most 64 senders may ever
+    report for one claim. All reports with turns (GroupReport.turn) count as one of them.
     """
     stream: builtins.int
-    """Number of the stream, from 1, below 2^63. It grows with each stream of the
-    sender, over all shards, for as long as the sender's name is used. One that
-    is not above the newest is refused with OLD_STREAM; a newer one closes the
-    older stream. A claim remembers the newest stream that has reported it,
-    over restarts of the authority and moves to other shards; see
+    """Number of the stream, from 1, below 2^63. It grows with each stream of the sender, over all
+    shards, for as long as the sender's name is used. One that is not above the newest is refused
+    with OLD_STREAM; a newer one closes the older stream. A claim remembers the newest stream that
+    has reported it, over restarts of the authority and moves to other shards; see
     RefusedRanges.newest.
     """
     epoch: builtins.int
@@ -615,15 +589,12 @@ class Report(google.protobuf.message.Message):
     NUMBER_FIELD_NUMBER: builtins.int
     GROUPS_FIELD_NUMBER: builtins.int
     number: builtins.int
-    """Number of the report within its stream, from 1, without gaps. A repeat is
-    ignored, without an acknowledgement of its own. 0 or a gap ends the stream
-    with INVALID_ARGUMENT.
+    """Number of the report within its stream, from 1, without gaps. A repeat is ignored, without an
+    acknowledgement of its own. 0 or a gap ends the stream with INVALID_ARGUMENT.
     """
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___GroupReport]:
-        """One entry for each claim. A claim that is named twice ends the stream with
-        INVALID_ARGUMENT.
-        """
+        """One entry for each claim. A claim that is named twice ends the stream with INVALID_ARGUMENT."""
 
     def __init__(
         self,
@@ -699,11 +670,10 @@ Global___ReportOpened: typing_extensions.TypeAlias = ReportOpened
 
 @typing.final
 class ReportAck(google.protobuf.message.Message):
-    """Acknowledgement: all reports up to a number are durable, but for the refused
-    ranges. If these do not fit into one message, earlier messages name ranges
-    that are lost (STALE_SEQUENCER), with the number that was acknowledged
-    before. Some claims are then refused whole for what was refused of some
-    ranges.
+    """Acknowledgement: all reports up to a number are durable, but for the refused ranges. If these do
+    not fit into one message, earlier messages name ranges that are lost (STALE_SEQUENCER), with the
+    number that was acknowledged before. Some claims are then refused whole for what was refused of
+    some ranges.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -715,9 +685,7 @@ class ReportAck(google.protobuf.message.Message):
     """Number of the newest report that is durable; 0 before the first."""
     @property
     def refused(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RefusedRanges]:
-        """Refusals in the acknowledged reports: one for each claim and reason, with
-        the newest message.
-        """
+        """Refusals in the acknowledged reports: one for each claim and reason, with the newest message."""
 
     @property
     def references(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ReferenceTime]:
@@ -764,14 +732,12 @@ Global___ReferenceTime: typing_extensions.TypeAlias = ReferenceTime
 
 @typing.final
 class RefusedRanges(google.protobuf.message.Message):
-    """Ranges of a report that were not applied: they hold their last value. With
-    INCARNATION_CHANGED they count as MIN instead, until a fold over the
-    incarnations in force comes. So they do with INVALID_ARGUMENT when an input
-    was folded as not registered although a value is not MIN.
+    """Ranges of a report that were not applied: they hold their last value. With INCARNATION_CHANGED
+    they count as MIN instead, until a fold over the incarnations in force comes. So they do with
+    INVALID_ARGUMENT when an input was folded as not registered although a value is not MIN.
 
-    Later reports carry only changes, so send the refused ranges again when the
-    cause is mended. The stream stays open. With MOVED and OLD_STREAM it can
-    report nothing more for the claim.
+    Later reports carry only changes, so send the refused ranges again when the cause is mended. The
+    stream stays open. With MOVED and OLD_STREAM it can report nothing more for the claim.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -792,10 +758,9 @@ class RefusedRanges(google.protobuf.message.Message):
     message: builtins.str
     """What happened and how to mend it."""
     newest: builtins.int
-    """With OLD_STREAM: number of the newer stream (or turn, if the claim's
-    reports have turns) of which a report was applied before. This stream can
-    report nothing more for the claim: open one with a greater number (or begin
-    a greater turn), and send the claim's full state.
+    """With OLD_STREAM: number of the newer stream (or turn, if the claim's reports have turns) of
+    which a report was applied before. This stream can report nothing more for the claim: open one
+    with a greater number (or begin a greater turn), and send the claim's full state.
     """
     @property
     def handles(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -803,9 +768,8 @@ class RefusedRanges(google.protobuf.message.Message):
 
     @property
     def redirect(self) -> lowwater.v1.types_pb2.Redirect:
-        """With MOVED: place of the computation. No range of the claim in these
-        reports was applied. Send its full state to that shard, which may be this
-        one again: on a new stream.
+        """With MOVED: place of the computation. No range of the claim in these reports was applied. Send
+        its full state to that shard, which may be this one again: on a new stream.
         """
 
     def __init__(
@@ -826,9 +790,9 @@ Global___RefusedRanges: typing_extensions.TypeAlias = RefusedRanges
 
 @typing.final
 class Fenced(google.protobuf.message.Message):
-    """Notice that a worker has lost ranges to a newer claim, a reset or a
-    retirement. A stream that is not open, or has not reported the claim, misses
-    it: then the next report is refused with STALE_SEQUENCER.
+    """Notice that a worker has lost ranges to a newer claim, a reset or a retirement. A stream that is
+    not open, or has not reported the claim, misses it: then the next report is refused with
+    STALE_SEQUENCER.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -981,17 +945,14 @@ class PrepareBatchRequest(google.protobuf.message.Message):
     batch: builtins.int
     """Number of the micro-batch."""
     digest: builtins.bytes
-    """Digest of the batch's plan (its entry in the offset log), at most 256
-    bytes.
-    """
+    """Digest of the batch's plan (its entry in the offset log), at most 256 bytes."""
     bound_micros: builtins.int
-    """Least event time that a later row can produce: the low watermark of the
-    inputs that the batch ran with, floored as the stage requires. MAX: the
-    inputs are finished.
+    """Least event time that a later row can produce: the low watermark of the inputs that the batch
+    ran with, floored as the stage requires. MAX: the inputs are finished.
     """
     covers_all: builtins.bool
-    """True: every range must have been staged, and one that was not holds its
-    last value. False: a range that was not staged holds no records.
+    """True: every range must have been staged, and one that was not holds its last value. False: a
+    range that was not staged holds no records.
     """
     input_version: builtins.int
     """Version of the inputs, as in GroupReport."""
@@ -1040,8 +1001,8 @@ class PrepareBatchResponse(google.protobuf.message.Message):
     MISSING_FIELD_NUMBER: builtins.int
     @property
     def missing(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TaskAttempt]:
-        """Attempts whose part never arrived. If there are any, the batch is not
-        prepared, and the stage holds.
+        """Attempts whose part never arrived. If there are any, the batch is not prepared, and the stage
+        holds.
         """
 
     def __init__(
@@ -1075,14 +1036,12 @@ class CommitBatchRequest(google.protobuf.message.Message):
     server_token: builtins.str
     """The deployment the caller means; empty accepts any."""
     layout_refused: builtins.str
-    """Reason why the owner does not follow the wanted layout, for people; at most
-    1,024 characters.
-    """
+    """Reason why the owner does not follow the wanted layout, for people; at most 1,024 characters."""
     @property
     def layout(self) -> lowwater.v1.types_pb2.Layout:
-        """The owner's layout; absent from an owner that follows none. The starts and
-        tasks may be left out if they were sent before under the same claim. If
-        another layout is wanted, the answer has it.
+        """The owner's layout; absent from an owner that follows none. The starts and tasks may be left
+        out if they were sent before under the same claim. If another layout is wanted, the answer has
+        it.
         """
 
     @property
@@ -1116,8 +1075,8 @@ class CommitBatchResponse(google.protobuf.message.Message):
     WANTED_FIELD_NUMBER: builtins.int
     KNOWN_LAYOUT_FIELD_NUMBER: builtins.int
     known_layout: builtins.int
-    """Version of the owner's layout that this shard has with its starts, as sent
-    under this claim. Absent: the owner sends its starts with its next commit.
+    """Version of the owner's layout that this shard has with its starts, as sent under this claim.
+    Absent: the owner sends its starts with its next commit.
     """
     @property
     def refused(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RefusedRanges]:
@@ -1125,9 +1084,9 @@ class CommitBatchResponse(google.protobuf.message.Message):
 
     @property
     def wanted(self) -> lowwater.v1.types_pb2.Layout:
-        """Wanted layout; absent when the owner has it. It has another version than
-        the owner's. After the authority was restored from an older copy of its
-        journal, it may have the same version with other starts or tasks.
+        """Wanted layout; absent when the owner has it. It has another version than the owner's. After the
+        authority was restored from an older copy of its journal, it may have the same version with
+        other starts or tasks.
         """
 
     def __init__(

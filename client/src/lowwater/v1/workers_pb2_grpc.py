@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class WorkerServiceStub(object):
-    """Claims, reports, and the two-step commit of micro-batches. Called by workers,
-    and by shards for their slices.
+    """Claims, reports, and the two-step commit of micro-batches. Called by workers, and by shards for
+    their slices.
     """
 
     def __init__(self, channel):
@@ -74,8 +74,8 @@ class WorkerServiceStub(object):
 
 
 class WorkerServiceServicer(object):
-    """Claims, reports, and the two-step commit of micro-batches. Called by workers,
-    and by shards for their slices.
+    """Claims, reports, and the two-step commit of micro-batches. Called by workers, and by shards for
+    their slices.
     """
 
     def Claim(self, request, context):
@@ -86,19 +86,17 @@ class WorkerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Release(self, request, context):
-        """Releases the ranges of a claim. They hold their last value until they are
-        claimed again.
+        """Releases the ranges of a claim. They hold their last value until they are claimed again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request_iterator, context):
-        """Carries the reports of a process up, and acknowledgements and notices of
-        lost ranges down: one stream a process. At most 64 reports of a stream wait
-        for the journal; more wait in the transport. A client without news repeats
-        its state every few seconds. A worker that sends nothing for 15 s is shown
-        as silent, but loses nothing.
+        """Carries the reports of a process up, and acknowledgements and notices of lost ranges down: one
+        stream a process. At most 64 reports of a stream wait for the journal; more wait in the
+        transport. A client without news repeats its state every few seconds. A worker that sends
+        nothing for 15 s is shown as silent, but loses nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -119,17 +117,15 @@ class WorkerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CommitBatch(self, request, context):
-        """Applies the prepared attempts, whole or not at all. Called when the
-        micro-batch is durable.
+        """Applies the prepared attempts, whole or not at all. Called when the micro-batch is durable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Vouch(self, request, context):
-        """Promises how far an output is complete, before a micro-batch writes that
-        into the output. From then on no input is added whose watermark is lower.
-        Durable when it returns.
+        """Promises how far an output is complete, before a micro-batch writes that into the output. From
+        then on no input is added whose watermark is lower. Durable when it returns.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -182,8 +178,8 @@ def add_WorkerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WorkerService(object):
-    """Claims, reports, and the two-step commit of micro-batches. Called by workers,
-    and by shards for their slices.
+    """Claims, reports, and the two-step commit of micro-batches. Called by workers, and by shards for
+    their slices.
     """
 
     @staticmethod

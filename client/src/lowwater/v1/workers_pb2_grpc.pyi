@@ -138,8 +138,8 @@ _WorkerServiceVouchType = typing_extensions.TypeVar(
 )
 
 class WorkerServiceStub(typing.Generic[_WorkerServiceClaimType, _WorkerServiceReleaseType, _WorkerServiceReportType, _WorkerServiceStageTaskType, _WorkerServicePrepareBatchType, _WorkerServiceCommitBatchType, _WorkerServiceVouchType]):
-    """Claims, reports, and the two-step commit of micro-batches. Called by workers,
-    and by shards for their slices.
+    """Claims, reports, and the two-step commit of micro-batches. Called by workers, and by shards for
+    their slices.
     """
 
     @typing.overload
@@ -210,16 +210,13 @@ class WorkerServiceStub(typing.Generic[_WorkerServiceClaimType, _WorkerServiceRe
     """Takes ownership of key ranges. Durable when it returns."""
 
     Release: _WorkerServiceReleaseType
-    """Releases the ranges of a claim. They hold their last value until they are
-    claimed again.
-    """
+    """Releases the ranges of a claim. They hold their last value until they are claimed again."""
 
     Report: _WorkerServiceReportType
-    """Carries the reports of a process up, and acknowledgements and notices of
-    lost ranges down: one stream a process. At most 64 reports of a stream wait
-    for the journal; more wait in the transport. A client without news repeats
-    its state every few seconds. A worker that sends nothing for 15 s is shown
-    as silent, but loses nothing.
+    """Carries the reports of a process up, and acknowledgements and notices of lost ranges down: one
+    stream a process. At most 64 reports of a stream wait for the journal; more wait in the
+    transport. A client without news repeats its state every few seconds. A worker that sends
+    nothing for 15 s is shown as silent, but loses nothing.
     """
 
     StageTask: _WorkerServiceStageTaskType
@@ -229,14 +226,11 @@ class WorkerServiceStub(typing.Generic[_WorkerServiceClaimType, _WorkerServiceRe
     """Names the accepted task attempts of a micro-batch. Called by the driver."""
 
     CommitBatch: _WorkerServiceCommitBatchType
-    """Applies the prepared attempts, whole or not at all. Called when the
-    micro-batch is durable.
-    """
+    """Applies the prepared attempts, whole or not at all. Called when the micro-batch is durable."""
 
     Vouch: _WorkerServiceVouchType
-    """Promises how far an output is complete, before a micro-batch writes that
-    into the output. From then on no input is added whose watermark is lower.
-    Durable when it returns.
+    """Promises how far an output is complete, before a micro-batch writes that into the output. From
+    then on no input is added whose watermark is lower. Durable when it returns.
     """
 
 WorkerServiceAsyncStub: typing_extensions.TypeAlias = WorkerServiceStub[
@@ -271,8 +265,8 @@ WorkerServiceAsyncStub: typing_extensions.TypeAlias = WorkerServiceStub[
 ]
 
 class WorkerServiceServicer(metaclass=abc.ABCMeta):
-    """Claims, reports, and the two-step commit of micro-batches. Called by workers,
-    and by shards for their slices.
+    """Claims, reports, and the two-step commit of micro-batches. Called by workers, and by shards for
+    their slices.
     """
 
     @abc.abstractmethod
@@ -289,9 +283,7 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater.v1.workers_pb2.ReleaseRequest,
         context: _ServicerContext,
     ) -> typing.Union[lowwater.v1.workers_pb2.ReleaseResponse, collections.abc.Awaitable[lowwater.v1.workers_pb2.ReleaseResponse]]:
-        """Releases the ranges of a claim. They hold their last value until they are
-        claimed again.
-        """
+        """Releases the ranges of a claim. They hold their last value until they are claimed again."""
 
     @abc.abstractmethod
     def Report(
@@ -299,11 +291,10 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[lowwater.v1.workers_pb2.ReportRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[lowwater.v1.workers_pb2.ReportResponse], collections.abc.AsyncIterator[lowwater.v1.workers_pb2.ReportResponse]]:
-        """Carries the reports of a process up, and acknowledgements and notices of
-        lost ranges down: one stream a process. At most 64 reports of a stream wait
-        for the journal; more wait in the transport. A client without news repeats
-        its state every few seconds. A worker that sends nothing for 15 s is shown
-        as silent, but loses nothing.
+        """Carries the reports of a process up, and acknowledgements and notices of lost ranges down: one
+        stream a process. At most 64 reports of a stream wait for the journal; more wait in the
+        transport. A client without news repeats its state every few seconds. A worker that sends
+        nothing for 15 s is shown as silent, but loses nothing.
         """
 
     @abc.abstractmethod
@@ -328,9 +319,7 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater.v1.workers_pb2.CommitBatchRequest,
         context: _ServicerContext,
     ) -> typing.Union[lowwater.v1.workers_pb2.CommitBatchResponse, collections.abc.Awaitable[lowwater.v1.workers_pb2.CommitBatchResponse]]:
-        """Applies the prepared attempts, whole or not at all. Called when the
-        micro-batch is durable.
-        """
+        """Applies the prepared attempts, whole or not at all. Called when the micro-batch is durable."""
 
     @abc.abstractmethod
     def Vouch(
@@ -338,9 +327,8 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
         request: lowwater.v1.workers_pb2.VouchRequest,
         context: _ServicerContext,
     ) -> typing.Union[lowwater.v1.workers_pb2.VouchResponse, collections.abc.Awaitable[lowwater.v1.workers_pb2.VouchResponse]]:
-        """Promises how far an output is complete, before a micro-batch writes that
-        into the output. From then on no input is added whose watermark is lower.
-        Durable when it returns.
+        """Promises how far an output is complete, before a micro-batch writes that into the output. From
+        then on no input is added whose watermark is lower. Durable when it returns.
         """
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
