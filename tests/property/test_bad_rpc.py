@@ -330,7 +330,7 @@ unit/test_slices.py
     engine/slice.py: errors.Unavailable in _claim
     engine/slice.py: errors.Unavailable in vouched
 unit/test_task_master.py
-    core/tasks.py: errors.BelowMark in _held
+    core/tasks.py: errors.BelowMark in _leased
     core/tasks.py: errors.BelowMark in _new
     core/tasks.py: errors.Overloaded in create_group
 no test provokes these: each takes a store, or a root, that knows less than this process
