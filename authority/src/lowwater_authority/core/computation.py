@@ -29,7 +29,7 @@ from lowwater_authority.core.groups import MOST_RECORDS, Group, GroupState, Mass
 from lowwater_authority.core.heuristics import Masses
 from lowwater_authority.core.history import History
 from lowwater_authority.core.inheritance import inherit_arrivals, inherit_masses
-from lowwater_authority.core.interval_map import IntervalMap, Range, Taken
+from lowwater_authority.core.interval_map import IntervalMap, Loss, Range
 from lowwater_authority.core.late_records import LateRecords
 from lowwater_authority.core.layout import Layout, LayoutReport
 from lowwater_authority.core.names import is_slicing, whole
@@ -322,7 +322,7 @@ class Computation:
         touched = self.map.overlapping(request.bounds[0], request.bounds[-1])
         return any(group.state is GroupState.RETIRED for group, _, _ in touched)
 
-    def _apply_claim(self, op: pb.Claim, now: int, bounds: Sequence[bytes] | None = None) -> tuple[Group, list[Taken]]:
+    def _apply_claim(self, op: pb.Claim, now: int, bounds: Sequence[bytes] | None = None) -> tuple[Group, list[Loss]]:
         """Apply a claim. ``bounds``: those of the op, if the caller has them as a list already."""
         group = Group(
             op.sequencer,
@@ -353,10 +353,10 @@ class Computation:
     def _bind(self, identity: str) -> None:
         self.identity = identity
 
-    def _carry(self, losses: Sequence[Taken], group: Group) -> None:
+    def _carry(self, losses: Sequence[Loss], group: Group) -> None:
         """Pass the budgets of claims on to the claim that replaces them; only a root has these."""
 
-    def _regrouped(self, losses: Sequence[Taken], *new: Group) -> None:
+    def _regrouped(self, losses: Sequence[Loss], *new: Group) -> None:
         """Follow ranges that went from some groups to new ones."""
         for loss in losses:
             if loss.group.live_count:
@@ -367,7 +367,7 @@ class Computation:
         self._mass_changed = True
         self._forget_dead_batches()
 
-    def _fenced(self, losses: Iterable[Taken], reason: str) -> Iterable[Fenced]:
+    def _fenced(self, losses: Iterable[Loss], reason: str) -> Iterable[Fenced]:
         for loss in losses:
             if loss.group.sequencer and loss.group.state is GroupState.OWNED:
                 whole = sum(high - low for low, high in loss.handles) == loss.group.granted
@@ -562,10 +562,10 @@ class Computation:
             for group, _, _ in self.map.overlapping(start, end)
         )
 
-    def _carry_retired(self, losses: Sequence[Taken], retired: Group) -> None:
+    def _carry_retired(self, losses: Sequence[Loss], retired: Group) -> None:
         """Pass the budgets of claims on to their retired ranges; only a root has these."""
 
-    def _apply_retire(self, op: pb.Retire, now: int) -> list[Taken]:
+    def _apply_retire(self, op: pb.Retire, now: int) -> list[Loss]:
         losses = self.map.retire(op.start, op.end, now)
         retired = [group for group, _, _ in self.map.overlapping(op.start, op.end)]
         self._carry_retired(losses, retired[0])
@@ -752,7 +752,7 @@ class Computation:
             return [op]
         if op is not None:
             self.late.add(group, op)
-            self.staged.of(group.sequencer).arrived.append(op)
+            self.staged.claim(group.sequencer).arrived.append(op)
         return []
 
     # -- micro-batches -----------------------------------------------------------------------------
@@ -919,7 +919,7 @@ class Computation:
         changed = old != values
         if not changed.any():
             return
-        changes = self.staged.of(group.sequencer)
+        changes = self.staged.claim(group.sequencer)
         changes.lowers = changes.lowers or bool((values < old).any())
         if places is None and changed.all():
             changes.whole = True
@@ -945,7 +945,7 @@ class Computation:
             return
         group.mass, group.mass_known, group.stand_ins = mass, not mass.unknown, []
         self.masses.changed(group)
-        self.staged.of(group.sequencer).mass = True
+        self.staged.claim(group.sequencer).mass = True
         self._mass_changed = True
 
     def _note_number(self, group: Group, *, strong: bool) -> None:
@@ -953,7 +953,7 @@ class Computation:
 
         ``strong``: they must not be lost.
         """
-        changes = self.staged.of(group.sequencer)
+        changes = self.staged.claim(group.sequencer)
         changes.newer = changes.newer or strong
 
     def _apply_values(self, op: pb.Values, now: int) -> None:
@@ -975,7 +975,7 @@ class Computation:
         for arrived in op.arrived:
             self.late.add(group, arrived)
         if op.kept:
-            group.kept = codec.kept_from(op.kept)
+            group.slice_budgets = codec.slice_budgets_from(op.kept)
         group.senders = codec.senders_from(op.senders)
         group.oldest_operation = op.oldest_operation_micros
         self.masses.changed(group)

@@ -177,7 +177,7 @@ class Group:
     counts until this group has had as many records itself."""
     order: tuple[int, int] = (0, 0)
     """Greatest (generation, ordinal) of all claims of its ranges."""
-    kept: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    slice_budgets: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     """Budgets of a slice by share in ppm: watermark, all records, and records behind it."""
     handles: npt.NDArray[np.intp] | None = None
     """First handle of each place, ascending; None: place p is handle p."""
