@@ -285,7 +285,7 @@ process/test_shards_operations.py
     rpc/cluster.py: bad_field 'epochs' in Locate
     rpc/cluster.py: bad_field 'epochs' in Locate
 property/test_core_move.py
-    core/slicing.py: errors.IncarnationChanged in take_in
+    core/slicing.py: errors.IncarnationChanged in receive
 property/test_core_recut.py
     core/topology.py: _refuse 'slice' in split
 unit/test_core_numbers.py

@@ -79,6 +79,9 @@ STALE: Final = (
 )
 
 
+_UNKNOWN: Final = Pending.of([])
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """The durable state of a computation that readers see."""
@@ -462,8 +465,8 @@ class Computation:
         """Make every sequencer stale. New claims must fold a newer version of the inputs.
 
         ``bound``, when inputs are added: the least of their low watermarks. Values of all ranges
-        are lowered to it, because the old owners did not take the new inputs into account, and no
-        new owner may come before readers act on these values. Frontiers of lateness are lowered
+        are lowered to it, because the old owners did not take the new inputs into account. A new
+        owner may come too late to lower them. Frontiers of lateness are lowered
         too, and masses become unknown.
         """
         self.staged.flush(self.map)
@@ -1040,7 +1043,7 @@ class Computation:
         O(buckets log buckets), where the claims report all that is pending.
         """
         references: dict[int, int] = {}
-        pending = Pending.of([])  # unknown
+        pending = _UNKNOWN
         if record is not None:
             references = codec.shares_from(record.budget_references)
         elif self.budgets and (self.late or self._mass_changed):

@@ -244,7 +244,7 @@ class IntervalMap:
         self._compact()
         return losses
 
-    def move_out(self, start: bytes) -> tuple[list[Loss], list[tuple[Group, Int64s, Int64s]]]:
+    def hand_over(self, start: bytes) -> tuple[list[Loss], list[tuple[Group, Int64s, Int64s]]]:
         """Remove all keys from ``start`` on, which is then the end of the key space.
 
         Returns the ranges that groups lost, and their state: new groups without an owner, with

@@ -275,8 +275,8 @@ def _restore(computation: Computation, snapshot: bytes) -> Iterator[int]:
             yield RANGE_BYTES * len(together)
         groups.append(_group_from(group, bounds))
         yield len(bounds) * RANGE_BYTES
-    # The end of a log without claims does not name the keys with which a new slice begins, so
-    # those of the graph count.
+    # The process that ends the log of a dropped slice does not know the keys of its next
+    # registration. No worker has claimed in such a snapshot, so the keys of the graph count.
     if message.cut_version or any(group.state is not GroupState.NEVER for group, _, _ in groups):
         computation.map = yield from IntervalMap.restore(groups, _span(groups))
         computation.masses = yield from Masses.restore(computation.spec.heuristics, computation.map.run_groups())

@@ -125,7 +125,7 @@ class Refused:
     message: str
     handles: npt.NDArray[np.uint32] | None = None
     newest: int = 0
-    """With OLD_STREAM: the newest known stream or turn."""
+    """Newest known stream or turn, with OLD_STREAM."""
 
 
 class Fenced(NamedTuple):

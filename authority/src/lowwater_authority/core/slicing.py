@@ -6,7 +6,7 @@ reports what is durable there. A *slice* is a computation of its own with a part
 Workers claim in slices.
 
 An operator cuts a slice X in two at a key. X hands the keys from there on over to the new slice Y
-(:meth:`SliceComputation.move_out`), and Y receives them (:meth:`SliceComputation.take_in`).
+(:meth:`SliceComputation.hand_over`), and Y receives them (:meth:`SliceComputation.receive`).
 The steps, and who does them: engine/slices.py.
 """
 
@@ -311,7 +311,7 @@ class SliceComputation(Computation):
         )
         raise errors.OtherSlice(msg, metadata=self._about(slice_of=root))
 
-    def move_out(self, to: str) -> list[Fenced]:
+    def hand_over(self, to: str) -> list[Fenced]:
         """Hand over the keys behind the end that the graph gives this slice. O(what moves).
 
         Returns which claims lost what. ``handed_over`` keeps the state of these keys for the
@@ -321,12 +321,12 @@ class SliceComputation(Computation):
         assert end, "a slice that hands keys over ends before them"
         self.staged.flush(self.map)
         op = pb.MoveOut(start=end, to=to, cut_version=self.spec.keys.version)
-        losses = self._apply_move_out(op)
+        losses = self._apply_hand_over(op)
         self.staged.append(pb.Op(move_out=op))
         return list(self._fenced(losses, f"its keys were moved to {to}: claim them again"))
 
-    def _apply_move_out(self, op: pb.MoveOut) -> list[Loss]:
-        losses, state_of_keys = self.map.move_out(op.start)
+    def _apply_hand_over(self, op: pb.MoveOut) -> list[Loss]:
+        losses, state_of_keys = self.map.hand_over(op.start)
         state = pb.Snapshot(
             computation=op.to,
             incarnation=self.incarnation,
@@ -358,7 +358,7 @@ class SliceComputation(Computation):
         self._regrouped(losses)
         return losses
 
-    def take_in(self, state: pb.Snapshot) -> None:
+    def receive(self, state: pb.Snapshot) -> None:
         """Begin with the state that another slice has handed over, from its ``handed_over``.
 
         This slice must not have changed in this incarnation. All values stay, and ranges that no
@@ -381,10 +381,10 @@ class SliceComputation(Computation):
         op = pb.Op()
         op.take_in.state.CopyFrom(state)
         op.take_in.cut_version = self.spec.keys.version
-        self._apply_take_in(op.take_in)
+        self._apply_receive(op.take_in)
         self.staged.append(op)
 
-    def _apply_take_in(self, op: pb.TakeIn) -> None:
+    def _apply_receive(self, op: pb.TakeIn) -> None:
         state = op.state
         if self.cut_version or self.identity is not None or self.map.groups:
             msg = f"{self.spec.name} has begun without the keys that it takes in"
@@ -417,9 +417,9 @@ class SliceComputation(Computation):
                     self._apply_retire(pb.Retire(start=op.move_out.start, end=self.map.span[1]), now)
                     self.cut_version = op.move_out.cut_version
                 else:
-                    self._apply_move_out(op.move_out)
+                    self._apply_hand_over(op.move_out)
             case "take_in":
-                self._apply_take_in(op.take_in)
+                self._apply_receive(op.take_in)
             case _:
                 super()._replay_other(op, now)
 
