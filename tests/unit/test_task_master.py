@@ -307,7 +307,7 @@ def test_rule8_the_newest_commits_of_a_long_queue_may_be_repeated() -> None:
         known.commit(taken.lease, [], b"", [], incarnation=1)
         for lease in leases[-5:]:
             known.commit(lease, [], b"", [], incarnation=1)
-    with pytest.raises(errors.BelowMark, match="nobody can tell whether this task was among it"):
+    with pytest.raises(errors.BelowMark, match="perhaps this task too"):
         known.create("repairs", [task("n", at=0)])
 
 

@@ -626,28 +626,31 @@ class Computation:
         self.masses.changed(group)
         group.waiting_for, group.remarks = report.waiting_for, report.remarks
         refused: list[Refused] = []
-        if _was_reset(report.fold, required):
+        if unknown := self._refuse_fold(report, required):
             values = np.full(len(values), MIN, dtype=np.int64)
             mass = mass and mass.at_unknown()
             late = late and replace(late, frontier=MIN)
-            msg = "the report folds another incarnation of an input than the one in force, so it counts as unknown; fold anew"
-            refused.append(Refused(group.sequencer, errors.IncarnationChanged.reason, msg, report.handles))
-        elif 0 in report.fold.input_incarnations and (beyond := _beyond_unknown(values, mass)):
-            values = np.full(len(values), MIN, dtype=np.int64)
-            mass = mass and mass.at_unknown()
-            late = late and replace(late, frontier=MIN)
-            msg = f"{self._unregistered(report.fold)}, so {beyond} must be {MIN}, and the report counts as that; fold all inputs"
-            refused.append(Refused(group.sequencer, errors.InvalidArgument.reason, msg, report.handles))
+            refused.append(unknown)
         uncounted: list[Refused] = []
         if late is not None and self.budgets:
             uncounted = self._take_lateness(group, late, now, wall)
         refused.extend(uncounted)
-        # A mass without the records that were refused above would lose them: they are neither
-        # pending nor counted, and a budget that goes by pending records would spend them twice.
+        # If lateness was refused, the mass stays as it was. Records that left it without being
+        # counted would be lost, and a budget by pending records would spend them twice.
         if mass is not None and not (uncounted and self.spec.all_pending):
             refused.extend(self._take_mass(group, mass, wall))
         refused.extend(self._take_values(group, report.handles, values, finish=report.finish, now=now, wall=wall))
         return refused
+
+    def _refuse_fold(self, report: GroupReport, required: Fold) -> Refused | None:
+        """Return the refusal of a report whose values all count as unknown, because of its fold."""
+        if _was_reset(report.fold, required):
+            msg = "the report folds another incarnation of an input than the one in force, so it counts as unknown; fold anew"
+            return Refused(report.sequencer, errors.IncarnationChanged.reason, msg, report.handles)
+        if 0 in report.fold.input_incarnations and (beyond := _beyond_unknown(report.watermarks, report.mass)):
+            msg = f"{self._unregistered(report.fold)}, so {beyond} must be {MIN}, and the report counts as that; fold all inputs"
+            return Refused(report.sequencer, errors.InvalidArgument.reason, msg, report.handles)
+        return None
 
     def _unregistered(self, fold: Fold) -> str:
         inputs = zip(self.spec.inputs, fold.input_incarnations, strict=False)

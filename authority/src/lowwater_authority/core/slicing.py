@@ -194,8 +194,8 @@ class RootComputation(Computation):
     def _owned_by(self, owned: Sequence[Group], now: int) -> errors.OwnedRanges:
         del now
         msg = (
-            f"{self.spec.name} is cut into slices, and {len(owned)} of them are not finished; nobody looks for workers that own key ranges of "
-            "theirs. Stop these, and drop it with force."
+            f"{self.spec.name} is cut into slices, and {len(owned)} of them are not finished; their workers are not "
+            "known here. Stop the workers of all slices, and drop it with force."
         )
         return errors.OwnedRanges(msg, metadata=self._about(workers=""))
 
@@ -307,7 +307,7 @@ class SliceComputation(Computation):
         root, _, number = self.spec.name.rpartition(CUT)
         msg = (
             f"{self.spec.name} is slice {number} of {root}, [{own_start.hex()}, {own_end.hex()}): these keys are not all in it; {what} by {root}, "
-            "which says whose they are"
+            "which names the slice that has them"
         )
         raise errors.OtherSlice(msg, metadata=self._about(slice_of=root))
 

@@ -458,7 +458,7 @@ class Tasks:
             same = (group.every, group.start, group.lease) == (definition.every, definition.start, definition.lease)
             if not same or (configured != group.created_with and definition.configuration != group.configuration):
                 msg = (
-                    f"the group {definition.name!r} is there with another {'configuration' if same else 'interval, start or lease'}; "
+                    f"the group {definition.name!r} exists with another {'configuration' if same else 'interval, start or lease'}; "
                     "use another name, or change the configuration by itself"
                 )
                 raise errors.RegistrationConflict(msg, metadata={"group": definition.name})
@@ -535,13 +535,13 @@ class Tasks:
             existing: Task | pb.NewTask | None = group.tasks.get(task.key) or new.get((name, task.key))
             if existing is not None:
                 if existing.payload != task.payload:
-                    msg = f"{about} is there with another payload; give what is other work another name"
+                    msg = f"{about} exists with another payload; give other work another name"
                     raise errors.TaskConflict(msg, metadata={"group": name, "task": task.key.name})
                 continue
             if task.key.at < group.mark:
                 msg = (
-                    f"{about} is at {task.key.at}, below the mark {group.mark} of the group {name!r}: all work before that is done and forgotten, so "
-                    "nobody can tell whether this task was among it"
+                    f"{about} is at {task.key.at}, below the mark {group.mark} of the group {name!r}: all work before that is done and forgotten, "
+                    "perhaps this task too; give it a later event time if it is new work"
                 )
                 raise errors.BelowMark(msg, metadata={"group": name, "mark": str(group.mark)})
             new[name, task.key] = pb.NewTask(key=_key_message(task.key), payload=task.payload, group=name)

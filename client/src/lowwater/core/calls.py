@@ -117,7 +117,7 @@ class Calls:
         """Register a computation."""
         keys = slice_keys(slices)
         if keys and all_pending:
-            fix = "one of slices and all_pending: a slice tells nobody of all records that are still to come"
+            fix = "one of slices and all_pending: slices do not report all records that are still to come"
             raise checks.refused("all_pending", all_pending, fix)
         request = topology_pb2.RegisterRequest(
             server_token=self._known.server_token,
