@@ -319,6 +319,6 @@ class AnySkew(Computation):
 def unknown_masses_count_as_none(entry: Part) -> Part:
     def careless(group: Any) -> Any:
         found = entry(group)
-        return found and found._replace(known=True, masses=found.masses if found.known else ())
+        return found and found._replace(mass_known=True, masses=found.masses if found.mass_known else ())
 
     return careless
