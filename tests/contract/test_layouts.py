@@ -89,7 +89,9 @@ async def test_an_owner_leaves_out_what_it_has_told_under_its_claim(memory: Stor
         await shard.graph.register(Spec("x"))
         first = await shard.owners.claim("x", claim(1))
         assert await tell(first.sequencer, 1, Layout(3)) is None
-        assert await tell(first.sequencer, 2, Layout(3, (0, 9), (0, 2))) == LayoutReport(Layout(3, (0, 9), (0, 2)), "", 2)
+        assert await tell(first.sequencer, 2, Layout(3, (0, 9), (0, 2))) == LayoutReport(
+            Layout(3, (0, 9), (0, 2)), "", 2
+        )
         assert await tell(first.sequencer, 3, Layout(3)) == LayoutReport(Layout(3, (0, 9), (0, 2)), "", 3)
         assert await tell(first.sequencer, 4, Layout(4)) is None, "it is of another version"
         assert await tell(first.sequencer, 5, Layout(3, (0, 9))) is not None
