@@ -197,7 +197,7 @@ def _copied(_: Part) -> Part:
         found = await self._holdings.recovered_in_pieces(self._holdings.topology.get(source), loaded)
         moving = as_slice(found.computation)
         if name not in moving.handed_over:
-            moving.move_out(name)
+            moving.hand_over(name)
         return moving.handed_over[name]
 
     return copied

@@ -13,7 +13,7 @@ import pytest
 from lowwater_authority.core import heuristics, history, interval_map, recovery
 from lowwater_authority.core.computation import SENDERS_KEPT, Computation, View
 from lowwater_authority.core.groups import Group
-from lowwater_authority.core.interval_map import Taken
+from lowwater_authority.core.interval_map import Loss
 from lowwater_authority.core.requests import ClaimRequest, GroupReport, Prepare, Refused, TaskAttempt
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec
@@ -96,7 +96,7 @@ class Unfenced(Computation):
         super().__init__(spec, epoch_base=epoch_base)
         self.bounds: dict[int, Sequence[bytes]] = {}
 
-    def _apply_claim(self, op: pb.Claim, now: int, bounds: Sequence[bytes] | None = None) -> tuple[Group, list[Taken]]:
+    def _apply_claim(self, op: pb.Claim, now: int, bounds: Sequence[bytes] | None = None) -> tuple[Group, list[Loss]]:
         self.bounds[op.sequencer] = list(op.bounds)
         return super()._apply_claim(op, now, bounds)
 
@@ -319,6 +319,6 @@ class AnySkew(Computation):
 def unknown_masses_count_as_none(entry: Part) -> Part:
     def careless(group: Any) -> Any:
         found = entry(group)
-        return found and found._replace(known=True, masses=found.masses if found.known else ())
+        return found and found._replace(mass_known=True, masses=found.masses if found.mass_known else ())
 
     return careless

@@ -30,7 +30,7 @@ def small(patch: Callable[[Any, str, int], None]) -> None:
     patch(tasks, "GROUPS", SIZES.groups)
     patch(tasks, "TASKS", SIZES.tasks)
     patch(tasks, "OPEN_INTERVALS", SIZES.open)
-    patch(tasks, "KEPT", SIZES.kept)
+    patch(tasks, "REMEMBERED", SIZES.kept)
 
 
 class TaskMachine(Counting):

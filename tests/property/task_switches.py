@@ -20,7 +20,7 @@ def versions_count_for_nothing(_: Part) -> Part:
     return lambda _, __: True
 
 
-@bug("_held", Tasks)
+@bug("_leased", Tasks)
 def the_clock_judges(held: Part) -> Part:
     """A lease that has run out counts no more, though nobody has taken the task."""
 
@@ -53,7 +53,7 @@ def repeats_are_refused(commit: Part) -> Part:
     """Whoever has not heard the answer is told that the lease counts no more (rule 8)."""
 
     def again(self: Tasks, lease: TaskLease, *what: Any, incarnation: int) -> None:
-        self._held(self._group_of(lease, incarnation), lease)
+        self._leased(self._group_of(lease, incarnation), lease)
         commit(self, lease, *what, incarnation=incarnation)
 
     return again

@@ -288,7 +288,7 @@ process/test_shards_operations.py
     rpc/cluster.py: bad_field 'epochs' in Locate
     rpc/cluster.py: bad_field 'epochs' in Locate
 property/test_core_move.py
-    core/slicing.py: errors.IncarnationChanged in take_in
+    core/slicing.py: errors.IncarnationChanged in receive
 property/test_core_recut.py
     core/topology.py: _refuse 'slice' in split
 unit/test_access_guard.py
@@ -337,7 +337,7 @@ unit/test_slices.py
     engine/slice.py: errors.Unavailable in _claim
     engine/slice.py: errors.Unavailable in vouched
 unit/test_task_master.py
-    core/tasks.py: errors.BelowMark in _held
+    core/tasks.py: errors.BelowMark in _leased
     core/tasks.py: errors.BelowMark in _new
     core/tasks.py: errors.Overloaded in create_group
 no test provokes these: each takes a store, or a root, that knows less than this process

@@ -204,13 +204,13 @@ def move(source: Pair, topology: Topology, at: int, *, crash: bool) -> tuple[Pai
         new.driver.claim(edge(at))
     with pytest.raises(errors.Unavailable):
         new.driver.retire(edge(at))
-    fenced = source.core.move_out(name)
+    fenced = source.core.hand_over(name)
     assert source.driver.settle() is True
     assert all("claim them again" in each.reason for each in fenced)
     source.check()
     if crash:
         source.crash(short=crash)
-    new.core.take_in(source.core.handed_over[name])
+    new.core.receive(source.core.handed_over[name])
     assert new.driver.settle() is True
     topology = topology.received(name)
     new.use(topology)
@@ -263,15 +263,15 @@ FIELDS = ["last_sequencer", "granted", "generation", "bound", "groups.state"]
 
 @pytest.mark.parametrize("field", FIELDS)
 def test_what_does_not_move_is_noticed(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    @bug("take_in", SliceComputation)
-    def forgetful(take_in: Part) -> Part:
+    @bug("receive", SliceComputation)
+    def forgetful(receive: Part) -> Part:
         def forgets(self: SliceComputation, state: pb.Snapshot) -> None:
             changed = pb.Snapshot()
             changed.CopyFrom(state)
             spoilt: list[Any] = [*changed.groups] if "." in field else [changed]
             for each in spoilt:
                 each.ClearField(field.rpartition(".")[2])
-            take_in(self, changed)
+            receive(self, changed)
 
         return forgets
 
@@ -297,12 +297,12 @@ def cut() -> tuple[Pair, Topology, str]:
 
 def handed_over(one: Pair, topology: Topology, name: str) -> Driver:
     """What serves the slice that has received the keys."""
-    one.core.move_out(name)
+    one.core.hand_over(name)
     one.driver.settle()
     new = Driver(topology.get(name))
     with pytest.raises(errors.IncarnationChanged):
-        as_slice(Driver(replace(topology.get(name), incarnation=2)).core).take_in(one.core.handed_over[name])
-    as_slice(new.core).take_in(one.core.handed_over[name])
+        as_slice(Driver(replace(topology.get(name), incarnation=2)).core).receive(one.core.handed_over[name])
+    as_slice(new.core).receive(one.core.handed_over[name])
     new.settle()
     new.spec = new.core.spec = topology.received(name).get(name)
     return new

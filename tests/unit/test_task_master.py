@@ -287,7 +287,7 @@ def test_rule7_a_straggler_fills_its_group_of_intervals_not_for_ever() -> None:
     known.commit(late, [], b"", [], incarnation=1)
     known.pass_low((tasks.TASKS + 1) * SECOND)
     assert group.next == (tasks.TASKS + 1) * SECOND
-    assert len(group.done) == tasks.TASKS - tasks.KEPT, "no more is forgotten than has to be"
+    assert len(group.done) == tasks.TASKS - tasks.REMEMBERED, "no more is forgotten than has to be"
     with pytest.raises(errors.BelowMark, match="whether this lease has done its own is not known"):
         known.commit(late, [], b"", [], incarnation=1)
     known.check()
@@ -300,14 +300,14 @@ def test_rule8_the_newest_commits_of_a_long_queue_may_be_repeated() -> None:
     for number in range(tasks.TASKS - 4):
         known.create("repairs", [task("n", at=number * SECOND)])
     leases = []
-    for _ in range(2 * tasks.KEPT):
+    for _ in range(2 * tasks.REMEMBERED):
         taken = known.take("repairs", "w", next(nonces).to_bytes(16), incarnation=1, epoch=1, now=0)
         assert taken is not None
         leases.append(taken.lease)
         known.commit(taken.lease, [], b"", [], incarnation=1)
         for lease in leases[-5:]:
             known.commit(lease, [], b"", [], incarnation=1)
-    with pytest.raises(errors.BelowMark, match="nobody can tell whether this task was among it"):
+    with pytest.raises(errors.BelowMark, match="perhaps this task too"):
         known.create("repairs", [task("n", at=0)])
 
 

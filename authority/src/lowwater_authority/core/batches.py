@@ -1,8 +1,8 @@
-"""Micro-batches in two steps: tasks stage, the driver prepares the accepted attempts, then commits them whole.
+"""Micro-batches in two steps: tasks stage their parts, then the driver prepares and commits them.
 
-A report from inside a micro-batch is not true yet: the batch may be replayed. So parts wait in memory, named by
-attempt, until the driver has named the accepted ones and then shown that the batch is in Spark's commit log. Losing
-them to a restart holds the stage, which is safe.
+A report from inside a micro-batch is not true yet, because the batch may be replayed. So parts wait
+in memory, by task attempt. The driver names the accepted attempts, and commits once the batch is in
+Spark's commit log. If a restart loses the parts, the stage holds, which is safe.
 """
 
 from __future__ import annotations
@@ -25,22 +25,21 @@ if TYPE_CHECKING:
     from lowwater_authority.records import journal_pb2 as pb
 
 MAX_PARTS: Final = 100_000
-"""Bound of parts waiting per computation; a batch with more tasks is refused."""
+"""Most waiting parts of a computation; a batch with more tasks is refused."""
 
 MAX_PART_BYTES: Final = 256 << 20
-"""Bound of the bytes of these parts: some 4,500 tasks, each with a histogram of 3,500 buckets."""
+"""Most bytes of these parts: some 4,500 tasks, each with a histogram of 3,500 buckets."""
 
 ALL_PART_BYTES: Final = 512 << 20
-"""Bound of the same of all computations of a process. One that has no more than its equal share of
-it is always let in."""
+"""Most bytes of waiting parts in a process. A computation may always use its equal share."""
 
 PART_BYTES: Final = 1024
-"""What a part costs besides its columns."""
+"""Bytes of a part besides its columns."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """A whole set of parts, merged: the oldest stamp held per handle, where some task covered it."""
+    """A merged set of parts. ``oldest`` by handle; ``covered`` by a task."""
 
     request: Prepare
     oldest: Int64s
@@ -50,18 +49,21 @@ class Prepared:
     finished: int
 
     def values(self) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-        """Return each range's value, and whether it has one: in a stage that covers all, a hole holds."""
+        """Return the values, and a mask of the ranges that have one.
+
+        In a stage whose tasks cover all ranges, a range that is not covered holds.
+        """
         values = np.minimum(self.oldest, self.request.bound)
-        known = self.covered if self.request.covers_all else np.ones(len(values), dtype=np.bool_)
-        return values, known
+        has_value = self.covered if self.request.covers_all else np.ones(len(values), dtype=np.bool_)
+        return values, has_value
 
     def mass(self, recent: int) -> Mass:
-        """Return the run's mass, given its recently finished records."""
+        """Return the mass of the run, given its recently finished records."""
         return Mass(self.starts, self.counts, recent, dict(self.request.frontiers))
 
 
 class BatchStage:
-    """The parts and the prepared set of one computation; holds those of the newest batch of one claim only, until it is committed."""
+    """The micro-batches of one computation: parts of the newest one, and the last commit."""
 
     def __init__(self) -> None:
         self._key = (0, -1)
@@ -69,43 +71,41 @@ class BatchStage:
         self._committed = (0, -1)
         self.prepared: Prepared | None = None
         self.bytes = 0
-        """Bytes of the parts that wait."""
+        """Bytes of the waiting parts."""
         self.last: tuple[int, bytes] | None = None
         """Number and digest of the last committed batch. Durable, as is ``committed_by``."""
         self.committed_by = 0
         """Sequencer of the claim that committed it."""
         self.refused: list[Refused] = []
-        """What was refused of the last batch that this process committed, for a repeated commit."""
+        """Refusals of the last batch that this process committed, for a repeated commit."""
 
     def __len__(self) -> int:
-        """Return the number of parts waiting."""
+        """Return the number of waiting parts."""
         return len(self._parts)
 
     def add(self, sequencer: int, batch: int, task: TaskAttempt, part: TaskPart, most: int = MAX_PART_BYTES) -> bool:
-        """Keep a part.
+        """Keep a part. False: a bound is reached.
 
-        A part of an older batch, or of one that is committed, is dropped. Returns False when a
-        bound is reached.
-
-        ``most`` is how many bytes may wait here now, which is less when others have many. One that
-        replaces another and is no larger, as a repeat is, is always kept.
+        A part of an older or a committed batch is dropped. ``most``: bytes that may wait here now,
+        which are fewer while other computations have many. A part that replaces another one of at
+        least its size, as a repeat does, is always kept.
         """
         key = (sequencer, batch)
         if key < self._key or key <= self._committed:
             return True
         if key != self._key:
             self._key, self._parts, self.bytes = key, {}, 0
-        known = self._parts.get(task)
-        more = part_bytes(part) - (0 if known is None else part_bytes(known))
+        replaced = self._parts.get(task)
+        more = part_bytes(part) - (0 if replaced is None else part_bytes(replaced))
         if more > 0 and (
-            self.bytes + more > min(most, MAX_PART_BYTES) or (known is None and len(self._parts) >= MAX_PARTS)
+            self.bytes + more > min(most, MAX_PART_BYTES) or (replaced is None and len(self._parts) >= MAX_PARTS)
         ):
             return False
         self._parts[task], self.bytes = part, self.bytes + more
         return True
 
     def committed(self, sequencer: int, batch: int) -> None:
-        """Forget the parts of a batch that nobody will prepare again, what is prepared of it, and what comes late of it."""
+        """Forget a committed batch; parts of it that come late are dropped."""
         self.prepared = None
         self._committed = max(self._committed, (sequencer, batch))
         if self._key <= self._committed:
@@ -117,16 +117,16 @@ class BatchStage:
             self.last, self.committed_by = (op.number, op.digest), op.sequencer
 
     def forget_dead(self, alive: Callable[[int], bool]) -> None:
-        """Forget what nobody will prepare or commit any more: the claim that it is of is over."""
+        """Forget parts and prepared sets of claims that are not alive."""
         if self._parts and not alive(self._key[0]):
             self._parts, self.bytes = {}, 0
         if self.prepared is not None and not alive(self.prepared.request.sequencer):
             self.prepared = None
 
     def prepare(self, request: Prepare, ranges: int) -> Sequence[TaskAttempt]:
-        """Prepare the named attempts and return those whose part never came; with any, nothing is prepared.
+        """Prepare the named attempts, and return those whose part never came.
 
-        A delayed repeat of an older batch's leaves the newer one as it is.
+        If there are any, nothing is prepared. A delayed repeat for an older batch changes nothing.
         """
         if self.prepared is not None:
             newest = self.prepared.request
@@ -142,15 +142,15 @@ class BatchStage:
 
 
 def part_bytes(part: TaskPart) -> int:
-    """Return about how many bytes a part takes. O(1)."""
+    """Return the approximate bytes of a part. O(1)."""
     columns = (part.handles, part.oldest, part.pending_starts, part.pending_counts)
     return PART_BYTES + sum(column.nbytes for column in columns)
 
 
 def _merged(request: Prepare, parts: Mapping[TaskAttempt, TaskPart], ranges: int) -> Prepared:
-    """Merge parts: minima by min over all jobs of the batch, the histogram of the job with the most records.
+    """Merge parts: the least values of all jobs, and the histogram of the job with most records.
 
-    Several jobs of one batch see the same records, so their histograms are never added.
+    Several jobs of one batch read the same records, so their histograms are never added.
     """
     oldest = np.full(ranges, MAX, dtype=np.int64)
     covered = np.zeros(ranges, dtype=np.bool_)

@@ -1,4 +1,7 @@
-"""The bounds of a claim's ranges, in a fifth of the memory that as many objects take, and nothing for the garbage collector to walk."""
+"""The bounds of a claim's ranges, in a fifth of the memory of as many bytes objects.
+
+The garbage collector has nothing to visit in them.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ SHORT: Final = 0x80
 
 
 class Bounds(Sequence[bytes]):
-    """Byte strings that never change: one after the other in one block, and where each ends.
+    """An immutable sequence of byte strings: one block of all bytes, and the end of each string.
 
-    4 bytes each besides their own. An element costs a copy of it, a slice is a list. Sources:
-    columns of strings as in Apache Arrow.
+    4 bytes for each string besides its own. Reading one copies it; a slice is a list. The layout is
+    that of string columns in Apache Arrow.
 
     >>> Bounds([b"", b"h", b"pq", b""])[1:3]
     [b'h', b'pq']
@@ -24,14 +27,14 @@ class Bounds(Sequence[bytes]):
 
     __slots__ = ("_block", "_ends")
 
-    def __init__(self, each: Iterable[bytes]) -> None:
-        known = each if isinstance(each, list | tuple) else list(each)
-        self._block: bytes = b"".join(known)
-        ends = np.cumsum(np.fromiter(map(len, known), dtype=np.int64, count=len(known)))
+    def __init__(self, strings: Iterable[bytes]) -> None:
+        strings = strings if isinstance(strings, list | tuple) else list(strings)
+        self._block: bytes = b"".join(strings)
+        ends = np.cumsum(np.fromiter(map(len, strings), dtype=np.int64, count=len(strings)))
         self._ends: npt.NDArray[Any] = ends.astype(np.uint32 if len(self._block) < 1 << 32 else np.uint64)
 
     def __len__(self) -> int:
-        """Return how many there are. O(1)."""
+        """Return the number of strings. O(1)."""
         return len(self._ends)
 
     @overload
@@ -40,7 +43,7 @@ class Bounds(Sequence[bytes]):
     def __getitem__(self, index: slice) -> list[bytes]: ...
 
     def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
-        """Return an element, or a list of some."""
+        """Return a string, or a list of strings."""
         if isinstance(index, slice):
             first, end, step = index.indices(len(self))
             if step != 1:
@@ -55,27 +58,27 @@ class Bounds(Sequence[bytes]):
         return self._block[int(self._ends[index - 1]) if index else 0 : int(self._ends[index])]
 
     def __iter__(self) -> Iterator[bytes]:
-        """Iterate over them."""
+        """Iterate over the strings."""
         return iter(self[:])
 
     def part(self, first: int, end: int, start: bytes) -> Bounds:
-        """Return those of some places, with another one for the first of them.
+        """Return a part of the strings, with another one in place of its first.
 
-        O(bytes), without a step for each.
+        O(bytes), without a step for each string.
 
         >>> [*Bounds([b"", b"h", b"pq", b"x", b""]).part(1, 4, b"kk")]
         [b'kk', b'pq', b'x']
         """
         begin = int(self._ends[first])
-        made = Bounds([])
-        made._block = start + self._block[begin : int(self._ends[end - 1])]
-        made._ends = self._ends[first:end] - begin + len(start)
-        return made
+        part = Bounds([])
+        part._block = start + self._block[begin : int(self._ends[end - 1])]
+        part._ends = self._ends[first:end] - begin + len(start)
+        return part
 
     def encode(self, field: int) -> bytes:
-        r"""Return them as a repeated field of bytes of a protobuf message.
+        r"""Return the strings as a repeated bytes field of a protobuf message.
 
-        O(bytes), without a step for each.
+        O(bytes), without a step for each string.
 
         >>> Bounds([b"", b"ab"]).encode(2)
         b'\x12\x00\x12\x02ab'
@@ -84,25 +87,25 @@ class Bounds(Sequence[bytes]):
         if not len(lengths):
             return b""
         if int(lengths.max()) >= SHORT or field >= SHORT >> 3:
-            return b"".join(head(field, len(each)) + each for each in self)
+            return b"".join(head(field, len(string)) + string for string in self)
         count = len(lengths)
-        made = np.empty(len(self._block) + 2 * count, dtype=np.uint8)
+        encoded = np.empty(len(self._block) + 2 * count, dtype=np.uint8)
         heads = self._ends.astype(np.int64) - lengths + 2 * np.arange(count)
-        content = np.ones(len(made), dtype=np.bool_)
+        content = np.ones(len(encoded), dtype=np.bool_)
         content[heads] = content[heads + 1] = False
-        made[heads] = field << 3 | 2
-        made[heads + 1] = lengths
-        made[content] = np.frombuffer(self._block, dtype=np.uint8)
-        return made.tobytes()
+        encoded[heads] = field << 3 | 2
+        encoded[heads + 1] = lengths
+        encoded[content] = np.frombuffer(self._block, dtype=np.uint8)
+        return encoded.tobytes()
 
 
 def head(number: int, length: int) -> bytes:
-    """Return what stands before so many bytes that are a field of a protobuf message."""
-    made = bytearray()
+    """Return the tag and length before a field of so many bytes in a protobuf message."""
+    encoded = bytearray()
     for value in (number << 3 | 2, length):
         rest = value
         while rest >= SHORT:
-            made.append(rest & SHORT - 1 | SHORT)
+            encoded.append(rest & SHORT - 1 | SHORT)
             rest >>= 7
-        made.append(rest)
-    return bytes(made)
+        encoded.append(rest)
+    return bytes(encoded)

@@ -1,14 +1,16 @@
-"""The lateness budget: a watermark behind which at most a given share of the records comes, in the long run.
+"""Lateness budgets: watermarks behind which only a given share of all records comes.
 
-A heuristic watermark H(p) says how far a share of the records *lately seen* is. What comes behind it is no part of that. This watermark, C,
-looks at what does come behind it, and gives way: each record behind is a debt, each record at all pays some of it back, and the more debt
-there is the longer C waits. It never goes back, and it is never below the low watermark.
+A heuristic watermark H(p) says how far a share of the *recent* records is; it does not look at what
+comes behind it. This watermark, C, does: each record behind it is a debt, every record pays some of
+the debt back, and C waits longer the greater the debt is. C never goes back, and is never below the
+low watermark.
 
-What is kept for any sequence of records, by arithmetic alone: once ``warm_up`` records have come, of any N that follow each other at most
-``a * (N + 2.5 * HORIZON) + excused`` are behind, where ``a`` is 95 % of the budget. Nothing is kept of a single window, key or hour.
+The promise holds for any sequence of records, by arithmetic alone: once ``warm_up`` records have
+come, of any N consecutive ones at most ``a * (N + 2.5 * HORIZON) + excused`` are behind, where
+``a`` is 95 % of the budget. There is no promise for a single window, key or hour.
 
-The argument telescopes: Gibbs and Candes 2021; Angelopoulos, Candes and Tibshirani 2023 (arXiv 2307.16895). Integers alone, so that a replay
-on any machine finds the same.
+The argument telescopes: Gibbs and Candes 2021; Angelopoulos, Candes and Tibshirani 2023 (arXiv
+2307.16895). All numbers are integers, so that a replay on any machine computes the same.
 """
 
 from __future__ import annotations
@@ -33,78 +35,77 @@ if TYPE_CHECKING:
     from lowwater_authority.core.groups import Mass
 
 AIM: Final = 95
-"""Per cent of the budget that is aimed at: the rest is for what the debt has let through."""
+"""Per cent of the budget that is the aim: the rest covers what the debt lets through."""
 
 HORIZON: Final = 10_000
-"""Records in which a debt is paid back, about."""
+"""Records in which a debt is paid back, approximately."""
 
 MEMORIES: Final = (5_000, 100_000)
-"""Records after which the two memories of lateness have forgotten all but a third of what they
-knew: one follows fast, one knows what is rare."""
+"""Records after which the two memories of lateness have forgotten two thirds: one follows quickly,
+the other remembers what is rare."""
 
 BLOCK: Final = 1_000
 """Records that are counted together for the worst stretch."""
 
 STRETCH: Final = 10_000
-"""Length of the stretches of which the worst one is told."""
+"""Records in a stretch. The share behind in the worst stretch is published."""
 
 RECENT: Final = 100_000
-"""Records among which the worst stretch is looked for."""
+"""Newest records among which the worst stretch is searched."""
 
 LEAST: Final = 100
-"""Least budget in parts per million. Below it the memories hold too few records that are so late.
-"""
+"""Least budget in parts per million. Below it the memories have too few records that late."""
 
 MOST: Final = 500_000
 """Greatest budget in parts per million."""
 
 BUCKETS: Final = len(EDGES)
-"""Buckets of lateness that there are."""
+"""Number of buckets of lateness."""
 
 MOST_ARRIVED: Final = 2**62
-"""Records of one computation, so that all counts and their sums fit into 64 bits; of one claim:
-groups.MOST_RECORDS."""
+"""Most records of one computation, so that all sums fit into 64 bits. groups.MOST_RECORDS is the
+bound of one claim."""
 
 _STEPS: Final = 16
 _GROWTH: Final = (
     65536, 68438, 71468, 74632, 77936, 81386, 84990, 88752, 92682, 96785, 101070, 105545, 110218, 115098, 120194, 125515
 )  # fmt: skip
-"""2^16 times 2^(k/16): what a record weighs that comes k steps after the last halving."""
+"""Weight of a record k steps after the last halving: 2^16 times 2^(k/16)."""
 
 _ONE: Final = 1 << 32
 
 _FAR: Final = 2**62
-"""Microseconds. Sums of two that are less fit into 64 bits."""
+"""Microseconds. The sum of two smaller numbers fits into 64 bits."""
 
 _EDGES: Final = np.array(EDGES[:-1], dtype=np.int64)
 _LATE: Final = bisect_left(EDGES, _FAR)
-"""The first bucket whose edge is as far."""
+"""First bucket whose edge is at least ``_FAR``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """What a claim tells of all records that it has handed on; see the wire's Lateness for the fields."""
+    """A claim's report of all records that it has handed on; see the wire's Lateness."""
 
     counts: Mapping[int, int]
     reference: int
     frontier: int
     behind: Mapping[int, tuple[int, int]]
-    """By budget: how many, and what the new ones were judged by."""
+    """Records behind by budget, and the watermark that the new ones were compared with."""
 
 
 @dataclass(slots=True)
 class Arrivals:
-    """What a claim has told so far: what the next telling is compared with, and how much it weighs in R."""
+    """All that a claim has reported of its records so far, and its weight in R."""
 
     frontier: int = MIN
     counts: dict[int, int] = field(default_factory=dict)
     """Records by bucket of lateness."""
     behind: dict[int, int] = field(default_factory=dict)
-    """By budget, as the claim told."""
+    """Records behind by budget, as reported."""
     recent: RecentSlots = field(default_factory=RecentSlots)
 
     def add(self, counts: Mapping[int, int], behind: Mapping[int, int], frontier: int, now: int) -> None:
-        """Take over what is new. O(its buckets)."""
+        """Add new records. O(buckets)."""
         for bucket, count in counts.items():
             self.counts[bucket] = self.counts.get(bucket, 0) + count
         for ppm, records in behind.items():
@@ -114,7 +115,7 @@ class Arrivals:
 
 
 class Kept(NamedTuple):
-    """What readers see of a budget."""
+    """The published state of a budget."""
 
     ppm: int
     micros: int
@@ -126,10 +127,10 @@ class Kept(NamedTuple):
 
 @dataclass(slots=True)
 class Memory:
-    """How late records were, the older the less it counts.
+    """A histogram of lateness in which older records weigh less.
 
-    Instead of making all counts a little smaller at each record, what comes later weighs more, and
-    all is halved from time to time.
+    The weights do not shrink with each record. Instead, later records weigh more, and all weights
+    are halved from time to time.
     """
 
     length: int
@@ -140,52 +141,48 @@ class Memory:
     """Records since the last halving."""
 
     def add(self, records: int, counts: Mapping[int, int]) -> None:
-        """Forget as much as so many records make forget, then count them.
-
-        O(their buckets), at a halving O(buckets).
-        """
+        """Age the weights by a number of records, then add these. O(buckets)."""
         step = self.length * 693_147 // (1_000_000 * _STEPS)
         halvings, self.passed = divmod(self.passed + records, step * _STEPS)
         if halvings:
-            self.counts = {bucket: left for bucket, weight in self.counts.items() if (left := weight >> halvings)}
+            self.counts = {bucket: halved for bucket, weight in self.counts.items() if (halved := weight >> halvings)}
         weight = _GROWTH[self.passed // step]
         for bucket, count in counts.items():
             self.counts[bucket] = min(self.counts.get(bucket, 0) + count * weight, MOST_ARRIVED)
 
     def delay(self, above: int) -> int:
-        """Return the least edge above which at most so many parts per million lie.
-
-        O(buckets log buckets).
-        """
-        left = sum(self.counts.values()) * above // PPM
+        """Return the least edge above which at most a share in ppm lies. O(buckets log buckets)."""
+        allowed = sum(self.counts.values()) * above // PPM
         for bucket in sorted(self.counts, reverse=True):
-            left -= self.counts[bucket]
-            if left < 0:
+            allowed -= self.counts[bucket]
+            if allowed < 0:
                 return EDGES[bucket]
         return 0
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """All records that are still to come before an event time, as all claims together tell them."""
+    """All records that are still to come, as reported by all claims together."""
 
     starts: Int64s
     """Event times, microseconds, ascending."""
     counts: Int64s
-    """How many records stand at each, or after it."""
+    """Records at or after each of ``starts``, before the next one."""
     frontier: int
-    """Others that are still to come are at this time or after it; MIN: nothing is known."""
+    """Event time at or after which all other records will come; MIN: not known."""
 
     @classmethod
     def of(cls, masses: Sequence[Mass]) -> Pending:
-        """Return it of the masses of all claims that have not finished. O(buckets log buckets)."""
+        """Return the pending records of all unfinished claims. O(buckets log buckets)."""
         starts = np.concatenate([mass.starts for mass in masses]) if masses else NO_RECORDS
         counts = np.concatenate([mass.counts for mass in masses]) if masses else NO_RECORDS
         order = np.argsort(starts, kind="stable")
         return cls(starts[order], counts[order], min((_frontier(mass) for mass in masses), default=MIN))
 
     def passing(self, tokens: int) -> int:
-        """Return the greatest event time, at most the frontier, that at most so many of the records stand before. O(buckets).
+        """Return the greatest event time, up to the frontier, with ``tokens`` records before it.
+
+        O(buckets).
 
         >>> Pending(np.array([10, 20, 30]), np.array([1, 2, 1]), 40).passing(1)
         20
@@ -197,49 +194,45 @@ class Pending:
 
 
 def _frontier(mass: Mass) -> int:
-    """Return an injector's frontier, which it tells for each share; MIN: none, or it has finished in part."""
+    """Return an injector's frontier, the least of all shares; MIN: none, or all are finished."""
     least = min(mass.frontiers.values(), default=MIN)
     return MIN if least == MAX else least
 
 
 @dataclass(slots=True)
 class Budget:
-    """One budget of one computation.
-
-    ``ppm`` is the share that may come behind, in parts per million.
-
-    Debts are in records times parts per million, so that they are exact.
-    """
+    """One budget of one computation. Debts are exact: in records times parts per million."""
 
     ppm: int
+    """Share of records that may come behind, in parts per million."""
     value: int = MIN
     """C, microseconds."""
     reference: int = MIN
-    """R: the event time that lateness counts from; the greatest so far."""
+    """R, the event time from which lateness counts; the greatest so far."""
     records: int = 0
-    """All that came."""
+    """All records that came."""
     behind: int = 0
-    """Those of them that came behind the value that was published then."""
+    """Records that came behind the value that was published at that time."""
     debt: int = 0
     excused_debt: int = 0
-    """What was forgiven, so that one bad day is not paid for ever."""
+    """Debt that was forgiven, so that one bad day is not paid for ever."""
     memories: tuple[Memory, ...] = field(default_factory=lambda: tuple(Memory(length) for length in MEMORIES))
     blocks: list[tuple[int, int]] = field(default_factory=list)
-    """(records, behind) of blocks that follow each other, the newest last; it may still grow."""
+    """(records, behind) of consecutive blocks, the newest last; that one may still grow."""
 
     @property
     def aim(self) -> int:
-        """``a``: the share that is aimed at, in parts per million."""
+        """``a``, the share of late records that is the aim, in parts per million."""
         return max(1, self.ppm * AIM // 100)
 
     @property
     def warm_up(self) -> int:
-        """Records that come before anything is promised: until then C is the low watermark."""
+        """Records before the promise holds. Until then C is the low watermark."""
         return -(-5 * PPM // self.aim)
 
     @property
     def warm(self) -> bool:
-        """Whether enough records have come."""
+        """True once enough records have come."""
         return self.records >= self.warm_up
 
     @property
@@ -249,7 +242,7 @@ class Budget:
 
     @property
     def worst(self) -> int:
-        """Share behind in the worst stretch of about 10,000 of the last 100,000 records, in parts per million, rounded up."""
+        """Share behind in the worst stretch of RECENT records, in parts per million, rounded up."""
         worst = first = records = behind = 0
         for more, more_behind in self.blocks:
             records, behind = records + more, behind + more_behind
@@ -261,23 +254,23 @@ class Budget:
         return worst
 
     def view(self) -> Kept:
-        """Return what readers see. O(blocks)."""
+        """Return the state to be published. O(blocks)."""
         return Kept(self.ppm, self.value, self.records, self.behind, self.excused, self.worst)
 
     def tick(
         self, counts: Mapping[int, int], behind: int, reference: int, low: int, pending: Pending | None = None
     ) -> None:
-        """Take over what came since the last tick, and move C. O(buckets log buckets).
+        """Add the records since the last tick, and move C. O(buckets log buckets).
 
         Args:
             counts: Records by bucket of lateness behind ``reference``
                 (:mod:`lowwater.core.lateness`).
-            behind: How many of them came behind the value that was published when they were
-                committed: ratchet and all, or the debt would not see what the ratchet does.
-            reference: R now. One that has gone back, or is unknown or MAX, moves nothing.
+            behind: Records that came behind the value that was published when they were
+                committed. The published value counts, because the debt must see the ratchet.
+            reference: R now. A lower, unknown or MAX value moves nothing.
             low: The low watermark now.
-            pending: All that is still to come, where it is known: C goes by that. None: it is not,
-                and C goes by how late records were.
+            pending: All records that are still to come, by which C then goes. None: they are not
+                known, and C goes by the lateness of past records.
         """
         records = sum(counts.values())
         if not 0 <= behind <= records:
@@ -300,7 +293,7 @@ class Budget:
         self.value = max(self.value, low)
 
     def delay(self) -> int:
-        """Return how far behind R it would stand, microseconds."""
+        """Return how far C should lag R, microseconds."""
         longest = max(memory.delay(self.aim) for memory in self.memories)
         return longest * _exp(self.debt, self.aim * HORIZON) // _ONE
 
@@ -316,48 +309,53 @@ class Budget:
             self.blocks[-1] = before[0] + records, before[1] + behind
         else:
             self.blocks.append((records, behind))
-        while sum(each for each, _ in self.blocks) - self.blocks[0][0] >= RECENT:
+        while sum(count for count, _ in self.blocks) - self.blocks[0][0] >= RECENT:
             del self.blocks[0]
 
 
 def seen_from(came: Mapping[int, Mapping[int, int]], to: int) -> dict[int, int]:
-    """Return how late records are behind one reference that are told behind several: lateness.moved of each, added up. O(buckets log buckets).
+    """Return the lateness of records from one reference, in buckets: the sum of lateness.moved.
+
+    O(buckets log buckets).
 
     Args:
-        came: Records by bucket, by what their lateness counts from. All together at most ``MOST_ARRIVED``.
-        to: The reference; MIN: each counts from its own.
+        came: Records by bucket, by the reference that their lateness counts from. At most
+            ``MOST_ARRIVED`` records.
+        to: The reference of the result; MIN: the lateness stays as it is.
     """
-    found = np.zeros(BUCKETS, dtype=np.int64)
-    rows = [(to - counted_from if to != MIN else 0, some) for counted_from, some in came.items()]
-    for shift, some in rows:
+    sums = np.zeros(BUCKETS, dtype=np.int64)
+    rows = [(to - counted_from if to != MIN else 0, by_bucket) for counted_from, by_bucket in came.items()]
+    for shift, by_bucket in rows:
         if abs(shift) >= _FAR:
-            for bucket, count in lateness.moved(some, 0, shift).items():
-                found[bucket] += count
-    near = [(shift, some) for shift, some in rows if abs(shift) < _FAR]
-    buckets = np.fromiter(chain.from_iterable(some for _, some in near), dtype=np.int64)
-    counts = np.fromiter(chain.from_iterable(some.values() for _, some in near), dtype=np.int64)
-    shifts = np.repeat(np.array([shift for shift, _ in near], dtype=np.int64), [len(some) for _, some in near])
-    # The few buckets of 146,000 years and more, whose edges do not fit with a shift: one by one.
+            for bucket, count in lateness.moved(by_bucket, 0, shift).items():
+                sums[bucket] += count
+    near = [(shift, by_bucket) for shift, by_bucket in rows if abs(shift) < _FAR]
+    buckets = np.fromiter(chain.from_iterable(by_bucket for _, by_bucket in near), dtype=np.int64)
+    counts = np.fromiter(chain.from_iterable(by_bucket.values() for _, by_bucket in near), dtype=np.int64)
+    shifts = np.repeat(
+        np.array([shift for shift, _ in near], dtype=np.int64), [len(by_bucket) for _, by_bucket in near]
+    )
+    # Buckets of 146,000 years and more: an edge plus a shift does not fit, so one by one.
     late = buckets >= _LATE
-    there = np.searchsorted(_EDGES, _EDGES[np.minimum(buckets, _LATE)] + shifts)
-    np.add.at(found, there[~late], counts[~late])
+    places = np.searchsorted(_EDGES, _EDGES[np.minimum(buckets, _LATE)] + shifts)
+    np.add.at(sums, places[~late], counts[~late])
     for bucket, count, shift in zip(buckets[late].tolist(), counts[late].tolist(), shifts[late].tolist(), strict=True):
         for moved in lateness.moved({bucket: count}, 0, shift):
-            found[moved] += count
-    return {int(bucket): int(found[bucket]) for bucket in np.flatnonzero(found)}
+            sums[moved] += count
+    return {int(bucket): int(sums[bucket]) for bucket in np.flatnonzero(sums)}
 
 
-def reached(told: Iterable[tuple[int, int]], ppm: int) -> int:
-    """Return R: the greatest event time that all but a share of the recent records' claims have come to; MIN when there are none.
+def reached(positions: Iterable[tuple[int, int]], ppm: int) -> int:
+    """Return R, the event time that claims with all but a share of the recent records have reached.
 
-    A claim that falls silent keeps its records and its frontier, so R waits for it, unless its share is within the budget: what it holds back
-    will come late.
+    A silent claim keeps its records and its frontier, so R waits for it, unless its share is within
+    the budget; then its records will come late. MIN without recent records.
 
     Args:
-        told: (frontier in microseconds, records lately finished) of each unfinished claim.
+        positions: (frontier in microseconds, recently finished records) of each unfinished claim.
         ppm: The budget.
     """
-    ordered = sorted((each for each in told if each[1]), reverse=True)
+    ordered = sorted((position for position in positions if position[1]), reverse=True)
     needed = -(-sum(recent for _, recent in ordered) * (PPM - ppm) // PPM)
     for frontier, recent in ordered:
         needed -= recent

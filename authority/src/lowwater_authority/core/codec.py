@@ -61,47 +61,48 @@ def mass(value: Mass) -> pb.Mass:
         counts=int64_bytes(value.counts),
         recent=value.recent,
         frontiers=shares(value.frontiers),
-        others=[pb.FinishedAt(recent=each.recent, frontiers=shares(each.frontiers)) for each in value.others],
+        others=[pb.FinishedAt(recent=other.recent, frontiers=shares(other.frontiers)) for other in value.others],
         unknown=value.unknown,
     )
 
 
 def mass_from(value: pb.Mass) -> Mass:
     """Decode a mass."""
-    others = (Mass(NO_RECORDS, NO_RECORDS, each.recent, shares_from(each.frontiers)) for each in value.others)
+    others = (Mass(NO_RECORDS, NO_RECORDS, other.recent, shares_from(other.frontiers)) for other in value.others)
     frontiers = shares_from(value.frontiers)
     return Mass(
         int64s(value.starts), int64s(value.counts), value.recent, frontiers, tuple(others), unknown=value.unknown
     )
 
 
-def kept(values: Mapping[int, tuple[int, int, int]]) -> list[pb.Kept]:
-    """Encode how a slice keeps its lateness budgets."""
+def slice_budgets(values: Mapping[int, tuple[int, int, int]]) -> list[pb.Kept]:
+    """Encode the budgets of a slice."""
     return [
         pb.Kept(ppm=ppm, micros=micros, records=records, behind=behind)
         for ppm, (micros, records, behind) in values.items()
     ]
 
 
-def kept_from(values: Iterable[pb.Kept]) -> dict[int, tuple[int, int, int]]:
-    """Decode how a slice keeps its lateness budgets."""
-    return {each.ppm: (each.micros, each.records, each.behind) for each in values}
+def slice_budgets_from(values: Iterable[pb.Kept]) -> dict[int, tuple[int, int, int]]:
+    """Decode the budgets of a slice."""
+    return {budget.ppm: (budget.micros, budget.records, budget.behind) for budget in values}
 
 
 def senders(values: Mapping[bytes, tuple[int, int]]) -> list[pb.Sender]:
-    """Encode how far each sender's reports were taken over."""
+    """Encode the newest applied report of each sender."""
     return [pb.Sender(sender=sender, stream=stream, number=number) for sender, (stream, number) in values.items()]
 
 
 def senders_from(values: Iterable[pb.Sender]) -> dict[bytes, tuple[int, int]]:
-    """Decode how far each sender's reports were taken over."""
+    """Decode the newest applied report of each sender."""
     return {sender.sender: (sender.stream, sender.number) for sender in values}
 
 
 def parted(message: bytes, number: int) -> tuple[list[slice], bytes]:
-    """Return where the values of a repeated field of an encoded message stand, encoded messages themselves, and the message without them.
+    """Return the places of a repeated field's encoded messages, and the message without them.
 
-    So each of them can be decoded by itself: all of a large one takes long. O(fields). Raises DecodeError.
+    Each message can then be decoded by itself, because all of a large one at once take long.
+    O(fields). Raises DecodeError.
     """
     values: list[slice] = []
     rest: list[bytes] = []
@@ -134,7 +135,7 @@ def parted(message: bytes, number: int) -> tuple[list[slice], bytes]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Return the number at a place, and the place behind it."""
+    """Return the varint at a place, and the place after it."""
     value = shift = 0
     while at < len(message):
         byte = message[at]
@@ -148,7 +149,7 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
 
 
 def completions(values: Iterable[Completion]) -> list[pb.Completion]:
-    """Encode when steps became complete."""
+    """Encode completions of steps."""
     return [
         pb.Completion(incarnation=incarnation, after_micros=after, through_micros=through, time_micros=time)
         for incarnation, after, through, time in values
@@ -156,7 +157,7 @@ def completions(values: Iterable[Completion]) -> list[pb.Completion]:
 
 
 def completions_from(values: Iterable[pb.Completion]) -> list[Completion]:
-    """Decode when steps became complete."""
+    """Decode completions of steps."""
     return [Completion(c.incarnation, c.after_micros, c.through_micros, c.time_micros) for c in values]
 
 
@@ -171,49 +172,49 @@ def layout_from(value: pb.Layout) -> Layout:
 
 
 def slots(value: RecentSlots) -> list[pb.Slot]:
-    """Encode the minutes of lately finished records."""
+    """Encode the minutes of recently finished records."""
     return [pb.Slot(minute=minute, finished=finished) for minute, finished in value.slots]
 
 
 def slots_from(values: Iterable[pb.Slot]) -> RecentSlots:
-    """Decode the minutes of lately finished records."""
+    """Decode the minutes of recently finished records."""
     return RecentSlots([(slot.minute, slot.finished) for slot in values])
 
 
 def arrivals(value: Arrivals) -> pb.Arrivals:
-    """Encode what a claim has told of its records."""
+    """Encode a claim's reported records."""
     buckets = sorted(value.counts)
     return pb.Arrivals(
         frontier_micros=value.frontier,
         buckets=buckets,
         counts=[value.counts[bucket] for bucket in buckets],
-        behind=[pb.Behind(ppm=ppm, told=told) for ppm, told in value.behind.items()],
+        behind=[pb.Behind(ppm=ppm, told=records) for ppm, records in value.behind.items()],
         recent=slots(value.recent),
     )
 
 
 def arrivals_from(value: pb.Arrivals) -> Arrivals:
-    """Decode what a claim has told of its records."""
+    """Decode a claim's reported records."""
     return Arrivals(
         value.frontier_micros,
         dict(zip(value.buckets, value.counts, strict=True)),
-        {each.ppm: each.told for each in value.behind},
+        {behind.ppm: behind.told for behind in value.behind},
         slots_from(value.recent),
     )
 
 
 def arrived_before(value: tuple[int, int] | None) -> pb.ArrivedBefore | None:
-    """Encode where those stood that a group replaced."""
+    """Encode the weight of the groups that a group replaced."""
     return None if value is None else pb.ArrivedBefore(frontier_micros=value[0], recent=value[1])
 
 
 def arrived_before_from(value: pb.ArrivedBefore) -> tuple[int, int]:
-    """Decode where those stood that a group replaced."""
+    """Decode the weight of the groups that a group replaced."""
     return value.frontier_micros, value.recent
 
 
 def unclaimed(message: pb.Group, group: Group, values: Int64s, since: Int64s) -> None:
-    """Encode a group that no claim names, with all of its ranges, into a message that is empty."""
+    """Encode a group without a claim, with all of its ranges, into an empty message."""
     message.micros, message.since = int64_bytes(values), int64_bytes(since)
     message.state, message.worker, message.host = group.state, group.worker, group.host
     message.last_report_micros = group.last_report
@@ -222,7 +223,7 @@ def unclaimed(message: pb.Group, group: Group, values: Int64s, since: Int64s) ->
 
 
 def unclaimed_from(message: pb.Group) -> tuple[Group, Int64s, Int64s]:
-    """Decode a group that no claim names, with values and since-times."""
+    """Decode a group without a claim, with values and since-times."""
     group = Group(
         0,
         Bounds(list(message.bounds)),

@@ -17,29 +17,28 @@ BLOCK: Final = 4096
 """
 
 GROWTH: Final = 16
-"""Times as much room as before when there is too little: what is not used costs nothing, and what
-is used is copied."""
+"""Factor by which full columns grow. Unused slots take no memory, but used ones are copied."""
 
 MUCH: Final = 1 << 25
-"""Slots, half a gigabyte of addresses, up to which that is so; then twice."""
+"""Slots, half a gigabyte of addresses, up to which GROWTH applies; then columns double."""
 
 SAMPLE: Final = 8
-"""Blocks that are looked at for each block's worth of values that are wanted, to know which others
-can have any of them."""
+"""Blocks that are sampled for each block of least values, to find which other blocks may have
+one."""
 
 Int64s = npt.NDArray[np.int64]
 Slots = slice | npt.NDArray[np.intp]
 
 
 class Columns:
-    """Values of all ranges, and since when each has stood at its value.
+    """Values of all ranges, and the time since when each range has its value.
 
-    ``values[slot]`` is an event time in microseconds, MAX in slots that are free, so that a free
-    slot never takes part in the minimum. ``since[slot]`` is a processing time in microseconds.
+    ``values[slot]`` is an event time in microseconds, MAX in free slots, so that these never hold
+    the minimum. ``since[slot]`` is a processing time in microseconds.
 
-    Allocation appends; the owner moves to fresh columns when :attr:`wasteful`. Cost: 16 bytes a
-    slot and 9 bytes a block. Slots behind the last block that is used have no value, and no memory
-    of the machine's either.
+    Allocation appends; the interval map moves to fresh columns when these are :attr:`wasteful`.
+    Cost: 16 bytes a slot and 9 bytes a block. Slots after the last used block have no value and
+    take no memory.
     """
 
     __slots__ = ("_block_min", "_dirty", "reclaimable", "since", "size", "used", "values")
@@ -53,7 +52,7 @@ class Columns:
         self.size = 0
         self.used = 0
         self.reclaimable = 0
-        """Slots that fresh columns would not have."""
+        """Number of slots that fresh columns would not need."""
 
     @property
     def bytes(self) -> int:
@@ -62,12 +61,12 @@ class Columns:
 
     @property
     def _blocks(self) -> int:
-        """How many blocks are used."""
+        """Number of used blocks."""
         return -(-self.size // BLOCK)
 
     @property
     def wasteful(self) -> bool:
-        """Whether more than half of the slots handed out can be reclaimed."""
+        """True when more than half of the allocated slots can be reclaimed."""
         return 2 * self.reclaimable > self.size + BLOCK
 
     def allocate(self, values: Int64s, since: Int64s | int) -> int:
@@ -113,12 +112,10 @@ class Columns:
         return block * BLOCK + int(self.values[block * BLOCK : (block + 1) * BLOCK].argmin())
 
     def least(self, count: int) -> npt.NDArray[np.intp]:
-        """Return the slots of the least values, so many at most, least first; none that holds MAX.
+        """Return the slots of the ``count`` least values below MAX, least first.
 
-        Of equal ones any.
-
-        O(dirty blocks + blocks + slots of the blocks that may have one), which are ``count`` blocks
-        at most.
+        Of equal values any. O(dirty blocks + blocks + slots of the blocks that may have one), which
+        are ``count`` blocks at most.
         """
         if not count or not self.size:
             return np.zeros(0, dtype=np.intp)
@@ -131,7 +128,7 @@ class Columns:
             slots, rest = np.flatnonzero(self.values[: self.size] <= most), rest[:0]
         else:
             slots = self._up_to(most, blocks)
-        # Of the slots that have just this value any will do: all may have it.
+        # Any slots with exactly this value will do: all slots may have it.
         while len(slots) < count and len(rest):
             slots = np.concatenate((slots, self._up_to(most, rest[:some])))
             rest, some = rest[some:], 2 * some
@@ -140,12 +137,12 @@ class Columns:
         return slots[np.argsort(self.values[slots], kind="stable")]
 
     def _up_to(self, most: int, blocks: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """Return the slots of some blocks that have a value up to one below MAX."""
+        """Return the slots of some blocks with a value up to ``most``, which is below MAX."""
         places = np.flatnonzero(self.values.reshape(-1, BLOCK)[blocks] <= most)
         return blocks[places // BLOCK] * BLOCK + places % BLOCK
 
     def _bound(self, count: int) -> int:
-        """Return a value that so many slots do not exceed, if there are as many: a small one, quickly found."""
+        """Return a small value that ``count`` slots do not exceed, if there are as many."""
         least = self._block_min[: self._blocks]
         some = min(len(least), SAMPLE * -(-count // BLOCK))
         values = self.values.reshape(-1, BLOCK)[np.argpartition(least, some - 1)[:some]].reshape(-1)
@@ -157,7 +154,7 @@ class Columns:
         return min(bounds)
 
     def count_below(self, limit: int) -> int:
-        """Return how many slots have a value below a limit.
+        """Return the number of slots with a value below a limit.
 
         O(dirty blocks + blocks + slots of the blocks that have one).
         """
@@ -168,10 +165,11 @@ class Columns:
         return int(np.count_nonzero(self.values.reshape(-1, BLOCK)[blocks] < limit))
 
     def at_most(self, limit: int, bases: Sequence[int]) -> npt.NDArray[np.intp]:
-        """Return how many slots have a value up to a limit below MAX, from each base to the next.
+        """Return the numbers of slots with a value up to a limit, from each base to the next.
 
-        ``bases`` ascend, and the first is 0. O(dirty blocks + blocks + bases + slots from the first
-        block that has one to the last): a million slots take about 1 ms.
+        The limit is below MAX. ``bases`` ascend, and the first is 0. O(dirty blocks + blocks +
+        bases + slots from the first block that has one to the last): a million slots take about 1
+        ms.
         """
         self._refresh()
         counts = np.zeros(len(bases), dtype=np.intp)
@@ -180,8 +178,8 @@ class Columns:
             low, high = int(blocks[0]) * BLOCK, min((int(blocks[-1]) + 1) * BLOCK, self.size)
             starts = np.asarray(bases, dtype=np.intp)
             first, last = np.searchsorted(starts, low, side="right") - 1, np.searchsorted(starts, high)
-            found = np.concatenate(([0], np.cumsum(self.values[low:high] <= limit, dtype=np.int32)))
-            counts[first:last] = np.diff(found[np.append(np.maximum(starts[first:last], low), high) - low])
+            sums = np.concatenate(([0], np.cumsum(self.values[low:high] <= limit, dtype=np.int32)))
+            counts[first:last] = np.diff(sums[np.append(np.maximum(starts[first:last], low), high) - low])
         return counts
 
     def _refresh(self) -> None:

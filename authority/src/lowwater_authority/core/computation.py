@@ -29,7 +29,7 @@ from lowwater_authority.core.groups import MOST_RECORDS, Group, GroupState, Mass
 from lowwater_authority.core.heuristics import Masses
 from lowwater_authority.core.history import History
 from lowwater_authority.core.inheritance import inherit_arrivals, inherit_masses
-from lowwater_authority.core.interval_map import IntervalMap, Range, Taken
+from lowwater_authority.core.interval_map import IntervalMap, Loss, Range
 from lowwater_authority.core.late_records import LateRecords
 from lowwater_authority.core.layout import Layout, LayoutReport
 from lowwater_authority.core.names import is_slicing, whole
@@ -77,6 +77,9 @@ LARGEST_STREAM: Final = (1 << 63) - 1
 STALE: Final = (
     "the sequencer is stale: a newer claim, a reset or a retirement took the ranges over. Stop writing for them."
 )
+
+
+_UNKNOWN: Final = Pending.of([])
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +325,7 @@ class Computation:
         touched = self.map.overlapping(request.bounds[0], request.bounds[-1])
         return any(group.state is GroupState.RETIRED for group, _, _ in touched)
 
-    def _apply_claim(self, op: pb.Claim, now: int, bounds: Sequence[bytes] | None = None) -> tuple[Group, list[Taken]]:
+    def _apply_claim(self, op: pb.Claim, now: int, bounds: Sequence[bytes] | None = None) -> tuple[Group, list[Loss]]:
         """Apply a claim. ``bounds``: those of the op, if the caller has them as a list already."""
         group = Group(
             op.sequencer,
@@ -353,10 +356,10 @@ class Computation:
     def _bind(self, identity: str) -> None:
         self.identity = identity
 
-    def _carry(self, losses: Sequence[Taken], group: Group) -> None:
+    def _carry(self, losses: Sequence[Loss], group: Group) -> None:
         """Pass the budgets of claims on to the claim that replaces them; only a root has these."""
 
-    def _regrouped(self, losses: Sequence[Taken], *new: Group) -> None:
+    def _regrouped(self, losses: Sequence[Loss], *new: Group) -> None:
         """Follow ranges that went from some groups to new ones."""
         for loss in losses:
             if loss.group.live_count:
@@ -367,7 +370,7 @@ class Computation:
         self._mass_changed = True
         self._forget_dead_batches()
 
-    def _fenced(self, losses: Iterable[Taken], reason: str) -> Iterable[Fenced]:
+    def _fenced(self, losses: Iterable[Loss], reason: str) -> Iterable[Fenced]:
         for loss in losses:
             if loss.group.sequencer and loss.group.state is GroupState.OWNED:
                 whole = sum(high - low for low, high in loss.handles) == loss.group.granted
@@ -462,8 +465,8 @@ class Computation:
         """Make every sequencer stale. New claims must fold a newer version of the inputs.
 
         ``bound``, when inputs are added: the least of their low watermarks. Values of all ranges
-        are lowered to it, because the old owners did not take the new inputs into account, and no
-        new owner may come before readers act on these values. Frontiers of lateness are lowered
+        are lowered to it, because the old owners did not take the new inputs into account. A new
+        owner may come too late to lower them. Frontiers of lateness are lowered
         too, and masses become unknown.
         """
         self.staged.flush(self.map)
@@ -562,10 +565,10 @@ class Computation:
             for group, _, _ in self.map.overlapping(start, end)
         )
 
-    def _carry_retired(self, losses: Sequence[Taken], retired: Group) -> None:
+    def _carry_retired(self, losses: Sequence[Loss], retired: Group) -> None:
         """Pass the budgets of claims on to their retired ranges; only a root has these."""
 
-    def _apply_retire(self, op: pb.Retire, now: int) -> list[Taken]:
+    def _apply_retire(self, op: pb.Retire, now: int) -> list[Loss]:
         losses = self.map.retire(op.start, op.end, now)
         retired = [group for group, _, _ in self.map.overlapping(op.start, op.end)]
         self._carry_retired(losses, retired[0])
@@ -623,28 +626,31 @@ class Computation:
         self.masses.changed(group)
         group.waiting_for, group.remarks = report.waiting_for, report.remarks
         refused: list[Refused] = []
-        if _was_reset(report.fold, required):
+        if unknown := self._refuse_fold(report, required):
             values = np.full(len(values), MIN, dtype=np.int64)
             mass = mass and mass.at_unknown()
             late = late and replace(late, frontier=MIN)
-            msg = "the report folds another incarnation of an input than the one in force, so it counts as unknown; fold anew"
-            refused.append(Refused(group.sequencer, errors.IncarnationChanged.reason, msg, report.handles))
-        elif 0 in report.fold.input_incarnations and (beyond := _beyond_unknown(values, mass)):
-            values = np.full(len(values), MIN, dtype=np.int64)
-            mass = mass and mass.at_unknown()
-            late = late and replace(late, frontier=MIN)
-            msg = f"{self._unregistered(report.fold)}, so {beyond} must be {MIN}, and the report counts as that; fold all inputs"
-            refused.append(Refused(group.sequencer, errors.InvalidArgument.reason, msg, report.handles))
+            refused.append(unknown)
         uncounted: list[Refused] = []
         if late is not None and self.budgets:
             uncounted = self._take_lateness(group, late, now, wall)
         refused.extend(uncounted)
-        # A mass without the records that were refused above would lose them: they are neither
-        # pending nor counted, and a budget that goes by pending records would spend them twice.
+        # If lateness was refused, the mass stays as it was. Records that left it without being
+        # counted would be lost, and a budget by pending records would spend them twice.
         if mass is not None and not (uncounted and self.spec.all_pending):
             refused.extend(self._take_mass(group, mass, wall))
         refused.extend(self._take_values(group, report.handles, values, finish=report.finish, now=now, wall=wall))
         return refused
+
+    def _refuse_fold(self, report: GroupReport, required: Fold) -> Refused | None:
+        """Return the refusal of a report whose values all count as unknown, because of its fold."""
+        if _was_reset(report.fold, required):
+            msg = "the report folds another incarnation of an input than the one in force, so it counts as unknown; fold anew"
+            return Refused(report.sequencer, errors.IncarnationChanged.reason, msg, report.handles)
+        if 0 in report.fold.input_incarnations and (beyond := _beyond_unknown(report.watermarks, report.mass)):
+            msg = f"{self._unregistered(report.fold)}, so {beyond} must be {MIN}, and the report counts as that; fold all inputs"
+            return Refused(report.sequencer, errors.InvalidArgument.reason, msg, report.handles)
+        return None
 
     def _unregistered(self, fold: Fold) -> str:
         inputs = zip(self.spec.inputs, fold.input_incarnations, strict=False)
@@ -752,7 +758,7 @@ class Computation:
             return [op]
         if op is not None:
             self.late.add(group, op)
-            self.staged.of(group.sequencer).arrived.append(op)
+            self.staged.claim(group.sequencer).arrived.append(op)
         return []
 
     # -- micro-batches -----------------------------------------------------------------------------
@@ -919,7 +925,7 @@ class Computation:
         changed = old != values
         if not changed.any():
             return
-        changes = self.staged.of(group.sequencer)
+        changes = self.staged.claim(group.sequencer)
         changes.lowers = changes.lowers or bool((values < old).any())
         if places is None and changed.all():
             changes.whole = True
@@ -945,7 +951,7 @@ class Computation:
             return
         group.mass, group.mass_known, group.stand_ins = mass, not mass.unknown, []
         self.masses.changed(group)
-        self.staged.of(group.sequencer).mass = True
+        self.staged.claim(group.sequencer).mass = True
         self._mass_changed = True
 
     def _note_number(self, group: Group, *, strong: bool) -> None:
@@ -953,7 +959,7 @@ class Computation:
 
         ``strong``: they must not be lost.
         """
-        changes = self.staged.of(group.sequencer)
+        changes = self.staged.claim(group.sequencer)
         changes.newer = changes.newer or strong
 
     def _apply_values(self, op: pb.Values, now: int) -> None:
@@ -975,7 +981,7 @@ class Computation:
         for arrived in op.arrived:
             self.late.add(group, arrived)
         if op.kept:
-            group.kept = codec.kept_from(op.kept)
+            group.slice_budgets = codec.slice_budgets_from(op.kept)
         group.senders = codec.senders_from(op.senders)
         group.oldest_operation = op.oldest_operation_micros
         self.masses.changed(group)
@@ -1040,7 +1046,7 @@ class Computation:
         O(buckets log buckets), where the claims report all that is pending.
         """
         references: dict[int, int] = {}
-        pending = Pending.of([])  # unknown
+        pending = _UNKNOWN
         if record is not None:
             references = codec.shares_from(record.budget_references)
         elif self.budgets and (self.late or self._mass_changed):

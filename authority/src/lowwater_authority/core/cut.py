@@ -1,4 +1,4 @@
-"""How a computation is cut into slices, and which keys a slice has: the ``slicing`` of a Spec.
+"""The ``slicing`` of a Spec: the cut of a computation into slices, and the keys of a slice.
 
 A computation registered with the keys ``g`` and ``p`` has the slices 0 ``[, g)``, 1 ``[g, p)`` and
 2 ``[p, )``. When an operator cuts slice 1 in two at ``k``, the new slice 3 gets ``[k, p)``. Slice 3

@@ -1,7 +1,4 @@
-"""Groups: a claim's adjoining ranges, or a stretch that no claim names.
-
-And masses: what a claim says of its record timestamps.
-"""
+"""Groups: adjoining ranges of one claim, or a stretch without a claim. And masses of records."""
 
 from __future__ import annotations
 
@@ -25,50 +22,50 @@ if TYPE_CHECKING:
 
 
 MOST_RECORDS: Final = 2**40
-"""Of one claim's mass, so that sums over all claims stay exact in 64 bits."""
+"""Most records in one claim's mass, so that sums over all claims stay exact in 64 bits."""
 
 SLOT: Final = 60 * 1_000_000
 """Width of a slot of recently finished records: one minute of processing time."""
 
 SLOTS: Final = 10
-"""How many slots count. Only slots with work are kept, so idleness changes no claim's weight."""
+"""Number of slots that count. Only slots with work do, so that an idle claim keeps its weight."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mass:
-    """A claim's share of the record timestamps.
-
-    ``starts`` and ``counts`` are the buckets of its pending records (least event time in
-    microseconds, records), ``recent`` its lately finished records, ``frontiers`` F(p) in
-    microseconds by p in parts per million. A slice has the finished records of many claims:
-    ``others`` are masses without pending records, one for each frontier, and ``unknown`` says that
-    there are claims whose mass it does not know.
-    """
+    """A claim's pending and recently finished records by event time."""
 
     starts: Int64s
+    """Least event times of the buckets of pending records, microseconds, ascending."""
     counts: Int64s
+    """Pending records by bucket."""
     recent: int = 0
+    """Recently finished records."""
     frontiers: Mapping[int, int] = field(default_factory=dict)
+    """F(p) in microseconds by p in parts per million."""
     others: tuple[Mass, ...] = ()
+    """Finished records of other claims of a slice: masses without pending records, one for each
+    set of frontiers."""
     unknown: bool = False
+    """True when the slice has claims whose mass is not known."""
 
     @property
     def parts(self) -> tuple[Mass, ...]:
-        """All masses that it is made of."""
+        """This mass and its ``others``."""
         return (self, *self.others)
 
     def at_unknown(self) -> Mass:
-        """Return it with all frontiers at MIN."""
+        """Return the mass with all frontiers at MIN."""
         frontiers = dict.fromkeys(self.frontiers, MIN)
-        return replace(self, frontiers=frontiers, others=tuple(each.at_unknown() for each in self.others))
+        return replace(self, frontiers=frontiers, others=tuple(other.at_unknown() for other in self.others))
 
     def at_most(self, limit: int) -> Mass:
-        """Return it with no frontier beyond a time, but MAX."""
-        frontiers = {share: each if each == MAX else min(each, limit) for share, each in self.frontiers.items()}
-        return replace(self, frontiers=frontiers, others=tuple(each.at_most(limit) for each in self.others))
+        """Return the mass with all frontiers but MAX lowered to a time."""
+        frontiers = {share: at if at == MAX else min(at, limit) for share, at in self.frontiers.items()}
+        return replace(self, frontiers=frontiers, others=tuple(other.at_most(limit) for other in self.others))
 
     def same(self, other: Mass | None) -> bool:
-        """Whether another mass has equal content."""
+        """Return True when another mass has equal content."""
         return (
             other is not None
             and self.recent == other.recent
@@ -101,9 +98,9 @@ class RecentSlots:
         else:
             self.slots = [*self.slots[-(SLOTS - 1) :], (minute, finished)]
 
-    def keep(self, part: int, of: int) -> None:
-        """Leave a part of the records, the same one of each minute, rounded down."""
-        self.slots = [(minute, finished * part // of) for minute, finished in self.slots]
+    def keep(self, part: int, whole: int) -> None:
+        """Keep a part of the records of each minute, rounded down."""
+        self.slots = [(minute, finished * part // whole) for minute, finished in self.slots]
 
     @property
     def total(self) -> int:
@@ -112,28 +109,28 @@ class RecentSlots:
 
 
 class GroupState(enum.IntEnum):
-    """How a group stands. The numbers are part of the journal's format."""
+    """The ownership of a group. The numbers are part of the journal's format."""
 
     NEVER = 0
-    """No owner has ever claimed it: MIN."""
+    """Never claimed: MIN."""
     OWNED = 1
-    """A claim that may report."""
+    """Owned by a claim that may report."""
     UNOWNED = 2
-    """Released, revoked, or cut off from its claim: holds its last values."""
+    """Released, revoked, or a remainder of a claim that lost keys: holds its last values."""
     RETIRED = 3
-    """Taken out by an operator: counts as MAX."""
+    """Retired by an operator: counts as MAX."""
 
 
 @dataclass(slots=True, eq=False)
 class Group:
     """The ranges ``[bounds[p], bounds[p + 1])`` for each place ``p``, in slots ``base + p``.
 
-    Owners name ranges by handle, the index in the bounds that they claimed, for as long as the
-    claim counts. A place is where one stands here. They are the same until ranges are lost and
-    :meth:`shrink` leaves one place for all that were lost side by side; ``handles`` says then which
-    handle each place begins with. A place is *live* while its range belongs to this group; a newer
-    claim takes places away. ``live`` is None while all are. A stretch that no claim names has the
-    sequencer 0.
+    Owners name a range by its *handle*, its index in the claimed bounds, for as long as the claim
+    counts. Its *place* is the index in this group. Handle and place are equal until ranges are lost
+    and :meth:`shrink` leaves one place for each stretch of lost ones; from then on ``handles`` has
+    the first handle of each place. A place is *live* while its range belongs to this group; a newer
+    claim takes ranges away. ``live`` is None while all places are live. A stretch that no claim
+    names has the sequencer 0.
     """
 
     sequencer: int
@@ -146,20 +143,19 @@ class Group:
     host: str = ""
     request_id: bytes = b""
     senders: dict[bytes, tuple[int, int]] = field(default_factory=dict)
-    """Newest report taken over, (stream, number), of each sender; of the claim's own turns under no
-    name."""
+    """Newest applied report, (stream, number), by sender; (turn, number) under OWN_TURNS."""
     oldest_operation: int = 0
-    """As it was told last; what was said before a release or the end of all ranges stays."""
+    """Oldest operation that its owner last reported, microseconds; 0: none. It stays after a
+    release and after all ranges are finished."""
     last_report: int = 0
-    """Processing time of its last sign of life, a report or the claim itself; 0 when none is known.
-    A report that changes nothing is not journaled, nor is this time of a claim: a recovery knows
-    the last report that changed anything."""
+    """Processing time of the last report, or of the claim; 0: not known. After a recovery it is the
+    time of the last report that changed anything: others are not journaled."""
     waiting_for: str = ""
-    """What its worker said last that it waits for, for people. Never journaled: the worker's next
-    report says it again."""
+    """Cause for which its worker waits, as last reported, for people. Not journaled: the next
+    report has it again."""
     ahead: str = ""
-    """Message about the last value that was refused for leading the clock by more than max_skew.
-    Empty once such a value is accepted. Not journaled."""
+    """Message about the last value that was refused because it leads the clock by more than
+    max_skew. Empty once such a value is accepted. Not journaled."""
     ahead_handles: npt.NDArray[np.intp] | None = None
     """Handles, ascending, of the ranges whose values were refused as too far ahead of the clock and
     not accepted since. None: there are none."""
@@ -167,29 +163,28 @@ class Group:
     """Newest remarks that its worker reported about itself, for people. Not journaled."""
     mass: Mass | None = None
     mass_known: bool = False
-    """Whether ``mass``, or the stand-ins for it, describe exactly the ranges that are live."""
+    """True when ``mass``, or else ``stand_ins``, describes exactly the live ranges."""
     stand_ins: list[Mass] = field(default_factory=list)
-    """Masses of the groups this one replaced as a whole, until it tells its own."""
+    """Masses of the groups that this one has replaced as a whole, until its own is reported."""
     finished: bool = False
-    """Every live range is at MAX."""
+    """True when every live range is at MAX."""
     recent: RecentSlots = field(default_factory=RecentSlots)
-    """Records its committed micro-batches finished lately."""
+    """Records that its committed micro-batches finished recently."""
     arrivals: Arrivals | None = None
-    """What it has told of the lateness of its records; None: nothing."""
+    """Reported lateness of its records; None: none reported."""
     arrived_before: tuple[int, int] | None = None
-    """Until it had as many records lately as those that it replaced: how far the last of them was,
-    and how many they all had."""
+    """Weight of the groups that it has replaced: their least frontier, and their recent records. It
+    counts until this group has had as many records itself."""
     order: tuple[int, int] = (0, 0)
-    """The highest (generation, ordinal) that any of its ranges was claimed with."""
-    kept: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-    """Of a slice, by lateness budget in ppm: its watermark, all records that came, and those of
-    them that came behind."""
+    """Greatest (generation, ordinal) of all claims of its ranges."""
+    slice_budgets: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    """Budgets of a slice by share in ppm: watermark, all records, and records behind it."""
     handles: npt.NDArray[np.intp] | None = None
-    """The first handle of each place, ascending; None: place p is handle p."""
+    """First handle of each place, ascending; None: place p is handle p."""
     granted: int = 0
     """Number of handles of the claim, live or not."""
     gaps: int = 0
-    """Stretches of places that are not live."""
+    """Number of stretches of places that are not live."""
 
     def __post_init__(self) -> None:
         """Begin with a place for each handle."""
@@ -237,7 +232,7 @@ class Group:
         return np.arange(self.count) if self.live is None else np.flatnonzero(self.live)
 
     def places_of(self, handles: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """Return where handles stand, each below ``granted``.
+        """Return the places of handles, each below ``granted``.
 
         O(handles), times a logarithm after a shrink.
         """
@@ -248,7 +243,7 @@ class Group:
         return places if self.handles is None else self.handles[places]
 
     def lost(self, handles: npt.NDArray[np.intp] | None) -> npt.NDArray[np.bool_]:
-        """Return which of some handles, None: of all, are not live any more.
+        """Return a mask of the handles, None: of all, whose ranges are lost.
 
         O(handles) as :meth:`places_of`.
         """
@@ -261,26 +256,20 @@ class Group:
         return lost
 
     def refuse_ahead(self, handles: npt.NDArray[np.intp], words: str) -> None:
-        """Note that values of some handles are refused as too far ahead of the clock.
-
-        O(n log n).
-        """
+        """Note that values of some handles are refused as too far ahead. O(n log n)."""
         self.ahead = words
         before = handles[:0] if self.ahead_handles is None else self.ahead_handles
         self.ahead_handles = np.union1d(handles, before)
 
     def accept(self, handles: npt.NDArray[np.intp] | None) -> None:
-        """Note that values of some handles are accepted, None: of all. O(n log n).
-
-        The refusal of any other handle stays noted.
-        """
+        """Note that values of some handles, None: of all, are accepted. O(n log n)."""
         refused = self.ahead_handles
         if refused is not None:
             refused = refused[:0] if handles is None else np.setdiff1d(refused, handles)
             self.ahead, self.ahead_handles = (self.ahead, refused) if len(refused) else ("", None)
 
     def ahead_at(self, place: int) -> str:
-        """Return why the clock holds the range in a live place, in words; empty: it does not.
+        """Return why a live place's value is refused as too far ahead; empty: it is not.
 
         O(log n).
         """
@@ -291,38 +280,39 @@ class Group:
         return self.ahead if at < len(self.ahead_handles) and self.ahead_handles[at] == handle else ""
 
     def shrink(self) -> npt.NDArray[np.intp] | None:
-        """Leave one place for each stretch of places that are not live; returns the places that stay, as they were numbered. O(n).
+        """Leave one place for each stretch of lost places; return the old numbers of the others.
 
-        None: all stay, which costs nothing. So they do unless a quarter can go: the bounds of millions of ranges are not copied for a few.
+        None: all stay, because less than a quarter could go. Bounds of millions of ranges are not
+        copied for a few. O(n), or O(1) when all stay.
         """
         if 4 * self.spare <= self.count or self.live is None:
             return None
-        kept = np.flatnonzero(self.live | np.concatenate(([True], self.live[:-1])))
-        self.bounds = Bounds([*(self.bounds[place] for place in kept.tolist()), self.bounds[-1]])
-        self.handles = self.handles_of(kept)
-        self.live = self.live[kept]
-        return kept
+        places = np.flatnonzero(self.live | np.concatenate(([True], self.live[:-1])))
+        self.bounds = Bounds([*(self.bounds[place] for place in places.tolist()), self.bounds[-1]])
+        self.handles = self.handles_of(places)
+        self.live = self.live[places]
+        return places
 
     def arrived(self) -> tuple[int, int] | None:
-        """Return how far it is and how many records it had lately; None: nothing is known of it.
+        """Return its frontier and its weight in R, in recent records; None: neither is known.
 
-        It weighs as much as those that it replaced until it has had as many records itself, and is
-        where they were until it says something.
+        Until its own are reported, it has the frontier and the weight of the groups it replaced. It
+        weighs as much until it has had as many records itself.
         """
         if self.arrivals is None:
             return self.arrived_before
         before = 0 if self.arrived_before is None else self.arrived_before[1]
         return self.arrivals.frontier, max(self.arrivals.recent.total, before)
 
-    def keep_arrived(self, part: int, of: int) -> None:
-        """Weigh no more than a part of what it did: the rest has gone to others with its ranges."""
+    def keep_arrived(self, part: int, whole: int) -> None:
+        """Keep a part of its weight in R; the rest goes with the ranges that it has lost."""
         if self.arrivals is not None:
-            self.arrivals.recent.keep(part, of)
+            self.arrivals.recent.keep(part, whole)
         if self.arrived_before is not None:
-            self.arrived_before = self.arrived_before[0], self.arrived_before[1] * part // of
+            self.arrived_before = self.arrived_before[0], self.arrived_before[1] * part // whole
 
     def lower_arrived(self, bound: int) -> None:
-        """Be no further than a bound, as far as lateness goes."""
+        """Lower its frontiers of lateness to a bound."""
         if self.arrivals is not None:
             self.arrivals.frontier = min(self.arrivals.frontier, bound)
         if self.arrived_before is not None:
@@ -334,7 +324,7 @@ class Group:
 
 
 def before(key: bytes, end: bytes) -> bool:
-    """Whether ``key`` lies before an end bound, where empty means no upper bound."""
+    """Return True when a key lies before an end bound, where empty means no upper bound."""
     return not end or key < end
 
 

@@ -8,10 +8,10 @@ reached, and
     H(p) = max(L, min(greatest frontier F(p), greatest T with at least a share p of all mass at or
     above T))
 
-The result is about records lately seen, not a promise about those to come: nothing may be deleted
-by it.
+The result is about recent records, and promises nothing about those to come: nothing may be deleted
+because of it.
 
-What all claims say together is kept as they change: a round costs what its reports change, however
+The sums over all claims follow each change, so that a round costs what its reports change, however
 many claims there are.
 """
 
@@ -35,32 +35,32 @@ if TYPE_CHECKING:
 Key = TypeVar("Key", bound=Hashable)
 
 MOST_CHANGED: Final = 256
-"""Groups that have changed and are not in the sums yet."""
+"""Most changed groups that are not in the sums yet."""
 
 STEP_BYTES: Final = 160_000
-"""Bytes of histograms that are taken in at once when a computation is restored: some ten
-milliseconds."""
+"""Bytes of histograms in one step of a restore, some ten milliseconds."""
 
 PPM: Final = 1_000_000
-"""Shares are integers in parts per million, so that they compare exactly."""
+"""Unit of shares: integers in parts per million, so that they compare exactly."""
 
 
 class _Entry(NamedTuple):
-    """What the sums have of a group."""
+    """A group's part of the sums."""
 
     counts: bool
-    """Whether its records count: it is neither retired nor finished."""
-    known: bool
+    """True when its records count: the group is neither retired nor finished."""
+    mass_known: bool
     masses: tuple[Mass, ...]
     operation: int
-    """The oldest of its owner; MAX when it tells none, or owns nothing that is unfinished."""
+    """Oldest operation of its owner; MAX when it reports none, or owns no unfinished range."""
 
 
 class Masses:
-    """The masses of all groups of a computation, and the oldest operations of their owners: what they say together, kept as they change.
+    """Sums over the masses of all groups, and over the oldest operations of their owners.
 
-    Whoever changes a group says so by :meth:`changed`; what is asked for is as of then. Costs: a group that has changed O(buckets of its masses, before
-    and now), a question O(claims) within numpy, and what :class:`Pile` says of both.
+    Call :meth:`changed` for each group that has changed; the sums follow when they are read next.
+    Cost: a changed group O(buckets of its masses, before and now), a reading O(claims) within
+    numpy, and both the cost of :class:`Pile`.
     """
 
     def __init__(self, shares: Iterable[int], groups: Iterable[Group] = ()) -> None:
@@ -69,15 +69,15 @@ class Masses:
         self._changed: dict[Group, None] = dict.fromkeys(groups)
         self._pending = Pile()
         self._unknown = 0
-        """Groups that count, and whose mass is not known."""
+        """Number of groups that count and whose mass is not known."""
         self._operations: _Rows[Group] = _Rows((MAX,))
-        # Of each mass: finished records, greatest unfinished frontier, and by share whether it has
-        # a frontier, and which.
-        self._told: _Rows[tuple[Group, int]] = _Rows((0, MIN, *(0, MIN) * len(self._shares)))
+        # Columns of a mass: finished records, greatest unfinished frontier, and for each share
+        # whether the mass has a frontier, and the frontier.
+        self._reported: _Rows[tuple[Group, int]] = _Rows((0, MIN, *(0, MIN) * len(self._shares)))
 
     @classmethod
     def restore(cls, shares: Iterable[int], groups: Iterable[Group]) -> Generator[int, None, Masses]:
-        """Take in many groups, step by step: yields about how many bytes each step took."""
+        """Add many groups, step by step. Yields the approximate bytes of each step."""
         self, size = cls(shares), 0
         for group in groups:
             self.changed(group)
@@ -90,44 +90,40 @@ class Masses:
         return self
 
     def changed(self, group: Group) -> None:
-        """A group is new, or not as it was, or gone: said when it is so.
-
-        Amortised O(1), with what the change costs.
-        """
+        """Note that a group is new, changed or gone. Amortised O(1), and the cost of the change."""
         self._changed[group] = None
         if len(self._changed) >= MOST_CHANGED:
-            self._look()  # a long replay asks for nothing, and would keep all groups that ever were
+            self._look()  # a long replay reads no sums, and would keep every group that ever was
 
     def oldest_operation(self) -> int:
-        """Return the oldest operation of the owners of ranges that are not finished; 0 when none of these tells one."""
+        """Return the oldest operation of all owners of unfinished ranges; 0: none is reported."""
         self._look()
         oldest = int(self._operations.column(0).min())
         return 0 if oldest == MAX else oldest
 
     def reference_time(self) -> int:
-        """Return the greatest unfinished frontier of any claim, MIN without one: where ages count from."""
+        """Return the greatest unfinished frontier, from which ages count; MIN: none."""
         self._look()
-        return int(self._told.column(1).max())
+        return int(self._reported.column(1).max())
 
     def candidates(self) -> dict[int, int]:
         """Return H(p) before max(L, ...) and the ratchet, for each share that may move.
 
-        No share moves while the mass of any unfinished range is unknown; a share does not move
-        while no claim has told its frontier.
+        No share moves while the mass of any unfinished range is unknown, and none moves while no
+        claim has reported its frontier.
         """
         self._look()
         if self._unknown:
             return {}
-        found = {share: self._candidate(share, 2 + 2 * index) for index, share in enumerate(self._shares)}
-        return {share: value for share, value in found.items() if value is not None}
+        candidates = {share: self._candidate(share, 2 + 2 * index) for index, share in enumerate(self._shares)}
+        return {share: value for share, value in candidates.items() if value is not None}
 
     def _candidate(self, share: int, column: int) -> int | None:
-        recent, told, frontiers = (self._told.column(each) for each in (0, column, column + 1))
-        if not told.any():
+        recent, reported, frontiers = (self._reported.column(index) for index in (0, column, column + 1))
+        if not reported.any():
             return None
-        greatest = int(frontiers[told > 0].max())
-        # Finished records stand at their claim's frontier; without one nothing is known of where,
-        # so at MIN.
+        greatest = int(frontiers[reported > 0].max())
+        # Finished records count at their claim's frontier, and at MIN where none is reported.
         finished = recent > 0
         times, counts = frontiers[finished], recent[finished]
         total = self._pending.total + int(counts.sum())
@@ -136,17 +132,17 @@ class Masses:
         value = min(greatest, self._pending.reached(-(-share * total // PPM), times, counts))
         if value != MAX:
             return value
-        # Unfinished claims whose inputs are finished: MAX is for L alone to say, so stay at the
-        # greatest finite time.
+        # All inputs are finished, but not all claims. Only L may be MAX, so stay at the greatest
+        # finite time.
         finite = times[times != MAX].tolist() + ([self._pending.greatest()] if self._pending.total else [])
         return max(finite, default=None)
 
     def __len__(self) -> int:
-        """Return how many groups it remembers, and which of them have changed."""
+        """Return the number of groups in the sums, plus the changed ones."""
         return len(self._entries) + len(self._changed)
 
     def _look(self) -> None:
-        """Bring what has changed into the sums."""
+        """Bring the changed groups into the sums."""
         changed, self._changed = self._changed, {}
         times: list[Int64s] = []
         counts: list[Int64s] = []
@@ -163,9 +159,9 @@ class Masses:
             self._pending.change(np.concatenate(times), np.concatenate(counts))
 
     def _take_out(self, group: Group, entry: _Entry, times: list[Int64s], counts: list[Int64s], *, stays: bool) -> None:
-        self._unknown -= entry.counts and not entry.known
+        self._unknown -= entry.counts and not entry.mass_known
         for number, mass in enumerate(entry.masses):
-            self._told.free((group, number))
+            self._reported.free((group, number))
             if entry.counts:
                 times.append(mass.starts)
                 counts.append(-mass.counts)
@@ -173,30 +169,29 @@ class Masses:
             self._operations.free(group)
 
     def _put_in(self, group: Group, entry: _Entry, times: list[Int64s], counts: list[Int64s]) -> None:
-        self._unknown += entry.counts and not entry.known
+        self._unknown += entry.counts and not entry.mass_known
         for number, mass in enumerate(entry.masses):
             newest = max((micros for micros in mass.frontiers.values() if micros != MAX), default=MIN)
             row = [mass.recent if entry.counts else 0, newest]
             for share in self._shares:
-                told = entry.counts and share in mass.frontiers
-                row += [told, mass.frontiers[share] if told else MIN]
-            self._told.put((group, number), row)
+                has_frontier = entry.counts and share in mass.frontiers
+                row += [has_frontier, mass.frontiers[share] if has_frontier else MIN]
+            self._reported.put((group, number), row)
             if entry.counts:
                 times.append(mass.starts)
                 counts.append(mass.counts)
         self._operations.put(group, [entry.operation])
 
     def check(self, groups: Iterable[Group]) -> None:
-        """Assert that all groups are in the sums as they are, and no others. O(n)."""
+        """Assert that the sums have exactly these groups, as they are. O(n)."""
         self._look()
-        there = dict.fromkeys(groups)
-        assert self._entries.keys() == there.keys()
+        assert self._entries.keys() == dict.fromkeys(groups).keys()
         assert all((now := _entry(group)) is not None and _same(entry, now) for group, entry in self._entries.items())
         self._pending.check()
 
 
 def _entry(group: Group) -> _Entry | None:
-    """Return what a group says now; None when no range is left of it."""
+    """Return a group's part of the sums; None when it has no live range."""
     if not group.live_count:
         return None
     works = group.state is GroupState.OWNED and not group.finished and group.oldest_operation
@@ -206,14 +201,14 @@ def _entry(group: Group) -> _Entry | None:
 
 def _same(one: _Entry, other: _Entry) -> bool:
     return (
-        (one.counts, one.known, one.operation) == (other.counts, other.known, other.operation)
+        (one.counts, one.mass_known, one.operation) == (other.counts, other.mass_known, other.operation)
         and len(one.masses) == len(other.masses)
         and all(a is b for a, b in zip(one.masses, other.masses, strict=True))
     )
 
 
 class _Rows(Generic[Key]):
-    """Numbers by key, in columns. A row that nobody has says nothing: it is ``empty``."""
+    """Rows of numbers by key, in columns. A free row has the values ``empty``."""
 
     def __init__(self, empty: Sequence[int]) -> None:
         self._empty = np.array(empty, dtype=np.int64)
@@ -222,9 +217,9 @@ class _Rows(Generic[Key]):
         self._free = list(range(16))
 
     def column(self, index: int) -> Int64s:
-        """Return a column, with the empty rows."""
-        found: Int64s = self._values[index]
-        return found
+        """Return a column, with the free rows."""
+        column: Int64s = self._values[index]
+        return column
 
     def put(self, key: Key, values: Sequence[int]) -> None:
         """Write a row. Amortised O(columns)."""
@@ -238,7 +233,7 @@ class _Rows(Generic[Key]):
         self._values[:, row] = values
 
     def free(self, key: Key) -> None:
-        """Take a row out."""
+        """Free a row."""
         row = self._rows.pop(key)
         self._values[:, row] = self._empty
         self._free.append(row)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 KEPT: Final = 10_000
-"""Completions kept of a computation, the newest: 13 months of hours."""
+"""Number of newest completions in a history: 13 months of hours."""
 
 SECOND: Final = 1_000_000
 HOUR: Final = 3600 * SECOND
@@ -44,49 +44,52 @@ _FIELDS: Final = len(Completion._fields)
 
 
 class History:
-    """The newest completions of a computation, oldest first; of this incarnation and of those before it.
+    """The newest completions of all incarnations of a computation, oldest first.
 
-    Cost: everything is O(completions kept); noting moves 320 KB at most, some 10 us. 32 bytes each.
+    Cost: all is O(completions); :meth:`note` moves 320 kB at most, some 10 us. 32 bytes each.
     """
 
     def __init__(self, completions: Iterable[Completion] = ()) -> None:
-        self._kept = array("q")
-        for each in completions:
-            self._keep(each)
+        self._completions = array("q")
+        for completion in completions:
+            self._append(completion)
 
     def __len__(self) -> int:
-        """Return the number of completions kept."""
-        return len(self._kept) // _FIELDS
+        """Return the number of completions."""
+        return len(self._completions) // _FIELDS
 
     def __iter__(self) -> Iterator[Completion]:
-        """Go through them, oldest first."""
-        fields = iter(self._kept)
+        """Iterate over the completions, oldest first."""
+        fields = iter(self._completions)
         return map(Completion, fields, fields, fields, fields)
 
     @property
     def bytes(self) -> int:
-        """Of all that is kept."""
-        return len(self._kept) * self._kept.itemsize
+        """Memory of the completions."""
+        return len(self._completions) * self._completions.itemsize
 
-    def _keep(self, completion: Completion) -> None:
-        self._kept.extend(completion)
+    def _append(self, completion: Completion) -> None:
+        self._completions.extend(completion)
         if len(self) > KEPT:
-            del self._kept[:_FIELDS]
+            del self._completions[:_FIELDS]
 
     def note(self, incarnation: int, step: int, *, old: int, low: int, now: int) -> None:
         """Note that an incarnation's published low watermark has moved from ``old`` to ``low``."""
         after, through = boundary(old, step), boundary(low, step)
         if through > after:
-            self._keep(Completion(incarnation, after, through, now))
+            self._append(Completion(incarnation, after, through, now))
 
     def newest(self, since: int | None, limit: int) -> tuple[list[Completion], int]:
-        """Return the newest completions of steps that end after ``since``, oldest first, and how many there are in all."""
-        found = [each for each in self if since is None or each.through > since]
-        return found[max(0, len(found) - limit) :], len(found)
+        """Return the newest completions of steps that end after ``since``, and their total number.
+
+        They are in order, the oldest first, and at most ``limit``.
+        """
+        newer = [completion for completion in self if since is None or completion.through > since]
+        return newer[max(0, len(newer) - limit) :], len(newer)
 
 
 def boundary(low: int, step: int) -> int:
-    """Return the end of the last step that a low watermark completes: MIN when there is none, MAX when all are.
+    """Return the end of the last step that a low watermark completes; MIN: none, MAX: all.
 
     >>> boundary(7_199, 3_600), boundary(-1, 3_600)
     (3600, -3600)

@@ -1,4 +1,4 @@
-"""What a new claim inherits from the claims whose ranges it takes, and what these are left with.
+"""The inheritance of a new claim from the claims whose ranges it takes.
 
 A mass describes all ranges of a claim together, so it passes to a new claim only whole. The weight
 of a claim in R, the event time that lateness counts from, is divided by ranges.
@@ -14,35 +14,35 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lowwater_authority.core.groups import Group, Mass
-    from lowwater_authority.core.interval_map import Taken
+    from lowwater_authority.core.interval_map import Loss
 
 
-def inherit_masses(group: Group | None, losses: Sequence[Taken], *, bounded: bool = False) -> None:
+def inherit_masses(group: Group | None, losses: Sequence[Loss], *, bounded: bool = False) -> None:
     """Let the masses of groups that are gone as a whole stand for the new group's mass.
 
     The mass of a part of a claim is unknown, on both sides. So is the mass of retired ranges, and
     of finished ones that come back by a claim with a bound (``bounded``): these had none any more.
     """
     stand_ins: list[Mass] = []
-    known = True
+    complete = True
     for loss in losses:
         partly = bool(loss.group.live_count) or bool(loss.remainders)
         if loss.group.state is GroupState.RETIRED:
-            known = False
+            complete = False
         elif loss.group.finished:
-            known = known and not bounded
+            complete = complete and not bounded
         elif partly or not loss.group.mass_known:
-            known = False
+            complete = False
         else:
             stand_ins.extend(loss.group.masses())
         if partly:
             loss.group.mass_known = False
     if group is not None:
-        group.mass_known = known
-        group.stand_ins = stand_ins if known else []
+        group.mass_known = complete
+        group.stand_ins = stand_ins if complete else []
 
 
-def inherit_arrivals(group: Group | None, losses: Sequence[Taken]) -> None:
+def inherit_arrivals(group: Group | None, losses: Sequence[Loss]) -> None:
     """Let the weights in R follow the ranges: each group gets a part by its number of ranges.
 
     Which of a claim's ranges had the records is unknown. All parts together weigh what the claim

@@ -1,4 +1,4 @@
-"""The interval map of one computation: who owns which key range, and where each stands.
+"""The interval map of one computation: the owner and the value of each key range.
 
 MillWheel 7.2: "tracks the completeness of its information for each computation by building an
 interval map of low watermark values"; a missing interval corresponds to its last known value.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
 
 STRETCH: Final = 16 * BLOCK
-"""Ranges that are restored at once."""
+"""Most ranges in one step of a restore."""
 
 
 class Run(NamedTuple):
@@ -47,19 +47,18 @@ class Run(NamedTuple):
 
 
 @dataclass(slots=True)
-class Taken:
-    """What a group lost to a claim or a retirement."""
+class Loss:
+    """The ranges that a group lost to a claim or a retirement."""
 
     group: Group
     handles: list[tuple[int, int]]
-    """Stretches ``[low, high)`` of handles that are no longer live, by which the owner knows them.
-    """
+    """Stretches ``[low, high)`` of lost handles."""
     remainders: list[Group]
-    """Stretches of their own: what stays outside the taken interval of ranges that it cuts."""
+    """New groups without an owner: parts of cut ranges that are outside of the lost interval."""
 
 
 class Owner(NamedTuple):
-    """Who answers for a range, as it was when the range was looked at."""
+    """The owner of a range, as of when the range was read."""
 
     sequencer: int
     state: GroupState
@@ -67,14 +66,13 @@ class Owner(NamedTuple):
     host: str
     last_report: int
     waiting_for: str = ""
-    """What its worker reports that it waits for, for people; empty once it owns the range no more.
-    """
+    """Cause for which the worker waits, for people; empty once it does not own the range."""
     remarks: Remarks = NO_REMARKS
-    """What its worker reports about itself, for people; empty once it owns the range no more."""
+    """Remarks of the worker about itself, for people; empty once it does not own the range."""
 
 
 class Range(NamedTuple):
-    """One range of the map, as it was when it was looked at."""
+    """One range of the map, as of when it was read."""
 
     start: bytes
     end: bytes
@@ -84,24 +82,23 @@ class Range(NamedTuple):
 
 
 class IntervalMap:
-    """Covers a key space, ``span``, with ranges, each in one group, each with a value.
+    """A key space, ``span``, covered with ranges, each of which is in one group and has a value.
 
-    Nobody is to ask for keys outside of it.
+    No method may be called for keys outside of it.
 
-    Structure is a sorted map of runs (a run is a stretch of ranges granted by one claim), so it
-    costs by claims, not by ranges; values are numpy columns. A report is a vector assignment; a
-    claim costs O(log runs + ranges touched + ranges claimed); the minimum costs O(blocks touched
-    since + blocks).
+    The map is sorted by runs (a run is a stretch of ranges of one claim), so it costs by claims,
+    not by ranges; values are numpy columns. A report is a vector assignment; a claim costs O(log
+    runs + ranges touched + ranges claimed); the minimum costs O(changed blocks + blocks).
 
-    Every operation keeps rule 1 (unknown holds): splits copy a value, merges take the least, what
-    nobody claims stays.
+    Every operation keeps rule 1 (unknown holds): a split copies the value, a merge takes the least
+    one, and ranges that are not claimed keep theirs.
     """
 
     def __init__(self, span: tuple[bytes, bytes] = (b"", b"")) -> None:
         self.span = span
         self.columns = Columns()
         self.groups: dict[int, Group] = {}
-        """By sequencer; only groups that were claimed."""
+        """Groups of claims that still have ranges, by sequencer."""
         self._runs: SortedDict[bytes, Run] = SortedDict()
         self._bases: list[int] = []
         self._placed: list[Group] = []
@@ -118,9 +115,9 @@ class IntervalMap:
         return self.columns.minimum()
 
     def owned_by(self, sequencer: int) -> Group | None:
-        """Return the group that a sequencer owns; None when the sequencer is stale or unknown. O(1).
+        """Return the group that a sequencer owns; None: the sequencer is stale. O(1).
 
-        This is the only test of ownership: each request of a worker that names a sequencer passes it.
+        This is the only test of ownership, for all requests that name a sequencer.
         """
         group = self.groups.get(sequencer)
         return group if group is not None and group.state is GroupState.OWNED else None
@@ -140,35 +137,41 @@ class IntervalMap:
 
     @property
     def all_retired(self) -> bool:
-        """Whether no range is left that anybody answers for. O(runs)."""
+        """True when all ranges are retired. O(runs)."""
         return all(run.group.state is GroupState.RETIRED for run in self._runs.values())
 
     def held_below(self, below: int, limit: int) -> tuple[list[Range], int]:
-        """Return up to ``limit`` ranges with a value under ``below``, least first and then by key, and how many there are. See Columns."""
+        """Return the least ``limit`` ranges below a value, and the number of all below it.
+
+        Least first, then by key. For the cost see Columns.
+        """
         slots = self.columns.least(limit)
         return self._ranges_at(slots[self.columns.values[slots] < below]), self.columns.count_below(below)
 
     def all_ranges(self, limit: int) -> tuple[list[Range], int]:
-        """Return up to ``limit`` ranges, those furthest behind first and then by key, and how many there are. See Columns."""
+        """Return the least ``limit`` ranges, and the number of all.
+
+        Least first, then by key. For the cost see Columns.
+        """
         slots = self.columns.least(limit)
         finished = self._finished(limit - len(slots))
         return self._ranges_at(np.concatenate((slots, *finished))), len(self)
 
     def _finished(self, limit: int) -> Iterator[npt.NDArray[np.intp]]:
-        """Yield the slots of ranges at MAX, so many at most.
+        """Yield the slots of at most ``limit`` ranges at MAX.
 
-        A free slot has it too, so it is looked at by runs.
+        The search goes by runs, because free slots are at MAX too.
         """
         for run in self._runs.values():
             if limit <= 0:
                 return
             low, high = run.group.base + run.low, run.group.base + run.high
-            found = np.flatnonzero(self.columns.values[low:high] == MAX)[:limit] + low
-            limit -= len(found)
-            yield found
+            slots = np.flatnonzero(self.columns.values[low:high] == MAX)[:limit] + low
+            limit -= len(slots)
+            yield slots
 
     def _ranges_at(self, slots: npt.NDArray[np.intp]) -> list[Range]:
-        return sorted(map(self.range_at, slots.tolist()), key=lambda each: (each.value, each.start))
+        return sorted(map(self.range_at, slots.tolist()), key=lambda held: (held.value, held.start))
 
     def holder(self) -> Range | None:
         """Return a range that holds the minimum; None when all are finished or retired."""
@@ -176,7 +179,10 @@ class IntervalMap:
         return None if self.columns.values[slot] == MAX else self.range_at(slot)
 
     def holding(self, low: int) -> tuple[int, list[Group]]:
-        """Return how many ranges have a value up to ``low``, below MAX, and the groups that these are in. See Columns.at_most."""
+        """Return the number of ranges with a value up to ``low``, and the groups that they are in.
+
+        ``low`` is below MAX. For the cost see Columns.at_most.
+        """
         counts = self.columns.at_most(low, self._bases)
         return int(counts.sum()), [self._placed[index] for index in np.flatnonzero(counts).tolist()]
 
@@ -205,12 +211,12 @@ class IntervalMap:
 
     # -- changing ----------------------------------------------------------------------------------
 
-    def claim(self, group: Group, bounds_micros: Int64s, now: int) -> list[Taken]:
+    def claim(self, group: Group, bounds_micros: Int64s, now: int) -> list[Loss]:
         """Give the group all ranges between its bounds; each becomes min(last values, bound).
 
-        ``bounds_micros``: none, one, or one value a range. A retired range counts as its bound, or
-        MIN without one, or with MAX, which is none: what comes back has everything to prove.
-        Returns what other groups lost.
+        ``bounds_micros``: none, one, or one value a range. A retired range begins at its bound, and
+        at MIN without one: it has to prove everything anew. MAX counts as no bound. Returns the
+        ranges that other groups lost.
         """
         start, end = group.bounds[0], group.bounds[-1]
         old_starts, old_values, old_since, retired = self._covering(start, end)
@@ -221,37 +227,37 @@ class IntervalMap:
                 revived, _ = _merge(group.bounds, old_starts, np.where(retired, MIN, MAX), old_since, now)
                 values[(revived == MIN) & (bounds_micros == MAX)] = MIN
             np.minimum(values, bounds_micros, out=values)
-        taken = self._carve(start, end)
+        losses = self._carve(start, end)
         self._place(group, values, since)
         group.live_count = group.count
         self.groups[group.sequencer] = group
         self._runs[start] = Run(group, 0, group.count)
         self._compact()
-        return taken
+        return losses
 
-    def retire(self, start: bytes, end: bytes, now: int) -> list[Taken]:
-        """Take an interval out: it counts as MAX until claimed. Returns what groups lost."""
-        taken = self._carve(start, end)
+    def retire(self, start: bytes, end: bytes, now: int) -> list[Loss]:
+        """Retire an interval, at MAX until it is claimed; return what groups lost."""
+        losses = self._carve(start, end)
         stretch = self._stretch(start, end, MAX, now, GroupState.RETIRED)
-        stretch.order = max(lost.group.order for lost in taken)
+        stretch.order = max(loss.group.order for loss in losses)
         self._runs[start] = Run(stretch, 0, 1)
         self._compact()
-        return taken
+        return losses
 
-    def move_out(self, start: bytes) -> tuple[list[Taken], list[tuple[Group, Int64s, Int64s]]]:
-        """Give up all keys from one on, which must be inside of the key space: it ends there.
+    def hand_over(self, start: bytes) -> tuple[list[Loss], list[tuple[Group, Int64s, Int64s]]]:
+        """Remove all keys from ``start`` on, which is then the end of the key space.
 
-        Returns what groups lost, and what was known of these keys: groups of their own, none of
-        which anybody may report for, with values and since-times. O(what moves).
+        Returns the ranges that groups lost, and their state: new groups without an owner, with
+        values and since-times. O(ranges that move).
         """
         if not (self.span[0] < start and before(start, self.span[1])):
             msg = "keys are handed over that are not the last ones of many"
             raise ValueError(msg)
-        known = [self._copied(group, low, high, start) for group, low, high in self.overlapping(start, self.span[1])]
-        taken = self._carve(start, self.span[1])
+        state = [self._copied(group, low, high, start) for group, low, high in self.overlapping(start, self.span[1])]
+        losses = self._carve(start, self.span[1])
         self.span = (self.span[0], start)
         self._compact()
-        return taken, known
+        return losses, state
 
     def _copied(self, group: Group, low: int, high: int, start: bytes) -> tuple[Group, Int64s, Int64s]:
         state = GroupState.UNOWNED if group.state is GroupState.OWNED else group.state
@@ -262,7 +268,7 @@ class IntervalMap:
         return copied, self.columns.values[slots].copy(), self.columns.since[slots].copy()
 
     def overlapping(self, start: bytes, end: bytes) -> Iterator[tuple[Group, int, int]]:
-        """Iterate over (group, low, high): the live places that share keys with an interval, in key order."""
+        """Iterate over the live places, (group, low, high), that share keys with an interval."""
         first = self._runs.bisect_right(start) - 1
         for index in range(first, len(self._runs)):
             run: Run = self._runs.values()[index]
@@ -272,7 +278,7 @@ class IntervalMap:
             yield run.group, low, min(run.high, run.group.place_to(end))
 
     def _covering(self, start: bytes, end: bytes) -> tuple[list[bytes], Int64s, Int64s, npt.NDArray[np.bool_]]:
-        """Return start, value, since, and whether it is retired, of all ranges that share keys with an interval."""
+        """Return start, value, since-time and a retired flag of all ranges in an interval."""
         starts: list[bytes] = []
         values: list[Int64s] = []
         since: list[Int64s] = []
@@ -285,35 +291,35 @@ class IntervalMap:
             retired.append(np.full(high - low, group.state is GroupState.RETIRED))
         return starts, np.concatenate(values), np.concatenate(since), np.concatenate(retired)
 
-    def _carve(self, start: bytes, end: bytes) -> list[Taken]:
-        """Remove an interval from the map, leaving a hole; what sticks out becomes stretches of its own."""
+    def _carve(self, start: bytes, end: bytes) -> list[Loss]:
+        """Remove an interval from the map; parts of ranges that stick out become new groups."""
         pieces = list(self.overlapping(start, end))
-        taken: dict[int, Taken] = {}
+        losses: dict[int, Loss] = {}
         for group, low, high in pieces:
             run_start = self._runs.keys()[self._runs.bisect_right(group.bounds[low]) - 1]
             run: Run = self._runs.pop(run_start)
-            lost = taken.setdefault(id(group), Taken(group, [], []))
-            lost.handles.append((low, high))
+            loss = losses.setdefault(id(group), Loss(group, [], []))
+            loss.handles.append((low, high))
             if run.low < low:
                 self._runs[run.start] = Run(group, run.low, low)
             if high < run.high:
                 self._runs[group.bounds[high]] = Run(group, high, run.high)
             if group.bounds[low] < start:
-                lost.remainders.append(self._cut_off(group, low, group.bounds[low], start))
+                loss.remainders.append(self._cut_off(group, low, group.bounds[low], start))
             piece_end = group.bounds[high]
             if end and earlier_end(end, piece_end) != piece_end:
-                lost.remainders.append(self._cut_off(group, high - 1, end, piece_end))
-        for lost in taken.values():
-            group, spare = lost.group, lost.group.spare
-            for index, (low, high) in enumerate(lost.handles):
+                loss.remainders.append(self._cut_off(group, high - 1, end, piece_end))
+        for loss in losses.values():
+            group, spare = loss.group, loss.group.spare
+            for index, (low, high) in enumerate(loss.handles):
                 group.drop(low, high)
                 self.columns.free(group.base + low, high - low)
                 first = low if group.handles is None else int(group.handles[low])
-                lost.handles[index] = (first, first + high - low)
+                loss.handles[index] = (first, first + high - low)
             if not group.live_count:
                 self.groups.pop(group.sequencer, None)
             self.columns.reclaimable += (group.spare if group.live_count else group.count) - spare
-        return list(taken.values())
+        return list(losses.values())
 
     def _cut_off(self, group: Group, place: int, start: bytes, end: bytes) -> Group:
         slot = group.base + place
@@ -336,23 +342,20 @@ class IntervalMap:
         self._placed.append(group)
 
     def _compact(self) -> None:
-        """Move all groups into fresh columns once what is dead takes more than half of them.
-
-        Amortised O(1) a slot.
-        """
+        """Move all groups into fresh columns once most slots are dead. Amortised O(1) a slot."""
         if self.columns.wasteful:
             self._move()
 
     def _move(self) -> None:
-        """Move what is live into fresh columns; of what a group has lost, each stretch keeps one slot. O(n)."""
+        """Move live slots into fresh columns; each lost stretch of a group keeps one slot. O(n)."""
         groups, old = self.run_groups(), self.columns
-        kept = {group: group.shrink() for group in groups}
+        places_of = {group: group.shrink() for group in groups}
         for start, (group, low, high) in list(self._runs.items()):
-            if (places := kept[group]) is not None:
+            if (places := places_of[group]) is not None:
                 place = int(np.searchsorted(places, low))
                 self._runs[start] = Run(group, place, place + high - low)
         self._clear_columns(sum(group.count for group in groups))
-        for group, places in kept.items():
+        for group, places in places_of.items():
             slots = group.slots() if places is None else group.base + places
             self._place(group, old.values[slots], old.since[slots])
             self.columns.used -= group.count - group.live_count
@@ -366,7 +369,10 @@ class IntervalMap:
     def restore(
         cls, groups: Sequence[tuple[Group, Int64s, Int64s]], span: tuple[bytes, bytes] = (b"", b"")
     ) -> Generator[int, None, IntervalMap]:
-        """Rebuild a map from groups with their values and since-times, step by step: yields about how many bytes each step took. O(n)."""
+        """Rebuild a map from groups with values and since-times, step by step. O(n).
+
+        Yields the bytes of each step.
+        """
         self = cls(span)
         self._runs.clear()
         self._clear_columns(sum(group.count for group, _, _ in groups))
@@ -440,27 +446,26 @@ class IntervalMap:
 
 
 def _gaps(live: npt.NDArray[np.bool_]) -> int:
-    """Return how many stretches of places are not live."""
+    """Return the number of stretches of places that are not live."""
     return int((~live[1:] & live[:-1]).sum()) + int(not live[0])
 
 
 def _merge(
     bounds: Sequence[bytes], old_starts: list[bytes], old_values: Int64s, old_since: Int64s, now: int
 ) -> tuple[Int64s, Int64s]:
-    """Return each new range's least old value, and since when: split copies, merge takes the min."""
+    """Return value and since-time of each new range: the least of the old ranges that it covers."""
     count = len(bounds) - 1
     if len(old_starts) == 1:
         return np.full(count, old_values[0]), np.full(count, old_since[0])
     if len(old_starts) == count and old_starts[1:] == list(bounds[1:-1]):
         return old_values.copy(), old_since.copy()
-    # Each new range [b, c) overlaps the old ranges from the one that contains b to the one before
-    # c.
+    # A new range [b, c) overlaps the old ranges from the one with b to the one before c.
     keys = np.empty(len(old_starts), dtype=object)
     keys[:] = old_starts
-    wanted = np.empty(count, dtype=object)
-    wanted[:] = list(bounds[:-1])
-    first = np.maximum(np.searchsorted(keys, wanted, side="right") - 1, 0)
-    last = np.append(np.searchsorted(keys, wanted[1:], side="left"), len(old_starts))
+    new_starts = np.empty(count, dtype=object)
+    new_starts[:] = list(bounds[:-1])
+    first = np.maximum(np.searchsorted(keys, new_starts, side="right") - 1, 0)
+    last = np.append(np.searchsorted(keys, new_starts[1:], side="left"), len(old_starts))
     padded = np.append(old_values, MAX)
     pairs = np.column_stack((first, last)).ravel()
     values = np.minimum.reduceat(padded, pairs)[::2]

@@ -1,4 +1,4 @@
-"""How late the records of one computation were: what claims report of it, and what each round counts."""
+"""Late records of one computation, as claims report them and rounds count them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LateRecords:
         """Number of records in ``_batches``."""
 
     def __bool__(self) -> bool:
-        """Whether this round has counted any report."""
+        """Return True when this round has counted any report."""
         return bool(self._batches)
 
     def arrived(
@@ -52,7 +52,7 @@ class LateRecords:
         now: int,
         wall: int,
     ) -> pb.Arrived | Refused | None:
-        """Return the records of a report that the claim has not reported before; None: there are none.
+        """Return the records that a claim has not reported before; None: there are none.
 
         ``wall`` as in Computation.report. A report that cannot be true is refused.
         """

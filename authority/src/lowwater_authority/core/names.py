@@ -65,7 +65,7 @@ def slicing(name: str, incarnation: int = 0, identity: str | None = None) -> str
 
 
 def is_slicing(name: str, identity: str) -> bool:
-    """Whether an identity is one of those by which slices of a computation claim.
+    """Return True for an identity by which slices of a computation claim.
 
     >>> [is_slicing("hourly", identity) for identity in ("hourly~", slicing("hourly", 2, "job"))]
     [True, True]

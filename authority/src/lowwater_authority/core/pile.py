@@ -1,7 +1,8 @@
-"""A pile of records by event time, that changes a little at a time: how many lie at or above a time, and from where a share of them does.
+"""A pile of records by event time, which finds the time from which on a share of them lies.
 
-Sorted columns in chunks, and in front of them one small column of what changed lately, which goes into the chunks when it is full. So a
-change costs what it changes, and a question the number of chunks and one of them; no question and no change sorts the whole.
+The times are in sorted chunks. Recent changes are in one small column of their own, which goes into
+the chunks when it is full. So a change costs what it changes, a reading costs the number of chunks
+plus one of them, and neither sorts all times.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from lowwater_authority.core.columns import Int64s
 from lowwater_authority.core.times import MIN
 
 CHUNK: Final = 16_384
-"""Times in a chunk, at most twice as many."""
+"""Times in a chunk; at most twice as many."""
 
 FRESH: Final = 4_096
-"""Times that changed lately, at most: to bring as many into two million others takes some 10 ms."""
+"""Most recently changed times: merging them into two million others takes some 10 ms."""
 
 NONE: Final[Int64s] = np.zeros(0, dtype=np.int64)
 
 
 class Pile:
-    """Counts by event time. The net count of no time may be below 0.
+    """Counts of records by event time. No count may be below 0.
 
     Cost: :meth:`change` is O(times changed x log) and now and then O(``FRESH`` chunks);
     :meth:`reached` O(chunks + ``CHUNK`` + more). 16 bytes a time.
@@ -35,7 +36,7 @@ class Pile:
         self.total = 0
         """All counts."""
         self._bounds: Int64s = np.array([MIN], dtype=np.int64)
-        """The least time that may be in each chunk, ascending."""
+        """Least time that may be in each chunk, ascending."""
         self._times: list[Int64s] = [NONE]
         self._counts: list[Int64s] = [NONE]
         self._sums: Int64s = np.zeros(1, dtype=np.int64)
@@ -43,7 +44,7 @@ class Pile:
         self._fresh_counts: Int64s = NONE
 
     def change(self, times: Int64s, counts: Int64s) -> None:
-        """Add counts at times, in any order and perhaps the same ones several times; a count below 0 takes away."""
+        """Add counts at times, in any order and repeated; negative counts subtract."""
         if not len(times):
             return
         self.total += int(counts.sum())
@@ -54,15 +55,16 @@ class Pile:
             self._settle()
 
     def reached(self, needed: int, times: Int64s, counts: Int64s) -> int:
-        """Return the greatest time with at least ``needed`` records at or above it, of these and of some more, which are not kept.
+        """Return the greatest time with at least ``needed`` records at or above it. Exact.
 
-        ``needed`` is above 0, and no more than there are. Exact.
+        ``times`` and ``counts`` are further records that count in this call only. ``needed`` is
+        above 0, and at most the number of all records.
         """
         more_times, more_counts = _summed(
             np.concatenate([self._fresh_times, times]), np.concatenate([self._fresh_counts, counts])
         )
         above = _above(self._sums) + _from(more_times, more_counts, self._bounds)
-        # The last chunk from whose beginning on there are enough.
+        # The last chunk with enough records in and above it.
         chunk = int(np.flatnonzero(above >= needed)[-1])
         beyond = int(above[chunk + 1]) if chunk + 1 < len(above) else 0
         some_times, some_counts = self._merged(chunk, more_times, more_counts)
@@ -78,7 +80,7 @@ class Pile:
         return MIN
 
     def _merged(self, chunk: int, times: Int64s, counts: Int64s) -> tuple[Int64s, Int64s]:
-        """Return a chunk with those of other times that belong to it."""
+        """Return a chunk merged with the other times that belong to it."""
         low = np.searchsorted(times, self._bounds[chunk])
         high = np.searchsorted(times, self._bounds[chunk + 1]) if chunk + 1 < len(self._bounds) else len(times)
         return _summed(
@@ -87,27 +89,27 @@ class Pile:
         )
 
     def _settle(self) -> None:
-        """Bring what changed lately into the chunks."""
+        """Merge the recent changes into the chunks."""
         times, counts = self._fresh_times, self._fresh_counts
         self._fresh_times, self._fresh_counts = NONE, NONE
         chunks = np.unique(np.searchsorted(self._bounds, times, side="right") - 1)
         changed = {int(chunk): self._merged(int(chunk), times, counts) for chunk in chunks}
         bounds: list[int] = []
-        kept: list[tuple[Int64s, Int64s]] = []
+        merged: list[tuple[Int64s, Int64s]] = []
         for chunk, bound in enumerate(self._bounds.tolist()):
             some = changed.get(chunk, (self._times[chunk], self._counts[chunk]))
-            if kept and len(kept[-1][0]) + len(some[0]) <= CHUNK // 2:
-                kept[-1] = np.concatenate([kept[-1][0], some[0]]), np.concatenate([kept[-1][1], some[1]])
+            if merged and len(merged[-1][0]) + len(some[0]) <= CHUNK // 2:
+                merged[-1] = np.concatenate([merged[-1][0], some[0]]), np.concatenate([merged[-1][1], some[1]])
                 continue
             for low in range(0, len(some[0]), CHUNK) if len(some[0]) > 2 * CHUNK else (0,):
                 high = low + CHUNK if len(some[0]) > 2 * CHUNK else len(some[0])
                 bounds.append(bound if not low else int(some[0][low]))
-                kept.append(
+                merged.append(
                     (some[0][low:high].copy(), some[1][low:high].copy()) if low or high < len(some[0]) else some
                 )
         self._bounds = np.array(bounds, dtype=np.int64)
-        self._times, self._counts = [each for each, _ in kept], [each for _, each in kept]
-        self._sums = np.array([each.sum() for each in self._counts], dtype=np.int64)
+        self._times, self._counts = [times for times, _ in merged], [counts for _, counts in merged]
+        self._sums = np.array([counts.sum() for counts in self._counts], dtype=np.int64)
 
     def check(self) -> None:
         """Assert every invariant. O(n)."""

@@ -1,4 +1,4 @@
-"""Snapshots of a computation, and its recovery from a snapshot and the records behind it.
+"""Snapshots of a computation, and its recovery from a snapshot and the records after it.
 
 System prevalence: the state lives in memory, every change is logged, and a snapshot bounds the
 replay. Recovery runs the very functions that a live round runs, so that what holds on one path
@@ -35,26 +35,26 @@ if TYPE_CHECKING:
     from lowwater_authority.core.topology import Spec
 
 STRETCH: Final = 4096
-"""Ranges of a snapshot that are taken at once."""
+"""Ranges of a snapshot in one step of a recovery."""
 
 TASKS_AT_ONCE: Final = 256
-"""Tasks of a snapshot that are taken at once."""
+"""Tasks of a snapshot in one step of a recovery."""
 
 RANGE_BYTES: Final = 24
-"""What a range takes in a snapshot, about."""
+"""Approximate bytes of a range in a snapshot."""
 
 
 class ReplayError(Exception):
-    """A record does not follow from the state before it: the journal is damaged or was written by two owners."""
+    """A record does not follow from the state before it: a damaged log, or one of two owners."""
 
 
 def recover(spec: Spec, snapshot: bytes | None, records: Iterable[bytes], *, epoch_base: int) -> Computation:
-    """Rebuild a computation.
+    """Rebuild a computation from its log.
 
-    Records of an older incarnation only leave request ids, sequencers and their history behind.
+    Of older incarnations only request ids, sequencers and the history count.
 
-    Raises ReplayError when a record cannot be read, or names a claim that its predecessors do not
-    know, or an incarnation that the graph does not.
+    Raises ReplayError when a record cannot be read, or names a claim that is not in the records
+    before it, or an incarnation that is not in the graph.
     """
     return _end(steps(spec, snapshot, records, epoch_base=epoch_base))
 
@@ -62,10 +62,11 @@ def recover(spec: Spec, snapshot: bytes | None, records: Iterable[bytes], *, epo
 def steps(
     spec: Spec, snapshot: bytes | None, records: Iterable[bytes], *, epoch_base: int
 ) -> Generator[int, None, Computation]:
-    """Rebuild a computation as :func:`recover` does, step by step: yields about how many bytes each took, and returns the computation.
+    """Rebuild a computation as :func:`recover` does, step by step, and return it.
 
-    A step is a claim of the snapshot, or a part of a large one, or an operation of a record. At one go are still: the parsing of a claim or of a record, and
-    the bounds of a claim, some 10 ms each for a hundred thousand ranges.
+    Yields the approximate bytes of each step: a claim of the snapshot, a part of a large claim, or
+    an op of a record. The parsing of one claim or record, and the bounds of a claim, take one step
+    each: some 10 ms for a hundred thousand ranges.
     """
     computation = computation_of(spec, epoch_base=epoch_base)
     computation.incarnation = 0
@@ -87,7 +88,7 @@ def _end(steps: Generator[int, None, Computation]) -> Computation:
 
 
 def incarnation(snapshot: bytes) -> int:
-    """Return the incarnation that a snapshot is of. Raises ReplayError."""
+    """Return the incarnation in a snapshot. Raises ReplayError."""
     try:
         return pb.Snapshot.FromString(codec.parted(snapshot, pb.Snapshot.GROUPS_FIELD_NUMBER)[1]).incarnation
     except DecodeError as error:
@@ -96,10 +97,10 @@ def incarnation(snapshot: bytes) -> int:
 
 
 def resume(computation: Computation, records: Iterable[bytes], *, epoch_base: int) -> Computation:
-    """Go on with what :func:`recover` has returned, by the records that came since; the graph says the same of it. Costs those.
+    """Apply newer records to a recovered computation whose registration has not changed.
 
-    Raises ReplayError as recover does, and then perhaps for nothing: a log may have gone on with the incarnation that the graph has ended.
-    What was given is not to be used any more.
+    O(records). Use only the returned computation from then on. Raises ReplayError as recover does,
+    and also for a log that is intact but goes on in an incarnation that the graph has ended.
     """
     computation.epoch_base = epoch_base
     try:
@@ -131,23 +132,20 @@ def _replay_steps(computation: Computation, spec: Spec, records: Iterable[bytes]
 
 
 def _life(spec: Spec, incarnation: int) -> Spec:
-    """Return by what an incarnation is read of which a log still tells.
+    """Return the registration by which the records of an incarnation are replayed.
 
-    One that is over may have had other keys, as a slice that was cut anew since, or dropped and
-    registered with others: the graph does not know them any more, and only what does not go by keys
-    is kept of it.
+    A slice may have had other keys in an ended incarnation, because it was cut in two or registered
+    anew since. The graph does not know these keys any more, so that all keys are allowed. Only the
+    state that does not depend on keys stays after the replay.
     """
     over = bool(spec.slice_of) and incarnation < spec.incarnation
     return replace(spec, slicing=replace(spec.keys, span=WHOLE, began_end=None)) if over else spec
 
 
 def _span(groups: list[tuple[Group, Int64s, Int64s]]) -> tuple[bytes, bytes]:
-    """Return the key space that the groups of a snapshot make up.
+    """Return the key space of all groups in a snapshot, which for a slice may not be the graph's.
 
-    Those of a slice may be other ones than the graph has.
-
-    By what is live of each: a claim over a cut has handed its last ranges over, and its bounds are
-    still those that it was granted.
+    Only live places count: a claim that a cut has made smaller still has its granted bounds.
     """
     starts, ends = [], set()
     for group, _, _ in groups:
@@ -158,9 +156,10 @@ def _span(groups: list[tuple[Group, Int64s, Int64s]]) -> tuple[bytes, bytes]:
 
 
 def restarted(old: Computation, spec: Spec) -> Computation:
-    """Return a new incarnation: nothing is known, every sequencer is stale, but none is ever granted twice.
+    """Return a new incarnation, with all values unknown and all sequencers stale.
 
-    When the steps of earlier incarnations became complete stays on record. Groups of tasks stay, without their tasks, unless it was dropped in between.
+    Sequencers and request ids go on, so that none is granted twice, and the history stays. Groups
+    of tasks stay without their tasks, unless the computation was dropped in between.
     """
     new = computation_of(spec, epoch_base=old.epoch_base)
     new.last_sequencer = old.last_sequencer
@@ -170,22 +169,19 @@ def restarted(old: Computation, spec: Spec) -> Computation:
         new.tasks = old.tasks.restarted()
         new.layout = old.layout
     else:
-        new.layout = Layout(old.layout.version)  # no version stands for two layouts
+        new.layout = Layout(old.layout.version)  # so that no version is used for two layouts
     return new
 
 
 def snapshot(computation: Computation) -> bytes:
-    """Serialise the staged state, which must equal the durable one, or be meant to take its place.
-
-    O(n).
-    """
+    """Serialise the staged state: it must be durable, or the snapshot must make it so. O(n)."""
     return b"".join(pieces(computation))
 
 
 def pieces(computation: Computation) -> Iterator[bytes]:
-    """Serialise it as :func:`snapshot` does, piece by piece: a claim each.
+    """Serialise a computation as :func:`snapshot` does, with a piece for each claim.
 
-    Nothing of it may change before the last one.
+    The computation must not change before the last piece.
     """
     columns = computation.map.columns
     message = pb.Snapshot(
@@ -200,8 +196,8 @@ def pieces(computation: Computation) -> Iterator[bytes]:
         ordinal=computation.order[1],
         since_micros=computation.since,
         granted=[
-            pb.Granted(request_id=key, sequencer=sequencer, asked=asked)
-            for key, (sequencer, asked) in computation.granted.items()
+            pb.Granted(request_id=key, sequencer=sequencer, asked=digest)
+            for key, (sequencer, digest) in computation.granted.items()
         ],
         history=codec.completions(computation.history),
         budgets=[codec.budget(budget) for budget in computation.budgets.values()],
@@ -233,7 +229,7 @@ def pieces(computation: Computation) -> Iterator[bytes]:
 
 
 def _group(group: Group, columns: Columns) -> tuple[bytes, bytes]:
-    """Encode a group, in two parts of one message: its bounds would make a million objects."""
+    """Encode a group in two parts of one message, so that its bounds do not become objects."""
     slots = group.slots()
     message = pb.Group(
         sequencer=group.sequencer,
@@ -257,7 +253,7 @@ def _group(group: Group, columns: Columns) -> tuple[bytes, bytes]:
         arrived_before=codec.arrived_before(group.arrived_before),
         generation=group.order[0],
         ordinal=group.order[1],
-        kept=codec.kept(group.kept),
+        kept=codec.slice_budgets(group.slice_budgets),
     )
     return message.SerializeToString(), group.bounds.encode(pb.Group.BOUNDS_FIELD_NUMBER)
 
@@ -274,27 +270,27 @@ def _restore(computation: Computation, snapshot: bytes) -> Iterator[int]:
     for group in (pb.Group.FromString(snapshot[place]) for place in places):
         bounds: list[bytes] = []
         for start in range(0, len(group.bounds), STRETCH):
-            some = group.bounds[start : start + STRETCH]
-            bounds += some
-            yield RANGE_BYTES * len(some)
+            together = group.bounds[start : start + STRETCH]
+            bounds += together
+            yield RANGE_BYTES * len(together)
         groups.append(_group_from(group, bounds))
         yield len(bounds) * RANGE_BYTES
-    # Whoever ends a log does not know the keys of the slice that begins with what is left: nobody
-    # has claimed any, so there are those of the graph.
+    # The process that ends the log of a dropped slice does not know the keys of its next
+    # registration. No worker has claimed in such a snapshot, so the keys of the graph count.
     if message.cut_version or any(group.state is not GroupState.NEVER for group, _, _ in groups):
         computation.map = yield from IntervalMap.restore(groups, _span(groups))
         computation.masses = yield from Masses.restore(computation.spec.heuristics, computation.map.run_groups())
     if isinstance(computation, SliceComputation):
         computation.cut_version = message.cut_version
-        computation.handed_over = {each.to: each.state for each in message.handed_over}
+        computation.handed_over = {part.to: part.state for part in message.handed_over}
     computation.low = message.low_micros
     stored = codec.shares_from(message.heuristics)
     computation.heuristics = {share: stored.get(share, message.low_micros) for share in computation.spec.heuristics}
-    kept = {each.ppm: codec.budget_from(each) for each in message.budgets}
+    budgets = {stored.ppm: codec.budget_from(stored) for stored in message.budgets}
     for ppm, budget in computation.budgets.items():
-        computation.budgets[ppm] = kept.get(ppm, budget)
+        computation.budgets[ppm] = budgets.get(ppm, budget)
         computation.budgets[ppm].value = max(computation.budgets[ppm].value, message.low_micros)
-    computation.late.passed = {each.ppm: (each.records, each.behind) for each in message.passed}
+    computation.late.passed = {passed.ppm: (passed.records, passed.behind) for passed in message.passed}
     computation.since = message.since_micros
     computation.history = History(codec.completions_from(message.history))
     computation.last_sequencer = message.last_sequencer
@@ -305,17 +301,17 @@ def _restore(computation: Computation, snapshot: bytes) -> Iterator[int]:
     computation.layout = codec.layout_from(message.layout)
     computation.batches.last = (message.batch, message.batch_digest) if message.has_batch else None
     computation.batches.committed_by = message.batch_sequencer
-    groups_of_tasks = []
-    for found in message.tasks:
-        groups_of_tasks.append(restored(found))
-        for start in range(0, len(found.tasks), TASKS_AT_ONCE):
-            together = found.tasks[start : start + TASKS_AT_ONCE]
-            for task in together:
-                groups_of_tasks[-1].put(restored_task(task))
-            yield sum(task.ByteSize() for task in together)
-    computation.tasks = Tasks(groups_of_tasks)
+    task_groups = []
+    for tasks in message.tasks:
+        task_groups.append(restored(tasks))
+        for start in range(0, len(tasks.tasks), TASKS_AT_ONCE):
+            stretch = tasks.tasks[start : start + TASKS_AT_ONCE]
+            for task in stretch:
+                task_groups[-1].put(restored_task(task))
+            yield sum(task.ByteSize() for task in stretch)
+    computation.tasks = Tasks(task_groups)
     computation.granted.clear()
-    computation.granted.update((each.request_id, Granted(each.sequencer, each.asked)) for each in message.granted)
+    computation.granted.update((grant.request_id, Granted(grant.sequencer, grant.asked)) for grant in message.granted)
 
 
 def _group_from(message: pb.Group, bounds: list[bytes]) -> tuple[Group, Int64s, Int64s]:
@@ -343,7 +339,7 @@ def _group_from(message: pb.Group, bounds: list[bytes]) -> tuple[Group, Int64s, 
         if message.HasField("arrived_before")
         else None,
         order=(message.generation, message.ordinal),
-        kept=codec.kept_from(message.kept),
+        slice_budgets=codec.slice_budgets_from(message.kept),
     )
     values = codec.int64s(message.micros)
     group.finished = group.state is not GroupState.RETIRED and bool((values == MAX).all())

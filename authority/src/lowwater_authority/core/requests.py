@@ -1,4 +1,4 @@
-"""What owners ask of a computation, decoded: plain values and numpy columns, no protobuf."""
+"""Decoded requests of owners: plain values and numpy columns, no protobuf."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 Made = TypeVar("Made")
 
 DIGESTED_TOGETHER: Final = 1024
-"""Bounds of a claim."""
+"""Bounds that are hashed at once."""
 
 PIECE: Final = 32 * DIGESTED_TOGETHER
-"""Bounds of a claim that are looked at at one go: some 5 ms."""
+"""Bounds that are processed before other work may have its turn: some 5 ms."""
 
 NO_DIGEST: Final = b"none yet"
-"""The digest of a request of which it is still being made."""
+"""Digest of a request until its digest is made."""
 
 
 Pieces = Generator[None, None, Made]
-"""Work that yields wherever others may have their turn, and returns what it makes."""
+"""Work that yields wherever other work may have its turn, and returns a result."""
 
 
 def finished(pieces: Generator[object, None, Made]) -> Made:
-    """Do all the work at once."""
+    """Do all the work at once and return the result."""
     while True:
         try:
             next(pieces)
         except StopIteration as end:
-            made: Made = end.value
-            return made
+            result: Made = end.value
+            return result
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +61,7 @@ class ClaimRequest:
     bound_micros: Int64s = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     batch_digest: bytes = b""
     digest: bytes = b""
-    """Of all the others, as they were asked first."""
+    """Digest of all other fields, as of the first request."""
     instead_of: int = 0
 
     def __post_init__(self) -> None:
@@ -71,35 +71,34 @@ class ClaimRequest:
     def digested(self) -> Pieces[bytes]:
         """Make the digest, piece by piece. O(bounds)."""
         names = [self.worker.encode(), self.host.encode(), self.identity.encode(), self.batch_digest, self.request_id]
-        if self.instead_of:  # releases before it made the digest of the others
+        if self.instead_of:  # without it, the digest is that of releases that do not know the field
             names.append(b"instead of %d" % self.instead_of)
         parts = [*names, b"%d %d" % (self.generation, self.ordinal), self.bound_micros.tobytes(), *self.bounds]
-        found = sha256(b"%d" % len(parts))
-        # A thousand at a time, which the processor's cache holds: two million at once take three
-        # times as long.
+        sha = sha256(b"%d" % len(parts))
+        # A thousand at a time fit into the processor's cache; two million take three times as long.
         for first in range(0, len(parts), DIGESTED_TOGETHER):
-            some = parts[first : first + DIGESTED_TOGETHER]
-            found.update(np.fromiter(map(len, some), dtype=np.uint32, count=len(some)).tobytes())
-            found.update(b"".join(some))
+            together = parts[first : first + DIGESTED_TOGETHER]
+            sha.update(np.fromiter(map(len, together), dtype=np.uint32, count=len(together)).tobytes())
+            sha.update(b"".join(together))
             if first % PIECE == PIECE - DIGESTED_TOGETHER:
                 yield
-        return found.digest()[:16]
+        return sha.digest()[:16]
 
 
 class Fold(NamedTuple):
-    """Which inputs a value was folded from: the version of the list, and each one's incarnation."""
+    """The inputs of a folded value: the version of their list, and the incarnation of each."""
 
     input_version: int
     input_incarnations: tuple[int, ...]
 
 
 NO_FOLD: Final = Fold(0, ())
-"""What an injector names: it has no inputs."""
+"""Fold of an injector, which has no inputs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupReport:
-    """One claim's state. ``handles`` None means all; one watermark stands for all the handles."""
+    """One claim's state. ``handles`` None: all; a single watermark counts for all handles."""
 
     sequencer: int
     watermarks: Int64s
@@ -109,28 +108,28 @@ class GroupReport:
     oldest_operation: int = 0
     mass: Mass | None = None
     turn: int = 0
-    """Orders the claim's reports whoever carries them; 0: by sender and stream."""
+    """Order of the claim's reports across senders; 0: they are ordered by sender and stream."""
     waiting_for: str = ""
-    """What its worker waits for, for people."""
+    """Cause for which the worker waits, for people."""
     remarks: Remarks = NO_REMARKS
-    """Remarks that the worker reports about itself, for people."""
+    """Remarks of the worker about itself, for people."""
     lateness: Lateness | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Refused:
-    """Ranges of a report that were not taken over, and why. ``handles`` None means all."""
+    """Refused ranges of a report, and the reason. ``handles`` None: all."""
 
     sequencer: int
     reason: str
     message: str
     handles: npt.NDArray[np.uint32] | None = None
     newest: int = 0
-    """With OLD_STREAM: the newest stream, or turn, that was heard of."""
+    """Newest known stream or turn, with OLD_STREAM."""
 
 
 class Fenced(NamedTuple):
-    """Handles that a claim lost, to be told to its worker. ``handles`` None means all."""
+    """Handles that a claim lost, for its worker. ``handles`` None: all."""
 
     computation: str
     sequencer: int
@@ -140,7 +139,7 @@ class Fenced(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grant:
-    """An accepted claim: its sequencer, where its ranges stand, and who lost what."""
+    """An accepted claim: its sequencer, the values of its ranges, and what other claims lost."""
 
     sequencer: int
     watermarks: Int64s
@@ -149,11 +148,11 @@ class Grant:
 
 
 class Granted(NamedTuple):
-    """What a request id was granted, and for which request."""
+    """The claim that was granted under a request id."""
 
     sequencer: int
-    asked: bytes
-    """The digest of the request; empty when it was journaled by a release that kept none."""
+    digest: bytes
+    """Digest of the request; empty in records of releases without digests."""
 
 
 class TaskAttempt(NamedTuple):
@@ -166,7 +165,7 @@ class TaskAttempt(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskPart:
-    """What a task holds after its part of a micro-batch; MAX in ``oldest`` means nothing."""
+    """A task's part of a micro-batch. ``oldest`` by handle; MAX: no work is left."""
 
     handles: npt.NDArray[np.uint32]
     oldest: Int64s
@@ -177,7 +176,7 @@ class TaskPart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepare:
-    """The accepted attempts of a micro-batch and what it may claim; see the wire's PrepareBatchRequest."""
+    """The accepted attempts of a micro-batch; see the wire's PrepareBatchRequest."""
 
     sequencer: int
     batch: int

@@ -6,7 +6,7 @@ reports what is durable there. A *slice* is a computation of its own with a part
 Workers claim in slices.
 
 An operator cuts a slice X in two at a key. X hands the keys from there on over to the new slice Y
-(:meth:`SliceComputation.move_out`), and Y receives them (:meth:`SliceComputation.take_in`).
+(:meth:`SliceComputation.hand_over`), and Y receives them (:meth:`SliceComputation.receive`).
 The steps, and who does them: engine/slices.py.
 """
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from lowwater_authority.core.budget import Lateness
     from lowwater_authority.core.groups import Group
-    from lowwater_authority.core.interval_map import Taken
+    from lowwater_authority.core.interval_map import Loss
     from lowwater_authority.core.requests import ClaimRequest, Fenced
     from lowwater_authority.core.topology import Spec
 
@@ -168,21 +168,21 @@ class RootComputation(Computation):
         if self.revives(request):
             super()._check_bounds(request, wall)
 
-    def _carry(self, taken: Sequence[Taken], group: Group) -> None:
+    def _carry(self, losses: Sequence[Loss], group: Group) -> None:
         """Let all parts of a slice that was cut in two start at its budgets.
 
         The part with its first keys goes on counting its records; the others count from zero.
         """
-        parts = [*taken[0].remainders, group]
+        parts = [*losses[0].remainders, group]
         for part in parts:
-            part.kept = dict(taken[0].group.kept)
+            part.slice_budgets = dict(losses[0].group.slice_budgets)
         first = min(parts, key=lambda part: part.bounds[0])
         for part in parts:
             if part is not first:
-                part.kept = {ppm: (micros, 0, 0) for ppm, (micros, _, _) in part.kept.items()}
+                part.slice_budgets = {ppm: (micros, 0, 0) for ppm, (micros, _, _) in part.slice_budgets.items()}
 
-    def _carry_retired(self, taken: Sequence[Taken], retired: Group) -> None:
-        retired.kept = dict(taken[0].group.kept)
+    def _carry_retired(self, losses: Sequence[Loss], retired: Group) -> None:
+        retired.slice_budgets = dict(losses[0].group.slice_budgets)
 
     def change_layout(self, incarnation: int, expected: int, starts: Sequence[int], tasks: Sequence[int]) -> int:
         """Raise InvalidArgument: each slice has a layout of its own."""
@@ -194,8 +194,8 @@ class RootComputation(Computation):
     def _owned_by(self, owned: Sequence[Group], now: int) -> errors.OwnedRanges:
         del now
         msg = (
-            f"{self.spec.name} is cut into slices, and {len(owned)} of them are not finished; nobody looks for workers that own key ranges of "
-            "theirs. Stop these, and drop it with force."
+            f"{self.spec.name} is cut into slices, and {len(owned)} of them are not finished; their workers are not "
+            "known here. Stop the workers of all slices, and drop it with force."
         )
         return errors.OwnedRanges(msg, metadata=self._about(workers=""))
 
@@ -207,23 +207,23 @@ class RootComputation(Computation):
         if group.live_count != group.granted or (group.bounds[0], group.bounds[-1]) != (start, end):
             raise errors.StaleSequencer(STALE, metadata=self._about(sequencer=sequencer))
 
-    def _take_lateness(self, group: Group, told: Lateness, now: int, wall: int) -> list[Refused]:
+    def _take_lateness(self, group: Group, reported: Lateness, now: int, wall: int) -> list[Refused]:
         """Take over a slice's budgets: of each its watermark, all records, and the late ones."""
         del now
         # A watermark beyond the clock is lowered and not refused: when the slice accepted it, the
         # clock was another, and a refusal would stop the rest of the slice's report.
         limit = wall + self.spec.max_skew
-        kept = {
-            ppm: (micros if micros == MAX else min(micros, limit), sum(told.counts.values()), behind)
-            for ppm, (behind, micros) in told.behind.items()
+        budgets = {
+            ppm: (micros if micros == MAX else min(micros, limit), sum(reported.counts.values()), behind)
+            for ppm, (behind, micros) in reported.behind.items()
             if ppm in self.budgets
         }
-        if wrong := [behind for _, records, behind in kept.values() if behind > records]:
-            msg = f"lateness.behind has {wrong[0]} of {sum(told.counts.values())} records; send how many of all came behind"
+        if wrong := [behind for _, records, behind in budgets.values() if behind > records]:
+            msg = f"lateness.behind has {wrong[0]} of {sum(reported.counts.values())} records; send how many of all came behind"
             return [Refused(group.sequencer, errors.InvalidArgument.reason, msg)]
-        if kept != group.kept:
-            group.kept = kept
-            self.staged.of(group.sequencer).kept = True
+        if budgets != group.slice_budgets:
+            group.slice_budgets = budgets
+            self.staged.claim(group.sequencer).slice_budgets = True
         return []
 
     def _move_budgets(self, record: pb.Record | None = None) -> None:
@@ -235,10 +235,10 @@ class RootComputation(Computation):
         groups, open_ = self.map.run_groups(), self.map.open_groups()
         unknown = MIN, 0, 0
         for ppm, budget in self.budgets.items():
-            least = min((group.kept.get(ppm, unknown)[0] for group in open_), default=MIN)
+            least = min((group.slice_budgets.get(ppm, unknown)[0] for group in open_), default=MIN)
             budget.value = max(budget.value, self.low, least if least != MAX else MIN)
-            budget.records = sum(group.kept.get(ppm, unknown)[1] for group in groups)
-            budget.behind = sum(group.kept.get(ppm, unknown)[2] for group in groups)
+            budget.records = sum(group.slice_budgets.get(ppm, unknown)[1] for group in groups)
+            budget.behind = sum(group.slice_budgets.get(ppm, unknown)[2] for group in groups)
 
 
 class SliceComputation(Computation):
@@ -290,7 +290,7 @@ class SliceComputation(Computation):
         super()._apply_revoke(op, now)
 
     def has_keys(self, start: bytes, end: bytes) -> bool:
-        """Whether an interval lies in its key space. Its map must not be asked about other keys."""
+        """Return True for an interval in the slice's key space; its map has no other keys."""
         # Both the keys of the graph and those of the log count: if a store has lost the newest
         # cut, the graph names an older one.
         spans = self.spec.keys.span, self.map.span
@@ -307,11 +307,11 @@ class SliceComputation(Computation):
         root, _, number = self.spec.name.rpartition(CUT)
         msg = (
             f"{self.spec.name} is slice {number} of {root}, [{own_start.hex()}, {own_end.hex()}): these keys are not all in it; {what} by {root}, "
-            "which says whose they are"
+            "which names the slice that has them"
         )
         raise errors.OtherSlice(msg, metadata=self._about(slice_of=root))
 
-    def move_out(self, to: str) -> list[Fenced]:
+    def hand_over(self, to: str) -> list[Fenced]:
         """Hand over the keys behind the end that the graph gives this slice. O(what moves).
 
         Returns which claims lost what. ``handed_over`` keeps the state of these keys for the
@@ -321,12 +321,12 @@ class SliceComputation(Computation):
         assert end, "a slice that hands keys over ends before them"
         self.staged.flush(self.map)
         op = pb.MoveOut(start=end, to=to, cut_version=self.spec.keys.version)
-        taken = self._apply_move_out(op)
+        losses = self._apply_hand_over(op)
         self.staged.append(pb.Op(move_out=op))
-        return list(self._fenced(taken, f"its keys were moved to {to}: claim them again"))
+        return list(self._fenced(losses, f"its keys were moved to {to}: claim them again"))
 
-    def _apply_move_out(self, op: pb.MoveOut) -> list[Taken]:
-        taken, known = self.map.move_out(op.start)
+    def _apply_hand_over(self, op: pb.MoveOut) -> list[Loss]:
+        losses, state_of_keys = self.map.hand_over(op.start)
         state = pb.Snapshot(
             computation=op.to,
             incarnation=self.incarnation,
@@ -336,8 +336,8 @@ class SliceComputation(Computation):
             generation=self.order[0],
             ordinal=self.order[1],
             granted=[
-                pb.Granted(request_id=key, sequencer=sequencer, asked=asked)
-                for key, (sequencer, asked) in self.granted.items()
+                pb.Granted(request_id=key, sequencer=sequencer, asked=digest)
+                for key, (sequencer, digest) in self.granted.items()
             ],
             input_version=self.input_version,
             vouched_micros=None if self.vouched == MIN else self.vouched,
@@ -346,19 +346,19 @@ class SliceComputation(Computation):
         if self.batches.last is not None:
             state.has_batch, state.batch_sequencer = True, self.batches.committed_by
             state.batch, state.batch_digest = self.batches.last
-        for group, values, since in known:
+        for group, values, since in state_of_keys:
             codec.unclaimed(state.groups.add(), group, values, since)
         # The keys of an older cut were received by now: before that the graph allows no other cut.
         self.handed_over = {op.to: state}
         self.cut_version = op.cut_version
         if self.layout.starts:  # the layout names keys that this slice has handed over
             self.layout = Layout(self.layout.version + 1)
-        inherit_arrivals(None, taken)
-        inherit_masses(None, taken)
-        self._regrouped(taken)
-        return taken
+        inherit_arrivals(None, losses)
+        inherit_masses(None, losses)
+        self._regrouped(losses)
+        return losses
 
-    def take_in(self, state: pb.Snapshot) -> None:
+    def receive(self, state: pb.Snapshot) -> None:
         """Begin with the state that another slice has handed over, from its ``handed_over``.
 
         This slice must not have changed in this incarnation. All values stay, and ranges that no
@@ -381,10 +381,10 @@ class SliceComputation(Computation):
         op = pb.Op()
         op.take_in.state.CopyFrom(state)
         op.take_in.cut_version = self.spec.keys.version
-        self._apply_take_in(op.take_in)
+        self._apply_receive(op.take_in)
         self.staged.append(op)
 
-    def _apply_take_in(self, op: pb.TakeIn) -> None:
+    def _apply_receive(self, op: pb.TakeIn) -> None:
         state = op.state
         if self.cut_version or self.identity is not None or self.map.groups:
             msg = f"{self.spec.name} has begun without the keys that it takes in"
@@ -417,9 +417,9 @@ class SliceComputation(Computation):
                     self._apply_retire(pb.Retire(start=op.move_out.start, end=self.map.span[1]), now)
                     self.cut_version = op.move_out.cut_version
                 else:
-                    self._apply_move_out(op.move_out)
+                    self._apply_hand_over(op.move_out)
             case "take_in":
-                self._apply_take_in(op.take_in)
+                self._apply_receive(op.take_in)
             case _:
                 super()._replay_other(op, now)
 

@@ -1,4 +1,4 @@
-"""What a round has changed in one computation, and no record has yet."""
+"""Changes of a round to one computation that are in no record yet."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Changes:
     """A report began a new stream or turn. If its number were lost, a late report of an earlier
     stream would count again, with greater values."""
     arrived: list[pb.Arrived] = field(default_factory=list)
-    kept: bool = False
-    """The budgets of a slice have changed, see Group.kept."""
+    slice_budgets: bool = False
+    """The budgets of a slice have changed."""
 
 
 class Staged:
@@ -52,7 +52,7 @@ class Staged:
         """Changes by sequencer."""
         self._strong = False
 
-    def of(self, sequencer: int) -> Changes:
+    def claim(self, sequencer: int) -> Changes:
         """Return the changes of a claim, to be added to."""
         return self.changes.setdefault(sequencer, Changes())
 
@@ -78,7 +78,7 @@ class Staged:
                         oldest_operation_micros=group.oldest_operation,
                         mass=codec.mass(group.mass) if changes.mass and group.mass is not None else None,
                         arrived=changes.arrived,
-                        kept=codec.kept(group.kept) if changes.kept else None,
+                        kept=codec.slice_budgets(group.slice_budgets) if changes.slice_budgets else None,
                     )
                 )
             )

@@ -1,19 +1,23 @@
-"""Leases and tasks of one computation: groups of work, each piece of it done once by whoever takes it.
+"""Leases and tasks of one computation: groups of work, each task of which is done once.
 
-Google's Workflow ("Data Processing Pipelines", Site Reliability Engineering, chapter 25) keeps four guarantees: a commit needs the newest lease, the
-newest configuration, outputs that no other lease names, and the server that granted it. Here they are versions, compared by equality:
+Google's Workflow ("Data Processing Pipelines", Site Reliability Engineering, chapter 25) keeps four
+guarantees: a commit needs the newest lease, the newest configuration, outputs that no other lease
+names, and the server that granted the lease. Here they are versions, compared by equality:
 
     READY(v) -> LEASED(v + 1, worker) -> DONE(outputs)
-                LEASED(v + 1) -> READY(v + 2)        given back, or taken over once the lease has run out
+                LEASED(v + 1) -> READY(v + 2)        released, or taken over after the lease ran out
 
-Each arrow is a step in the computation's next record, and so in its log, before it is answered. A commit and the tasks that it creates are one step.
-No clock judges a commit: one may only *offer* a lease that has run out to others, and what nobody has taken still counts. When a lease runs out is in
-memory only, so that after a fail-over every lease has its full time again.
+Each arrow is a step in the computation's next record, appended before it is answered. A commit and
+the tasks that it creates are one step. No clock judges a commit: a lease that has run out is only
+*offered* to others, and counts until another worker takes it. The times at which leases run out are
+in memory only, so that after a fail-over every lease has its full time again.
 
-A group may have intervals. Then its tasks are made as the low watermark passes the end of each, in the very record that moves it: whoever sees the
-watermark there can rely on the task. Which intervals have theirs is one number of the group, so that each gets one, whatever happens in between.
+A group may have intervals. Then its tasks are created as the low watermark passes the end of each,
+in the record that moves the watermark: a reader that sees the watermark can rely on the task. One
+number of the group says which intervals have a task, so that each interval gets exactly one.
 
-No input, no output, no clock: the time is passed in. Staging, records, publishing and snapshots are those of core/computation.py.
+No input, no output, no clock: the time is an argument. Staging, records, publishing and snapshots
+are those of core/computation.py.
 """
 
 from __future__ import annotations
@@ -41,22 +45,21 @@ GROUPS: Final = 16
 """Most groups of one computation."""
 
 TASKS: Final = 4096
-"""Most tasks of one group, those included that are done and remembered."""
+"""Most tasks of one group, remembered done ones included."""
 
 OPEN_INTERVALS: Final = 256
-"""Most tasks of intervals that are not done. The next ones are made as these are done: which
-intervals wait is known from one number."""
+"""Most unfinished tasks of intervals. The next intervals get tasks as these are done."""
 
-KEPT: Final = 256
-"""Commits that a group remembers, the newest, unless it is short of room: one that is repeated
-later is refused."""
+REMEMBERED: Final = 256
+"""Number of newest commits that a group remembers while it has room. A repeat of an older commit is
+refused."""
 
 TOGETHER: Final = 100
 """Most tasks that one call creates, and most outputs of one task."""
 
 PAYLOAD_BYTES: Final = 1024
 OUTPUT_BYTES: Final = 2048
-"""Of all outputs of one task."""
+"""Most bytes of all outputs of one task."""
 
 DIGEST_BYTES: Final = 256
 CONFIGURATION_BYTES: Final = 4096
@@ -68,7 +71,7 @@ LONGEST_LEASE: Final = 7 * DAY
 LONGEST_INTERVAL: Final = 366 * DAY
 
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
-"""Of a group, and of a task that a call creates."""
+"""Name of a group, and of a task that a call creates."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -76,11 +79,11 @@ YEARS: Final = (
     (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND,
     (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND,
 )
-"""The first and the last microsecond that a date can say."""
+"""First and last microsecond of all dates."""
 
 
 class TaskState(enum.IntEnum):
-    """How a task stands. The numbers are those of the wire and the journal."""
+    """The state of a task. The numbers are those of the wire and the journal."""
 
     READY = 1
     LEASED = 2
@@ -88,17 +91,17 @@ class TaskState(enum.IntEnum):
 
 
 class TaskKey(NamedTuple):
-    """Which task of a group. Tasks are ordered by it, the oldest work first."""
+    """The key of a task in its group. Tasks are ordered by key, the oldest work first."""
 
     at: int
-    """The event time of the oldest work that the task stands for, microseconds."""
+    """Event time of the oldest work of the task, microseconds."""
     name: str
-    """Empty for the task of an interval."""
+    """Name of the task; empty for the task of an interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskLease:
-    """A lease as it was granted, and as a commit has to name it."""
+    """A lease as it was granted, and as a commit must name it."""
 
     incarnation: int
     group: str
@@ -106,16 +109,16 @@ class TaskLease:
     version: int
     configuration_version: int
     epoch: int
-    """Which ownership of the log has granted it: see ``epoch_base`` in engine/holding.py, without
-    the counter."""
+    """Ownership of the log that granted it: ``epoch_base`` in engine/holding.py, without the
+    counter."""
     nonce: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class NewTask:
-    """A task that is to be created.
+    """A task to be created.
 
-    ``group`` is empty for a successor in the group of the task that is committed.
+    ``group`` is empty for a successor in the group of the committed task.
     """
 
     key: TaskKey
@@ -125,34 +128,31 @@ class NewTask:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task. Every step makes another one of it."""
+    """A task. Each step replaces it by a new object."""
 
     key: TaskKey
     until: int
-    """Where its interval ends, exclusive; else as ``key.at``."""
+    """End of its interval, exclusive; ``key.at`` for a task without an interval."""
     payload: bytes = b""
     version: int = 1
     state: TaskState = TaskState.READY
     worker: str = ""
-    """Who has the newest lease, or had it."""
+    """Worker of the newest lease, current or ended."""
     nonce: bytes = b""
     epoch: int = 0
     outputs: tuple[str, ...] = ()
     digest: bytes = b""
-    asked: bytes = b""
-    """Digest of all that its commit has asked for."""
+    request_digest: bytes = b""
+    """Digest of the whole commit request."""
 
     def is_held_by(self, lease: TaskLease) -> bool:
-        """Whether a lease is the one that the task was last granted under.
-
-        Everything is compared by equality: nothing here is ever *older*.
-        """
+        """Return True for the newest lease of the task. All is compared by equality, not by age."""
         return (self.version, self.epoch, self.nonce) == (lease.version, lease.epoch, lease.nonce)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFigures:
-    """What is shown of a group; see the wire's TaskGroup for the fields."""
+    """The published figures of a group; see the wire's TaskGroup for the fields."""
 
     name: str
     every: int
@@ -168,20 +168,20 @@ class GroupFigures:
 
 
 class TaskGrant(NamedTuple):
-    """A lease with all that its worker is to know."""
+    """A granted lease with all that its worker needs."""
 
     lease: TaskLease
     task: Task
     configuration: bytes
     micros: int
-    """For how long the lease is offered to nobody else."""
+    """Microseconds for which the lease is not offered to other workers."""
 
 
 class Offers:
-    """When leases are offered to others, by the caller's clock.
+    """The times at which leases are offered to other workers, by the caller's clock.
 
-    It is not journaled: a lease whose time is not known here has its full time from when somebody
-    looks for it.
+    They are not journaled. The full time of a lease without a known time begins when a worker next
+    looks for work.
     """
 
     def __init__(self) -> None:
@@ -191,11 +191,11 @@ class Offers:
         self._lapsed: SortedSet[TaskKey] = SortedSet()
 
     def keys(self) -> set[TaskKey]:
-        """Return what is leased. O(leases)."""
+        """Return the keys of all leased tasks. O(leases)."""
         return {*self._undated, *self._due, *self._lapsed}
 
     def add(self, key: TaskKey) -> None:
-        """Know of a lease."""
+        """Add a lease whose time is not known."""
         self._undated[key] = None
 
     def discard(self, key: TaskKey) -> None:
@@ -206,13 +206,13 @@ class Offers:
             self._order.discard((self._due.pop(key), key))
 
     def date(self, key: TaskKey, due: int) -> None:
-        """Offer a lease to nobody before a time. O(log leases)."""
+        """Set the time at which a lease is offered. O(log leases)."""
         self.discard(key)
         self._due[key] = due
         self._order.add((due, key))
 
     def look(self, now: int, lease: int) -> SortedSet[TaskKey]:
-        """Return what has run out; the time of those whose time is not known begins now, and is ``lease`` long."""
+        """Return the leases that have run out. Those without a time run out ``lease`` from now."""
         for key in list(self._undated):
             self.date(key, now + lease)
         while self._order and self._order[0][0] <= now:
@@ -223,7 +223,7 @@ class Offers:
 
     @property
     def next(self) -> int | None:
-        """When the next lease runs out."""
+        """Time at which the next lease runs out; None without leases that have a time."""
         return self._order[0][0] if self._order else None
 
 
@@ -241,26 +241,26 @@ class TaskGroup:
     configuration: bytes = b""
     configuration_version: int = 1
     created_with: bytes = b""
-    """Digest of the configuration that it was created with, which a repeat of that names."""
+    """Digest of its first configuration, by which a repeated creation is recognised."""
     next: int = 0
-    """Where the first interval begins that has no task yet; MAX: there is none any more."""
+    """Start of the first interval without a task; MAX: all intervals have one."""
     mark: int = MIN
     tasks: SortedDict[TaskKey, Task] = field(default_factory=SortedDict[TaskKey, Task])
     ready: SortedSet[TaskKey] = field(default_factory=SortedSet)
     leased: SortedSet[TaskKey] = field(default_factory=SortedSet)
     done: dict[TaskKey, None] = field(default_factory=dict)
-    """What is done and remembered, in the order of the commits."""
+    """Remembered done tasks, in the order of their commits."""
     nonces: dict[bytes, TaskKey] = field(default_factory=dict)
-    """What is leased, by what its worker calls the lease."""
+    """Leased tasks by the nonce of the lease."""
     offers: Offers = field(default_factory=Offers)
     _messages: dict[TaskKey, bytes] = field(default_factory=dict)
-    """Each task as a snapshot has it."""
+    """Tasks as encoded in a snapshot."""
     offered: int = 0
-    """How often a task has become ready, since this process holds it."""
+    """Number of times that a task became ready since this process loaded the log."""
 
     @property
     def closed(self) -> int:
-        """Below this event time every task is done: of a group with intervals, that is how far they are closed."""
+        """Event time below which every task is done and every interval is closed."""
         oldest = self.oldest
         return min(self.next if self.every else MAX, MAX if oldest is None else oldest.at)
 
@@ -271,11 +271,11 @@ class TaskGroup:
 
     @property
     def unfinished(self) -> int:
-        """How many tasks are not done."""
+        """Number of tasks that are not done."""
         return len(self.ready) + len(self.leased)
 
     def figures(self) -> GroupFigures:
-        """Return what is shown of it."""
+        """Return the figures to be published."""
         return GroupFigures(
             self.name,
             self.every,
@@ -291,7 +291,7 @@ class TaskGroup:
         )
 
     def restarted(self) -> TaskGroup:
-        """Return the group as a new incarnation begins with it: as it is defined, without a task."""
+        """Return the group as a new incarnation begins with it: its definition without any task."""
         return TaskGroup(
             self.name,
             self.every,
@@ -304,7 +304,7 @@ class TaskGroup:
         )
 
     def put(self, task: Task) -> None:
-        """Let a task stand as it does now."""
+        """Add a task, or replace the one of the same key."""
         old = self.tasks.get(task.key)
         if old is not None:
             self._forget(old)
@@ -322,7 +322,7 @@ class TaskGroup:
                 self.done[task.key] = None
 
     def encoded(self) -> bytes:
-        """Return all tasks, encoded; what is done in the order of the commits, which is found again by that. O(bytes)."""
+        """Return all tasks, encoded; done ones in the order of their commits. O(bytes)."""
         return b"".join(map(self._messages.__getitem__, (*self.ready, *self.leased, *self.done)))
 
     def _forget(self, task: Task) -> None:
@@ -342,19 +342,20 @@ class TaskGroup:
         self.mark = mark
 
     def mark_behind(self, ended: TaskKey, successors: Collection[TaskKey]) -> int:
-        """Return where the mark is to be once one more task is done, and others follow from it in this group.
+        """Return the mark after a task is done and its successors in this group are created.
 
-        It stays below all that is unfinished. It stays below the ``KEPT`` tasks that were committed last, too, whose commits may be repeated, as
-        far as there is room: see :meth:`_may_remember`. Else one commit of old work would hold what is done behind it for ever. Of what is too much
-        the oldest work is forgotten first.
+        The mark stays below all unfinished tasks. While there is room, it also stays below the
+        ``REMEMBERED`` newest commits, which may be repeated; see :meth:`_may_remember`. The bound
+        is needed because one commit of old work would otherwise keep all done tasks behind it for
+        ever. Where there are too many, the oldest work is forgotten first.
         """
         unfinished = [key for key in (*self.ready[:2], *self.leased[:2]) if key != ended]
         limit = min((key.at for key in (*unfinished, *successors)), default=MAX)
         if self.every:
             limit = min(limit, self.next)
         mark = self.mark
-        if len(self.done) >= KEPT:
-            recent = islice(reversed(self.done), KEPT - 1)
+        if len(self.done) >= REMEMBERED:
+            recent = islice(reversed(self.done), REMEMBERED - 1)
             mark = min(key.at for key in (*recent, ended))
         surplus = len(self.done) + 1 - self._may_remember(self.unfinished - 1 + len(successors))
         if surplus > 0:
@@ -364,16 +365,16 @@ class TaskGroup:
 
     @staticmethod
     def _may_remember(unfinished: int) -> int:
-        """Return how many tasks that are done may be remembered beside so many that are not.
+        """Return how many done tasks may be remembered beside a number of unfinished ones.
 
-        ``KEPT`` places stay free for what comes next. Only where nearly all is unfinished are these
-        used too, for the newest commits.
+        ``REMEMBERED`` places stay free for new tasks. The newest commits use them only when nearly
+        all tasks are unfinished.
         """
-        left = TASKS - unfinished
-        return max(left - KEPT, min(left, KEPT))
+        room = TASKS - unfinished
+        return max(room - REMEMBERED, min(room, REMEMBERED))
 
     def held_from(self, mark: int) -> int:
-        """Return how many tasks there are at an event time or behind it. O(log tasks)."""
+        """Return the number of tasks at or after an event time. O(log tasks)."""
         return len(self.tasks) - self.tasks.bisect_left(TaskKey(mark, ""))
 
     def look(self, now: int) -> SortedSet[TaskKey]:
@@ -381,13 +382,13 @@ class TaskGroup:
         return self.offers.look(now, self.lease)
 
     def next_offer(self, now: int) -> int | None:
-        """Return when a task can be taken: ``now`` or before it, at once; None: not before something else happens."""
+        """Return the time from which a task can be leased; None: not before another step."""
         return now if self.ready or self.look(now) else self.offers.next
 
     def reach(self, low: int) -> int:
-        """Return up to where intervals are to have tasks at a low watermark, as far as there is room.
+        """Return the event time up to which intervals should have tasks at a low watermark.
 
-        MAX has no boundary before it: what is left is one interval without an end.
+        Room limits it. At MAX, all the rest is one interval without an end.
         """
         room = min(OPEN_INTERVALS - self.unfinished, TASKS - len(self.tasks))
         if self.next == MAX or room <= 0:
@@ -417,26 +418,23 @@ class TaskGroup:
 
 
 class Tasks:
-    """The groups of one computation, and the steps that its next record will have.
+    """The groups of one computation, and the steps of its next record.
 
-    Live requests and replayed steps change state by the same function, :meth:`apply`. Every check
-    comes before the first step of a request: one that is refused has changed nothing.
+    Live requests and replayed steps change the state by the same function, :meth:`apply`. All
+    checks come before the first step of a request, so a refused request has changed nothing.
     """
 
     def __init__(self, groups: Iterable[TaskGroup] = ()) -> None:
         self.groups: dict[str, TaskGroup] = {group.name: group for group in groups}
         self.published: tuple[GroupFigures, ...] = ()
-        """The groups by name, as of the last durable record. Never changed, only replaced: threads
-        may read it."""
+        """Groups in the order of their names, as of the last durable record. Never changed, only
+        replaced, because other threads read it."""
         self._unpublished = True
         self._steps: list[pb.TaskStep] = []
         self._strong = False
 
     def restarted(self) -> Tasks:
-        """Return what a new incarnation begins with: the groups without their tasks.
-
-        Intervals are counted from their start again.
-        """
+        """Return the groups of a new incarnation, without tasks; intervals begin at their start."""
         return Tasks(group.restarted() for group in self.groups.values())
 
     # -- groups ------------------------------------------------------------------------------------
@@ -448,42 +446,45 @@ class Tasks:
             raise errors.UnknownGroup(msg, metadata={"group": name})
         return self.groups[name]
 
-    def create_group(self, wanted: TaskGroup) -> GroupFigures:
-        """Create a group, unless it is there.
+    def create_group(self, definition: TaskGroup) -> GroupFigures:
+        """Create a group, or return the same group if it exists.
 
         Raises InvalidArgument, RegistrationConflict, Overloaded.
         """
-        _check_group(wanted)
-        known = self.groups.get(wanted.name)
-        asked = digest([wanted.configuration])
-        if known is not None:
-            same = (known.every, known.start, known.lease) == (wanted.every, wanted.start, wanted.lease)
-            if not same or (asked != known.created_with and wanted.configuration != known.configuration):
+        _check_group(definition)
+        group = self.groups.get(definition.name)
+        configured = digest([definition.configuration])
+        if group is not None:
+            same = (group.every, group.start, group.lease) == (definition.every, definition.start, definition.lease)
+            if not same or (configured != group.created_with and definition.configuration != group.configuration):
                 msg = (
-                    f"the group {wanted.name!r} is there with another {'configuration' if same else 'interval, start or lease'}; "
+                    f"the group {definition.name!r} exists with another {'configuration' if same else 'interval, start or lease'}; "
                     "use another name, or change the configuration by itself"
                 )
-                raise errors.RegistrationConflict(msg, metadata={"group": wanted.name})
-            return known.figures()
+                raise errors.RegistrationConflict(msg, metadata={"group": definition.name})
+            return group.figures()
         if len(self.groups) >= GROUPS:
             msg = f"{GROUPS} groups of tasks hang under this computation, the most there can be; use one of them"
             raise errors.Overloaded(msg, metadata={"bound": "task_groups", "limit": str(GROUPS)})
-        made = pb.TaskGroup(
-            name=wanted.name,
-            every_micros=wanted.every,
-            start_micros=wanted.start,
-            lease_micros=wanted.lease,
-            configuration=wanted.configuration,
+        created = pb.TaskGroup(
+            name=definition.name,
+            every_micros=definition.every,
+            start_micros=definition.start,
+            lease_micros=definition.lease,
+            configuration=definition.configuration,
             configuration_version=1,
-            created_with=asked,
-            next_micros=wanted.start,
+            created_with=configured,
+            next_micros=definition.start,
             mark_micros=MIN,
         )
-        self._step(pb.TaskStep(group=wanted.name, created_group=made))
-        return self.groups[wanted.name].figures()
+        self._step(pb.TaskStep(group=definition.name, created_group=created))
+        return self.groups[definition.name].figures()
 
     def configure(self, name: str, configuration: bytes, version: int) -> GroupFigures:
-        """Change a group's configuration from the one of ``version``, and end all leases of the group. Raises UnknownGroup, TaskConflict."""
+        """Replace a group's configuration of a version, which ends all leases of the group.
+
+        Raises UnknownGroup, TaskConflict.
+        """
         group = self.group(name)
         _check_bytes("configuration", configuration, CONFIGURATION_BYTES)
         if (group.configuration_version, group.configuration) == (version + 1, configuration):
@@ -499,7 +500,7 @@ class Tasks:
     # -- tasks -------------------------------------------------------------------------------------
 
     def create(self, name: str, tasks: Sequence[NewTask]) -> None:
-        """Create tasks, all or none; those that are there stay as they are.
+        """Create tasks, all or none; existing ones stay as they are.
 
         Raises UnknownGroup, InvalidArgument, BelowMark, TaskConflict, Overloaded.
         """
@@ -513,9 +514,9 @@ class Tasks:
             self._step(pb.TaskStep(group=name, created=step))
 
     def _new(self, field: str, own: str, tasks: Sequence[NewTask]) -> list[pb.NewTask]:
-        """Return those of some tasks that are not there, each with its group.
+        """Return the tasks that do not exist yet, each with its group, and change nothing.
 
-        Raises as create, but for room, before anything is changed.
+        Raises as create, but not for lack of room.
         """
         if len(tasks) > TOGETHER:
             raise _bad(field, f"has {len(tasks)} tasks", f"send at most {TOGETHER} at a time")
@@ -531,16 +532,16 @@ class Tasks:
             if not MIN < task.key.at < MAX:
                 raise _bad(f"{about}.at_micros", "is no time", "the event time of the oldest work that the task is for")
             _check_bytes(f"{about}.payload", task.payload, PAYLOAD_BYTES)
-            known: Task | pb.NewTask | None = group.tasks.get(task.key) or new.get((name, task.key))
-            if known is not None:
-                if known.payload != task.payload:
-                    msg = f"{about} is there with another payload; give what is other work another name"
+            existing: Task | pb.NewTask | None = group.tasks.get(task.key) or new.get((name, task.key))
+            if existing is not None:
+                if existing.payload != task.payload:
+                    msg = f"{about} exists with another payload; give other work another name"
                     raise errors.TaskConflict(msg, metadata={"group": name, "task": task.key.name})
                 continue
             if task.key.at < group.mark:
                 msg = (
-                    f"{about} is at {task.key.at}, below the mark {group.mark} of the group {name!r}: all work before that is done and forgotten, so "
-                    "nobody can tell whether this task was among it"
+                    f"{about} is at {task.key.at}, below the mark {group.mark} of the group {name!r}: all work before that is done and forgotten, "
+                    "perhaps this task too; give it a later event time if it is new work"
                 )
                 raise errors.BelowMark(msg, metadata={"group": name, "mark": str(group.mark)})
             new[name, task.key] = pb.NewTask(key=_key_message(task.key), payload=task.payload, group=name)
@@ -549,7 +550,7 @@ class Tasks:
     def _check_room(self, new: Sequence[pb.NewTask], marks: Mapping[str, int] | None = None) -> None:
         """Raise Overloaded when a group has no room for its new tasks.
 
-        ``marks``: of the groups in which the same step forgets what is below.
+        ``marks``: new marks by group, where the same step forgets tasks.
         """
         marks = marks or {}
         for name, count in Counter(task.group for task in new).items():
@@ -570,15 +571,14 @@ class Tasks:
     def take(self, name: str, worker: str, nonce: bytes, *, incarnation: int, epoch: int, now: int) -> TaskGrant | None:
         """Lease the oldest task that is ready, or whose lease has run out; None: there is none.
 
-        Raises UnknownGroup, InvalidArgument.
-
-        A repeat under the same nonce gets the same lease for as long as it counts.
+        A repeat with the same nonce gets the same lease while that counts. Raises UnknownGroup,
+        InvalidArgument.
         """
         group = self.group(name)
         if len(nonce) != NONCE_BYTES:
             raise _bad("nonce", f"has {len(nonce)} bytes", f"send {NONCE_BYTES} random bytes")
         if nonce in group.nonces:
-            return self._taken(group, group.tasks[group.nonces[nonce]], incarnation)
+            return self._grant(group, group.tasks[group.nonces[nonce]], incarnation)
         key = min([*group.ready[:1], *group.look(now)[:1]], default=None)
         if key is None:
             return None
@@ -589,34 +589,34 @@ class Tasks:
         leased = pb.TaskLeased(key=_key_message(key), version=task.version + 1, worker=worker, nonce=nonce, epoch=epoch)
         self._step(pb.TaskStep(group=name, leased=leased))
         group.offers.date(key, now + group.lease)
-        return self._taken(group, group.tasks[key], incarnation)
+        return self._grant(group, group.tasks[key], incarnation)
 
-    def _taken(self, group: TaskGroup, task: Task, incarnation: int) -> TaskGrant:
+    def _grant(self, group: TaskGroup, task: Task, incarnation: int) -> TaskGrant:
         lease = TaskLease(
             incarnation, group.name, task.key, task.version, group.configuration_version, task.epoch, task.nonce
         )
         return TaskGrant(lease, task, group.configuration, group.lease)
 
     def renew(self, lease: TaskLease, *, incarnation: int, now: int) -> int:
-        """Offer a lease to nobody for its full time from now on, which is returned.
+        """Give a lease its full time from now on, and return that time; nothing is journaled.
 
-        Changes nothing that is journaled. Raises as commit.
+        Raises as commit.
         """
         group = self._group_of(lease, incarnation)
-        task = self._held(group, lease)
+        task = self._leased(group, lease)
         group.offers.date(task.key, now + group.lease)
         return group.lease
 
     def release(self, lease: TaskLease, *, incarnation: int) -> None:
-        """Give a lease back.
+        """Release a lease; a repeat changes nothing until the task is leased again.
 
-        A repeat changes nothing until the task is taken again. Raises as commit.
+        Raises as commit.
         """
         group = self._group_of(lease, incarnation)
         task = group.tasks.get(lease.key)
         if task is not None and replace(task, version=task.version - 1).is_held_by(lease):
-            return  # given back, by this call or otherwise, and nobody has taken it since
-        task = self._held(group, lease)
+            return  # released, by this call or otherwise, and not leased again since
+        task = self._leased(group, lease)
         self._step(
             pb.TaskStep(group=group.name, ready=pb.TaskReady(key=_key_message(task.key), version=task.version + 1))
         )
@@ -630,34 +630,32 @@ class Tasks:
         *,
         incarnation: int,
     ) -> None:
-        """End a task, and create those that follow from it, in one step.
+        """Finish a task and create its successors, in one step; a repeat changes nothing.
 
-        A repeat changes nothing and gets the same answer.
-
-        Raises IncarnationChanged, UnknownGroup, StaleLease unless the lease is the newest one of
-        the task; BelowMark when that is not known any more; TaskConflict when the lease has
-        committed something else; InvalidArgument; and for successors as create.
+        Raises IncarnationChanged, UnknownGroup; StaleLease unless the lease is the newest one of
+        the task; BelowMark when the task is forgotten; TaskConflict when the lease has committed
+        other outputs; InvalidArgument; and for successors as create.
         """
         group = self._group_of(lease, incarnation)
         _check_outputs(lease, outputs)
         _check_bytes("digest", digest_of_outputs, DIGEST_BYTES)
-        asked = _asked(lease, outputs, digest_of_outputs, successors)
+        request_digest = _request_digest(lease, outputs, digest_of_outputs, successors)
         task = group.tasks.get(lease.key)
         if task is not None and task.state is TaskState.DONE and task.is_held_by(lease):
-            if task.asked != asked:
+            if task.request_digest != request_digest:
                 msg = "this lease has committed the task already, with other outputs; it stays as it is"
                 raise errors.TaskConflict(msg, metadata=_about(lease))
             return
-        task = self._held(group, lease)
+        task = self._leased(group, lease)
         new = self._new("successors", group.name, successors)
-        mark = group.mark_behind(task.key, [_key(each.key) for each in new if each.group == group.name])
+        mark = group.mark_behind(task.key, [_key(successor.key) for successor in new if successor.group == group.name])
         self._check_room(new, {group.name: mark})
         done = pb.TaskDone(
             key=_key_message(task.key),
             version=task.version,
             outputs=outputs,
             digest=digest_of_outputs,
-            asked=asked,
+            asked=request_digest,
             successors=new,
             mark_micros=mark,
         )
@@ -672,8 +670,8 @@ class Tasks:
             raise errors.IncarnationChanged(msg, metadata=_about(lease))
         return self.group(lease.group)
 
-    def _held(self, group: TaskGroup, lease: TaskLease) -> Task:
-        """Return the task of a lease that counts. Raises StaleLease, and BelowMark."""
+    def _leased(self, group: TaskGroup, lease: TaskLease) -> Task:
+        """Return the task of a lease that counts. Raises StaleLease, BelowMark."""
         task = group.tasks.get(lease.key)
         if task is None and lease.key.at < group.mark:
             msg = f"all tasks before {group.mark} are done and forgotten; whether this lease has done its own is not known any more"
@@ -688,9 +686,9 @@ class Tasks:
     # -- intervals ---------------------------------------------------------------------------------
 
     def pass_low(self, low: int) -> None:
-        """Make the tasks of the intervals that a low watermark has passed.
+        """Create the tasks of the intervals that the low watermark of a record has passed.
 
-        To be called for each record, with what it publishes. O(groups + new ones).
+        O(groups + new tasks).
         """
         for group in self.groups.values():
             if not group.every:
@@ -698,19 +696,18 @@ class Tasks:
             through = group.reach(low)
             if through > group.next:
                 passed = pb.IntervalsPassed(through_micros=through)
-                # Losing it is safe: it is of the record that moves the watermark, or of a strong
-                # one.
+                # This step may be lost, because it is only lost with the move of the watermark.
                 self._step(pb.TaskStep(group=group.name, passed=passed), strong=False)
 
     # -- steps -------------------------------------------------------------------------------------
 
     @property
     def changed(self) -> bool:
-        """Whether there are steps that no record has yet."""
+        """True when there are steps for the next record."""
         return bool(self._steps)
 
     def take_steps(self) -> tuple[list[pb.TaskStep], bool]:
-        """Return the steps for the next record, and whether losing one of them is not safe (rule 10)."""
+        """Return the steps for the next record, and whether one must not be lost (rule 10)."""
         steps, strong = self._steps, self._strong
         self._steps, self._strong = [], False
         return steps, strong
@@ -721,9 +718,9 @@ class Tasks:
         self._strong = self._strong or strong
 
     def apply(self, step: pb.TaskStep) -> None:
-        """Take one step, live or replayed.
+        """Apply one step, live or replayed.
 
-        Raises KeyError or ValueError when it does not follow from those before it.
+        Raises KeyError or ValueError when it does not follow from the steps before it.
         """
         self._unpublished = True
         if step.WhichOneof("kind") == "created_group":
@@ -781,7 +778,9 @@ class Tasks:
         if done.version != task.version:
             msg = f"version {done.version} of {task.key} is done, and it is leased under {task.version}"
             raise ValueError(msg)
-        ended = replace(task, state=TaskState.DONE, outputs=tuple(done.outputs), digest=done.digest, asked=done.asked)
+        ended = replace(
+            task, state=TaskState.DONE, outputs=tuple(done.outputs), digest=done.digest, request_digest=done.asked
+        )
         group.put(ended)
         for new in done.successors:
             self._apply_created(new)
@@ -791,17 +790,14 @@ class Tasks:
         group.raise_mark(done.mark_micros)
 
     def publish(self) -> None:
-        """Show the groups as they are, after their record is durable.
-
-        O(groups), if any has changed.
-        """
+        """Publish the groups, after their record is durable. O(groups), if any has changed."""
         if self._unpublished:
             self.published, self._unpublished = tuple(group.figures() for group in self), False
 
     def snapshot(self) -> list[bytes]:
-        """Return each group as a message, encoded.
+        """Return each group as an encoded message.
 
-        O(bytes): tasks were encoded as they changed, for thousands would take too long at once.
+        O(bytes): each task is encoded when it changes, because thousands at once take too long.
         """
         return [_group_message(group).SerializeToString() + group.encoded() for group in self.groups.values()]
 
@@ -813,7 +809,7 @@ class Tasks:
             group.check()
 
     def __iter__(self) -> Iterator[TaskGroup]:
-        """Go through the groups, by name."""
+        """Iterate over the groups in the order of their names."""
         return iter(sorted(self.groups.values(), key=lambda group: group.name))
 
 
@@ -850,7 +846,7 @@ def restored_task(message: pb.Task) -> Task:
 
 
 def tag(version: int, nonce: bytes) -> str:
-    """Return what each output of a lease has in its name, and no output of any other lease.
+    """Return the part of an output's name that only outputs of one lease have.
 
     >>> tag(2, bytes(16))
     '2-00000000000000000000000000000000'
@@ -859,26 +855,28 @@ def tag(version: int, nonce: bytes) -> str:
 
 
 def digest(parts: Sequence[bytes]) -> bytes:
-    """Return a digest of several texts: whoever divides them otherwise gets another one."""
-    found = sha256()
+    """Return a digest of several texts, which depends on where one text ends."""
+    sha = sha256()
     for part in parts:
-        found.update(b"%d:" % len(part))
-        found.update(part)
-    return found.digest()[:16]
+        sha.update(b"%d:" % len(part))
+        sha.update(part)
+    return sha.digest()[:16]
 
 
-def _asked(lease: TaskLease, outputs: Sequence[str], of_outputs: bytes, successors: Sequence[NewTask]) -> bytes:
+def _request_digest(
+    lease: TaskLease, outputs: Sequence[str], of_outputs: bytes, successors: Sequence[NewTask]
+) -> bytes:
     after = [
         part
-        for each in successors
-        for part in (each.group.encode(), b"%d" % each.key.at, each.key.name.encode(), each.payload)
+        for successor in successors
+        for part in (successor.group.encode(), b"%d" % successor.key.at, successor.key.name.encode(), successor.payload)
     ]
     parts = [output.encode() for output in outputs]
     return digest([b"%d %d" % (lease.configuration_version, len(outputs)), *parts, of_outputs, *after])
 
 
 def _apply_passed(group: TaskGroup, through: int) -> None:
-    """Make one task for each interval up to a boundary; for MAX, one for all that is left."""
+    """Create one task for each interval up to a boundary; for MAX, one for all the rest."""
     whole = through == MAX or (through - group.next) % group.every == 0
     if not group.every or not whole or through <= group.next:
         msg = f"the intervals of {group.name!r} go on from {group.next}, and pass {through}"
@@ -890,7 +888,7 @@ def _apply_passed(group: TaskGroup, through: int) -> None:
 
 
 def _why_stale(task: Task | None, group: TaskGroup, lease: TaskLease) -> str:
-    """Return why a lease counts no more; empty: it does."""
+    """Return the reason why a lease counts no more; empty: the lease counts."""
     if task is None:
         return "there is no such task"
     worker = task.worker or "an unnamed worker"
@@ -941,7 +939,7 @@ def _group_message(group: TaskGroup) -> pb.TaskGroup:
 
 
 def _encoded(task: Task) -> bytes:
-    """Return a task as a group of it alone has it: to be put behind a group."""
+    """Return a task encoded as the only one of a group, to be appended to an encoded group."""
     message = pb.Task(
         key=_key_message(task.key),
         until_micros=task.until,
@@ -953,7 +951,7 @@ def _encoded(task: Task) -> bytes:
         epoch=task.epoch,
         outputs=task.outputs,
         digest=task.digest,
-        asked=task.asked,
+        asked=task.request_digest,
     )
     return pb.TaskGroup(tasks=[message]).SerializeToString()
 

@@ -11,8 +11,8 @@ MAX: Final = 2**63 - 1
 """Finished."""
 
 DAY: Final = 24 * 60 * 60 * 1_000_000
-"""Microseconds in a day: the default of how far a report may be ahead of the clock."""
+"""Microseconds in a day, the default of ``max_skew``."""
 
 ANY_SKEW: Final = 2**62 - 1
-"""Greatest ``max_skew`` there is, in microseconds: of what another authority has compared with its
+"""Greatest ``max_skew`` in microseconds, for values that another authority has compared with its
 clock."""

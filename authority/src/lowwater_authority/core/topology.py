@@ -553,8 +553,8 @@ class Topology:
             for name in () if reader.estimated else reader.inputs:
                 if self.is_estimated(name):
                     msg = (
-                        f"{reader.name} is exact and would read {name}, which is estimated: nobody promises its watermark. Register "
-                        f"{reader.name} as estimated too, or read what is exact."
+                        f"{reader.name} is exact and would read {name}, whose watermark is only an estimate. Register "
+                        f"{reader.name} as estimated too, or read exact inputs."
                     )
                     raise errors.EstimatedInput(msg, metadata={"computation": reader.name, "input": name})
 
@@ -876,7 +876,7 @@ def _validate_slices(spec: Spec, field: str = "slices") -> None:
         fix = f"cut it into fewer slices, or read fewer inputs: each slice has all of them, and together they may have {MAX_SLICE_INPUTS}"
         _refuse(field, f"{slices} slices with {len(spec.inputs)} inputs each", fix)
     if slices and spec.all_pending:
-        fix = "leave one of the two out: a slice tells nobody of all records that are still to come"
+        fix = "leave one of the two out: slices do not report all records that are still to come"
         _refuse("all_pending", value=True, fix=fix)
 
 

@@ -71,7 +71,7 @@ class Cuts:
                 msg = f"the keys of {name} in its log and in the graph differ: the store has lost records of one of them. Reset {root.name}"
                 raise errors.Unavailable(msg, metadata={"computation": name})
             round_.touch(name, computation)
-            round_.fenced += computation.move_out(to)
+            round_.fenced += computation.hand_over(to)
             return to
 
         to = await self._requests.write(stage, alone=True, needs_root=False)
@@ -93,7 +93,7 @@ class Cuts:
                 return False  # the slice looks at the graph again
             round_.touch(name, computation)
             if not computation.cut_version:  # else the store has lost only the graph's record of it
-                computation.take_in(state)
+                computation.receive(state)
             round_.topology = graph.received(name)
             return True
 
