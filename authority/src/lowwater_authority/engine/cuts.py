@@ -68,7 +68,7 @@ class Cuts:
             to = spec.taker
             smaller = bool(spec.span[1]) and (not end or spec.span[1] < end)
             if start != spec.span[0] or not smaller or (to and root.span_of(to) != (spec.span[1], end)):
-                msg = f"the keys of {name} in its log and in the graph differ: the store has lost records of one of them. Reset {root.name}"
+                msg = f"the log of {name} has other keys than its last cut left it: the store has lost records of it, or of the graph. Reset {root.name}"
                 raise errors.Unavailable(msg, metadata={"computation": name})
             round_.touch(name, computation)
             round_.fenced += computation.move_out(to)
@@ -84,7 +84,7 @@ class Cuts:
         spec = self._requests.topology.get(name)
         state = await self._handed_over(spec.source, name)
         if state is None:
-            msg = f"{spec.source} has not handed over the keys of {name} yet; try again"
+            msg = f"{spec.source} has not handed over yet what it knows of the keys of {name}"
             raise errors.Unavailable(msg, metadata={"computation": name, "source": spec.source})
 
         def stage(round_: Round) -> bool:
@@ -98,8 +98,8 @@ class Cuts:
             return True
 
         if await self._requests.write(stage, alone=True, needs_root=False):
-            facts = event("slice_taken_in", computation=name, source=spec.source)
-            log.info("%s has taken its keys over from %s", name, spec.source, extra=facts)
+            told = event("slice_taken_in", computation=name, source=spec.source)
+            log.info("%s has taken its keys over from %s", name, spec.source, extra=told)
 
     async def _handed_over(self, source: str, name: str) -> Snapshot | None:
         """Return the durable state that a slice has handed over, whichever shard serves that slice.
