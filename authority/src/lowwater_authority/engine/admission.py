@@ -75,7 +75,7 @@ class Gate(Generic[Ticket]):
 
     A ticket identifies a waiting caller. ``who`` is its principal; empty: unknown. The rate is
     measured only while the gate is at least half full, because otherwise it would be the rate of
-    arrivals. All methods are O(1).
+    arrivals. All methods are O(1). Half of the fields are figures for metrics.
     """
 
     def __init__(self, name: str, bound: int, line: int) -> None:

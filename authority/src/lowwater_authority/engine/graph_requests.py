@@ -265,7 +265,7 @@ class GraphRequests:
         return dropped
 
     def _is_unread(self, name: str) -> bool:
-        return self._takeover.is_damaged(name) or self._holdings.is_unwritten(name)
+        return self._takeover.is_damaged(name) or self._holdings.unwritten(name) is not None
 
     async def _refuse_unread(self, name: str, *, force: bool) -> None:
         """Refuse to drop a computation whose log is damaged, unless it is forced and not in use.

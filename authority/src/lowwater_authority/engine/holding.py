@@ -506,7 +506,7 @@ class Holding:
 
         Returns that durable state, None if it is held no longer, and the names of computations that
         were healed instead. If the store has lost published records, memory counts, with all staged
-        changes: reports of owners are true even if these were not acknowledged. Waits while the
+        changes: reports of owners are true even without an acknowledgement. Waits while the
         journal cannot be read or healed. Raises JournalFenced; JournalCorrupt or JournalVersion if
         memory has the only good copy, see :meth:`write_again`.
         """

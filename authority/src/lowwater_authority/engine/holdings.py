@@ -195,15 +195,6 @@ class Holdings:
         holding = self.served.get(name)
         return holding.unwritten if holding is not None else None
 
-    def is_unwritten(self, name: str) -> bool:
-        """Return whether memory and store may differ."""
-        return self.unwritten(name) is not None
-
-    def is_log_unreadable(self, name: str) -> bool:
-        """Return whether a computation stays in memory because its log cannot be read back."""
-        holding = self.served.get(name)
-        return holding is not None and holding.is_log_unreadable()
-
     def mending(self) -> list[asyncio.Task[None]]:
         """Return the tasks that repair computations whose memory and store differ."""
         return [holding.mending for holding in self._known.values() if holding.mending is not None]

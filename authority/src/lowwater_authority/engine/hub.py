@@ -66,7 +66,7 @@ class Subscription:
         self._woken = True
         _set(self._waiter)
 
-    async def take(self, timeout: float, interval: float = 0.0) -> dict[str, View | None]:  # noqa: ASYNC109 - no cancel
+    async def take(self, timeout: float, interval: float = 0.0) -> dict[str, View | None]:  # noqa: ASYNC109 - cancels nothing
         """Wait ``timeout`` seconds at most for changes, and take all of them by name.
 
         Changes within ``interval`` seconds after the last take wait for the end of these seconds,

@@ -54,7 +54,7 @@ class OwnerRequests:
     async def claim(
         self,
         name: str,
-        request: ClaimRequest,
+        claim: ClaimRequest,
         *,
         adopt: bool = False,
         incarnation: int = 0,
@@ -73,19 +73,19 @@ class OwnerRequests:
             nonlocal binds, life
             computation = self._requests.by_its_inputs(round_, name)
             life = computation.incarnation
-            bounded = self._bounded(name, request, away)
-            adopts = adopt and computation.identity not in (None, bounded.identity)
-            if not adopts or bounded.request_id in computation.granted:
+            request = self._bounded(name, claim, away)
+            adopts = adopt and computation.identity not in (None, request.identity)
+            if not adopts or request.request_id in computation.granted:
                 # Only a claim that divides ranges needs room: no repeat, none at a root, whose
                 # slices have the ranges, and none of foreign keys, which is refused.
-                divides = bounded.request_id not in computation.granted and not computation.spec.cut.starts
-                if divides and computation.has_keys(bounded.bounds[0], bounded.bounds[-1]):
-                    room(_ranges_with(computation.map, bounded.bounds))
-                binds = self._is_unbound(name, bounded, round_.wall)
+                divides = request.request_id not in computation.granted and not computation.spec.cut.starts
+                if divides and computation.has_keys(request.bounds[0], request.bounds[-1]):
+                    room(_ranges_with(computation.map, request.bounds))
+                binds = self._is_unbound(name, request, round_.wall)
                 if binds:
                     raise GivenUp
                 round_.touch(name, computation)
-                grant = computation.claim(bounded, round_.now, round_.wall)
+                grant = computation.claim(request, round_.now, round_.wall)
                 round_.fenced += grant.fenced
                 return grant
             # The new incarnation and its first claim are one record, so a repeat of the request
@@ -95,14 +95,14 @@ class OwnerRequests:
             permit(names)
             fresh = recovery.restarted(computation, changed.get(name))
             life = fresh.incarnation
-            room(_ranges_with(fresh.map, bounded.bounds))
-            grant = fresh.claim(bounded, round_.now, round_.wall)
+            room(_ranges_with(fresh.map, request.bounds))
+            grant = fresh.claim(request, round_.now, round_.wall)
             round_.change_graph(changed, self._served)
             round_.touch(name, fresh)
             return grant
 
         def inputs() -> Sequence[str]:
-            return self._requests.topology.get(name).inputs if self._revives(name, request) else ()
+            return self._requests.topology.get(name).inputs if self._revives(name, claim) else ()
 
         before = self._requests.topology.get(name).incarnation
 
@@ -110,16 +110,16 @@ class OwnerRequests:
             # The root is bound only after all other checks of the claim have passed, because a
             # refused worker must bind nothing.
             if binds:
-                await self._served.slices.bind(name, request.identity)
+                await self._served.slices.bind(name, claim.identity)
 
-        lows_of = inputs if len(request.bound_micros) else None
+        lows_of = inputs if len(claim.bound_micros) else None
         grant = await self._requests.write(stage, alone=adopt, first=bind, lows_of=lows_of, away=away)
         if self._requests.topology.get(name).incarnation != life:
             # The answer would name the current incarnation, and a caller would take the ended claim
             # for one of it.
             msg = f"{name} began a new incarnation before this claim of the last one was answered; ask again, and claim anew when it says so"
             raise errors.Unavailable(msg, metadata={"computation": name})
-        self._log_claim(name, request, grant, adopted=adopt and life > before)
+        self._log_claim(name, claim, grant, adopted=adopt and life > before)
         return grant
 
     def _is_unbound(self, name: str, request: ClaimRequest, wall: int) -> bool:

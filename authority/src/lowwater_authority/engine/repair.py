@@ -75,7 +75,7 @@ class Repair:
             else:
                 if computation is not None:
                     self._served.publish([computation])
-                if name in self._served and not self._holdings.is_unwritten(name):
+                if name in self._served and self._holdings.unwritten(name) is None:
                     log.info("%s is whole again, and goes on", name, extra=event("log_whole_again", computation=name))
 
     async def at_stop(self, name: str, mend: Callable[[], Awaitable[None]]) -> bool:

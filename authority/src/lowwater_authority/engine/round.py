@@ -515,8 +515,8 @@ class Rounds:
                             self._served.publish([computation])
                 if not lost or name in lost:
                     break
-            if holdings.is_log_unreadable(name):
-                self._repair.begin(holdings.served[name])
+            if (holding := holdings.served.get(name)) is not None and holding.is_log_unreadable():
+                self._repair.begin(holding)
                 counting.add(name)
         # Half a change counts nowhere, so its caller gets the same refusal as all others.
         return {name for name in counting if not holdings.is_torn(name)}

@@ -211,7 +211,7 @@ class Shard:
             if self.held.is_torn(name):
                 continue
             its_log = self.held.of(name).log
-            if its_log.behind and not self.held.is_unwritten(name):
+            if its_log.behind and self.held.unwritten(name) is None:
                 await logs.snapshot(its_log, partial(recovery.pieces, computation))
                 await logs.settle()
             elif readable:

@@ -81,6 +81,7 @@ class Slice:
     """One slice that this process serves.
 
     ``follow`` begins the task that reports to the root. All methods are called on the event loop.
+    The fields are many, but one state: an answer of the root changes several of them in one step.
     """
 
     def __init__(self, context: Context, computation: Computation, above: Above | None, claims: int = 0) -> None:
