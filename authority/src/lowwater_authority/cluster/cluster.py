@@ -1,6 +1,9 @@
-"""One shard among others: it beats, reads the view, takes over what the view gives it, and knows where the rest is.
+"""One shard among others.
 
-    beat -> view -> confirm what is held (let go of what others took, read the graph) -> take over what is missing
+It beats, reads the view, takes over what the view gives it, and knows where the rest is.
+
+    beat -> view -> confirm what is held (let go of what others took, read the graph)
+         -> take over what is missing
 
 A shard takes a computation over as soon as a newer view says so, and the former owner lets go of it
 only when the journal says that another shard took it. So fail-over, scale-out, scale-in and the
@@ -130,7 +133,7 @@ class Cluster:
     async def run(self) -> None:
         """Beat until :meth:`leave`.
 
-        Raises Replaced, JournalReplaced and the other errors after which this process must not go on.
+        Raises Replaced, JournalReplaced and other errors after which this process must not go on.
         """
         while not self._leaving:
             began = self._monotonic()
@@ -179,7 +182,10 @@ class Cluster:
         self._woken.set()
 
     async def leave(self) -> None:
-        """Hand over all that is served here before the process stops, or give up after ``HAND_OVER_SECONDS``."""
+        """Hand over all that is served here before the process stops.
+
+        It gives up after ``HAND_OVER_SECONDS``.
+        """
         self.stop()
         deadline = self._monotonic() + HAND_OVER_SECONDS
         try:
@@ -205,7 +211,9 @@ class Cluster:
         await self._peers.close()
 
     async def change(self, change: Callable[[View], View]) -> View:
-        """Change the view, as often as it takes when other shards change it too; return the new one.
+        """Change the view, as often as it takes when other shards change it too.
+
+        Return the new one.
 
         Raises JournalFailed and JournalUnknown.
         """
@@ -281,7 +289,10 @@ class Cluster:
         self._beaten = asyncio.Event()
 
     def _until_next(self, beats: Beats) -> float:
-        """Return the seconds until the next beat: fewer where a suspect is to be left out before the usual beat."""
+        """Return the seconds until the next beat.
+
+        There are fewer when a suspect is to be left out before the usual beat.
+        """
         silences = (beats.silence(member.id) / 1e6 for member in self._suspects.among(self.view.members))
         # A beat at the very moment would find the silence not over yet: a millisecond more.
         left = (self._pace.gone_after - silence + 0.001 for silence in silences if silence <= self._pace.gone_after)
@@ -323,7 +334,11 @@ class Cluster:
         return beats.silence(member.id) <= self._pace.dead_after * 1e6
 
     def _newest(self, view: View) -> View:
-        """Return the view to go on from: the store's, or the members and pins of this process if the store has lost views."""
+        """Return the view to go on from.
+
+        It is the store's view, or that of this process with the store's version if the store has
+        lost views.
+        """
         return view if view.version >= self._newest_version else replace(self.view, version=view.version)
 
     def _look(self, view: View) -> None:
@@ -458,7 +473,9 @@ class Cluster:
         return member is not None and member.address != self.me.address and member.took(owner.view)
 
     async def settle(self, names: Iterable[str], within: float) -> None:
-        """Wait while registered computations are at suspects: until those are left out, or beat again.
+        """Wait while registered computations are at suspects.
+
+        Until those are left out, or beat again.
 
         ``within``: seconds to wait at most. Raises Unavailable. Cost: nothing while there is no
         suspect, else one question to the store, however long the wait.

@@ -1,6 +1,7 @@
-"""What a shard asks of the others and of itself, and how: how far computations are that they serve.
+"""The client of a shard to other shards and to itself.
 
-And what its slices say to those that they are slices of.
+It asks for the watermarks of computations that they serve, and reports the slices of this shard to
+their roots.
 """
 
 from __future__ import annotations
@@ -27,39 +28,38 @@ if TYPE_CHECKING:
     from lowwater_authority.engine.roots import Asked, Told
 
 SAY_SECONDS: Final = 5.0
-"""How long a report of a slice is waited for at most. It stays staged, and goes out all the same;
-what the slice says next takes its place."""
+"""Seconds that a slice waits for the answer to its report. The report stays staged and is sent all
+the same, unless the next one takes its place."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerSettings(lowwater.Settings):
     """How this process reaches other shards, and itself. Not for other processes.
 
-    With certificates it shows its own pair, which mutual TLS wants of whoever connects, and trusts
-    what ``--peer-ca`` names; each new channel takes those in force. Other shards are checked by the
-    names that they advertise, as by any client.
+    With certificates it shows its own pair, which mutual TLS asks of every client, and trusts the
+    authorities of ``--peer-ca``; each new channel takes the pair in force. Other shards are checked
+    by the names that they advertise, as by any client.
     """
 
     certificates: Certificates | None = None
     own: str = ""
-    """The socket by which only this process reaches itself, if there is one. It never leaves the
-    machine, and lies in a folder that nobody else can enter: who could listen there could read the
-    key as well. TLS would have to be told not to mind the name on a certificate that is not for
-    127.0.0.1, and that certificate to be one for clients too, which public authorities no longer
-    sign."""
+    """Socket by which only this process reaches itself, if there is one; without TLS. It lies in a
+    folder that no other user can enter: a user who could listen there could read the key as well.
+    TLS would not work here: the certificate does not name 127.0.0.1, and public authorities no
+    longer sign certificates for clients."""
 
     @property
     def encrypted(self) -> bool:
-        """Whether channels use TLS."""
+        """True if channels use TLS."""
         return self.certificates is not None
 
     @property
     def edition(self) -> object:
-        """The pair in force."""
+        """Pair in force."""
         return None if self.certificates is None else self.certificates.current()
 
     def credentials_for(self, address: str) -> grpc.ChannelCredentials | None:
-        """What the channel to an address encrypts with; None without TLS."""
+        """Return the credentials of a channel to an address; None without TLS."""
         if self.certificates is None or (self.own and address == self.own):
             return None
         pair = self.certificates.current()
@@ -67,9 +67,9 @@ class PeerSettings(lowwater.Settings):
 
 
 class Peers:
-    """Asks by the client library, which finds the shards.
+    """Asks other shards by the client library, which finds them.
 
-    ``connect`` makes its client at the first question.
+    ``connect`` makes the client at the first question.
     """
 
     def __init__(self, connect: Callable[[], Client]) -> None:
@@ -86,7 +86,7 @@ class Peers:
             msg = f"the shards of {', '.join(names)} cannot be asked how far these are: {error}"
             raise errors.Unavailable(msg) from error
         except (errors.Unauthenticated, errors.PermissionDenied) as error:
-            msg = f"the shards of {', '.join(names)} do not know this one: LOWWATER_PEER_TOKEN must name the same token at all of them: {error}"
+            msg = f"the shards of {', '.join(names)} refuse this one: LOWWATER_PEER_TOKEN must name the same token at all of them: {error}"
             raise errors.Unavailable(msg) from error
         return {name: (view.incarnation, view.low.micros) for name, view in views.items()}
 
@@ -95,9 +95,7 @@ class Peers:
         worker = self._connected().worker(
             asked.root, name=asked.name, identity=asked.identity, generation=asked.generation, ordinal=asked.ordinal
         )
-        worker._claimant = replace(
-            worker._claimant, host=asked.host
-        )  # where it is reached, and not this machine's name
+        worker._claimant = replace(worker._claimant, host=asked.host)  # its address, and not the name of this machine
         try:
             lease = await worker.claim(*asked.span, bound=Watermark(asked.bound), timeout=SAY_SECONDS)
         except BaseException as error:
@@ -123,13 +121,16 @@ class Peers:
         return self._client
 
     async def close(self) -> None:
-        """Let go of the client."""
+        """Close the client."""
         if self._client is not None:
             await self._client.close()
 
 
 class RangeThere:
-    """The range of a slice at a root that another process serves: a lease, whose states say what the slice's log knows and not what the lease was told."""
+    """The range of a slice at a root that another process serves.
+
+    It is a lease whose reports are made from the log of the slice, not from calls of a worker.
+    """
 
     def __init__(self, worker: Worker, lease: Lease, span: tuple[bytes, bytes]) -> None:
         self._worker = worker
@@ -150,9 +151,9 @@ class RangeThere:
         state, reporter = self._lease._state, self._lease._runtime.reporter
         with reporter.guard:
             if told.kept:
-                state.whole_lateness = _told_lateness(told.kept)
+                state.whole_lateness = lateness_of(told.kept)
             if mass is not None:
-                state.whole_mass = _told_mass(mass)
+                state.whole_mass = _mass_of(mass)
             state.advance(
                 Fold(MAX, (), *told.fold),
                 told.low,
@@ -170,7 +171,7 @@ class RangeThere:
         """See Range."""
         lease, runtime = self._lease, self._lease._runtime
         call = runtime.calls.vouch(lease.computation, lease.sequencer, Watermark(told.vouched), None)
-        call.request.input_version = told.fold.input_version  # those of the slice's log, which no Inputs were read for
+        call.request.input_version = told.fold.input_version  # from the log of the slice: no Inputs were read
         call.request.input_incarnations.extend(told.fold.input_incarnations)
         await runtime.call(call, SAY_SECONDS)
 
@@ -182,22 +183,22 @@ class RangeThere:
 
     def close(self) -> None:
         """See Range."""
-        self._worker.closed = True  # without waiting for what it has said
+        self._worker.closed = True  # without waiting for its last report
         state, reporter = self._lease._state, self._lease._runtime.reporter
         with reporter.changed:
-            state.lose(None, "its slice says no more by it")
-            reporter.changed.notify_all()  # whoever waits for an answer to what it said would wait in vain
+            state.lose(None, "its slice has closed it")
+            reporter.changed.notify_all()  # a caller that waits for an answer would wait in vain
         reporter.remove(state)
 
 
-def _told_mass(mass: Mass) -> lease.Mass:
-    others = tuple((each.recent, tuple(each.frontiers.items())) for each in mass.others)
+def _mass_of(mass: Mass) -> lease.Mass:
+    others = tuple((other.recent, tuple(other.frontiers.items())) for other in mass.others)
     starts, counts = tuple(mass.starts.tolist()), tuple(mass.counts.tolist())
     return lease.Mass(starts, counts, mass.recent, tuple(mass.frontiers.items()), others, unknown=mass.unknown)
 
 
-def _told_lateness(kept: tuple[tuple[int, int, int, int], ...]) -> Lateness:
-    """Return how a slice keeps its lateness budgets, as a lease tells it."""
-    records = max(records for _, _, records, _ in kept)
-    late = tuple((ppm, behind, micros) for ppm, micros, _, behind in kept)
+def lateness_of(budgets: tuple[tuple[int, int, int, int], ...]) -> Lateness:
+    """Return the lateness budgets of a slice in the form of a lease."""
+    records = max(records for _, _, records, _ in budgets)
+    late = tuple((ppm, behind, micros) for ppm, micros, _, behind in budgets)
     return Lateness(((0, records),) if records else (), MIN, MIN, late)

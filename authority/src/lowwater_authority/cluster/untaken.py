@@ -32,10 +32,13 @@ class _Waiting:
     """One computation that another shard should have taken over by the last look."""
 
     whole_until: int = 0
-    """Position up to which the log was to be written whole when that was first asked for; 0 before."""
+    """Last position of the log when it was first to be written whole; 0 before."""
 
     def due(self, log: Log) -> bool:
-        """Return whether the log is to be written whole: it has records behind its snapshot, and none was written yet."""
+        """Return whether the log is to be written whole.
+
+        It has records behind its snapshot, and none was written yet.
+        """
         return bool(log.behind) and not 0 < self.whole_until <= log.snapshot_position
 
 

@@ -1,4 +1,7 @@
-"""``lowwater serve``, from its first instruction: what it imports takes long, and it may be told to stop meanwhile."""
+"""``lowwater serve``, from its first instruction.
+
+Its imports take long, and a stop may come meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns the exit code; raises SystemExit for a stop before it serves.
 
-    The first process of a container gets no signal that it has no handler for: one that came before
-    would be lost, and whoever sent it would wait until it kills. These handlers hold until the
-    event loop has its own.
+    The first process of a container gets only signals that it has a handler for. An earlier signal
+    would be lost, and its sender would wait until it kills the process. These handlers are in force
+    until the event loop has its own.
     """
     before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -29,5 +32,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def leave(_number: int, _frame: object) -> NoReturn:
-    """End before anything is served."""
+    """End the process before it serves."""
     raise SystemExit(0)
