@@ -213,9 +213,7 @@ class Cluster:
     async def change(self, change: Callable[[View], View]) -> View:
         """Change the view, as often as it takes when other shards change it too.
 
-        Return the new one.
-
-        Raises JournalFailed and JournalUnknown.
+        Return the new one. Raises JournalFailed and JournalUnknown.
         """
         while True:
             view, beats = await self._directory.beat(self.me.id)
@@ -228,10 +226,9 @@ class Cluster:
     async def unpin_dropped(self) -> None:
         """End the pins of dropped computations.
 
-        Raises JournalFailed, JournalUnknown, JournalCorrupt, and Unavailable.
-
-        The graph is read after the view, and the view is replaced only if no shard has changed it.
-        Otherwise this could end a pin that was set since, for a new registration of the same name.
+        Raises JournalFailed, JournalUnknown, JournalCorrupt, and Unavailable. The graph is read
+        after the view, and the view is replaced only if no shard has changed it. Otherwise this
+        could end a pin that was set since, for a new registration of the same name.
         """
         view, beats = await self._directory.beat(self.me.id)
         await self._shard.confirmation.confirm(())
@@ -310,11 +307,9 @@ class Cluster:
     def _has_rival(self, view: View, beats: Beats) -> bool:
         """Return whether another process has the address of this one, and is not known to be dead.
 
-        Raises Replaced when it beats.
-
-        A process that joined earlier, was frozen and woke up may have taken the address back while
-        the store did not hear of this one: it gives way. A store that has lost views may name a
-        process that is dead: it stays silent.
+        Raises Replaced when it beats. A process that joined earlier, was frozen and woke up may
+        have taken the address back while the store did not hear of this one: it gives way. A store
+        that has lost views may name a process that is dead: it stays silent.
         """
         member = view.at(self.me.address)
         if not self._joined or member is None or member.id == self.me.id or 0 < member.joined < self.me.joined:
@@ -475,10 +470,9 @@ class Cluster:
     async def settle(self, names: Iterable[str], within: float) -> None:
         """Wait while registered computations are at suspects.
 
-        Until those are left out, or beat again.
-
-        ``within``: seconds to wait at most. Raises Unavailable. Cost: nothing while there is no
-        suspect, else one question to the store, however long the wait.
+        It waits until the suspects are left out, or beat again. ``within``: seconds to wait at
+        most. Raises Unavailable. Cost: nothing while there is no suspect, else one question to the
+        store, however long the wait.
         """
         if not any(self._suspects.among(self.view.members)):
             return

@@ -44,21 +44,17 @@ class Directory(ABC):
     async def beat(self, member_id: str) -> tuple[View, Beats]:
         """Note that a shard lives, member or not.
 
-        Return the view, of version 0 before the first, and all beats.
-
-        Cost: one round trip, which waits for no journal write. Raises JournalFailed, JournalUnknown
-        and JournalCorrupt.
+        Return the view, of version 0 before the first, and all beats. Cost: one round trip, which
+        waits for no journal write. Raises JournalFailed, JournalUnknown and JournalCorrupt.
         """
 
     @abstractmethod
     async def propose(self, view: View, *, over: int) -> bool:
         """Replace the view if the version of the present one is still ``over``.
 
-        Return whether it was.
-
-        Call ``View.dated`` first (``proposal`` did). Beats of shards that are no members of the new
-        view are forgotten; a member without a beat gets one now. Raises JournalFailed and
-        JournalUnknown.
+        Return whether it was. Call ``View.dated`` first (``proposal`` did). Beats of shards that
+        are no members of the new view are forgotten; a member without a beat gets one now. Raises
+        JournalFailed and JournalUnknown.
         """
 
     @abstractmethod

@@ -210,8 +210,6 @@ def proposal(
 def _weight(address: str, computation: str) -> tuple[bytes, str]:
     """Return the weight of a shard for a computation.
 
-    It is random, but the same in all releases, which must agree.
-
-    An address holds no line break.
+    It is random, but the same in all releases, which must agree. An address holds no line break.
     """
     return blake2b(f"{address}\n{computation}".encode(), digest_size=8).digest(), address

@@ -76,11 +76,10 @@ return {{'OK'}}
 class RedisDirectory(Directory):
     """The contract over Redis, on a connection of its own.
 
-    An append that waits for replicas holds up no beat.
-
-    ``url``, ``namespace`` and ``timeout``, in seconds, are those of RedisJournal, and raise the
-    same ValueErrors. A beat is given up after ``timeout``, which should be well below
-    ``dead_after``. ``dead_after``, in microseconds, is the same for all shards.
+    An append that waits for replicas holds up no beat. ``url``, ``namespace`` and ``timeout``, in
+    seconds, are those of RedisJournal, and raise the same ValueErrors. A beat is given up after
+    ``timeout``, which should be well below ``dead_after``. ``dead_after``, in microseconds, is the
+    same for all shards.
     """
 
     def __init__(self, url: str, *, namespace: str = "default", timeout: float = 1.0, dead_after: int) -> None:

@@ -15,11 +15,10 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the authority until it is told to stop.
 
-    Returns the exit code; raises SystemExit for a stop before it serves.
-
-    The first process of a container gets only signals that it has a handler for. An earlier signal
-    would be lost, and its sender would wait until it kills the process. These handlers are in force
-    until the event loop has its own.
+    Returns the exit code; raises SystemExit for a stop before it serves. The first process of a
+    container gets only signals that it has a handler for. An earlier signal would be lost, and its
+    sender would wait until it kills the process. These handlers are in force until the event loop
+    has its own.
     """
     before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -172,9 +172,7 @@ def add_expect_deployment(parse: argparse.ArgumentParser) -> None:
 def refuse_password(given: str, where: str, fix: str) -> None:
     """Raise ValueError when an argument is a URL with a password in it.
 
-    The message quotes nothing of it.
-
-    ``fix`` says where else to put the password.
+    The message quotes nothing of it. ``fix`` says where else to put the password.
 
     >>> refuse_password("redis://lowwater@redis:6379", "--store", "")
     >>> refuse_password("rediss://redis:6379?ssl_keyfile=key.pem", "--store", "")

@@ -1,9 +1,7 @@
 """The interface of a journal and its durability contract.
 
-What each store promises and what it refuses.
-
-The design is system prevalence: state lives in memory, every change is logged before it is shown,
-and snapshots bound the replay.
+It says what each store promises and what it refuses. The design is system prevalence: state lives
+in memory, every change is logged before it is shown, and snapshots bound the replay.
 
 A caller of ``append`` or ``snapshot`` needs to know one thing first: is it written?
 ``JournalFailed``, ``JournalPosition``, ``JournalLost`` and ``JournalFenced`` say surely not,
@@ -26,9 +24,8 @@ class JournalError(Exception):
 class JournalFailed(JournalError):
     """Surely nothing was written: disk full, read-only, no directory.
 
-    Roll back and refuse the callers.
-
-    A later attempt may succeed; the message says what an operator has to do.
+    Roll back and refuse the callers. A later attempt may succeed; the message says what an operator
+    has to do.
     """
 
 
@@ -337,12 +334,10 @@ class Journal(ABC):
     async def take(self, log: str, *, view: int = 0, address: str = "", above: int = 0) -> Ownership:
         """Become the owner of a log until another process takes it.
 
-        Durable, by the strongest write.
-
-        The new epoch is greater than the log's and than ``above``. Load the log before writing to
-        it. Taking an own log again fences the calls before. Raises JournalOutvoted when the log was
-        taken under a view newer than ``view``, JournalLost, JournalFailed, and JournalUnknown: the
-        log may be taken, which does no harm; call again.
+        Durable, by the strongest write. The new epoch is greater than the log's and than ``above``.
+        Load the log before writing to it. Taking an own log again fences the calls before. Raises
+        JournalOutvoted when the log was taken under a view newer than ``view``, JournalLost,
+        JournalFailed, and JournalUnknown: the log may be taken, which does no harm; call again.
         """
 
     @abstractmethod
@@ -356,10 +351,9 @@ class Journal(ABC):
     def ownership(self, log: str) -> Ownership:
         """Return the ownership by which this process writes a log.
 
-        ``Ownership()`` for a log that it does not own.
-
-        It is what ``take`` or ``restore`` returned last; the store may have another owner by now.
-        Cost: one look into a dict.
+        The result is ``Ownership()`` for a log that it does not own, else what ``take`` or
+        ``restore`` returned last; the store may have another owner by now. Cost: one look into a
+        dict.
         """
 
     @abstractmethod
@@ -390,7 +384,7 @@ class Journal(ABC):
     def acknowledged(self, log: str) -> End:
         """Return the end of an own log, or of ``GRAPH``, that this process has read or written.
 
-        ``End()`` when it knows nothing of the log. Cost: one look into a dict.
+        The result is ``End()`` when it knows nothing of the log. Cost: one look into a dict.
         """
 
     @abstractmethod
@@ -437,12 +431,10 @@ class Journal(ABC):
     async def snapshot(self, log: str, position: int, payload: bytes, *, newest: bool = False) -> None:
         """Replace everything up to and including ``position`` by ``payload``, in one step.
 
-        ``newest`` as in Entry.
-
-        A snapshot at or before the position of the present one changes nothing and succeeds: the
-        present one covers it. Raises like ``append``; JournalPosition when the log does not reach
-        ``position``. Appends to all logs go on meanwhile; a snapshot of any size holds them up only
-        for milliseconds.
+        ``newest`` is that of Entry. A snapshot at or before the position of the present one changes
+        nothing and succeeds: the present one covers it. Raises like ``append``; JournalPosition
+        when the log does not reach ``position``. Appends to all logs go on meanwhile; a snapshot of
+        any size holds them up only for milliseconds.
 
         In ``GRAPH``, ``position`` is the end as this process knows it. JournalPosition is raised
         when the store has another record there than this process has appended or read: otherwise
@@ -463,12 +455,10 @@ class Journal(ABC):
     ) -> Ownership:
         """Heal a log of which the store has lost a part.
 
-        The log becomes a snapshot at ``position``, and nothing else.
-
-        ``position`` is above the end that was acknowledged to this process, and above the end in
-        the store. The same step makes this process the owner, with an epoch above all that it and
-        the store know; ``GRAPH`` stays without one. A server token that is lost is written again.
-        Durable, by the strongest write.
+        The log becomes a snapshot at ``position``, and nothing else. ``position`` is above the end
+        that was acknowledged to this process, and above the end in the store. The same step makes
+        this process the owner, with an epoch above all that it and the store know; ``GRAPH`` stays
+        without one. A server token that is lost is written again. Durable, by the strongest write.
 
         With ``over`` the log is replaced only if it still ends there. Otherwise records would be
         dropped that other processes appended to ``GRAPH`` after ``payload`` was made.

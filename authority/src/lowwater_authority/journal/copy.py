@@ -164,9 +164,8 @@ class Copy:
     async def _is_done(self) -> bool:
         """Return whether the target is this copy already.
 
-        The last write may be repeated, or was of unknown outcome.
-
-        Raises TargetNotEmpty unless the target is this copy, an unfinished one, or empty.
+        The last write may be repeated, or was of unknown outcome. Raises TargetNotEmpty unless the
+        target is this copy, an unfinished one, or empty.
         """
         with speaking_of(self._target_name):
             present = await self._target.logs()

@@ -206,9 +206,8 @@ class RedisDatabase:
     ) -> dict[str, Ownership | JournalError]:
         """Become the owner of logs.
 
-        Return the new ownership of each, or its error, JournalOutvoted too.
-
-        Each epoch is above the one that ``claims`` names.
+        Return the new ownership of each, or its error, JournalOutvoted too. Each epoch is above the
+        one that ``claims`` names.
         """
         outcomes: dict[str, Ownership | JournalError] = {}
         while pending := {log: believed[log] for log in claims if log not in outcomes}:
@@ -242,7 +241,7 @@ class RedisDatabase:
     ) -> Ownership | JournalError | None:
         """Return the new ownership of a log, or its error.
 
-        None: another process has taken it meanwhile.
+        The result is None when another process has taken the log meanwhile.
         """
         if isinstance(reply, JournalError):
             return reply
@@ -295,9 +294,7 @@ class RedisDatabase:
     async def settle(self, log: str, state: LogState) -> bool:
         """Make a log durable up to the end that was read.
 
-        Return False when the log has lost that end.
-
-        Raises JournalUnknown.
+        Return False when the log has lost that end. Raises JournalUnknown.
         """
         keys = [self._keys.deployment, self._keys.meta(log), self._keys.records(log)]
         reply = await self._exchange.write(SETTLE, keys, [self._token, *state.end], strong=True)

@@ -472,11 +472,10 @@ class RedisExchange:
     async def _replicated(self, settings: RedisSettings, info: Any) -> str:
         """Wait for replicas that the barrier of a strong entry did not count.
 
-        Return why the entry may still be lost, or "".
-
-        ``settings`` are those that the barrier was made from, ``info`` is the server's list of
-        replicas behind the entry. A replica that connected after the settings were read may be the
-        next master: if it had not the entry, a fail-over would lose it.
+        Return why the entry may still be lost, or "". ``settings`` are those that the barrier was
+        made from, ``info`` is the server's list of replicas behind the entry. A replica that
+        connected after the settings were read may be the next master: if it had not the entry, a
+        fail-over would lose it.
         """
         if isinstance(info, RedisError):
             return f"{self.link.address} has it, but does not say which replicas it has: {info}"
@@ -515,10 +514,9 @@ class RedisExchange:
     async def _current(self, *, strong: bool) -> RedisSettings:
         """Return the settings of the server that the next write goes to.
 
-        A new connection may lead to another server.
-
-        Raises JournalFailed while that server may evict the journal, is a replica, or is too old.
-        Such a server is asked again each time, so that a change is seen at once.
+        A new connection may lead to another server. Raises JournalFailed while that server may
+        evict the journal, is a replica, or is too old. Such a server is asked again each time, so
+        that a change is seen at once.
         """
         settings = self._settings
         old = strong and time.perf_counter() - self._settings_read_at > _SETTINGS_SECONDS

@@ -109,9 +109,8 @@ class Aside:
 class Takes:
     """Takes logs that this process does not own yet.
 
-    Calls that come while others wait share one round trip.
-
-    An error of one log is raised to its caller only; the silence of the store to all callers.
+    Calls that come while others wait share one round trip. An error of one log is raised to its
+    caller only; the silence of the store to all callers.
     """
 
     def __init__(self, aside: Aside, owned: Owned) -> None:

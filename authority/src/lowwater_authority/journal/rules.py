@@ -136,7 +136,7 @@ class Owned:
     def ownership(self, log: str) -> Ownership:
         """Return the ownership by which this process writes.
 
-        ``Ownership()`` for ``GRAPH`` and for logs of others.
+        The result is ``Ownership()`` for ``GRAPH`` and for logs of others.
 
         >>> owned = Owned(nonce=7)
         >>> owned.took("clicks", Ownership(epoch=3, nonce=99))
@@ -172,7 +172,7 @@ class Owned:
     def end(self, log: str) -> End:
         """Return the newest end that the store has returned or acknowledged.
 
-        ``End()`` before the first.
+        The result is ``End()`` before the first.
         """
         return self._ends.get(log, End())
 
@@ -233,10 +233,8 @@ def refuse_lost(believed: Mapping[str, LogState], actual: Mapping[str, LogState]
 def _lacks(actual: End, acknowledged: End) -> bool:
     """Return whether a log lacks what was acknowledged.
 
-    It is shorter, or ends there with another record.
-
-    A longer log is not judged: other processes may have appended to the graph. A process that reads
-    the graph compares it with its own.
+    It is shorter, or ends there with another record. A longer log is not judged: other processes
+    may have appended to the graph. A process that reads the graph compares it with its own.
     """
     return actual.last < acknowledged.last or (actual.last == acknowledged.last and actual.tail != acknowledged.tail)
 

@@ -176,11 +176,9 @@ class SqliteJournal(Journal):
     async def load(self, log: str, *, known: LoadedLog | None = None, durable: bool = True) -> LoadedLog:
         """See Journal. The log is read whole each time.
 
-        A single process has no reason to read twice.
-
-        Readable records are durable: SQLite shows a transaction once its commit is synced. Frames
-        that a killed process has left unsynced in the write-ahead log are synced together with the
-        epoch that ``open`` writes.
+        A single process has no reason to read twice. Readable records are durable: SQLite shows a
+        transaction once its commit is synced. Frames that a killed process has left unsynced in the
+        write-ahead log are synced together with the epoch that ``open`` writes.
         """
         del known, durable
         loaded, end = await self._run(self._database.load, log, self._owned.states([log]))
@@ -465,7 +463,7 @@ class SqliteDatabase:
     ) -> int | None:
         """Return the key of a log that gets a snapshot.
 
-        None when the present one reaches as far.
+        The result is None when the present one reaches as far.
         """
         with translated(self.path):
             return self._snapshot_key(log, position, believed, record)
@@ -661,7 +659,7 @@ class SqliteDatabase:
     ) -> int | None:
         """Return the key of a log that may get a snapshot.
 
-        None when it has one that reaches as far.
+        The result is None when it has one that reaches as far.
         """
         row = self._judge(believed)[log]
         if not 1 <= position <= row.last:
@@ -690,9 +688,7 @@ class SqliteDatabase:
     def _purge_some(self, log: str, key: int, position: int, *, staged: bool = False) -> bool:
         """Remove a little of what the snapshot at ``position`` covers.
 
-        Return whether there may be more.
-
-        With ``staged`` unfinished snapshots are removed, too.
+        Return whether there may be more. With ``staged`` unfinished snapshots are removed, too.
         """
         others = "!=" if staged else "<"
         for sql in (
