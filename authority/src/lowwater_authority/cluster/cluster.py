@@ -257,9 +257,9 @@ class Cluster:
             await self._beat_once()
 
     async def _beat_once(self) -> None:
-        gone = set(self._lifelines.gone)
+        dead_ids = set(self._lifelines.gone)
         view, beats = await self._directory.beat(self.me.id)
-        self._suspects.heard(beats, gone)
+        self._suspects.take_in(beats, dead_ids)
         self.contact.answered()
         if self._shard.held.graph_unread:
             # A shard that read the graph before it was damaged looks at it again only when it hears
@@ -292,8 +292,8 @@ class Cluster:
         """
         silences = (beats.silence(member.id) / 1e6 for member in self._suspects.among(self.view.members))
         # A beat at the very moment would find the silence not over yet: a millisecond more.
-        left = (self._pace.gone_after - silence + 0.001 for silence in silences if silence <= self._pace.gone_after)
-        return min((self._pace.beat, *left))
+        waits = (self._pace.gone_after - silence + 0.001 for silence in silences if silence <= self._pace.gone_after)
+        return min((self._pace.beat, *waits))
 
     def _hears_stranger(self, view: View, beats: Beats) -> bool:
         """Return whether a process beats that is no member.

@@ -48,8 +48,8 @@ class Untaken:
     ``mine`` says whether a computation is to be served here; ``monotonic`` returns seconds.
     """
 
-    def __init__(self, held: Holdings, mine: Callable[[str], bool], monotonic: Callable[[], float]) -> None:
-        self._held = held
+    def __init__(self, holdings: Holdings, mine: Callable[[str], bool], monotonic: Callable[[], float]) -> None:
+        self._holdings = holdings
         self._mine = mine
         self._monotonic = monotonic
         self._look_at = float("-inf")
@@ -67,14 +67,18 @@ class Untaken:
         if self._monotonic() < self._look_at:
             return []
         self._look_at = self._monotonic() + LOOK_SECONDS
-        held = self._held
-        state = held.view, held.topology.version, held.let_gone
-        before, names = self._waiting, self._waiting if state == self._state else held.served
+        holdings = self._holdings
+        state = holdings.view, holdings.topology.version, holdings.let_gone
+        before, names = self._waiting, self._waiting if state == self._state else holdings.served
         self._waiting = {
-            name: before.get(name) or _Waiting() for name in names if name in held.served and not self._mine(name)
+            name: before.get(name) or _Waiting() for name in names if name in holdings.served and not self._mine(name)
         }
         self._state = state
-        late = [held.served[name] for name in self._waiting.keys() & before.keys() if self._is_due(held.served[name])]
+        late = [
+            holdings.served[name]
+            for name in self._waiting.keys() & before.keys()
+            if self._is_due(holdings.served[name])
+        ]
         late.sort(key=lambda holding: (holding.log.refused, holding.name))
         for holding in late[:WHOLE_AT_ONCE]:
             waiting = self._waiting[holding.name]
