@@ -79,8 +79,7 @@ class Cluster:
         self.me = me
         self.view = View()
         self.contact = Contact(pace := Pace(dead_after), monotonic)
-        self.unserved: Unserved
-        """What this shard is to serve and does not yet; there once it has joined."""
+        self.unserved = Unserved(self.mine)
         self.next_beat = pace.beat
         """Seconds from the last beat to the next one."""
         self._directory = directory
@@ -122,7 +121,6 @@ class Cluster:
         Returns also when :meth:`leave` is called before. Raises as :meth:`run`.
         """
         self._shard = shard
-        self.unserved = Unserved(shard, self.mine)
         self._untaken = Untaken(shard.held, self.mine, self._monotonic)
         shard.held.address = self.me.address
         while not self._leaving and self.view.member(self.me.id) is None:
@@ -374,7 +372,7 @@ class Cluster:
         if self._confirming.done():
             confirmed, self._confirming = self._confirming.result(), None
             if confirmed:
-                self.unserved.take_over()
+                self.unserved.take_over(self._shard)
 
     def _unreadable(self, reason: str) -> None:
         if count := self._quiet.count("membership", self._monotonic()):
