@@ -5,7 +5,7 @@ It beats, reads the view, takes over what the view gives it, and knows where the
     beat -> view -> confirm what is held (let go of what others took, read the graph)
          -> take over what is missing
 
-A shard takes a computation over as soon as a newer view says so, and the former owner lets go of it
+A shard takes a computation over as soon as a newer view says so. The former owner lets go of it
 only when the journal says that another shard took it. So fail-over, scale-out, scale-in and the
 return of a frozen process are one mechanism, and every computation is served in between.
 """

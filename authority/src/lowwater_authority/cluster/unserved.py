@@ -54,7 +54,7 @@ class Unserved:
         return [attempt.task for attempt in self._attempts.values() if attempt.task is not None]
 
     def take_over(self, shard: Shard) -> None:
-        """Begin to take over what ``shard`` is to serve and does not, as far as it has not begun."""
+        """Begin to take over what ``shard`` is to serve and does not, unless it has begun."""
         for attempt in self._attempts.values():
             if attempt.task is not None and attempt.task.done():
                 attempt.task.result()

@@ -3,7 +3,7 @@
 Redis may run alone, behind Sentinel, or in a Cluster.
 
 **One slot.** All keys of a journal carry one hash tag, ``{lowwater:NAMESPACE}``, so they share one
-slot of a cluster, and one script writes the entries of one ``append`` in all of their logs, or in
+slot of a cluster. So one script writes the entries of one ``append`` in all of their logs, or in
 none. A tag for each computation would spread a deployment over a cluster, but no script spans
 slots: ``append`` could promise atomicity for each log only. A round appends the records of several
 computations and of the pipeline graph in one call and publishes them together; it would have to
