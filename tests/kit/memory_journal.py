@@ -518,4 +518,4 @@ class MemoryJournal(Journal):
         if not found:
             raise JournalLost({log: (mine.last, 0) for log, mine in believed.items()})
         if found != self.server_token:
-            raise JournalReplaced(expected=self.server_token, found=found)
+            raise JournalReplaced(expected=self.server_token, actual=found)

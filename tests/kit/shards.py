@@ -185,7 +185,7 @@ class One:
         """One turn of Cluster.run, which here waits for what it takes."""
         await self.hear()
         if await self.cluster.confirm():
-            self.cluster.unserved.take_over()
+            self.cluster.unserved.take_over(self.shard)
             if self.cluster.unserved.tasks:
                 await asyncio.wait(self.cluster.unserved.tasks)
         self.cluster.contact.judge()

@@ -423,7 +423,7 @@ async def test_callers_are_told_when_a_round_cannot_be_undone(
     one, grants = await serving(deployment, "x")
 
     async def fails(_: object) -> None:
-        raise JournalReplaced(expected="this", found="that")
+        raise JournalReplaced(expected="this", actual="that")
 
     monkeypatch.setattr(one.shard.rounds, "_roll_back", fails)
     one.faults.ends["append"] = [Outcome.FAILED]

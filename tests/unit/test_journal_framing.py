@@ -65,7 +65,7 @@ def test_a_newer_format_asks_for_an_upgrade() -> None:
         JournalVersion, match=rf"position 7 has format {FORMAT + 1}.*upgrade lowwater-authority"
     ) as refused:
         decode("clicks", 7, frame)
-    assert (refused.value.found, refused.value.supported) == (FORMAT + 1, FORMAT)
+    assert (refused.value.stored, refused.value.supported) == (FORMAT + 1, FORMAT)
 
 
 def rows(count: int, *, epochs: list[int] | None = None, log: str = "a") -> list[tuple[int, bytes]]:

@@ -15,7 +15,7 @@ from lowwater import errors
 from lowwater.core.columns import Column
 from lowwater.core.fold import Fold
 from lowwater.core.lease import LeaseState
-from lowwater_authority.cluster.peers import _lateness_of
+from lowwater_authority.cluster.peers import lateness_of
 from lowwater_authority.core.budget import Lateness
 from lowwater_authority.core.computation import LARGEST_EPOCH
 from lowwater_authority.core.cut import Cut
@@ -334,7 +334,7 @@ async def test_an_acknowledgement_covers_no_report_in_front_of_it_that_waits(fir
 
 def test_a_lease_tells_how_a_slice_keeps_its_budgets_and_not_what_it_counts_itself() -> None:
     state = LeaseState("a", 1, Column(1, MIN), reference=MIN, budgets={50_000: MIN})
-    state.whole_lateness = _lateness_of(((50_000, 5, 10, 1),))
+    state.whole_lateness = lateness_of(((50_000, 5, 10, 1),))
     state.advance(Fold(MAX, (), 1, ()), 7, now=0.0)
     assert state.arrivals is not None
     state.arrivals.raise_marks({50_000: 3})

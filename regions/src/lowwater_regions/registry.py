@@ -103,7 +103,7 @@ class Registry:
             except NewerFormat as error:
                 what = f"log {LOG!r} at position {position}"
                 package = "lowwater-regions"
-                raise JournalVersion(what, found=error.number, supported=FORMAT, package=package) from error
+                raise JournalVersion(what, stored=error.number, supported=FORMAT, package=package) from error
             except UNREADABLE as error:
                 raise JournalCorrupt(LOG, position, f"it cannot be read: {error}") from error
         self.position, self._behind = loaded.last, len(loaded.records)

@@ -1,1 +1,4 @@
-"""Who the living shards are, and which of them serves what: ``membership`` decides, a ``Directory`` keeps it."""
+"""The living shards, and which of them serves what.
+
+``membership`` decides, a ``Directory`` stores.
+"""

@@ -1,8 +1,11 @@
-"""One shard among others: it beats, reads the view, takes over what the view gives it, and knows where the rest is.
+"""One shard among others.
 
-    beat -> view -> confirm what is held (let go of what others took, read the graph) -> take over what is missing
+It beats, reads the view, takes over what the view gives it, and knows where the rest is.
 
-A shard takes a computation over as soon as a newer view says so, and the former owner lets go of it
+    beat -> view -> confirm what is held (let go of what others took, read the graph)
+         -> take over what is missing
+
+A shard takes a computation over as soon as a newer view says so. The former owner lets go of it
 only when the journal says that another shard took it. So fail-over, scale-out, scale-in and the
 return of a frozen process are one mechanism, and every computation is served in between.
 """
@@ -77,8 +80,7 @@ class Cluster(Placement):
         self.me = me
         self.view = View()
         self.contact = Contact(pace := Pace(dead_after), monotonic)
-        self.unserved: Unserved
-        """What this shard is to serve and does not yet; there once it has joined."""
+        self.unserved = Unserved(self.mine)
         self.next_beat = pace.beat
         """Seconds from the last beat to the next one."""
         self._directory = directory
@@ -120,7 +122,6 @@ class Cluster(Placement):
         Returns also when :meth:`leave` is called before. Raises as :meth:`run`.
         """
         self._shard = shard
-        self.unserved = Unserved(shard, self.mine)
         self._untaken = Untaken(shard.held, self.mine, self._monotonic)
         shard.held.logs.address = self.me.address
         while not self._leaving and self.view.member(self.me.id) is None:
@@ -131,7 +132,7 @@ class Cluster(Placement):
     async def run(self) -> None:
         """Beat until :meth:`leave`.
 
-        Raises Replaced, JournalReplaced and the other errors after which this process must not go on.
+        Raises Replaced, JournalReplaced and other errors after which this process must not go on.
         """
         while not self._leaving:
             began = self._monotonic()
@@ -180,7 +181,10 @@ class Cluster(Placement):
         self._woken.set()
 
     async def leave(self) -> None:
-        """Hand over all that is served here before the process stops, or give up after ``HAND_OVER_SECONDS``."""
+        """Hand over all that is served here before the process stops.
+
+        It gives up after ``HAND_OVER_SECONDS``.
+        """
         self.stop()
         deadline = self._monotonic() + HAND_OVER_SECONDS
         try:
@@ -206,9 +210,9 @@ class Cluster(Placement):
         await self._peers.close()
 
     async def change(self, change: Callable[[View], View]) -> View:
-        """Change the view, as often as it takes when other shards change it too; return the new one.
+        """Change the view, as often as it takes when other shards change it too.
 
-        Raises JournalFailed and JournalUnknown.
+        Return the new one. Raises JournalFailed and JournalUnknown.
         """
         while True:
             view, beats = await self._directory.beat(self.me.id)
@@ -221,10 +225,9 @@ class Cluster(Placement):
     async def unpin_dropped(self) -> None:
         """End the pins of dropped computations.
 
-        Raises JournalFailed, JournalUnknown, JournalCorrupt, and Unavailable.
-
-        The graph is read after the view, and the view is replaced only if no shard has changed it.
-        Otherwise this could end a pin that was set since, for a new registration of the same name.
+        Raises JournalFailed, JournalUnknown, JournalCorrupt, and Unavailable. The graph is read
+        after the view, and the view is replaced only if no shard has changed it. Otherwise this
+        could end a pin that was set since, for a new registration of the same name.
         """
         view, beats = await self._directory.beat(self.me.id)
         await self._shard.confirmation.confirm(())
@@ -253,9 +256,9 @@ class Cluster(Placement):
             await self._beat_once()
 
     async def _beat_once(self) -> None:
-        gone = set(self._lifelines.gone)
+        dead_ids = set(self._lifelines.gone)
         view, beats = await self._directory.beat(self.me.id)
-        self._suspects.heard(beats, gone)
+        self._suspects.take_in(beats, dead_ids)
         self.contact.answered()
         if self._shard.held.graph.unread:
             # A shard that read the graph before it was damaged looks at it again only when it hears
@@ -282,11 +285,14 @@ class Cluster(Placement):
         self._beaten = asyncio.Event()
 
     def _until_next(self, beats: Beats) -> float:
-        """Return the seconds until the next beat: fewer where a suspect is to be left out before the usual beat."""
+        """Return the seconds until the next beat.
+
+        There are fewer when a suspect is to be left out before the usual beat.
+        """
         silences = (beats.silence(member.id) / 1e6 for member in self._suspects.among(self.view.members))
         # A beat at the very moment would find the silence not over yet: a millisecond more.
-        left = (self._pace.gone_after - silence + 0.001 for silence in silences if silence <= self._pace.gone_after)
-        return min((self._pace.beat, *left))
+        waits = (self._pace.gone_after - silence + 0.001 for silence in silences if silence <= self._pace.gone_after)
+        return min((self._pace.beat, *waits))
 
     def _hears_stranger(self, view: View, beats: Beats) -> bool:
         """Return whether a process beats that is no member.
@@ -300,11 +306,9 @@ class Cluster(Placement):
     def _has_rival(self, view: View, beats: Beats) -> bool:
         """Return whether another process has the address of this one, and is not known to be dead.
 
-        Raises Replaced when it beats.
-
-        A process that joined earlier, was frozen and woke up may have taken the address back while
-        the store did not hear of this one: it gives way. A store that has lost views may name a
-        process that is dead: it stays silent.
+        Raises Replaced when it beats. A process that joined earlier, was frozen and woke up may
+        have taken the address back while the store did not hear of this one: it gives way. A store
+        that has lost views may name a process that is dead: it stays silent.
         """
         member = view.at(self.me.address)
         if not self._joined or member is None or member.id == self.me.id or 0 < member.joined < self.me.joined:
@@ -324,7 +328,11 @@ class Cluster(Placement):
         return beats.silence(member.id) <= self._pace.dead_after * 1e6
 
     def _newest(self, view: View) -> View:
-        """Return the view to go on from: the store's, or the members and pins of this process if the store has lost views."""
+        """Return the view to go on from.
+
+        It is the store's view, or that of this process with the store's version if the store has
+        lost views.
+        """
         return view if view.version >= self._newest_version else replace(self.view, version=view.version)
 
     def _look(self, view: View) -> None:
@@ -365,7 +373,7 @@ class Cluster(Placement):
         if self._confirming.done():
             confirmed, self._confirming = self._confirming.result(), None
             if confirmed:
-                self.unserved.take_over()
+                self.unserved.take_over(self._shard)
 
     def _unreadable(self, reason: str) -> None:
         if count := self._quiet.count("membership", self._monotonic()):
@@ -459,10 +467,11 @@ class Cluster(Placement):
         return member is not None and member.address != self.me.address and member.took(owner.view)
 
     async def settle(self, names: Iterable[str], within: float) -> None:
-        """Wait while registered computations are at suspects: until those are left out, or beat again.
+        """Wait while registered computations are at suspects.
 
-        ``within``: seconds to wait at most. Raises Unavailable. Cost: nothing while there is no
-        suspect, else one question to the store, however long the wait.
+        It waits until the suspects are left out, or beat again. ``within``: seconds to wait at
+        most. Raises Unavailable. Cost: nothing while there is no suspect, else one question to the
+        store, however long the wait.
         """
         if not any(self._suspects.among(self.view.members)):
             return

@@ -1,4 +1,4 @@
-"""When the store last answered this process, and what the process may no longer do when that is long ago."""
+"""The contact of a process with its store, and what the process may not do without it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class Contact:
         self.on_cut_off: Callable[[bool], None] = lambda _: None
         """Called with True when this process loses its store, with False when the store is back."""
         self.cut_off = False
-        """Whether the store has been silent for so long that other shards may serve what this process holds."""
+        """True while the store has been silent for so long that other shards may serve what this
+        process holds."""
         self._pace = pace
         self._monotonic = monotonic
         self._confirmed_at = monotonic()
@@ -44,7 +45,10 @@ class Contact:
         self._confirmed_at = self._monotonic()
 
     def judge(self) -> None:
-        """Decide whether this process is cut off: other shards take over what the store has not confirmed for ``dead_after``."""
+        """Decide whether this process is cut off.
+
+        Other shards take over what the store has not confirmed for ``dead_after``.
+        """
         cut_off = self._monotonic() - self._confirmed_at > self._pace.dead_after
         if cut_off != self.cut_off:
             log.warning(

@@ -1,4 +1,8 @@
-"""How a shard reads watermarks that other shards serve, and how its slices report to their roots."""
+"""The client of a shard to other shards and to itself.
+
+It asks for the watermarks of computations that they serve, and reports the slices of this shard to
+their roots.
+"""
 
 from __future__ import annotations
 
@@ -33,31 +37,30 @@ A report without an answer stays staged: it leaves later, or the next report rep
 class PeerSettings(lowwater.Settings):
     """How this process reaches other shards, and itself. Not for other processes.
 
-    With certificates it shows its own pair, which mutual TLS wants of whoever connects, and trusts
-    what ``--peer-ca`` names; each new channel takes those in force. Other shards are checked by the
-    names that they advertise, as by any client.
+    With certificates it shows its own pair, which mutual TLS asks of every client, and trusts the
+    authorities of ``--peer-ca``; each new channel takes the pair in force. Other shards are checked
+    by the names that they advertise, as by any client.
     """
 
     certificates: Certificates | None = None
     own: str = ""
-    """The socket by which only this process reaches itself, if there is one. It never leaves the
-    machine, and lies in a folder that nobody else can enter: who could listen there could read the
-    key as well. TLS would have to be told not to mind the name on a certificate that is not for
-    127.0.0.1, and that certificate to be one for clients too, which public authorities no longer
-    sign."""
+    """Socket by which only this process reaches itself, if there is one; without TLS. It lies in a
+    folder that no other user can enter: a user who could listen there could read the key as well.
+    TLS would not work here: the certificate does not name 127.0.0.1, and public authorities no
+    longer sign certificates for clients."""
 
     @property
     def encrypted(self) -> bool:
-        """Whether channels use TLS."""
+        """True if channels use TLS."""
         return self.certificates is not None
 
     @property
     def edition(self) -> object:
-        """The pair in force."""
+        """Pair in force."""
         return None if self.certificates is None else self.certificates.current()
 
     def credentials_for(self, address: str) -> grpc.ChannelCredentials | None:
-        """What the channel to an address encrypts with; None without TLS."""
+        """Return the credentials of a channel to an address; None without TLS."""
         if self.certificates is None or (self.own and address == self.own):
             return None
         pair = self.certificates.current()
@@ -65,9 +68,9 @@ class PeerSettings(lowwater.Settings):
 
 
 class Peers:
-    """``Above`` and ``Placement.lows`` by the client library, which finds the shards.
+    """Asks other shards by the client library, which finds them.
 
-    ``connect`` makes the client, at the first call.
+    ``connect`` makes the client at the first question.
     """
 
     def __init__(self, connect: Callable[[], Client]) -> None:
@@ -84,7 +87,7 @@ class Peers:
             msg = f"the shards of {', '.join(names)} cannot be asked how far these are: {error}"
             raise errors.Unavailable(msg) from error
         except (errors.Unauthenticated, errors.PermissionDenied) as error:
-            msg = f"the shards of {', '.join(names)} do not know this one: LOWWATER_PEER_TOKEN must name the same token at all of them: {error}"
+            msg = f"the shards of {', '.join(names)} refuse this one: LOWWATER_PEER_TOKEN must name the same token at all of them: {error}"
             raise errors.Unavailable(msg) from error
         return {name: (view.incarnation, view.low.micros) for name, view in views.items()}
 
@@ -93,9 +96,8 @@ class Peers:
         worker = self._connected().worker(
             claim.root, name=claim.name, identity=claim.identity, generation=claim.generation, ordinal=claim.ordinal
         )
-        worker._claimant = replace(
-            worker._claimant, host=claim.host
-        )  # the address where this process is reached, and not the machine's name
+        # The address where this process is reached, not the name of the machine.
+        worker._claimant = replace(worker._claimant, host=claim.host)
         try:
             lease = await worker.claim(*claim.span, bound=Watermark(claim.bound), timeout=SAY_SECONDS)
         except BaseException as error:
@@ -121,15 +123,15 @@ class Peers:
         return self._client
 
     async def close(self) -> None:
-        """Let go of the client."""
+        """Close the client."""
         if self._client is not None:
             await self._client.close()
 
 
 class RangeThere:
-    """The range of a slice at a root that another process serves: a lease.
+    """The range of a slice at a root that another process serves.
 
-    Its reports state what is durable in the slice's log, and not what the lease has read.
+    It is a lease whose reports are made from the log of the slice, not from calls of a worker.
     """
 
     def __init__(self, worker: Worker, lease: Lease, span: tuple[bytes, bytes]) -> None:
@@ -151,7 +153,7 @@ class RangeThere:
         state, reporter = self._lease._state, self._lease._runtime.reporter
         with reporter.guard:
             if report.budgets:
-                state.whole_lateness = _lateness_of(report.budgets)
+                state.whole_lateness = lateness_of(report.budgets)
             if mass is not None:
                 state.whole_mass = _mass_of(mass)
             state.advance(
@@ -171,9 +173,7 @@ class RangeThere:
         """See Range."""
         lease, runtime = self._lease, self._lease._runtime
         call = runtime.calls.vouch(lease.computation, lease.sequencer, Watermark(report.vouched), None)
-        call.request.input_version = (
-            report.fold.input_version
-        )  # those of the slice's log, which no Inputs were read for
+        call.request.input_version = report.fold.input_version  # from the log of the slice: no Inputs were read
         call.request.input_incarnations.extend(report.fold.input_incarnations)
         await runtime.call(call, SAY_SECONDS)
 
@@ -194,13 +194,13 @@ class RangeThere:
 
 
 def _mass_of(mass: Mass) -> lease.Mass:
-    others = tuple((each.recent, tuple(each.frontiers.items())) for each in mass.others)
+    others = tuple((other.recent, tuple(other.frontiers.items())) for other in mass.others)
     starts, counts = tuple(mass.starts.tolist()), tuple(mass.counts.tolist())
     return lease.Mass(starts, counts, mass.recent, tuple(mass.frontiers.items()), others, unknown=mass.unknown)
 
 
-def _lateness_of(budgets: tuple[tuple[int, int, int, int], ...]) -> Lateness:
-    """Return the lateness budgets of a slice as a lease reports them."""
+def lateness_of(budgets: tuple[tuple[int, int, int, int], ...]) -> Lateness:
+    """Return the lateness budgets of a slice in the form of a lease."""
     records = max(records for _, _, records, _ in budgets)
     late = tuple((ppm, behind, micros) for ppm, micros, _, behind in budgets)
     return Lateness(((0, records),) if records else (), MIN, MIN, late)

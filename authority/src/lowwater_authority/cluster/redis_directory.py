@@ -74,10 +74,12 @@ return {{'OK'}}
 
 
 class RedisDirectory(Directory):
-    """The contract over Redis, on a connection of its own: an append that waits for replicas does not hold up a beat.
+    """The contract over Redis, on a connection of its own.
 
-    ``url``, ``namespace`` and ``timeout``, in seconds, as for RedisJournal, ValueErrors too. Let ``timeout``, after
-    which a beat is given up, be well below ``dead_after``, which is in microseconds and the same for all shards.
+    An append that waits for replicas holds up no beat. ``url``, ``namespace`` and ``timeout``, in
+    seconds, are those of RedisJournal, and raise the same ValueErrors. A beat is given up after
+    ``timeout``, which should be well below ``dead_after``. ``dead_after``, in microseconds, is the
+    same for all shards.
     """
 
     def __init__(self, url: str, *, namespace: str = "default", timeout: float = 1.0, dead_after: int) -> None:
@@ -123,19 +125,19 @@ class RedisDirectory(Directory):
         except DecodeError:
             view = View(-1)
         if view.version != version:
-            # Nothing but this record is lost with it.
+            # Nothing else is lost when an operator deletes the key.
             key = self._keys[0]
             raise JournalCorrupt(
-                None, None, f"the key {key} holds no view of the shards; delete it, they write it anew"
+                None, None, f"the key {key} holds no view of the shards; delete it, the shards write it again"
             )
         return view
 
     async def _run(self, script: Script, arguments: Command) -> list[Any]:
-        """What a script answers."""
+        """Return the answer of a script."""
         return list(await self._ask(lambda link: link.call(script, self._keys, arguments)))
 
     async def _ask(self, send: Callable[[RedisLink], Awaitable[list[Any]]]) -> Any:
-        """The answer to what ``send`` sends, when it is its turn."""
+        """Send when it is the turn of this call; return the answer."""
         async with self._turn:
             link = self._link
             if link is None:

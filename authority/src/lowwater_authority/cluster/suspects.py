@@ -22,15 +22,16 @@ class Suspects:
         """Store's time of the last beat of each suspect when it was first suspected. A later beat
         proves that it lives, whatever its address says."""
 
-    def heard(self, beats: Beats, gone: Iterable[str]) -> None:
-        """Take in what the store has answered; ``gone`` are the ids of before the question.
+    def take_in(self, beats: Beats, dead_ids: Iterable[str]) -> None:
+        """Take in an answer of the store.
 
-        A beat that a shard sent before it died may be counted only now. If a suspect that appeared
-        since were accused by this answer, that beat would acquit it at the next one.
+        ``dead_ids`` are the ``gone`` of the lifelines before the question. A beat that a shard sent
+        just before it died may reach the store after the answer. If a shard that died since the
+        question were accused now, this late beat would count as a proof that it lives.
         """
         self._last_beats = beats.last
         self._accused_at = {
-            member_id: self._accused_at.get(member_id, beats.last.get(member_id, 0)) for member_id in gone
+            member_id: self._accused_at.get(member_id, beats.last.get(member_id, 0)) for member_id in dead_ids
         }
 
     def among(self, members: Iterable[Member]) -> Iterator[Member]:

@@ -35,8 +35,7 @@ class Unserved:
     whether this shard is to serve a computation.
     """
 
-    def __init__(self, shard: Shard, mine: Callable[[str], bool]) -> None:
-        self._shard = shard
+    def __init__(self, mine: Callable[[str], bool]) -> None:
         self._mine = mine
         self._attempts: dict[str, _Attempt] = {}
         self._settled = 0, 0, 0
@@ -54,13 +53,12 @@ class Unserved:
         """Tasks that take computations over."""
         return [attempt.task for attempt in self._attempts.values() if attempt.task is not None]
 
-    def take_over(self) -> None:
-        """Begin to take over what is missing, as far as it has not begun."""
+    def take_over(self, shard: Shard) -> None:
+        """Begin to take over what ``shard`` is to serve and does not, unless it has begun."""
         for attempt in self._attempts.values():
             if attempt.task is not None and attempt.task.done():
                 attempt.task.result()
                 attempt.task = None
-        shard = self._shard
         state = shard.held.logs.view, shard.topology.version, shard.held.losses
         if self._ended_view != shard.held.logs.view:
             self._ended_view = shard.held.logs.view
@@ -70,21 +68,22 @@ class Unserved:
             for name in names:
                 attempt = self._attempts.setdefault(name, _Attempt())
                 if attempt.task is None:
-                    attempt.task = asyncio.create_task(self._serve(name, attempt))
+                    attempt.task = asyncio.create_task(_serve(shard, name, attempt))
             if not names:
                 self._settled = state
         # A computation without a task is served here by now, or another shard is to serve it.
         self._attempts = {name: attempt for name, attempt in self._attempts.items() if attempt.task is not None}
 
-    async def _serve(self, name: str, attempt: _Attempt) -> None:
-        try:
-            await self._shard.takeover.serve_in_turn(name)
-        except errors.LowwaterError as error:
-            if attempt.logged != str(error):
-                log.warning(
-                    "%s is not served yet: %s",
-                    name,
-                    error,
-                    extra=event("not_served", computation=name, reason=str(error)),
-                )
-                attempt.logged = str(error)
+
+async def _serve(shard: Shard, name: str, attempt: _Attempt) -> None:
+    try:
+        await shard.takeover.serve_in_turn(name)
+    except errors.LowwaterError as error:
+        if attempt.logged != str(error):
+            log.warning(
+                "%s is not served yet: %s",
+                name,
+                error,
+                extra=event("not_served", computation=name, reason=str(error)),
+            )
+            attempt.logged = str(error)

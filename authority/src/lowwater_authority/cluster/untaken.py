@@ -32,10 +32,13 @@ class _Waiting:
     """One computation that another shard should have taken over by the last look."""
 
     whole_until: int = 0
-    """Position up to which the log was to be written whole when that was first asked for; 0 before."""
+    """Last position of the log when it was first to be written whole; 0 before."""
 
     def due(self, log: Log) -> bool:
-        """Return whether the log is to be written whole: it has records behind its snapshot, and none was written yet."""
+        """Return whether the log is to be written whole.
+
+        It has records behind its snapshot, and none was written yet.
+        """
         return bool(log.behind) and not 0 < self.whole_until <= log.snapshot_position
 
 
@@ -45,8 +48,8 @@ class Untaken:
     ``mine`` says whether a computation is to be served here; ``monotonic`` returns seconds.
     """
 
-    def __init__(self, held: Holdings, mine: Callable[[str], bool], monotonic: Callable[[], float]) -> None:
-        self._held = held
+    def __init__(self, holdings: Holdings, mine: Callable[[str], bool], monotonic: Callable[[], float]) -> None:
+        self._holdings = holdings
         self._mine = mine
         self._monotonic = monotonic
         self._look_at = float("-inf")
@@ -64,14 +67,18 @@ class Untaken:
         if self._monotonic() < self._look_at:
             return []
         self._look_at = self._monotonic() + LOOK_SECONDS
-        held = self._held
-        state = held.logs.view, held.topology.version, held.losses
-        before, names = self._waiting, self._waiting if state == self._state else held.served
+        holdings = self._holdings
+        state = holdings.logs.view, holdings.topology.version, holdings.losses
+        before, names = self._waiting, self._waiting if state == self._state else holdings.served
         self._waiting = {
-            name: before.get(name) or _Waiting() for name in names if name in held.served and not self._mine(name)
+            name: before.get(name) or _Waiting() for name in names if name in holdings.served and not self._mine(name)
         }
         self._state = state
-        late = [held.served[name] for name in self._waiting.keys() & before.keys() if self._is_due(held.served[name])]
+        late = [
+            holdings.served[name]
+            for name in self._waiting.keys() & before.keys()
+            if self._is_due(holdings.served[name])
+        ]
         late.sort(key=lambda holding: (holding.log.refused, holding.name))
         for holding in late[:WHOLE_AT_ONCE]:
             waiting = self._waiting[holding.name]

@@ -1,6 +1,6 @@
 """``lowwater access``: makes tokens, hashes them, and explains what a file of access rules allows.
 
-Asks no server.
+The command asks no server.
 """
 
 from __future__ import annotations
@@ -122,8 +122,9 @@ def _may(access: Access, args: argparse.Namespace) -> int:
         msg = "--may needs --as PRINCIPAL: who?"
         raise _Refused(msg)
     action, name = args.may
-    if action not in {each.value for each in Action}:
-        msg = f"--may: {action!r} is no action; name one of {', '.join(each.value for each in Action)}"
+    actions = [action.value for action in Action]
+    if action not in actions:
+        msg = f"--may: {action!r} is no action; name one of {', '.join(actions)}"
         raise _Refused(msg)
     if not is_name(name):
         msg = f"--may: {name!r} is no computation; write [namespace/]name"
@@ -138,15 +139,16 @@ def _may(access: Access, args: argparse.Namespace) -> int:
 
 
 def _named(access: Access, args: argparse.Namespace) -> Principal:
-    found = access.named(args.principal)
-    if found is None:
-        msg = f"--as: {args.file} has no principal {args.principal!r}; it has {', '.join(each.name for each in access.principals)}"
+    principal = access.named(args.principal)
+    if principal is None:
+        names = ", ".join(principal.name for principal in access.principals)
+        msg = f"--as: {args.file} has no principal {args.principal!r}; it has {names}"
         raise _Refused(msg)
-    return found
+    return principal
 
 
 def _described(principal: Principal) -> str:
-    tokens = ", ".join(_token_shown(each, principal) for each in principal.digests)
+    tokens = ", ".join(_token_shown(token_digest, principal) for token_digest in principal.digests)
     known_by = [f"{counted(len(principal.digests), 'token')} ({tokens})"] if tokens else []
     known_by += [f"the certificate {name}" for name in principal.certificates]
     speaks = (
@@ -157,8 +159,8 @@ def _described(principal: Principal) -> str:
     also = [what for what, has in (("the status page", principal.page), ("/metrics", principal.metrics)) if has]
     rows = [("NAMESPACE", *(action.value.upper() for action in Action))]
     rows += [
-        (_space(each.namespace), *(", ".join(each.names[action]) or "-" for action in Action))
-        for each in principal.allow
+        (_space(rule.namespace), *(", ".join(rule.names[action]) or "-" for action in Action))
+        for rule in principal.allow
     ]
     opens = f"; opens {' and '.join(also)}" if also else ""
     rules = table(rows) if principal.allow else "may do nothing with computations"
@@ -166,7 +168,7 @@ def _described(principal: Principal) -> str:
 
 
 def _token_shown(token_digest: str, principal: Principal) -> str:
-    """Return how the audit calls a token, and until when it counts."""
+    """Return the name of a token in the audit, and the date when it expires."""
     expires = principal.expires.get(token_digest)
     return fingerprint(token_digest) + ("" if expires is None else f" until {date_text(expires)}")
 
@@ -177,8 +179,8 @@ def _space(namespace: str) -> str:
 
 def _limits(access: Access) -> str:
     limits = access.limits.over(DEFAULT_LIMITS)
-    found = [f"{name} {value:,}" for name, value in asdict(limits).items() if value is not None]
-    return f"limits of each principal: {', '.join(found)}"
+    values = [f"{name} {value:,}" for name, value in asdict(limits).items() if value is not None]
+    return f"limits of each principal: {', '.join(values)}"
 
 
 def _say(text: str) -> None:

@@ -1,11 +1,11 @@
-"""``lowwater journal``: copies a journal to another store, and lists what is in one.
+"""``lowwater journal``: copies a journal to another store, and lists the logs of a journal.
 
-A place is where a journal is, as a person writes it: a folder of ``lowwater serve --data``, or
-URL#DEPLOYMENT of a store.
+An argument names a journal by its place:
 
-    /var/lib/lowwater                    the folder redis://redis:6379/0#orders          the
-    deployment "orders" of a store; without #NAME, the one named "default" env:LOWWATER_STORE#orders
-    the same, with the URL in an environment variable, where one with a password must be
+    /var/lib/lowwater            the folder of lowwater serve --data
+    redis://redis:6379/0#orders  the deployment "orders" of a store; "default" without #NAME
+    env:LOWWATER_STORE#orders    the same, with the URL in an environment variable: a URL with a
+                                 password must be there
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ from lowwater_authority.stores.folder import Folder
 from lowwater_authority.stores.store import Store, store_at
 
 PROGRESS_SECONDS: Final = 1.0
-"""At most one line of progress in that time; a copy that takes less says nothing before it is done.
-"""
+"""Seconds between two lines of progress."""
 
 _PLACES: Final = """\
 A journal is named by
@@ -103,8 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         print(asyncio.run(run(args)))  # noqa: T201 - the answer to a command
     except CopyRefused as error:
-        told = errors.LowwaterError(str(error), reason="COPY_REFUSED")
-        return fail(f"journal {args.command}", told, as_json=args.json)
+        refusal = errors.LowwaterError(str(error), reason="COPY_REFUSED")
+        return fail(f"journal {args.command}", refusal, as_json=args.json)
     except KeyboardInterrupt:
         return 130
     return 0
@@ -130,7 +129,7 @@ async def _copy(args: argparse.Namespace) -> str:
                 msg = f"{error}. Name an empty place; or, to remove it, {target.removal()}"
                 raise CopyRefused(msg) from error
         token = old.server_token
-    logs, records, size = len(facts), sum(each.records for each in facts), sum(each.bytes for each in facts)
+    logs, records, size = len(facts), sum(log.records for log in facts), sum(log.bytes for log in facts)
     if args.json:
         counts = {"logs": logs, "records": records, "bytes": size}
         return json.dumps({"source": str(source), "target": str(target), "server_token": token, **counts})
@@ -146,12 +145,12 @@ async def _show(args: argparse.Namespace) -> str:
     async with _opened(await _present(source), served=True) as journal:
         with speaking_of(str(source)):
             facts = await survey(journal, fence=False)
-            # Each record may be as it was written, and the graph that they tell be none.
+            # The records may be undamaged and still not make up a graph.
             whole(await journal.load(GRAPH, durable=False))
         token = journal.server_token
     unfinished = is_unfinished(facts)
     if args.json:
-        logs = [_record(each) for each in facts]
+        logs = [_record(log) for log in facts]
         return json.dumps({"source": str(source), "server_token": token, "unfinished": unfinished, "logs": logs})
     rows = [("LOG", "LAST", "SNAPSHOT", "RECORDS", "BYTES", "EPOCH", "OWNER"), *map(_row, facts)]
     note = "\nAn unfinished copy: there is no graph. Repeat lowwater journal copy, or remove it" if unfinished else ""
@@ -159,7 +158,7 @@ async def _show(args: argparse.Namespace) -> str:
 
 
 async def _present(source: Store) -> Store:
-    """Return the same store. Raises CopyRefused when it holds no journal: opening would make one."""
+    """Return the store. Raises CopyRefused when it holds no journal: opening would make one."""
     with speaking_of(str(source)):
         if not await source.exists():
             msg = f"there is no journal in {source}: look at the name, see lowwater journal show --help"
@@ -209,21 +208,21 @@ def _row(facts: LogFacts) -> tuple[str, ...]:
 
 
 def _progress(monotonic: Callable[[], float]) -> Callable[[Progress], None]:
-    """What says from time to time how far a copy is."""
-    said = monotonic()
+    """Return a function that prints a line of progress from time to time."""
+    printed_at = monotonic()
 
     def progress(so_far: Progress) -> None:
-        nonlocal said
-        if monotonic() - said >= PROGRESS_SECONDS:
-            said = monotonic()
-            sizes = f"{_size(so_far.bytes)} of {_size(so_far.of_bytes)}"
-            _say(f"lowwater journal copy: {so_far.logs} of {so_far.of_logs} logs, {sizes}")
+        nonlocal printed_at
+        if monotonic() - printed_at >= PROGRESS_SECONDS:
+            printed_at = monotonic()
+            sizes = f"{_size(so_far.bytes)} of {_size(so_far.all_bytes)}"
+            _say(f"lowwater journal copy: {so_far.logs} of {so_far.all_logs} logs, {sizes}")
 
     return progress
 
 
 def _size(count: int) -> str:
-    """Return a number of bytes to be read.
+    """Return a number of bytes for people.
 
     >>> _size(1_260_000), _size(312)
     ('1.3 MB', '0.3 kB')
@@ -236,7 +235,7 @@ def _say(text: str) -> None:
 
 
 def parse_place(text: str) -> Store:
-    """The place that an argument names. Raises CopyRefused, which quotes no URL.
+    """Return the store that an argument names. Raises CopyRefused, which quotes no URL.
 
     >>> print(parse_place("redis://redis/0#orders"))
     redis://redis:6379/0#orders

@@ -1,4 +1,7 @@
-"""``lowwater serve``, from its first instruction: what it imports takes long, and it may be told to stop meanwhile."""
+"""``lowwater serve``, from its first instruction.
+
+Its imports take long, and a stop may come meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,17 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the authority until it is told to stop.
 
-    Returns the exit code; raises SystemExit for a stop before it serves.
-
-    The first process of a container gets no signal that it has no handler for: one that came before
-    would be lost, and whoever sent it would wait until it kills. These handlers hold until the
-    event loop has its own.
+    Returns the exit code; raises SystemExit for a stop before it serves. The first process of a
+    container gets only signals that it has a handler for. An earlier signal would be lost, and its
+    sender would wait until it kills the process. These handlers are in force until the event loop
+    has its own.
     """
     return stoppable("lowwater_authority.serve", argv)
 
 
 def stoppable(module: str, argv: Sequence[str] | None) -> int:
     """Import a module and run its ``main``; a signal during the import ends the process."""
-    before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         run: Callable[[Sequence[str] | None], int] = import_module(module).main
         return run(argv)
@@ -33,5 +35,6 @@ def stoppable(module: str, argv: Sequence[str] | None) -> int:
             signal.signal(number, handler)
 
 
-def _leave(_number: int, _frame: object) -> NoReturn:
+def leave(_number: int, _frame: object) -> NoReturn:
+    """End the process before it serves."""
     raise SystemExit(0)

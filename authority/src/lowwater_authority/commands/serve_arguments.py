@@ -24,10 +24,10 @@ LEAST_DEAD_AFTER: Final = 0.2
 MOST_DEAD_AFTER: Final = 600.0
 
 _PASSWORD: Final = re.compile(r"://[^@]*:.*@", re.DOTALL)
-"""Of a URL, whichever escapes it lacks."""
+"""Password in a URL, however badly it is escaped."""
 
 _PASSWORD_OPTION: Final = re.compile(r"[?&][^?&=]*password[^?&=]*=", re.IGNORECASE)
-"""What a store takes as an option of its URL: password, ssl_password."""
+"""Password in an option of a URL: password, ssl_password."""
 
 
 def parser() -> CommandParser:
@@ -126,7 +126,10 @@ def parser() -> CommandParser:
 
 
 def add_listen(parse: argparse.ArgumentParser, port: int) -> None:
-    """Add ``--listen`` and ``--http``, of the ports ``port`` and the next one; serve.choose_places has their defaults."""
+    """Add ``--listen`` and ``--http``, of the ports ``port`` and the next one.
+
+    ``choose_places`` of ``serve`` sets their defaults.
+    """
     parse.add_argument(
         "--listen",
         metavar="HOST:PORT",
@@ -141,7 +144,7 @@ def add_listen(parse: argparse.ArgumentParser, port: int) -> None:
 
 
 def add_limit(parse: argparse.ArgumentParser, names: Sequence[str]) -> None:
-    """Add ``--limit``, for the limits that a process has."""
+    """Add ``--limit``, for the limits of these names."""
     values = asdict(DEFAULT_LIMITS)
     defaults = ", ".join(f"{name} {values[name]:g}" for name in names if values[name] is not None)
     parse.add_argument(
@@ -167,14 +170,16 @@ def add_expect_deployment(parse: argparse.ArgumentParser) -> None:
 
 
 def refuse_password(given: str, where: str, fix: str) -> None:
-    """Raise ValueError when an argument is a URL with a password in it; ``fix`` says where else to put it. Nothing of it is quoted.
+    """Raise ValueError when an argument is a URL with a password in it.
+
+    The message quotes nothing of it. ``fix`` says where else to put the password.
 
     >>> refuse_password("redis://lowwater@redis:6379", "--store", "")
     >>> refuse_password("rediss://redis:6379?ssl_keyfile=key.pem", "--store", "")
     >>> refuse_password("redis://:a'b c@redis", "--store", "set LOWWATER_STORE")
     Traceback (most recent call last):
         ...
-    ValueError: --store has a password in it, which the list of processes shows to everybody: set LOWWATER_STORE
+    ValueError: --store has a password in it, ...: set LOWWATER_STORE
     """
     if _PASSWORD.search(given) or _PASSWORD_OPTION.search(unquote(given)):
         msg = f"{where} has a password in it, which the list of processes shows to everybody: {fix}"
@@ -182,7 +187,10 @@ def refuse_password(given: str, where: str, fix: str) -> None:
 
 
 def limits_given(limits: Sequence[Limits]) -> Limits:
-    """Return the limits in force where the access file sets none: those of ``--limit``, of which the last of a name counts, and the defaults."""
+    """Return the limits for principals without limits in the access file.
+
+    They are those of ``--limit``, of which the last of a name counts, and the defaults.
+    """
     return reduce(lambda before, limit: limit.over(before), limits, DEFAULT_LIMITS)
 
 

@@ -1,11 +1,12 @@
-"""Copies a journal into another store, log by log, and goes on with a copy that was cut off.
+"""The copy of a journal into another store, log by log. A copy that was cut off can be continued.
 
-    survey the source: own its logs, read and check all of it -> each log: take it above the
-    source's epoch -> restore the snapshot -> append what is behind -> read it back and compare ->
-    is the source still as it was surveyed? -> the graph, in one step
+    survey the source: own its logs, read and check all of it
+    -> each log: take it above the source's epoch -> restore the snapshot -> append the records
+                 -> read the log back and compare
+    -> is the source still as it was surveyed? -> the graph, in one step
 
-The graph is the commit of a copy. A store that has logs but no graph is an unfinished one; whatever
-it holds of a log must be the beginning of what the source has, and the rest is appended.
+The graph is the commit of a copy. A store that has logs but no graph is an unfinished copy: each of
+its logs must be the beginning of the source's log, and the rest is appended.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from lowwater.core.text import counted
 from lowwater_authority.journal.contract import (
     GRAPH,
     Entry,
@@ -27,9 +29,10 @@ from lowwater_authority.journal.contract import (
 )
 
 BATCH_BYTES: Final = 1 << 20
-"""Payload of one append; a single record may be larger."""
+"""Payload bytes of one append at most; a single record may be larger."""
 
 BATCH_RECORDS: Final = 1000
+"""Records of one append at most."""
 
 
 class CopyRefused(Exception):
@@ -40,46 +43,44 @@ class CopyRefused(Exception):
 
 
 class TargetNotEmpty(CopyRefused):
-    """The target holds something that is not the beginning of this copy.
+    """The target holds something else than the beginning of this copy.
 
-    No log of it was changed.
+    None of its logs was changed.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class LogFacts:
-    """What a survey finds of one log."""
+    """The result of a survey for one log."""
 
     log: str
     last: int
-    """The last position."""
+    """Last position."""
     snapshot: int
-    """Position up to which the snapshot speaks; 0 without one."""
+    """Last position that the snapshot covers; 0 without one."""
     records: int
     """Records behind the snapshot."""
     bytes: int
-    """Payload of the snapshot and the records."""
+    """Payload bytes of the snapshot and the records."""
     owner: Ownership
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How much of the logs is copied, or was found copied."""
+    """The part of a copy that is done, by this run or by one before."""
 
     logs: int
-    of_logs: int
+    all_logs: int
     bytes: int
-    of_bytes: int
+    all_bytes: int
 
 
 async def survey(journal: Journal, *, fence: bool) -> list[LogFacts]:
     """Read all logs of an open journal, the graph first, and check each byte.
 
-    Costs one read of everything.
-
-    With ``fence`` this process becomes the owner of the logs, and whoever wrote them before is
-    refused from now on. In a journal of one process it is so in any case: opening it has begun the
-    epoch. Raises what ``load`` and ``take`` of Journal do.
+    With ``fence`` this process becomes the owner of the logs, and the owners before are refused
+    from now on. In a journal of one process this is so in any case: opening it has begun an epoch.
+    Raises what ``load`` and ``take`` of Journal do. Cost: one read of everything.
     """
     names = await journal.logs()
     owners = await journal.owners(names)
@@ -89,19 +90,19 @@ async def survey(journal: Journal, *, fence: bool) -> list[LogFacts]:
         if log != GRAPH and (fence or not journal.shared):
             owner = await journal.take(log, view=owner.view)
         loaded = await journal.load(log, durable=False)
-        size = _size(loaded)
-        facts.append(LogFacts(log, loaded.last, loaded.snapshot_position, len(loaded.records), size, owner))
+        records = len(loaded.records)
+        facts.append(LogFacts(log, loaded.last, loaded.snapshot_position, records, loaded.size, owner))
     return facts
 
 
 def is_unfinished(facts: Sequence[LogFacts]) -> bool:
-    """Whether there are logs but no graph."""
-    return bool(facts) and all(each.log != GRAPH for each in facts)
+    """Return whether there are logs but no graph."""
+    return bool(facts) and all(log_facts.log != GRAPH for log_facts in facts)
 
 
 @contextmanager
 def speaking_of(place: str) -> Iterator[None]:
-    """What a journal refuses becomes CopyRefused, with the place that it is about."""
+    """Turn an error of a journal into CopyRefused, which names the place of the journal."""
     try:
         yield
     except JournalUnknown as error:
@@ -111,11 +112,11 @@ def speaking_of(place: str) -> Iterator[None]:
 
 
 class Copy:
-    """One copy between two open journals, whose texts are for messages.
+    """One copy between two open journals.
 
-    ``facts`` is a survey of the source with ``fence``. The target has the server token of the
-    source if it is new. ``whole`` makes of the log of the graph, which is not empty, the graph that
-    it ends with; ``newest`` says whether that is written as Entry.newest has it.
+    ``facts`` is a survey of the source with ``fence``. A new target has the server token of the
+    source. ``whole`` returns the last graph in the log of the graph, which is not empty; ``newest``
+    says whether that graph is written with ``Entry.newest``. ``names`` are for messages.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class Copy:
     ) -> None:
         self._source = source
         self._facts = facts
-        self._logs = [each for each in facts if each.log != GRAPH]
+        self._logs = [log_facts for log_facts in facts if log_facts.log != GRAPH]
         self._target = target
         self._whole = whole
         self._newest = newest
@@ -142,11 +143,10 @@ class Copy:
     async def run(self) -> None:
         """Copy everything.
 
-        Costs two reads of the source, and a write and two reads of the target; memory for a log
-        twice.
-
-        Every epoch of the target is above the source's, so it grants greater sequencers than the
-        source ever did. Raises TargetNotEmpty, and CopyRefused: run it again, and it goes on.
+        Every epoch of the target is above the source's, so the target grants greater sequencers
+        than the source ever did. Raises TargetNotEmpty, and CopyRefused: run the copy again to
+        continue it. Cost: two reads of the source, a write and two reads of the target, and memory
+        for a log twice.
         """
         if is_unfinished(self._facts):
             raise CopyRefused(f"{self._source_name} is itself an unfinished copy: finish that one first")
@@ -162,26 +162,27 @@ class Copy:
         await self._copy_graph(graph)
 
     async def _is_done(self) -> bool:
-        """Whether the target is this copy already: its last write may have been of unknown outcome, or is repeated.
+        """Return whether the target is this copy already.
 
-        Raises TargetNotEmpty unless it is that, or empty, or an unfinished copy of this deployment.
+        The last write may be repeated, or was of unknown outcome. Raises TargetNotEmpty unless the
+        target is this copy, an unfinished one, or empty.
         """
         with speaking_of(self._target_name):
             present = await self._target.logs()
-        mine, found = self._source.server_token, self._target.server_token
-        count = f"{len(present)} log{'' if len(present) == 1 else 's'}"
-        if found != mine:
-            raise TargetNotEmpty(f"{self._target_name} is not empty: it holds {count} of the deployment {found}")
+        source_token, target_token = self._source.server_token, self._target.server_token
+        count = counted(len(present), "log")
+        if target_token != source_token:
+            raise TargetNotEmpty(f"{self._target_name} is not empty: it holds {count} of the deployment {target_token}")
         if GRAPH in present:
-            if present == [each.log for each in self._facts] and await self._is_equal():
+            if present == [facts.log for facts in self._facts] and await self._is_equal():
                 return True
             raise TargetNotEmpty(
                 f"{self._target_name} is not empty: it holds {count} of this deployment in another state"
             )
-        strange = sorted(set(present) - {each.log for each in self._logs})
+        strange = sorted(set(present) - {facts.log for facts in self._logs})
         if strange:
             raise TargetNotEmpty(
-                f"{self._target_name} holds an unfinished copy of something else: of {strange[0]!r} there is no log in "
+                f"{self._target_name} holds an unfinished copy of something else: its log {strange[0]!r} is not in "
                 f"{self._source_name}"
             )
         return False
@@ -189,94 +190,89 @@ class Copy:
     async def _is_equal(self) -> bool:
         for facts in self._facts:
             with speaking_of(self._source_name):
-                wanted = await self._source.load(facts.log, durable=False)
+                original = await self._source.load(facts.log, durable=False)
             with speaking_of(self._target_name):
-                found = await self._target.load(facts.log, durable=False)
+                copied = await self._target.load(facts.log, durable=False)
             if facts.log == GRAPH:
-                wanted, found = self._only_newest(wanted), self._only_newest(found)
-            if found != wanted:
+                original, copied = self._only_newest(original), self._only_newest(copied)
+            if copied != original:
                 return False
         return True
 
     async def _copy_log(self, facts: LogFacts) -> None:
         log, target = facts.log, self._target
         with speaking_of(self._source_name):
-            wanted = await self._source.load(log, durable=False)
+            original = await self._source.load(log, durable=False)
         with speaking_of(self._target_name):
             await target.take(log, above=facts.owner.epoch)
-            found = await target.load(log, durable=False)
-            if not found.last and wanted.snapshot is not None:
-                await target.restore(log, wanted.snapshot_position, wanted.snapshot)
-                found = LoadedLog(wanted.snapshot_position, wanted.snapshot, [])
-            there = len(found.records)
-            begun = LoadedLog(wanted.snapshot_position, wanted.snapshot, wanted.records[:there])
-            if found.last and found != begun:
+            copied = await target.load(log, durable=False)
+            if not copied.last and original.snapshot is not None:
+                await target.restore(log, original.snapshot_position, original.snapshot)
+                copied = LoadedLog(original.snapshot_position, original.snapshot, [])
+            count = len(copied.records)
+            beginning = LoadedLog(original.snapshot_position, original.snapshot, original.records[:count])
+            if copied.last and copied != beginning:
                 raise TargetNotEmpty(
                     f"{self._target_name} holds an unfinished copy of an older state: {self._source_name} was written to since then, "
                     f"and log {log!r} does not continue it"
                 )
-            self._report(_size(begun))
-            for entries in _batches(log, wanted.records[there:]):
+            self._report(beginning.size)
+            for entries in _batches(log, original.records[count:]):
                 await target.append(entries)
                 self._report(sum(len(entry.payload) for entry in entries))
-        await self._compare(log, wanted)
+        await self._compare(log, original)
 
     async def _refuse_changed_source(self, graph: LoadedLog) -> None:
-        """The logs were fenced by the survey, the graph belongs to all: whoever wrote either serves the source."""
-        try:
-            end = await self._source.confirm([each.log for each in self._logs])
-        except JournalFenced as error:
-            raise CopyRefused(self._served()) from error
-        if end != graph.last or end != sum(each.last for each in self._facts if each.log == GRAPH):
-            raise CopyRefused(self._served())
+        """Raise CopyRefused when a process has written to the source since the survey.
 
-    def _served(self) -> str:
-        return (
-            f"{self._source_name} is being served, it has changed meanwhile: stop every process that serves it, and run this command "
-            "again"
+        The survey has fenced all logs but the graph.
+        """
+        refusal = CopyRefused(
+            f"{self._source_name} is being served, it has changed meanwhile: stop every process that serves it, "
+            "and run this command again"
         )
+        try:
+            end = await self._source.confirm([facts.log for facts in self._logs])
+        except JournalFenced as error:
+            raise refusal from error
+        if end != graph.last or end != sum(facts.last for facts in self._facts if facts.log == GRAPH):
+            raise refusal
 
     async def _copy_graph(self, graph: LoadedLog) -> None:
-        """In one step."""
         with speaking_of(self._source_name):
-            wanted = self._only_newest(graph)
-        if wanted.snapshot is None:
+            original = self._only_newest(graph)
+        if original.snapshot is None:
             return
         with speaking_of(self._target_name):
-            await self._target.confirm([each.log for each in self._logs])
-            newest = self._newest(wanted.snapshot)
-            await self._target.restore(GRAPH, wanted.last, wanted.snapshot, newest=newest)
-        await self._compare(GRAPH, wanted)
-        self._report(_size(graph))
+            await self._target.confirm([facts.log for facts in self._logs])
+            newest = self._newest(original.snapshot)
+            await self._target.restore(GRAPH, original.last, original.snapshot, newest=newest)
+        await self._compare(GRAPH, original)
+        self._report(graph.size)
 
     def _only_newest(self, graph: LoadedLog) -> LoadedLog:
-        """The same graph as a snapshot alone, for a copy of it is one step."""
+        """Return the same graph as a snapshot alone, so that its copy is one step."""
         return LoadedLog(graph.last, self._whole(graph) if graph.last else None, [])
 
-    async def _compare(self, log: str, wanted: LoadedLog) -> None:
+    async def _compare(self, log: str, original: LoadedLog) -> None:
         with speaking_of(self._target_name):
-            found = await self._target.load(log, durable=False)
-        if found != wanted:
+            copied = await self._target.load(log, durable=False)
+        if copied != original:
             raise CopyRefused(
-                f"log {log!r} comes back from {self._target_name} other than it was written: do not serve it, remove it, and look "
-                "at what keeps it"
+                f"log {log!r} comes back from {self._target_name} other than it was written: do not serve the copy, "
+                "remove it, and check the disk or server that keeps it"
             )
 
     def _report(self, count: int) -> None:
         self._bytes_done += count
-        total = sum(each.bytes for each in self._facts)
+        total = sum(facts.bytes for facts in self._facts)
         self._progress(Progress(self._logs_done, len(self._logs), self._bytes_done, total))
 
 
-def _size(loaded: LoadedLog) -> int:
-    """Payload bytes of the snapshot and the records."""
-    return len(loaded.snapshot or b"") + sum(len(payload) for _, payload in loaded.records)
-
-
 def _batches(log: str, records: Sequence[tuple[int, bytes]]) -> Iterator[list[Entry]]:
-    """Appends of bounded size.
+    """Yield appends of bounded size.
 
-    None is strong: the graph is, and what is in front of a strong entry survives with it.
+    Their entries are not strong: the graph is, and entries before a strong one survive with it.
     """
     batch: list[Entry] = []
     size = 0

@@ -1,7 +1,8 @@
-"""How a payload becomes bytes in a store, and back, refusing anything that is not exactly what was written.
+"""The frame of a payload in a store. Decoding refuses a frame that is not exactly what was written.
 
-A frame is a header and the payload. The checksum covers the frame and also where it belongs, which the frame itself
-does not repeat: the log, the position, the part. A good record in a wrong place is as bad as a bad one.
+A frame is a header and the payload. The checksum covers the frame and its place, which the frame
+itself does not repeat: the log, the position, the part. A good record in a wrong place is as bad as
+a damaged one.
 
 | bytes | field                                                                      |
 | ----- | -------------------------------------------------------------------------- |
@@ -13,8 +14,9 @@ does not repeat: the log, the position, the part. A good record in a wrong place
 | 20-23 | number of parts; 1 for a record                                            |
 | 24-31 | length of the payload                                                      |
 
-Little-endian. The first two fields and the rule of the checksum stay the same in every format, so that a frame of a newer
-release can be told from a damaged one. No input or output here; cost is one pass over the payload (about 1 GB/s).
+Numbers are little-endian. The first two fields and the rule of the checksum stay the same in every
+format, so that a frame of a newer release can be told from a damaged one. This module reads and
+writes no file; the cost is one pass over the payload (about 1 GB/s).
 """
 
 from __future__ import annotations
@@ -29,12 +31,12 @@ from lowwater_authority.journal.contract import GRAPH, End, Entry, JournalCorrup
 from lowwater_authority.journal.rules import Writer
 
 FORMAT = 3
-"""The newest format. All before it are read: 1 knew no bound of a revocation, and wrote whole
-graphs only; 2 knew no slices."""
+"""Newest format. All older ones are read: 1 had no bound of a revocation, and whole graphs only; 2
+had no slices."""
 
 USUAL = 2
-"""The format that is written, but for what older releases must not read, and go on to write without
-what they do not know of it."""
+"""Format of all records that older releases may read. If a newer record had it, they would lose the
+fields that they do not know when they write the state again."""
 
 _HEADER = struct.Struct("<IHHQIIQ")
 _CHECKSUM = struct.Struct("<I")
@@ -42,14 +44,14 @@ _PLACE = struct.Struct("<QII")
 
 
 class Kind(enum.IntEnum):
-    """What a frame holds."""
+    """The content of a frame."""
 
     RECORD = 1
     SNAPSHOT = 2
 
 
 class Frame(NamedTuple):
-    """A frame that was found to be whole."""
+    """A frame whose checksum is right."""
 
     writer: Writer
     parts: int
@@ -67,9 +69,9 @@ def encode(
     parts: int = 1,
     newest: bool = False,
 ) -> bytes:
-    """The frame of a payload at its place.
+    """Return the frame of a payload at its place.
 
-    ``newest``: in the newest format, which releases that do not know it refuse.
+    With ``newest`` it has the newest format, which older releases refuse.
 
     >>> frame = encode("clicks", 7, b"payload", writer=Writer(epoch=3, nonce=99))
     >>> len(frame), decode("clicks", 7, frame).payload
@@ -81,10 +83,10 @@ def encode(
 
 
 def decode(log: str, position: int, data: bytes, *, kind: Kind = Kind.RECORD, part: int = 0) -> Frame:
-    """What ``encode`` was given, or a refusal.
+    """Return what was encoded.
 
-    Raises JournalCorrupt when a byte differs from what was written there, JournalVersion for the
-    whole frame of a newer release.
+    Raises JournalCorrupt when a byte differs from what was written at this place, JournalVersion
+    for a frame of a newer release.
 
     >>> decode("clicks", 8, encode("clicks", 7, b"payload", writer=Writer(3, 99)))
     Traceback (most recent call last):
@@ -93,19 +95,19 @@ def decode(log: str, position: int, data: bytes, *, kind: Kind = Kind.RECORD, pa
     """
     if len(data) < _HEADER.size:
         raise JournalCorrupt(log, position, f"{len(data)} bytes are too few for a frame")
-    stored, found, stored_kind, epoch, nonce, parts, length = _HEADER.unpack_from(data)
+    stored_checksum, stored_format, stored_kind, epoch, nonce, parts, length = _HEADER.unpack_from(data)
     body = memoryview(data)[_CHECKSUM.size :]
-    if crc32(body, _place(log, position, part)) != stored:
+    if crc32(body, _place(log, position, part)) != stored_checksum:
         raise JournalCorrupt(log, position, "the checksum differs")
-    if found > FORMAT:
-        raise JournalVersion(f"log {log!r} at position {position}", found=found, supported=FORMAT)
+    if stored_format > FORMAT:
+        raise JournalVersion(f"log {log!r} at position {position}", stored=stored_format, supported=FORMAT)
     if stored_kind != kind or length != len(data) - _HEADER.size or not 0 <= part < parts:
         raise JournalCorrupt(log, position, "the frame is of another kind or length")
     return Frame(Writer(epoch, nonce), parts, data[_HEADER.size :])
 
 
 def checksum(frame: bytes) -> int:
-    """The checksum that a frame made by ``encode`` carries."""
+    """Return the checksum in a frame."""
     return int(_CHECKSUM.unpack_from(frame)[0])
 
 
@@ -119,14 +121,16 @@ def decode_records(
     epoch: int,
     tails: dict[int, int] | None = None,
 ) -> list[tuple[int, bytes]]:
-    """Positions and payloads of the rows, which must be exactly those from ``after`` + 1 to ``last``, in order.
+    """Return positions and payloads of the rows.
 
-    ``tail`` is the checksum of the record at ``last``, ``epoch`` the newest of the log; ``tails`` gets the checksums by position.
-    Raises JournalCorrupt for a missing, superfluous or damaged row, when an old version of a record has come back, and when a record follows one of
-    a newer owner; not so in ``GRAPH``, whose writers are many.
+    The rows must be exactly those from ``after`` + 1 to ``last``, in order. ``tail`` is the
+    checksum of the record at ``last``, ``epoch`` the newest of the log; ``tails`` gets the
+    checksums by position. Raises JournalCorrupt for a missing, superfluous or damaged row, for an
+    old version of a record, and for a record behind one of a newer owner. The order of the owners
+    is not checked in ``GRAPH``, which has many writers.
     """
     records: list[tuple[int, bytes]] = []
-    expected, newest, found = after, 0, tail
+    expected, newest, row_checksum = after, 0, tail
     for position, data in rows:
         expected += 1
         if position > last:
@@ -136,13 +140,13 @@ def decode_records(
         frame = decode(log, position, data)
         if log != GRAPH and not newest <= frame.writer.epoch <= epoch:
             raise JournalCorrupt(log, position, f"written by epoch {frame.writer.epoch} after {newest}, of {epoch}")
-        newest, found = frame.writer.epoch, checksum(data)
+        newest, row_checksum = frame.writer.epoch, checksum(data)
         if tails is not None:
-            tails[position] = found
+            tails[position] = row_checksum
         records.append((position, frame.payload))
     if expected != last:
         raise JournalCorrupt(log, expected + 1, f"the record is missing, the log ends at {last}")
-    if found != tail:
+    if row_checksum != tail:
         raise JournalCorrupt(log, last, "it is not the record that was written last")
     if tails is not None:
         tails[last] = tail
@@ -150,13 +154,13 @@ def decode_records(
 
 
 def refuse_snapshot_behind(log: str, position: int, snapshot: int) -> None:
-    """Raise JournalCorrupt where a snapshot has taken the place of records behind a position."""
+    """Raise JournalCorrupt when a snapshot has taken the place of records behind a position."""
     if snapshot > position:
         raise JournalCorrupt(log, snapshot, f"a snapshot stands in the place of what is behind position {position}")
 
 
 def _place(log: str, position: int, part: int) -> int:
-    """The running checksum of where a frame belongs."""
+    """Return the running checksum of the place of a frame."""
     name = log.encode()
     return crc32(name, crc32(_PLACE.pack(position, part, len(name))))
 
@@ -175,52 +179,59 @@ class Run(NamedTuple):
 
     @property
     def end(self) -> End:
-        """Where a log ends that ends with the run."""
+        """End of a log that ends with the run."""
         return End(self.last, checksum(self.frames[-1]))
 
     def is_new(self, last: int) -> bool:
-        """Whether a log that ends at ``last`` lacks the run; False when it may have it already: ask ``is_written``.
+        """Return whether a log that ends at ``last`` lacks the run.
 
-        Raises JournalPosition when it surely has not, and does not end just before it.
+        If not, an earlier attempt may have written it: ask ``is_written``. Raises JournalPosition
+        when no attempt can have written it, and the log does not end just before it.
         """
         if last == self.first - 1:
             return True
-        # Only in the graph may another process have gone on behind an attempt of unknown outcome.
+        # In the graph, another process may have appended after an attempt of unknown outcome.
         if last == self.last or (self.log == GRAPH and last > self.last):
             return False
         raise JournalPosition(self.log, position=self.first, last=last)
 
     def is_written(self, stored: Mapping[int, bytes], *, last: int, tail: int) -> bool:
-        """Whether a log that reaches the end of the run has the run itself, written by an earlier attempt.
+        """Return whether an earlier attempt has written the run.
 
-        ``stored`` has the frames that the log still holds, ``tail`` the checksum of the one at ``last``, kept when a
-        snapshot has taken the frame away.
+        The log reaches the end of the run. ``stored`` has the frames that the log still holds.
+        ``tail`` is the checksum of the frame at ``last``, which the log keeps when a snapshot has
+        removed the frame.
         """
         if last == self.last and tail == checksum(self.frames[-1]):
-            # The last one may be damaged since: its checksum stands apart, and whoever has it in
-            # memory is to know that it was written.
+            # The last frame may be damaged since; its checksum is stored apart. The process that
+            # has the record in memory must learn that it was written.
             before = enumerate(self.frames[:-1], self.first)
             return all(stored.get(position, frame) == frame for position, frame in before)
         return all(stored.get(position) == frame for position, frame in enumerate(self.frames, self.first))
 
     def refuse_others(self, last: int) -> JournalPosition:
-        """The error for a log that has other records where the run belongs."""
+        """Return the error for a log that has other records in the place of the run."""
         return JournalPosition(self.log, position=self.first, last=last, reason="another record is there")
 
 
 def refuse_another(log: str, position: int, last: int, record: int | None, frame: bytes | None) -> None:
-    """Raise JournalPosition unless a snapshot is of the record that is there; ``record`` as ``Owned.record`` knows it."""
+    """Raise JournalPosition unless the stored record is the one that a snapshot covers.
+
+    ``frame`` is the stored record; ``record`` is from ``Owned.record``.
+    """
     if record is not None and (frame is None or checksum(frame) != record):
         raise JournalPosition(log, position=position, last=last, reason="another record is there")
 
 
 def runs_of(entries: Sequence[Entry], writer: Callable[[str], Writer]) -> list[Run]:
-    """The entries by log, in order, framed by the ``writer`` of their log, as ``Owned.writer`` knows it.
+    """Return the entries by log, in order, framed for the ``writer`` of each log.
 
-    Raises JournalPosition for entries that are not contiguous in their log.
+    ``writer`` is ``Owned.writer``. Raises JournalPosition for entries that are not contiguous in
+    their log.
 
     >>> me = lambda log: Writer(epoch=1, nonce=2)
-    >>> [(run.log, run.first, run.last) for run in runs_of([Entry("a", 4, b"", True), Entry("a", 5, b"", True)], me)]
+    >>> entries = [Entry("a", 4, b"", True), Entry("a", 5, b"", True)]
+    >>> [(run.log, run.first, run.last) for run in runs_of(entries, me)]
     [('a', 4, 5)]
     """
     runs: dict[str, Run] = {}

@@ -1,7 +1,9 @@
-"""The shared journal: the logs of one deployment in Redis, 7.0 or newer, alone, behind Sentinel, or in a Cluster.
+"""The shared journal: the logs of one deployment in Redis, 7.0 or newer.
+
+Redis may run alone, behind Sentinel, or in a Cluster.
 
 **One slot.** All keys of a journal carry one hash tag, ``{lowwater:NAMESPACE}``, so they share one
-slot of a cluster, and one script writes the entries of one ``append`` in all of their logs, or in
+slot of a cluster. So one script writes the entries of one ``append`` in all of their logs, or in
 none. A tag for each computation would spread a deployment over a cluster, but no script spans
 slots: ``append`` could promise atomicity for each log only. A round appends the records of several
 computations and of the pipeline graph in one call and publishes them together; it would have to
@@ -146,7 +148,7 @@ class RedisJournal(Journal):
         return RedisDatabase(RedisExchange(link, timeout=self._timeout), self._keys, token)
 
     def describe_durability(self) -> str:
-        """Return in one line the settings of the server as last read, and what of the journal they can lose."""
+        """Return in one line the settings of the server as last read, and what they can lose."""
         if self._line is None:
             raise JournalClosed
         return self._line.describe()
@@ -283,12 +285,15 @@ class RedisJournal(Journal):
         over: End | None = None,
         newest: bool = False,
     ) -> Ownership:
-        """See Journal. The snapshot is written in parts of 256 KiB; the last step makes them the log."""
+        """See Journal. The snapshot is written in parts of 256 KiB.
+
+        The last step makes them the log.
+        """
         with self._meter.snapshot(payload):
             async with self._snapshotting[log]:
                 nonce = 0 if log == GRAPH else self._owned.next_nonce(log, secrets.randbits)
                 claim = Ownership(0, nonce, address, view)
-                # The name of the parts is the same for a repeated call, which so knows its first try.
+                # A repeated call has the same name of the parts, and so knows its first attempt.
                 snapshot = _snapshot(log, position, f"{self._nonce:08x}.{crc32(payload):08x}", payload)
                 owners = self._owners([log])
                 for part, frame in self._frames(snapshot, payload, newest=newest):
@@ -324,7 +329,7 @@ class RedisJournal(Journal):
         return self._line.run(call)
 
     def _owners(self, logs: Iterable[str]) -> dict[str, Ownership]:
-        """Return the ownerships of a call, which stay the same whatever is taken before its turn."""
+        """Return the ownerships of a call: what is taken before its turn does not change them."""
         return {log: self._owned.ownership(log) for log in logs}
 
     def _states(self, owners: Mapping[str, Ownership]) -> dict[str, LogState]:
@@ -344,7 +349,7 @@ class RedisJournal(Journal):
 
     @contextmanager
     def _doubting(self, places: set[tuple[str, str]]) -> Iterator[None]:
-        """Turn JournalFailed into JournalUnknown while an earlier attempt of the same call may be stored."""
+        """Turn JournalFailed into JournalUnknown while an earlier attempt may be stored."""
         try:
             yield
         except JournalFailed as error:

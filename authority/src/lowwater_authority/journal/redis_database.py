@@ -1,14 +1,14 @@
 """The keys of one deployment in Redis, and every step that reads or writes its logs.
 
-| key                 | type   | holds                                                              |
-| ------------------- | ------ | ------------------------------------------------------------------ |
-| ``TAG:deployment``  | hash   | format, server token, and its checksum                             |
-| ``TAG:logs``        | set    | names of the logs that were written                                |
-| ``TAG:meta:LOG``    | hash   | last position, its checksum, position of the snapshot, name of its |
-|                     |        | parts; the owner: epoch, nonce, address, view (none in the graph)  |
-| ``TAG:records:LOG`` | stream | entry ``position-0`` with one field, the frame                     |
-| ``TAG:parts:LOG``   | hash   | ``name/number``: the framed parts of the snapshot, and of those    |
-|                     |        | under way                                                          |
+| key                 | type   | holds                                                             |
+| ------------------- | ------ | ----------------------------------------------------------------- |
+| ``TAG:deployment``  | hash   | format, server token, and its checksum                            |
+| ``TAG:logs``        | set    | names of the logs that were written                               |
+| ``TAG:meta:LOG``    | hash   | last position, its checksum, position of the snapshot, name of    |
+|                     |        | its parts; the owner: epoch, nonce, address, view (not in GRAPH)  |
+| ``TAG:records:LOG`` | stream | entry ``position-0`` with one field, the frame                    |
+| ``TAG:parts:LOG``   | hash   | ``name/number``: the framed parts of the snapshot, and of those   |
+|                     |        | under way                                                         |
 
 The records are a stream, because its entries have explicit numbers that only grow. Measured against
 a list and a hash, an append costs the same (52, 50, 51 us). A stream takes 22 bytes more a record
@@ -61,7 +61,10 @@ FORMAT: Final = 1
 
 
 class Keys(NamedTuple):
-    """Names of the keys of a deployment. The kind comes before the log, whose name may hold anything."""
+    """Names of the keys of a deployment.
+
+    The kind comes before the log, whose name may hold anything.
+    """
 
     tag: str
 
@@ -118,7 +121,10 @@ class StoredLog(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """A snapshot that is written in parts. Its name, which no other has, begins with its position."""
+    """A snapshot that is written in parts.
+
+    Its name, which no other has, begins with its position.
+    """
 
     log: str
     position: int
@@ -127,7 +133,10 @@ class Snapshot(NamedTuple):
 
     @property
     def restored(self) -> End:
-        """End of a log that a restore has made of the snapshot: its name stands for the missing record."""
+        """End of a log that a restore has made of the snapshot.
+
+        Its name stands for the missing record.
+        """
         return End(self.position, _checksum(self.name))
 
 
@@ -161,7 +170,7 @@ class RedisDatabase:
                 raise nothing_there(f"{self._exchange.link.address}, key {self._keys.deployment}")
             token = stored_token or expected or f"{randbits(128):032x}"
             if expected not in {"", token}:
-                raise JournalReplaced(expected=expected, found=token)
+                raise JournalReplaced(expected=expected, actual=token)
             keys = [self._keys.deployment, self._keys.logs]
             try:
                 # A token that is there is written again: this shows that the server takes writes,
@@ -195,9 +204,10 @@ class RedisDatabase:
     async def take(
         self, believed: Mapping[str, LogState], claims: Mapping[str, Ownership]
     ) -> dict[str, Ownership | JournalError]:
-        """Become the owner of logs; return the new ownership of each, or its error, JournalOutvoted too.
+        """Become the owner of logs.
 
-        Each epoch is above the one that ``claims`` names.
+        Return the new ownership of each, or its error, JournalOutvoted too. Each epoch is above the
+        one that ``claims`` names.
         """
         outcomes: dict[str, Ownership | JournalError] = {}
         while pending := {log: believed[log] for log in claims if log not in outcomes}:
@@ -229,7 +239,10 @@ class RedisDatabase:
     def _outcome(
         self, log: str, believed: LogState, claim: Ownership, reply: list[Any] | JournalError
     ) -> Ownership | JournalError | None:
-        """Return the new ownership of a log, or its error; None: another process has taken it meanwhile."""
+        """Return the new ownership of a log, or its error.
+
+        The result is None when another process has taken the log meanwhile.
+        """
         if isinstance(reply, JournalError):
             return reply
         try:
@@ -279,9 +292,9 @@ class RedisDatabase:
         return StoredLog(state, int(position), name.decode(), _number(behind) if behind else 0)
 
     async def settle(self, log: str, state: LogState) -> bool:
-        """Make a log durable up to the end that was read; return False when the log has lost that end.
+        """Make a log durable up to the end that was read.
 
-        Raises JournalUnknown.
+        Return False when the log has lost that end. Raises JournalUnknown.
         """
         keys = [self._keys.deployment, self._keys.meta(log), self._keys.records(log)]
         reply = await self._exchange.write(SETTLE, keys, [self._token, *state.end], strong=True)
@@ -316,7 +329,10 @@ class RedisDatabase:
         self._check(await self._exchange.write(APPEND, keys, arguments, strong=strong), believed, places)
 
     async def stage(self, snapshot: Snapshot, believed: LogState, part: int, frame: bytes) -> bool:
-        """Write one part of a snapshot that is not in force yet; return whether a newer snapshot is."""
+        """Write one part of a snapshot that is not in force yet.
+
+        Return whether a newer snapshot is.
+        """
         log = snapshot.log
         keys = [self._keys.deployment, self._keys.meta(log), self._keys.parts(log)]
         arguments = [*self._placed(snapshot, believed), part, frame]
@@ -325,7 +341,10 @@ class RedisDatabase:
         return bool(reply[0] == b"COVERED")
 
     async def finish(self, snapshot: Snapshot, believed: LogState, record: int | None) -> None:
-        """Put the staged parts in force, and trim what they cover. ``record`` is from ``Owned.record``."""
+        """Put the staged parts in force, and trim what they cover.
+
+        ``record`` is from ``Owned.record``.
+        """
         log = snapshot.log
         keys = [self._keys.deployment, self._keys.meta(log), self._keys.parts(log), self._keys.records(log)]
         arguments = [*self._placed(snapshot, believed), snapshot.parts, "" if record is None else record]
@@ -383,7 +402,7 @@ class RedisDatabase:
             return ""
         if fields[0] is not None and int(fields[0]) > FORMAT:
             raise JournalVersion(
-                f"{deployment} in {self._exchange.link.address}", found=int(fields[0]), supported=FORMAT
+                f"{deployment} in {self._exchange.link.address}", stored=int(fields[0]), supported=FORMAT
             )
         token, stored_checksum = ((value or b"").decode() for value in fields[1:])
         if stored_checksum != str(_checksum(token)):
@@ -405,7 +424,7 @@ class RedisDatabase:
         """Raise the refusal of a script."""
         match reply[0]:
             case b"REPLACED":
-                raise JournalReplaced(expected=self._token, found=reply[1].decode())
+                raise JournalReplaced(expected=self._token, actual=reply[1].decode())
             case b"GONE":
                 lasts = (int(last) for last in reply[1::4])
                 raise JournalLost(

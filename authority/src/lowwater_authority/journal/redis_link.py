@@ -1,7 +1,8 @@
-"""The way to the Redis that holds the journal: the connection, what an answer means for the caller, and how long a strong write waits.
+"""The way to the Redis that holds the journal.
 
-It says which server that is, and what was surely not sent; no secret is in any text.
-What the server is set to says what of the journal it can lose. `docs/durability.md` has the whole table, with its tests.
+It is made of connections, the meaning of answers, and the wait of a strong write. Errors name the
+server and say what was surely not sent; no text holds a secret. The settings of the server decide
+what of the journal it can lose: `docs/durability.md` has the whole table, with its tests.
 """
 
 from __future__ import annotations
@@ -60,18 +61,18 @@ OPTIONS: Final = {
         "ssl_password",
     ),
 }
-"""What may stand behind the question mark of a URL, as redis-py names it. The rest of its options
-the journal sets itself."""
+"""Options that may stand behind the question mark of a URL, as redis-py names them. The journal
+sets the other options of redis-py itself."""
 
 _PORTS: Final = {"redis+sentinel": 26379}
 
 _SETTINGS_SECONDS: Final = 10.0
-"""For how long a strong entry believes what the server said of its settings. Replicas are counted
-behind each strong entry."""
+"""Seconds for which a strong entry relies on the settings of the server as last read. Replicas are
+counted behind each strong entry."""
 
 _REPLICATION: Final[Command] = ("INFO", "replication")
-"""Command that is sent behind each strong entry: who has to confirm the entry is known by its
-answer."""
+"""Command that is sent behind each strong entry: its answer names the replicas that must confirm
+the entry."""
 
 _REPLICA: Final = "it is a replica: name the master in the URL, or let redis+sentinel:// or redis+cluster:// find it"
 
@@ -95,7 +96,10 @@ class NotSent(Exception):
 
 
 class Lost(Exception):
-    """The commands were sent and their answers are missing: perhaps executed, perhaps still to be."""
+    """The commands were sent and their answers are missing.
+
+    Redis may have executed them, or still execute them.
+    """
 
 
 class Late(Lost):
@@ -103,7 +107,7 @@ class Late(Lost):
 
 
 class Address:
-    """Where a Redis is. Its text, unlike the URL, holds no secret.
+    """The address of a Redis. Its text, unlike the URL, holds no secret.
 
     Raises ValueError, which never quotes the URL.
 
@@ -119,10 +123,10 @@ class Address:
         try:
             split = urlsplit(url)
             hosts = split.netloc.rpartition("@")[2].split(",")
-            found = [(part.hostname, part.port) for part in (urlsplit(f"//{host}") for host in hosts)]
+            nodes = [(part.hostname, part.port) for part in (urlsplit(f"//{host}") for host in hosts)]
             user = urlsplit(f"//{split.netloc.rpartition('@')[0]}@host")
         except ValueError:
-            # Without the cause, which may quote a piece of the password.
+            # The cause is left out: it may quote a piece of the password.
             raise ValueError(
                 "the Redis URL cannot be read: write /, ?, #, @ and : in a password as %2F, %3F, %23, %40 and %3A"
             ) from None
@@ -130,7 +134,7 @@ class Address:
         if self.scheme not in SCHEMES:
             raise ValueError(f"a Redis URL begins with one of {', '.join(f'{scheme}://' for scheme in SCHEMES)}")
         default = _PORTS.get(self.scheme, 6379)
-        self.nodes: list[tuple[str, int]] = [(host or "localhost", port or default) for host, port in found]
+        self.nodes: list[tuple[str, int]] = [(host or "localhost", port or default) for host, port in nodes]
         self.path = unquote(split.path.strip("/"))
         self._check(split)
         self._url = url
@@ -161,7 +165,7 @@ class Address:
             raise ValueError("the database of a Redis URL is a number")
 
     def opener(self, timeout: float) -> _Opener:
-        """What makes connections to the server that has the journal now.
+        """Return what opens connections to the server that has the journal now.
 
         ``timeout``, in seconds, is for each step.
         """
@@ -180,7 +184,7 @@ class Address:
 
 
 class _PoolOpener:
-    """One server."""
+    """Opens connections to one server."""
 
     def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
@@ -195,7 +199,7 @@ class _PoolOpener:
 
 
 class _SentinelOpener(_PoolOpener):
-    """The master that the sentinels name."""
+    """Opens connections to the master that the sentinels name."""
 
     def __init__(self, sentinel: Sentinel, service: str, options: dict[str, Any]) -> None:
         self._sentinel = sentinel
@@ -207,7 +211,10 @@ class _SentinelOpener(_PoolOpener):
 
 
 class _ClusterOpener:
-    """The node that serves the slot of a key; the map of the cluster is read anew for each connection."""
+    """Opens connections to the node that serves the slot of a key.
+
+    Each reads the map of the cluster anew.
+    """
 
     def __init__(self, nodes: list[tuple[str, int]], options: dict[str, Any]) -> None:
         self._nodes = nodes
@@ -220,7 +227,7 @@ class _ClusterOpener:
         self._cluster = cluster = RedisCluster(startup_nodes=nodes, **self._options)
         await cluster.initialize()
         node = cluster.get_node_from_key(key)
-        assert node is not None  # only a wanted replica may be missing
+        assert node is not None  # only a replica could be missing
         connection: AbstractConnection = node.acquire_connection()
         await connection.connect()
         return connection
@@ -235,11 +242,12 @@ _Opener: TypeAlias = _PoolOpener | _ClusterOpener
 
 
 class RedisLink:
-    """At most one connection, made when needed, dropped whenever its state is in doubt.
+    """At most one connection, opened when needed, dropped whenever its state is in doubt.
 
-    Calls must not overlap. A command is sent once: redis-py's own retries are off, for a repeat may
-    come only after the caller knows that the first attempt was of unknown outcome. ``key`` names
-    the slot in a cluster; ``timeout``, in seconds, bounds connecting, and sending with all answers.
+    Calls must not overlap. A command is sent once: redis-py's own retries are off, because the
+    caller must know of the unknown outcome of a first attempt before there is a second. ``key``
+    names the slot in a cluster; ``timeout``, in seconds, bounds connecting, and also sending with
+    all answers.
     """
 
     def __init__(self, address: Address, key: str, timeout: float) -> None:
@@ -248,17 +256,17 @@ class RedisLink:
         self._timeout = timeout
         self._opener = address.opener(timeout)
         self.dropped = 0
-        """How many connections were let go of: behind another one may be another server."""
+        """Number of connections that were dropped: the next one may lead to another server."""
         self._connection: AbstractConnection | None = None
 
     async def run(self, *commands: Command) -> list[Any]:
-        """The answers, in order; an error that Redis answers is among them, not raised.
+        """Return the answers, in order; an error that Redis answers is among them, not raised.
 
         Raises NotSent or Lost.
         """
         answers = await self._run(commands)
         if isinstance(answers[0], MovedError):
-            # Not executed. The next connection reads the map of the cluster again.
+            # Nothing was executed. The next connection reads the map of the cluster again.
             await self.drop()
             answers = await self._run(commands)
         if isinstance(answers[0], (ReadOnlyError, ClusterError)):
@@ -266,33 +274,34 @@ class RedisLink:
         return answers
 
     async def call(self, script: Script, keys: Sequence[str], arguments: Command) -> list[Any]:
-        """The answer of a script, alone in a list. Like ``run``."""
+        """Return the answer of a script, alone in a list. Like ``run``."""
         return await self.call_each(script, [(keys, arguments)])
 
     async def call_each(
         self, script: Script, calls: Sequence[tuple[Sequence[str], Command]], *behind: Command
     ) -> list[Any]:
-        """The answers of a script to some calls, and of the commands behind them, sent together.
+        """Return the answers of a script to some calls, and those of the commands behind them.
 
-        Like ``run``.
+        All are sent together. Like ``run``.
         """
         rests = [(len(keys), *keys, *arguments) for keys, arguments in calls]
         commands: list[Command] = [("EVALSHA", script.digest, *rest) for rest in rests]
         answers = await self.run(*commands, *behind)
         if isinstance(answers[0], NoScriptError):
-            # None was executed: a new server, or SCRIPT FLUSH. The first brings the script for all.
+            # Nothing was executed: the server is new, or forgot its scripts. The first call brings
+            # the script for all.
             answers = await self.run(("EVAL", script.text, *rests[0]), *commands[1:], *behind)
         return answers
 
     async def drop(self) -> None:
-        """Let go of the connection; the next call makes one."""
+        """Close the connection at once; the next call opens another one."""
         self.dropped += 1
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.disconnect(nowait=True)
 
     async def close(self) -> None:
-        """Let go of everything."""
+        """Close the connection and what opened it."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.disconnect()
@@ -329,8 +338,8 @@ class RedisLink:
             raise NotSent(f"{self.address}: no connection in time: see whether it hangs") from error
         except (RedisError, RedisClusterException, OSError) as error:
             raise NotSent(f"{self.address}: {error}: see that it runs and can be reached from here") from error
-        # From here on one limit holds for sending and all answers; redis-py's own make a task for
-        # each command.
+        # From here on one limit holds for sending and all answers: the limits of redis-py would
+        # make a task for each command.
         self._connection.socket_timeout = None
         return self._connection
 
@@ -352,21 +361,20 @@ class RedisExchange:
         self.link = link
         self._milliseconds = int(timeout * 500)
         self._settings: RedisSettings | None = None
-        self._settings_read = -math.inf
-        self._settings_over = 0
+        self._settings_read_at = -math.inf
+        self._settings_connection = 0
+        """Value of ``link.dropped`` when the settings were read."""
 
     @property
     def settings(self) -> RedisSettings | None:
-        """What the server is set to, as last read."""
+        """Settings of the server as last read."""
         return self._settings
 
     async def read_settings(self) -> RedisSettings:
-        """Ask the server what it is set to; a change is logged.
+        """Read the settings of the server, and log a change.
 
-        Raises JournalFailed while it reads its files.
-
-        Until then it says that it appends to no file, whatever it is set to. It serves nothing
-        meanwhile either.
+        Raises JournalFailed while the server loads its files: it serves nothing then, and reports
+        that it appends to no file, whatever its settings are.
         """
         info = parse_info(await self._read("INFO"))
         if info.get("loading", "0") != "0":
@@ -374,13 +382,13 @@ class RedisExchange:
         try:
             config = parse_config(await self._read("CONFIG", "GET", "*append*sync*"))
         except JournalFailed:
-            # Hosted servers refuse it. Should the connection be gone, the next command says so.
+            # Hosted servers refuse CONFIG. A connection that is gone fails at the next command.
             config = {}
-        self._settings_read, self._settings_over = time.perf_counter(), self.link.dropped
+        self._settings_read_at, self._settings_connection = time.perf_counter(), self.link.dropped
         return self._remember(RedisSettings.read(info, config))
 
     def _remember(self, settings: RedisSettings) -> RedisSettings:
-        """Keep what the server is set to; a change is logged."""
+        """Keep the settings of the server, and log a change."""
         if self._settings is not None and settings != self._settings:
             _logger.warning(
                 "the settings of %s have changed: %s",
@@ -392,30 +400,33 @@ class RedisExchange:
         return settings
 
     async def read(self, *command: str | bytes | int) -> Any:
-        """The answer of a command that changes nothing. Raises JournalFailed."""
+        """Return the answer of a command that changes nothing. Raises JournalFailed."""
         return await self._twice(lambda: self._of_a_master(lambda: self.link.run(command)))
 
     async def ask(self, script: Script, keys: Sequence[str], arguments: Command) -> list[Any]:
-        """What a script that changes nothing answers.
+        """Return the answer of a script that changes nothing.
 
         Cost: one round trip. Raises JournalFailed.
         """
         return list(await self._twice(lambda: self._of_a_master(lambda: self.link.call(script, keys, arguments))))
 
     async def _read(self, *command: str | bytes | int) -> Any:
-        """Read as ``read`` does, whatever the server is."""
+        """Read as ``read`` does, from a replica, too."""
         return await self._twice(lambda: self.link.run(command))
 
     async def _of_a_master(self, send: Callable[[], Awaitable[list[Any]]]) -> list[Any]:
-        """Send once. Raises JournalFailed where the server behind a new connection is a replica: its word may be old."""
-        if self._settings is not None and self.link.dropped != self._settings_over:
+        """Send once.
+
+        Raises JournalFailed when a new connection leads to a replica, whose data may be old.
+        """
+        if self._settings is not None and self.link.dropped != self._settings_connection:
             await self._refuse_replica(await self.read_settings())
         return await send()
 
     async def _refuse_replica(self, settings: RedisSettings) -> None:
         """Raise JournalFailed for a replica.
 
-        The next call makes a new connection: only that may lead to the master.
+        The next call opens a connection that may lead to the master.
         """
         try:
             settings.refuse_replica(self.link.address)
@@ -424,7 +435,9 @@ class RedisExchange:
             raise
 
     async def write(self, script: Script, keys: Sequence[str], arguments: Command, *, strong: bool) -> list[Any]:
-        """What a script answers; when it is ``strong``, as durable as the server can make it.
+        """Return the answer of a script.
+
+        With ``strong`` the call waits until the write is as durable as the server can make it.
 
         Raises JournalFailed or JournalUnknown.
         """
@@ -436,9 +449,10 @@ class RedisExchange:
     async def write_each(
         self, script: Script, calls: Sequence[tuple[Sequence[str], Command]], *, strong: bool
     ) -> list[list[Any] | JournalError]:
-        """What a script answers to each of some calls, which are sent together, and made durable together; or what became of that one.
+        """Return the answer or the error of each of some calls of a script.
 
-        Raises JournalFailed or JournalUnknown of all.
+        They are sent together, and made durable together. Raises JournalFailed or JournalUnknown
+        when the outcome is the same for all.
         """
         settings = await self._current(strong=strong)
         barrier = settings.barrier(self._milliseconds) if strong else []
@@ -450,72 +464,78 @@ class RedisExchange:
         except Lost as error:
             raise JournalUnknown(f"{error}; it may be written, repeat the call") from error
         replies, behind = answers[: len(calls)], answers[len(calls) :]
-        unsure = ""
+        doubt = ""
         if strong and any(not isinstance(reply, RedisError) and reply[0] == b"OK" for reply in replies):
-            unsure = await self._replicated(settings, behind[0]) or self._missed(barrier, behind[1:])
-        return [self._outcome(reply, unsure) for reply in replies]
+            doubt = await self._replicated(settings, behind[0]) or self._missed(barrier, behind[1:])
+        return [self._outcome(reply, doubt) for reply in replies]
 
     async def _replicated(self, settings: RedisSettings, info: Any) -> str:
-        """Wait for replicas that the barrier of a strong entry did not count; returns why the entry may be lost yet, or nothing.
+        """Wait for replicas that the barrier of a strong entry did not count.
 
-        ``settings`` are those that the barrier was made by, ``info`` is what the server said of its replicas behind the entry.
-        A replica that connects after a look at the settings may be the next master, so it has to have the entry, too.
+        Return why the entry may still be lost, or "". ``settings`` are those that the barrier was
+        made from, ``info`` is the server's list of replicas behind the entry. A replica that
+        connected after the settings were read may be the next master: if it had not the entry, a
+        fail-over would lose it.
         """
         if isinstance(info, RedisError):
             return f"{self.link.address} has it, but does not say which replicas it has: {info}"
-        found = self._remember(settings.with_replication(parse_info(info)))
-        if found.role != "master":
+        current = self._remember(settings.with_replication(parse_info(info)))
+        if current.role != "master":
             await self.link.drop()
             return f"{self.link.address} has it, but became a replica, which loses what its master does not have"
-        if found.replicas <= settings.replicas:
+        if current.replicas <= settings.replicas:
             return ""
-        wanted = found.replicas, ("WAIT", found.replicas, self._milliseconds)
+        wait = "WAIT", current.replicas, self._milliseconds
         try:
-            return self._missed([wanted], await self.link.run(wanted[1]))
+            return self._missed([(current.replicas, wait)], await self.link.run(wait))
         except (NotSent, Lost) as error:
             return f"{error}; it may be lost in a fail-over, repeat the call"
 
     def _missed(self, barrier: Sequence[tuple[int, Sequence[str | int]]], answers: Sequence[Any]) -> str:
-        """Why what was written may be lost yet; empty when it is as durable as it can be."""
-        for (wanted, command), answer in zip(barrier, answers, strict=True):
-            got = answer[0] if isinstance(answer, list) else answer
-            if isinstance(got, RedisError) or got < wanted:
+        """Return why a write may still be lost; empty when it is as durable as it can be."""
+        for (needed, command), answer in zip(barrier, answers, strict=True):
+            count = answer[0] if isinstance(answer, list) else answer
+            if isinstance(count, RedisError) or count < needed:
                 return (
-                    f"{self.link.address} has it, but {command[0]} for {wanted} was answered by {got}: a power cut or a "
+                    f"{self.link.address} has it, but {command[0]} for {needed} was answered by {count}: a power cut or a "
                     f"fail-over could lose it. Repeat the call; a replica that hangs counts until repl-timeout"
                 )
         return ""
 
-    def _outcome(self, reply: Any, unsure: str) -> list[Any] | JournalError:
+    def _outcome(self, reply: Any, doubt: str) -> list[Any] | JournalError:
         if isinstance(reply, RedisError):
             return self._refused(reply, "nothing was written")
-        if unsure and reply[0] == b"OK":
-            # The next attempt asks first what there is by then.
-            self._settings_read = -math.inf
-            return JournalUnknown(unsure)
+        if doubt and reply[0] == b"OK":
+            # The next attempt reads the settings again: the server, or its replicas, may be others.
+            self._settings_read_at = -math.inf
+            return JournalUnknown(doubt)
         return list(reply)
 
     async def _current(self, *, strong: bool) -> RedisSettings:
-        """What the server is set to that is written to: behind a new connection there may be another one.
+        """Return the settings of the server that the next write goes to.
 
-        Raises JournalFailed while that one may evict the journal, is a replica, or too old; it is asked again each time, so that a
-        change is seen at once.
+        A new connection may lead to another server. Raises JournalFailed while that server may
+        evict the journal, is a replica, or is too old. Such a server is asked again each time, so
+        that a change is seen at once.
         """
         settings = self._settings
-        old = strong and time.perf_counter() - self._settings_read > _SETTINGS_SECONDS
-        if settings is None or old or not settings.keeps or self.link.dropped != self._settings_over:
+        old = strong and time.perf_counter() - self._settings_read_at > _SETTINGS_SECONDS
+        if settings is None or old or not settings.keeps or self.link.dropped != self._settings_connection:
             settings = await self.read_settings()
         await self._refuse_replica(settings)
         settings.refuse(self.link.address)
         return settings
 
     async def _twice(self, send: Callable[[], Awaitable[list[Any]]]) -> Any:
-        """The first answer of what may be sent twice: a connection is found dead only when it is used."""
+        """Send, once more if the connection was dead, which shows only when it is used.
+
+        Return the first answer.
+        """
         try:
             try:
                 answers = await send()
             except Late:
-                # Once more would double the time that the caller waits for a server that hangs.
+                # A second attempt would double the time that the caller waits for a hanging server.
                 raise
             except Lost:
                 answers = await send()
@@ -526,7 +546,7 @@ class RedisExchange:
         return answers[0]
 
     def _refused(self, error: Exception, outcome: str) -> JournalFailed:
-        """An error that Redis answered instead of executing anything."""
+        """Return the error for a call that Redis refused without executing it."""
         for kind, fix in _FIXES.items():
             if str(error).startswith(kind) if isinstance(kind, str) else isinstance(error, kind):
                 return JournalFailed(f"{self.link.address}: {error}; {outcome}: {fix}")
@@ -534,9 +554,11 @@ class RedisExchange:
 
 
 OLDEST: Final = (7, 0)
-"""The first Redis whose scripts are refused as a whole, see ``redis_scripts``."""
+"""Oldest Redis that the journal runs on: the first that refuses scripts as a whole, see
+``redis_scripts``."""
 
 _WAITAOF: Final = (7, 2)
+"""Oldest Redis with the command WAITAOF."""
 
 _POWER: Final = {
     "always": "nothing",
@@ -548,15 +570,15 @@ _POWER: Final = {
 
 @dataclass(frozen=True, slots=True)
 class RedisSettings:
-    """What counts for durability, as the server said it."""
+    """The settings of a server that decide what it can lose."""
 
     version: tuple[int, ...]
     append_only: bool
     sync: str
-    """``appendfsync``; ``unknown`` when CONFIG GET is refused, as some hosted servers do."""
+    """Value of ``appendfsync``; ``unknown`` when the server refuses CONFIG GET."""
     sync_on_rewrite: bool
-    """False when ``no-appendfsync-on-rewrite`` is set, which turns ``always`` off while the file is
-    rewritten."""
+    """True unless ``no-appendfsync-on-rewrite`` is set, which turns ``always`` off while the file
+    is rewritten."""
     replicas: int
     """Replicas that are connected and in step."""
     role: str
@@ -564,7 +586,10 @@ class RedisSettings:
 
     @classmethod
     def read(cls, info: Mapping[str, str], config: Mapping[str, str]) -> RedisSettings:
-        """From the fields of INFO, and of CONFIG GET as far as it is allowed."""
+        """Return the settings in the answers to INFO and CONFIG GET.
+
+        Hosted servers refuse the latter.
+        """
         numbers = info.get("redis_version", "0").split(".")[:3]
         return cls(
             version=tuple(int(number) for number in numbers if number.isdecimal()),
@@ -582,9 +607,11 @@ class RedisSettings:
 
     def refuse(self, address: object) -> None:
         """Raise JournalFailed when the journal cannot be kept there at all."""
-        shown = ".".join(map(str, self.version))
+        version = ".".join(map(str, self.version))
         if self.version < OLDEST:
-            raise JournalFailed(f"{address} is Redis {shown}: the journal needs {'.'.join(map(str, OLDEST))} or newer")
+            raise JournalFailed(
+                f"{address} is Redis {version}: the journal needs {'.'.join(map(str, OLDEST))} or newer"
+            )
         self.refuse_replica(address)
         if self.eviction != "noeviction":
             raise JournalFailed(
@@ -593,32 +620,35 @@ class RedisSettings:
             )
 
     def refuse_replica(self, address: object) -> None:
-        """Raise JournalFailed when the server is no master: what it has may be old, and its master does not get what it is sent."""
+        """Raise JournalFailed when the server is a replica.
+
+        Its data may be old, and its master gets none of its writes.
+        """
         if self.role != "master":
             raise JournalFailed(f"{address}: {_REPLICA}")
 
     @property
     def keeps(self) -> bool:
-        """Whether the server is a master that deletes no keys to make room."""
+        """True if the server is a master that deletes no keys to make room."""
         return self.role == "master" and self.eviction == "noeviction"
 
     @property
     def syncs_each(self) -> bool:
-        """Whether the server syncs its file before each answer."""
+        """True if the server syncs its file before each answer."""
         return self.append_only and self.sync == "always" and self.sync_on_rewrite
 
     @property
     def waits_for_sync(self) -> bool:
-        """Whether a strong entry can and must wait until the file is synced.
+        """True if a strong entry can and must wait until the file is synced.
 
-        With ``appendfsync no`` Redis never says that it is, and would be waited for in vain.
+        With ``appendfsync no`` Redis never reports a sync, and the wait would be in vain.
         """
         if self.sync not in {"always", "everysec"}:
             return False
         return self.append_only and not self.syncs_each and self.version >= _WAITAOF
 
     def barrier(self, milliseconds: int) -> list[tuple[int, tuple[str | int, ...]]]:
-        """Commands to send behind a strong entry, each with the count that its answer must reach."""
+        """Return the commands behind a strong entry, each with the count that it must reach."""
         commands: list[tuple[int, tuple[str | int, ...]]] = []
         if self.waits_for_sync:
             commands.append((1, ("WAITAOF", 1, 0, milliseconds)))
@@ -627,10 +657,11 @@ class RedisSettings:
         return commands
 
     def describe(self) -> str:
-        """One line: the settings, and what of an acknowledged advance and claim they can lose.
+        """Return in one line the settings, and what of an advance and a claim they can lose.
 
-        >>> print(RedisSettings((7, 0, 15), True, "always", True, 0, "master", "noeviction").describe())
-        Redis 7.0.15, appendonly yes, appendfsync always, replicas 0, ... A claim can lose: to a power cut nothing, ...
+        >>> settings = RedisSettings((7, 0, 15), True, "always", True, 0, "master", "noeviction")
+        >>> print(settings.describe())
+        Redis 7.0.15, appendonly yes, ... A claim can lose: to a power cut nothing, ...
         """
         if not self.append_only:
             file, power = "appendonly no", "everything since the last RDB file"
@@ -657,7 +688,7 @@ class RedisSettings:
 
 
 def parse_info(text: bytes) -> dict[str, str]:
-    r"""The fields of an INFO answer.
+    r"""Return the fields of an answer to INFO.
 
     >>> parse_info(b"# Server\r\nredis_version:7.0.15\r\n")
     {'redis_version': '7.0.15'}
@@ -667,7 +698,7 @@ def parse_info(text: bytes) -> dict[str, str]:
 
 
 def parse_config(answer: Any) -> dict[str, str]:
-    """The fields of a CONFIG GET answer; none when it is an error."""
+    """Return the fields of an answer to CONFIG GET; none for an error."""
     if not isinstance(answer, list):
         return {}
     texts = [item.decode(errors="replace") for item in answer]
@@ -675,7 +706,7 @@ def parse_config(answer: Any) -> dict[str, str]:
 
 
 def _replicas(info: Mapping[str, str]) -> int:
-    """How many replicas are connected and in step."""
+    """Return the number of replicas that are connected and in step."""
     return sum("state=online" in value for key, value in info.items() if _is_replica(key))
 
 

@@ -32,10 +32,11 @@ _PARTS_PAGE: Final = 16
 
 
 class RedisReader:
-    """Reads logs page by page on the connection of a journal, so that appends get their turn in between.
+    """Reads logs on the connection of a journal.
 
-    ``aside`` is the connection over which the store makes durable what was read. ``doubtful`` holds
-    the logs of which an attempt to write may still be stored.
+    It reads page by page, so that appends get their turn in between. ``aside`` is the connection
+    over which the store makes durable what was read. ``doubtful`` holds the logs of which an
+    attempt to write may still be stored.
     """
 
     def __init__(self, line: Line, aside: Aside, owned: Owned, doubtful: Collection[tuple[str, str]]) -> None:
@@ -104,7 +105,7 @@ class RedisReader:
         return await self._line.run(look)
 
     async def _is_durable(self, log: str, owner: Ownership, stored: StoredLog) -> bool:
-        """Return True once a log that was read is durable up to its end, False if it has lost that end.
+        """Return True once a log that was read is durable, False if the store has lost its end.
 
         Raises JournalFailed.
         """

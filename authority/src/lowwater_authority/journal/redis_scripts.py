@@ -1,26 +1,31 @@
-"""What the Redis journal does inside Redis: each write is one Lua script, which checks everything and then writes.
+"""The scripts of the Redis journal.
 
-A script starts with ``#!lua``, which Redis knows since 7.0: then a read-only, loading or replica-less server, and a full one
-unless ``allow-oom`` says that the script takes no memory, refuses it before its first line, also when it would find nothing
-to write. Without that line a replica would confirm an owner, or a repeated append, from old data. After the checks no
+Each write is one Lua script, which checks everything and then writes.
+
+A script starts with ``#!lua``, which Redis knows since 7.0. Then a read-only, loading or
+replica-less server refuses the script before its first line, also when it would write nothing. A
+full server does so, too, unless ``allow-oom`` says that the script takes no memory. Without that
+line a replica would confirm an owner, or a repeated append, from old data. After the checks no
 command can fail any more, so a script writes all or nothing.
 
-Positions, epochs, nonces and checksums travel as decimal text. Whether two are the same is asked of the text, for a Lua
-number holds 53 bits; which of two positions, epochs or views is greater, of the numbers.
+Positions, epochs, nonces and checksums travel as decimal text. Texts are compared for equality,
+because a Lua number holds 53 bits; numbers are compared for order.
 
-| reply                      | meaning                                                                                  |
-| -------------------------- | ---------------------------------------------------------------------------------------- |
-| ``OK`` ...                 | done, or found done                                                                      |
-| ``REPLACED`` token         | the store belongs to another deployment                                                  |
-| ``GONE`` states            | the store has no deployment any more                                                     |
-| ``HELD`` states            | it does not hold each log as the caller believes; a state is: last position, epoch, nonce, tail |
-| ``FENCED`` epoch           | another process has taken the log, with that epoch                                       |
-| ``OUTVOTED`` view          | it was taken under that view                                                             |
-| ``POSITION`` i last reason | log i (from 1) ends at ``last``                                                          |
-| ``COVERED``                | there is a snapshot that reaches as far                                                  |
-| ``PARTS`` count            | so many parts of the snapshot are there, not all                                         |
-| ``CHANGED``                | another process has created the deployment, or taken or changed the log, meanwhile       |
-| ``ORPHANS``                | there are logs, but no deployment                                                        |
+| reply                      | meaning                                                             |
+| -------------------------- | ------------------------------------------------------------------- |
+| ``OK`` ...                 | done, now or by an earlier attempt                                  |
+| ``REPLACED`` token         | the store belongs to another deployment                             |
+| ``GONE`` states            | the store has lost its deployment                                   |
+| ``HELD`` states            | a log is not as the caller believes; a state is: last position,     |
+|                            | epoch, nonce, tail                                                  |
+| ``FENCED`` epoch           | another process has taken the log, with that epoch                  |
+| ``OUTVOTED`` view          | the log was taken under that view                                   |
+| ``POSITION`` i last reason | log i (from 1) ends at ``last``                                     |
+| ``COVERED``                | a snapshot that reaches as far is in force                          |
+| ``PARTS`` count            | only so many parts of the snapshot are stored                       |
+| ``CHANGED``                | another process has created the deployment, or taken or changed the |
+|                            | log, meanwhile                                                      |
+| ``ORPHANS``                | there are logs, but no deployment                                   |
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who uses a connection to Redis when: calls in turn, calls on a connection beside, and logs taken together."""
+"""The use of connections to Redis: calls in turn, calls beside, and logs taken together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ it without a word."""
 
 
 class Line:
-    """The connection of a journal, one call at a time. A call goes on to its end when its caller is cancelled."""
+    """The connection of a journal, one call at a time.
+
+    A call goes on to its end when its caller is cancelled.
+    """
 
     def __init__(self, database: RedisDatabase) -> None:
         self._database: RedisDatabase | None = database
@@ -33,7 +36,10 @@ class Line:
         """Calls under way; without a reference they could be collected."""
 
     def run(self, call: Callable[[RedisDatabase], Awaitable[T]]) -> Awaitable[T]:
-        """Do a call when it has its turn. The place in the line is taken at once. Raises JournalClosed."""
+        """Do a call when it has its turn. The place in the line is taken at once.
+
+        Raises JournalClosed.
+        """
         database = self._database
         if database is None:
             raise JournalClosed
@@ -67,7 +73,10 @@ class Line:
 
 
 class Aside:
-    """A second connection, one call at a time, for calls that wait until the store is durable: they hold up no other."""
+    """A second connection, one call at a time, for calls that wait until the store is durable.
+
+    They hold up no other.
+    """
 
     def __init__(self, database: RedisDatabase) -> None:
         self._database = database
@@ -98,9 +107,10 @@ class Aside:
 
 
 class Takes:
-    """Takes logs that this process does not own yet. Calls that come while others wait share one round trip.
+    """Takes logs that this process does not own yet.
 
-    An error of one log is raised to its caller only; the silence of the store to all callers.
+    Calls that come while others wait share one round trip. An error of one log is raised to its
+    caller only; the silence of the store to all callers.
     """
 
     def __init__(self, aside: Aside, owned: Owned) -> None:

@@ -1,4 +1,7 @@
-"""What all stores do alike: count calls, remember owners and ends, and refuse what a log does not allow."""
+"""The code that all stores share.
+
+It counts calls, remembers owners and ends, and refuses what a log does not allow.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ log = logging.getLogger(__name__)
 class Meter:
     """The running totals behind ``Journal.statistics``.
 
-    ``clock`` gives seconds and only ever grows.
+    ``clock`` returns seconds and never goes back.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -42,7 +45,7 @@ class Meter:
 
     @contextmanager
     def append(self, entries: Sequence[Entry]) -> Iterator[None]:
-        """Around one append: counted when acknowledged."""
+        """Count one append when it is acknowledged, or its error."""
         start = self._clock()
         with self._errors():
             yield
@@ -54,14 +57,14 @@ class Meter:
 
     @contextmanager
     def snapshot(self, payload: bytes) -> Iterator[None]:
-        """Around one snapshot: counted when acknowledged."""
+        """Count one snapshot when it is acknowledged, or its error."""
         with self._errors():
             yield
         self._snapshots += 1
         self._snapshot_bytes += len(payload)
 
     def statistics(self) -> JournalStatistics:
-        """The totals."""
+        """Return the totals."""
         return JournalStatistics(
             appends=self._appends,
             entries=self._entries,
@@ -86,30 +89,29 @@ class Meter:
 
 
 class Writer(NamedTuple):
-    """Who wrote a frame."""
+    """The ownership by which a frame was written."""
 
     epoch: int
     nonce: int
 
 
 class LogState(NamedTuple):
-    """Owner and end of a log: as a process believes, or as the store has it."""
+    """Owner and end of a log, as a process believes or as the store has them."""
 
     owner: Ownership
     end: End
 
     @property
     def last(self) -> int:
-        """The last position."""
+        """Last position."""
         return self.end.last
 
 
 class Owned:
-    """The logs of one process.
+    """The logs that one process owns, as far as the store has acknowledged them.
 
-    ``nonce``, 32 random bits, tells its frames in ``GRAPH`` from those of other processes.
-
-    Pure memory; nothing here asks a store. Each method costs one look into a dict.
+    ``nonce``, 32 random bits, tells the frames of this process in ``GRAPH`` from those of others.
+    No method asks a store; each costs one look into a dict.
     """
 
     def __init__(self, nonce: int) -> None:
@@ -119,17 +121,22 @@ class Owned:
         self._nonces: dict[str, int] = {}
 
     def took(self, log: str, ownership: Ownership) -> None:
-        """The store has acknowledged this process as the owner; how far the log reaches is unknown until ``reached``."""
+        """Note that the store has acknowledged this process as the owner.
+
+        The end is unknown until ``reached``.
+        """
         self.release(log)
         self._owners[log] = ownership
 
     def release(self, log: str) -> None:
         """Forget a log."""
-        for remembered in (self._owners, self._ends, self._nonces):
-            remembered.pop(log, None)
+        for by_log in (self._owners, self._ends, self._nonces):
+            by_log.pop(log, None)
 
     def ownership(self, log: str) -> Ownership:
-        """The ownership by which this process writes; ``Ownership()`` for a log that is not its own, and for ``GRAPH``.
+        """Return the ownership by which this process writes.
+
+        The result is ``Ownership()`` for ``GRAPH`` and for logs of others.
 
         >>> owned = Owned(nonce=7)
         >>> owned.took("clicks", Ownership(epoch=3, nonce=99))
@@ -139,34 +146,41 @@ class Owned:
         return self._owners.get(log) or Ownership()
 
     def writer(self, log: str) -> Writer:
-        """What the frames of this process carry in a log."""
+        """Return the writer that the frames of this process name in a log."""
         if log == GRAPH:
             return self._graph
         owner = self.ownership(log)
         return Writer(owner.epoch, owner.nonce)
 
     def next_nonce(self, log: str, randbits: Callable[[int], int]) -> int:
-        """The nonce of the next ownership of a log, the same until ``took``: a repeated call knows its first try."""
+        """Return the nonce of the next ownership of a log.
+
+        It stays the same until ``took``, so that a repeated call knows its first try.
+        """
         if log not in self._nonces:
             self._nonces[log] = randbits(32)
         return self._nonces[log]
 
     def reached(self, log: str, end: End) -> None:
-        """The store has read out, or acknowledged, the log up to there.
+        """Note that the store has returned or acknowledged a log up to an end.
 
-        Of a log that is not owned nothing is kept.
+        Logs of others are ignored.
         """
         if (log == GRAPH or log in self._owners) and end.last > self.end(log).last:
             self._ends[log] = end
 
     def end(self, log: str) -> End:
-        """How far the store is known to reach; ``End()`` when nothing is known."""
+        """Return the newest end that the store has returned or acknowledged.
+
+        The result is ``End()`` before the first.
+        """
         return self._ends.get(log, End())
 
     def record(self, log: str, position: int) -> int | None:
-        """The checksum of the record that a snapshot of a log is of; None in a log that nobody else writes meanwhile.
+        """Return the checksum that the record at the position of a snapshot must have; None: any.
 
-        -1, which no record has, in ``GRAPH`` where this process knows it to go on: its end is all that is remembered.
+        Only ``GRAPH`` has other writers. Only its end is remembered: before the end the result is
+        -1, which no record has.
         """
         if log != GRAPH:
             return None
@@ -174,15 +188,15 @@ class Owned:
         return end.tail if end.last == position else -1
 
     def states(self, logs: Iterable[str]) -> dict[str, LogState]:
-        """What this process believes of the logs, to be judged when its write has its turn."""
+        """Return what this process believes of the logs. The step that writes them checks it."""
         return {log: LogState(self.ownership(log), self.end(log)) for log in logs}
 
 
-def judge(believed: Mapping[str, LogState], found: Mapping[str, LogState]) -> None:
+def judge(believed: Mapping[str, LogState], actual: Mapping[str, LogState]) -> None:
     """Compare what a writer believes of its logs with what the store has.
 
     Raises JournalFenced with all logs that the writer does not own, or else JournalLost with all
-    that the store has lost a part of. ``GRAPH`` has no owner.
+    logs of which the store has lost a part. ``GRAPH`` has no owner.
 
     >>> mine = LogState(Ownership(epoch=3, nonce=99), End(last=10, tail=7))
     >>> judge({"clicks": mine}, {"clicks": LogState(mine.owner, End(last=12, tail=8))})
@@ -192,58 +206,64 @@ def judge(believed: Mapping[str, LogState], found: Mapping[str, LogState]) -> No
     lowwater_authority.journal.contract.JournalLost: the store has lost records or epochs ...
     """
     fenced = {
-        log: (mine.owner.epoch, found[log].owner.epoch)
+        log: (mine.owner.epoch, actual[log].owner.epoch)
         for log, mine in believed.items()
-        if log != GRAPH and (not mine.owner.epoch or is_usurped(mine.owner, found[log].owner))
+        if log != GRAPH and (not mine.owner.epoch or is_usurped(mine.owner, actual[log].owner))
     }
     if fenced:
         raise JournalFenced(fenced)
-    refuse_lost(believed, found)
+    refuse_lost(believed, actual)
 
 
-def refuse_lost(believed: Mapping[str, LogState], found: Mapping[str, LogState]) -> None:
-    """Raise JournalLost with all logs that the store has lost a part of; what others own by now is their business."""
+def refuse_lost(believed: Mapping[str, LogState], actual: Mapping[str, LogState]) -> None:
+    """Raise JournalLost with all logs of which the store has lost a part.
+
+    Logs with a newer owner are left to that owner.
+    """
     lost = {
-        log: (mine.last, found[log].last)
+        log: (mine.last, actual[log].last)
         for log, mine in believed.items()
-        if not is_usurped(mine.owner, found[log].owner)
-        and (_lacks(found[log].end, mine.end) or found[log].owner.epoch < mine.owner.epoch)
+        if not is_usurped(mine.owner, actual[log].owner)
+        and (_lacks(actual[log].end, mine.end) or actual[log].owner.epoch < mine.owner.epoch)
     }
     if lost:
         raise JournalLost(lost)
 
 
-def _lacks(found: End, acknowledged: End) -> bool:
-    """Whether a log lacks what was acknowledged: it is shorter, or ends there with another record.
+def _lacks(actual: End, acknowledged: End) -> bool:
+    """Return whether a log lacks what was acknowledged.
 
-    What is behind it says nothing: others may have gone on with the graph, which whoever reads it
-    compares with its own.
+    It is shorter, or ends there with another record. A longer log is not judged: other processes
+    may have appended to the graph. A process that reads the graph compares it with its own.
     """
-    return found.last < acknowledged.last or (found.last == acknowledged.last and found.tail != acknowledged.tail)
+    return actual.last < acknowledged.last or (actual.last == acknowledged.last and actual.tail != acknowledged.tail)
 
 
-def refuse_other_end(log: str, position: int, found: End, over: End | None) -> None:
-    """Raise JournalPosition when a log that is to be restored does not end where it ended when it was read."""
-    if over is not None and found != over:
+def refuse_other_end(log: str, position: int, actual: End, over: End | None) -> None:
+    """Raise JournalPosition when a log that is to be restored has grown since it was read."""
+    if over is not None and actual != over:
         reason = "it has changed since it was read"
-        raise JournalPosition(log, position=position, last=found.last, reason=reason)
+        raise JournalPosition(log, position=position, last=actual.last, reason=reason)
 
 
-def is_usurped(mine: Ownership, found: Ownership) -> bool:
-    """Whether the store's owner came after ``mine``, or beside it, in a store that has lost an epoch."""
-    return found.epoch > mine.epoch or (found.epoch == mine.epoch and found.nonce != mine.nonce)
+def is_usurped(mine: Ownership, actual: Ownership) -> bool:
+    """Return whether the owner in the store came after ``mine``.
+
+    When the store has lost an epoch, another owner may have the same one, with another nonce.
+    """
+    return actual.epoch > mine.epoch or (actual.epoch == mine.epoch and actual.nonce != mine.nonce)
 
 
-def refuse_older_view(log: str, wanted: Ownership, found: Ownership) -> None:
-    """Raise JournalOutvoted when newer members have chosen the owner that is there."""
-    if found.view > wanted.view:
-        raise JournalOutvoted(log, view=wanted.view, newest=found.view)
+def refuse_older_view(log: str, claim: Ownership, actual: Ownership) -> None:
+    """Raise JournalOutvoted when the present owner was chosen under a newer view than the claim."""
+    if actual.view > claim.view:
+        raise JournalOutvoted(log, view=claim.view, newest=actual.view)
 
 
 def log_created(place: str, server_token: str) -> None:
     """Log that a new deployment begins.
 
-    Where there was one before, its volume is not mounted, or its store was emptied.
+    If there was one before, its volume is not mounted, or its store was emptied.
     """
     log.warning(
         "a new deployment begins in %s, its token is %s: if there was one before, stop, and mount its volume or name its store",
@@ -254,7 +274,8 @@ def log_created(place: str, server_token: str) -> None:
 
 
 def nothing_there(place: str) -> JournalFailed:
-    """The error for a place without a journal, where there has to be one."""
+    """Return the error for a place without the deployment that is expected there."""
     return JournalFailed(
-        f"there is no deployment in {place}, and no other is begun because one is expected there: mount its volume, name its store, or restore a copy"
+        f"there is no deployment in {place}, and none is begun because one is expected: mount its volume, "
+        "name its store, or restore a copy"
     )

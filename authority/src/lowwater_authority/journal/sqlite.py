@@ -1,6 +1,6 @@
 """The embedded journal: one SQLite file, one process.
 
-The database works on a thread of its own: one transaction a write.
+Each write is one transaction, on a thread of its own.
 """
 
 from __future__ import annotations
@@ -72,25 +72,25 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 PART_BYTES = 1 << 18
-"""Size of the parts of a snapshot. Each is a transaction of its own, so that appends get their turn
-in between."""
+"""Size of the parts of a snapshot. Each part is a transaction of its own, so that appends get their
+turn in between."""
 
 
 class SqliteJournal(Journal):
     """The contract of Journal over an SQLite database in WAL mode, synced in every commit.
 
     Strong and other entries are equally durable: an acknowledged entry survives the machine's death
-    as far as the disk keeps what ``fdatasync`` returned for. SQLite works on a thread of its own;
-    the event loop never waits for the disk. A failed write surely wrote nothing, except when the
-    commit itself fails other than by a full disk or a lock: then JournalUnknown.
+    if the disk keeps what ``fdatasync`` has confirmed. SQLite works on a thread of its own; the
+    event loop never waits for the disk. A failed write surely wrote nothing, unless the commit
+    itself fails other than by a full disk or a lock: then JournalUnknown.
 
-    One process at a time: a lock keeps others out, also while this one is stopped. So an address
-    and a view are known while the process lives, and a log that it has not taken has no owner.
+    A lock admits one process at a time, also while that process is stopped. So address and view of
+    an owner are in memory only, and a log that this process has not taken has no owner.
 
     ``path`` is the database; beside it are ``path-wal``, ``path-shm`` and ``path.lock``. Its
-    directory must exist. Local file systems only: over a network neither the lock nor WAL mode can
-    be relied on. ``server_token`` is what the file must belong to, and what a new one is made with;
-    if it is empty, any deployment will do. With ``must_exist`` no new one is made.
+    directory must exist, on a local file system: over a network neither the lock nor WAL mode is
+    reliable. ``server_token`` is the identity that the deployment must have, and that a new one
+    gets; empty: any. With ``must_exist`` no new deployment is made.
     """
 
     shared = False
@@ -112,17 +112,16 @@ class SqliteJournal(Journal):
     async def open(self) -> None:
         """See Journal.
 
-        Raises JournalFailed when the directory is missing or the file is not a journal's.
-
-        Raises JournalReplaced when the file belongs to another deployment than ``server_token``.
+        Raises JournalFailed when the directory is missing or the file is no journal. Raises
+        JournalReplaced when the file belongs to another deployment than ``server_token``.
         """
         self._thread = thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="lowwater-journal")
         try:
             owner = await self._run(self._database.open, self._wanted_token, secrets.randbits, self._must_exist)
             end = await self._run(self._database.end, GRAPH)
         except BaseException:
-            # Cancelled, it may go on and take the lock all the same.
-            self._let_go(thread)
+            # A cancelled call goes on in its thread, and may take the lock.
+            self._end(thread)
             raise
         self.server_token = owner.server_token
         self._owned = Owned(owner.writer.nonce)
@@ -133,8 +132,8 @@ class SqliteJournal(Journal):
 
         Raises JournalFenced when another process has opened the file in spite of the lock.
         """
-        wanted = Ownership(above, 0, address, view)
-        owner = await self._run(self._database.take, log, wanted, self._owned.states([log]), secrets.randbits)
+        claim = Ownership(above, 0, address, view)
+        owner = await self._run(self._database.take, log, claim, self._owned.states([log]), secrets.randbits)
         self._owned.took(log, owner)
         return owner
 
@@ -153,13 +152,13 @@ class SqliteJournal(Journal):
     async def confirm(self, logs: Iterable[str]) -> int:
         """See Journal.
 
-        The file is not asked: the lock keeps others out, and every write looks at it.
+        The file is not read: the lock keeps other processes out, and every write checks the file.
         """
         if self._thread is None:
             raise JournalClosed
-        strange = {log: (0, 0) for log in logs if log != GRAPH and not self._owned.ownership(log).epoch}
-        if strange:
-            raise JournalFenced(strange)
+        unowned = {log: (0, 0) for log in logs if log != GRAPH and not self._owned.ownership(log).epoch}
+        if unowned:
+            raise JournalFenced(unowned)
         return self._owned.end(GRAPH).last
 
     async def logs(self) -> list[str]:
@@ -175,11 +174,11 @@ class SqliteJournal(Journal):
         return self._owned.end(log)
 
     async def load(self, log: str, *, known: LoadedLog | None = None, durable: bool = True) -> LoadedLog:
-        """See Journal. All of it is read each time: who is alone has no reason to read twice.
+        """See Journal. The log is read whole each time.
 
-        What can be read is durable: SQLite shows a transaction when its commit is synced. What a
-        killed process has left unsynced in the write-ahead log is synced with the epoch that
-        ``open`` writes behind it.
+        A single process has no reason to read twice. Readable records are durable: SQLite shows a
+        transaction once its commit is synced. Frames that a killed process has left unsynced in the
+        write-ahead log are synced together with the epoch that ``open`` writes.
         """
         del known, durable
         loaded, end = await self._run(self._database.load, log, self._owned.states([log]))
@@ -208,7 +207,8 @@ class SqliteJournal(Journal):
     async def snapshot(self, log: str, position: int, payload: bytes, *, newest: bool = False) -> None:
         """See Journal.
 
-        Written in parts of 256 KiB; cancelled or cut off, the parts are removed later.
+        The snapshot is written in parts of 256 KiB. Parts of one that was cut off are removed
+        later.
         """
         with self._meter.snapshot(payload):
             writer, believed = self._owned.writer(log), self._owned.states([log])
@@ -220,7 +220,7 @@ class SqliteJournal(Journal):
             for part in range(parts):
                 await self._run(self._stage, key, log, position, payload, part, writer, newest)
             await self._run(self._database.finish_snapshot, log, position, parts, believed, record)
-            # A call at a time, so that appends get their turn in between.
+            # Each call removes a little, so that appends get their turn in between.
             while await self._run(self._database.purge_some, log):
                 pass
 
@@ -235,7 +235,7 @@ class SqliteJournal(Journal):
         over: End | None = None,
         newest: bool = False,
     ) -> Ownership:
-        """See Journal. One transaction of any size, which appends wait for."""
+        """See Journal. It is one transaction of any size, and appends wait for it."""
         with self._meter.snapshot(payload):
             graph = self._owned.writer(GRAPH)
 
@@ -244,9 +244,9 @@ class SqliteJournal(Journal):
                 parts = range(_parts(payload))
                 return [_frame(log, position, payload, part, writer, newest=newest) for part in parts]
 
-            mine, wanted = self._owned.states([log])[log], Ownership(0, 0, address, view)
+            mine, claim = self._owned.states([log])[log], Ownership(0, 0, address, view)
             restore = self._database.restore
-            owner, end = await self._run(restore, log, position, mine, wanted, framed, secrets.randbits, over)
+            owner, end = await self._run(restore, log, position, mine, claim, framed, secrets.randbits, over)
             if log != GRAPH:
                 self._owned.took(log, owner)
             self._owned.reached(log, end)
@@ -255,15 +255,15 @@ class SqliteJournal(Journal):
     async def close(self) -> None:
         """See Journal."""
         if self._thread is not None:
-            await asyncio.shield(self._let_go(self._thread))
+            await asyncio.shield(self._end(self._thread))
 
     def free_bytes(self) -> int | None:
         """See Journal."""
         try:
-            found = os.statvfs(self._database.path.parent)
+            disk = os.statvfs(self._database.path.parent)
         except OSError:
             return None
-        return found.f_bavail * found.f_frsize
+        return disk.f_bavail * disk.f_frsize
 
     def statistics(self) -> JournalStatistics:
         """See Journal."""
@@ -272,8 +272,8 @@ class SqliteJournal(Journal):
     def _append(
         self, entries: Sequence[Entry], writers: Mapping[str, Writer], believed: Mapping[str, LogState]
     ) -> dict[str, End]:
-        """Append, and return where the logs end then."""
-        # Checksums of large payloads are work for this thread too, not for the event loop.
+        """Append, and return the new ends of the logs."""
+        # This thread computes the checksums: those of large payloads would block the event loop.
         runs = runs_of(entries, writers.__getitem__)
         self._database.append(runs, believed)
         return {run.log: run.end for run in runs}
@@ -284,7 +284,7 @@ class SqliteJournal(Journal):
         self._database.stage(log, key, position, part, _frame(log, position, payload, part, writer, newest=newest))
 
     async def _run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Call on the journal's thread.
+        """Call on the thread of the journal.
 
         Calls run in order, each to its end, even when its caller is cancelled.
         """
@@ -292,8 +292,8 @@ class SqliteJournal(Journal):
             raise JournalClosed
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
-    def _let_go(self, thread: ThreadPoolExecutor) -> asyncio.Future[None]:
-        """Close the file behind everything that was begun, and end the thread."""
+    def _end(self, thread: ThreadPoolExecutor) -> asyncio.Future[None]:
+        """Close the file after all calls that have begun, and end the thread."""
         self._thread = None
         closing = asyncio.get_running_loop().run_in_executor(thread, self._database.close)
         thread.shutdown(wait=False)
@@ -301,12 +301,12 @@ class SqliteJournal(Journal):
 
 
 def _parts(payload: bytes) -> int:
-    """How many parts a snapshot has."""
+    """Return the number of parts of a snapshot."""
     return max(1, -(-len(payload) // PART_BYTES))
 
 
 def _frame(log: str, position: int, payload: bytes, part: int, writer: Writer, *, newest: bool) -> bytes:
-    """One part of a snapshot, framed."""
+    """Return one part of a snapshot, framed."""
     piece = payload[part * PART_BYTES : (part + 1) * PART_BYTES]
     parts = _parts(payload)
     return encode(log, position, piece, writer=writer, kind=Kind.SNAPSHOT, part=part, parts=parts, newest=newest)
@@ -315,14 +315,14 @@ def _frame(log: str, position: int, payload: bytes, part: int, writer: Writer, *
 _logger = logging.getLogger(__name__)
 
 _PURGED_AT_A_TIME = 64
-"""Rows deleted in one transaction: at most some ten milliseconds for records of 100 KB."""
+"""Rows that one transaction deletes at most: some ten milliseconds for records of 100 KB."""
 
 _BUSY_SECONDS = 5.0
-"""How long to wait for a stranger (sqlite3, a backup) that has the database locked."""
+"""Seconds to wait for another program (sqlite3, a backup) that has the database locked."""
 
 
 class _Row(NamedTuple):
-    """What the file says of a log; all zero for an unknown one."""
+    """The row of a log; all zero for an unknown log."""
 
     key: int = 0
     last: int = 0
@@ -331,24 +331,24 @@ class _Row(NamedTuple):
 
     @property
     def end(self) -> End:
-        """Where the log ends."""
+        """End of the log."""
         return End(self.last, self.tail)
 
 
 class SqliteDatabase:
-    """The file of a SqliteJournal. Blocking; all calls come from one thread.
+    """The file of a SqliteJournal. Calls block, and all come from one thread.
 
-    The file has one owner, the process that opened it last. Its epoch is also that of each log this
-    process takes, and grows when a log is taken again; which logs were taken nobody has to know
-    behind the process. All of it, and the positions, is checked in the transaction that writes. No
-    method leaves a transaction open.
+    The file has one owner, the process that opened it last. Its epoch is also the epoch of each log
+    that it takes, and grows when a log is taken again. The list of taken logs ends with the
+    process. Each transaction that writes checks owner and positions. No method leaves a transaction
+    open.
     """
 
     PRAGMAS: tuple[str, ...] = (
         "journal_mode = WAL",
-        # Sync the write-ahead log in every commit. NORMAL would do it at checkpoints only.
+        # Sync the write-ahead log in every commit. NORMAL would sync it at checkpoints only.
         "synchronous = FULL",
-        # Some systems build SQLite to overwrite what is deleted; that doubles what a trimmed log
+        # Some systems build SQLite to overwrite deleted rows, which doubles what a trimmed log
         # writes.
         "secure_delete = OFF",
     )
@@ -359,76 +359,81 @@ class SqliteDatabase:
         self._lock = LockFile(path.with_name(path.name + ".lock"))
         self._handle: sqlite3.Connection | None = None
         self._owner = Owner("", Writer(0, 0))
-        self._taken: dict[str, Ownership] = {}
+        self._owners: dict[str, Ownership] = {}
         self._files: list[tuple[int, int]] = []
 
-    def open(self, wanted: str, randbits: Callable[[int], int], must_exist: bool = False) -> Owner:
-        """Lock, create or check the file, and begin an epoch; ``wanted`` names its deployment unless empty.
+    def open(self, expected: str, randbits: Callable[[int], int], must_exist: bool = False) -> Owner:
+        """Lock, create or check the file, and begin an epoch.
 
-        With ``must_exist`` it raises JournalFailed when there is no journal. After an exception everything is let go again.
+        ``expected`` is the token that the deployment must have, and that a new one gets; empty:
+        any. With ``must_exist`` it raises JournalFailed when there is no journal. After an
+        exception the lock is free again.
         """
         try:
             self._lock_and_check(must_exist)
-            self._connect(wanted, randbits)
+            self._connect(expected, randbits)
         except BaseException:
             if not self._lock.used_before:
-                self._lock.forget_use()  # nothing was begun here: the next start may begin it
+                self._lock.forget_use()  # no journal was begun: the next start may begin one
             self.close()
             raise
         return self._owner
 
     def logs(self) -> list[str]:
-        """Names of all logs, sorted."""
+        """Return the names of all logs, sorted."""
         with translated(self.path):
             return [name for (name,) in self._connection.execute("SELECT name FROM logs ORDER BY name")]
 
     def end(self, log: str) -> End:
-        """Where a log ends."""
+        """Return the end of a log."""
         with translated(self.path):
             return self._find(log).end
 
     def owners(self, logs: Iterable[str]) -> dict[str, Ownership]:
-        """By whom each log was taken since the file was opened."""
-        return {log: self._taken.get(log, Ownership()) for log in logs}
+        """Return the owner that took each log since the file was opened."""
+        return {log: self._owners.get(log, Ownership()) for log in logs}
 
     def take(
-        self, log: str, wanted: Ownership, believed: Mapping[str, LogState], randbits: Callable[[int], int]
+        self, log: str, claim: Ownership, believed: Mapping[str, LogState], randbits: Callable[[int], int]
     ) -> Ownership:
-        """The file's epoch, if it is new to the log and greater than that of ``wanted``; else a new one."""
-        taken = self._taken.get(log, Ownership())
-        refuse_older_view(log, wanted, taken)
+        """Take a log.
+
+        It gets the epoch of the file if that is above the log's and the claim's, else a new one.
+        """
+        present = self._owners.get(log, Ownership())
+        refuse_older_view(log, claim, present)
         owner = self._owner
         with self._transaction() as connection:
             check_owner(connection, owner.writer, [log])
-            refuse_lost(believed, self._held({log: self._find(log)}))
-            if max(taken.epoch, wanted.epoch) >= owner.writer.epoch:
-                owner = take_over(connection, randbits, above=wanted.epoch)
+            refuse_lost(believed, self._states({log: self._find(log)}))
+            if max(present.epoch, claim.epoch) >= owner.writer.epoch:
+                owner = take_over(connection, randbits, above=claim.epoch)
         self._owner = owner
-        self._taken[log] = Ownership(*owner.writer, wanted.address, wanted.view)
-        return self._taken[log]
+        self._owners[log] = Ownership(*owner.writer, claim.address, claim.view)
+        return self._owners[log]
 
     def load(self, log: str, believed: Mapping[str, LogState]) -> tuple[LoadedLog, End]:
-        """Snapshot and records of a log, all checked, and where it ends."""
+        """Return snapshot and records of a log, all checked, and its end."""
         with self._reading(log):
             key, last, tail, position = row = self._find(log)
-            refuse_lost(believed, self._held({log: row}))
+            refuse_lost(believed, self._states({log: row}))
             snapshot = self._load_snapshot(log, key, position) if position else None
-            records, known = self._load_records(log, key, position, last, tail)
-            return LoadedLog(position, snapshot, records, tails=known), row.end
+            records, tails = self._load_records(log, key, position, last, tail)
+            return LoadedLog(position, snapshot, records, tails=tails), row.end
 
     def load_behind(self, log: str, position: int, believed: Mapping[str, LogState]) -> LoadedLog:
-        """The records of a log behind a position, all checked."""
+        """Return the records of a log behind a position, all checked."""
         with self._reading(log):
             key, last, tail, snapshot = row = self._find(log)
-            refuse_lost(believed, self._held({log: row}))
+            refuse_lost(believed, self._states({log: row}))
             refuse_snapshot_behind(log, position, snapshot)
-            records, known = self._load_records(log, key, position, last, tail)
-            return LoadedLog(position, None, records, tails=known)
+            records, tails = self._load_records(log, key, position, last, tail)
+            return LoadedLog(position, None, records, tails=tails)
 
     def _load_records(
         self, log: str, key: int, after: int, last: int, tail: int
     ) -> tuple[list[tuple[int, bytes]], dict[int, int]]:
-        """The records of a log behind a position, and their checksums."""
+        """Return the records of a log behind a position, and their checksums."""
         sql = "SELECT position, frame FROM records WHERE log = ? AND position > ? ORDER BY position"
         rows, epoch = self._connection.execute(sql, (key, after)), self._owner.writer.epoch
         tails: dict[int, int] = {}
@@ -456,12 +461,15 @@ class SqliteDatabase:
     def begin_snapshot(
         self, log: str, position: int, believed: Mapping[str, LogState], record: int | None
     ) -> int | None:
-        """The key to stage the parts of a snapshot under; None when the present one reaches as far."""
+        """Return the key of a log that gets a snapshot.
+
+        The result is None when the present one reaches as far.
+        """
         with translated(self.path):
             return self._snapshot_key(log, position, believed, record)
 
     def stage(self, log: str, key: int, position: int, part: int, frame: bytes) -> None:
-        """Write one part of a snapshot, which counts for nothing until ``finish_snapshot``."""
+        """Write one part of a snapshot, which ``finish_snapshot`` puts in force."""
         with self._transaction() as connection:
             check_owner(connection, self._owner.writer, [log])
             connection.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?)", (key, position, part, frame))
@@ -469,7 +477,10 @@ class SqliteDatabase:
     def finish_snapshot(
         self, log: str, position: int, parts: int, believed: Mapping[str, LogState], record: int | None
     ) -> None:
-        """Make the staged parts the snapshot, in one transaction; ``purge_some`` removes what it covers."""
+        """Put the staged parts in force, in one transaction.
+
+        ``purge_some`` removes what they cover.
+        """
         with self._transaction() as connection:
             key = self._snapshot_key(log, position, believed, record)
             if key is not None:
@@ -480,14 +491,17 @@ class SqliteDatabase:
                 connection.execute("UPDATE logs SET snapshot = ? WHERE id = ?", (position, key))
 
     def purge_some(self, log: str) -> bool:
-        """Remove a little of what a log's snapshot covers; returns whether there may be more."""
+        """Remove a little of what the snapshot of a log covers.
+
+        Return whether there may be more.
+        """
         try:
             with translated(self.path):
                 row = self._find(log)
             return self._purge_some(log, row.key, row.snapshot)
         except JournalError as error:
-            # The snapshot holds. What it covers is not read any more; the next one, or the next
-            # start, removes it.
+            # The snapshot is in force, and the rows that it covers are not read any more. The next
+            # snapshot, or the next start, removes them.
             _logger.warning(
                 "log %r: covered records stay on disk for now: %s",
                 log,
@@ -501,28 +515,31 @@ class SqliteDatabase:
         log: str,
         position: int,
         mine: LogState,
-        wanted: Ownership,
+        claim: Ownership,
         framed: Callable[[Ownership], list[bytes]],
         randbits: Callable[[int], int],
         over: End | None,
     ) -> tuple[Ownership, End]:
-        """Put a snapshot in the place of everything, in one transaction; ``framed`` gives its parts for an owner."""
-        taken = self._taken.get(log, Ownership())
-        refuse_older_view(log, wanted, taken)
+        """Replace a log by a snapshot, in one transaction.
+
+        ``framed`` returns its parts for an owner.
+        """
+        present = self._owners.get(log, Ownership())
+        refuse_older_view(log, claim, present)
         file = self._owner
         with self._transaction() as connection:
             check_owner(connection, file.writer, [log])
             key, last, tail, _ = self._find(log)
-            if last == position and tail == checksum(framed(taken)[-1]):
-                # By an earlier attempt, which was cancelled.
-                return taken, End(last, tail)
+            if last == position and tail == checksum(framed(present)[-1]):
+                # An earlier attempt, which was cancelled, has written it.
+                return present, End(last, tail)
             refuse_other_end(log, position, End(last, tail), over)
             if position <= max(last, mine.last):
                 raise JournalPosition(log, position=position, last=max(last, mine.last))
             owner = Ownership()
             if log != GRAPH:
                 file = take_over(connection, randbits, above=mine.owner.epoch)
-                owner = Ownership(*file.writer, wanted.address, wanted.view)
+                owner = Ownership(*file.writer, claim.address, claim.view)
             frames = framed(owner)
             end = End(position, checksum(frames[-1]))
             key = self._set_end(log, key, end, snapshot=position)
@@ -534,11 +551,14 @@ class SqliteDatabase:
             )
         self._owner = file
         if log != GRAPH:
-            self._taken[log] = owner
+            self._owners[log] = owner
         return owner, end
 
     def close(self) -> None:
-        """Close the file, which empties the write-ahead log, and free the lock."""
+        """Close the file, which empties the write-ahead log, and free the lock.
+
+        Does nothing the second time.
+        """
         connection, self._handle = self._handle, None
         try:
             if connection is not None:
@@ -553,7 +573,7 @@ class SqliteDatabase:
         return self._handle
 
     def _lock_and_check(self, must_exist: bool) -> None:
-        """Everything that has to be known before SQLite may touch the files."""
+        """Lock, and check what must be right before SQLite may touch the files."""
         directory = self.path.parent
         if not directory.is_dir():
             raise JournalFailed(f"there is no directory {directory}: make it, or mount the volume it should be on")
@@ -568,17 +588,17 @@ class SqliteDatabase:
             raise JournalCorrupt(
                 None,
                 None,
-                f"{self.path} is empty, and {self._lock.path.name} shows that a journal was used here: restore a copy, or remove both to begin "
-                "another deployment",
+                f"{self.path} is empty, and {self._lock.path.name} shows that a journal was used here: restore a copy, "
+                "or remove both to begin another deployment",
             )
         if must_exist and _size(self.path) == 0:
             raise nothing_there(str(self.path))
         wal.check_file(self._wal)
 
-    def _connect(self, wanted: str, randbits: Callable[[int], int]) -> None:
+    def _connect(self, expected: str, randbits: Callable[[int], int]) -> None:
         try:
             make_private_file(self.path)  # SQLite gives its other files the rights of this one
-            _tell_if_exposed(self.path)
+            _warn_if_exposed(self.path)
         except OSError as error:
             fix = (
                 "free space on its disk" if is_full(error) else "make the file and its directory readable and writable"
@@ -594,10 +614,10 @@ class SqliteDatabase:
             raise JournalFailed(f"{self.path}: its file system cannot do WAL mode; use a local one")
         with self._transaction() as connection:
             if new:
-                create(connection, wanted or f"{randbits(128):032x}")
+                create(connection, expected or f"{randbits(128):032x}")
             self._owner = take_over(connection, randbits)
-            if wanted not in {"", self._owner.server_token}:
-                raise JournalReplaced(expected=wanted, found=self._owner.server_token)
+            if expected not in {"", self._owner.server_token}:
+                raise JournalReplaced(expected=expected, actual=self._owner.server_token)
         if new:
             log_created(str(self.path), self._owner.server_token)
         # The names of the files must be as durable as their content.
@@ -611,19 +631,22 @@ class SqliteDatabase:
         sql = "SELECT id, last, tail, snapshot FROM logs WHERE name = ?"
         return _Row(*(self._connection.execute(sql, (log,)).fetchone() or ()))
 
-    def _held(self, rows: Mapping[str, _Row]) -> dict[str, LogState]:
-        """Owner and end of each log."""
-        return {log: LogState(self._taken.get(log, Ownership()), row.end) for log, row in rows.items()}
+    def _states(self, rows: Mapping[str, _Row]) -> dict[str, LogState]:
+        """Return owner and end of each log."""
+        return {log: LogState(self._owners.get(log, Ownership()), row.end) for log, row in rows.items()}
 
     def _judge(self, believed: Mapping[str, LogState]) -> dict[str, _Row]:
-        """Whether the logs may be written; returns what the file says of them."""
+        """Refuse logs that may not be written; return the rows of the others."""
         check_owner(self._connection, self._owner.writer, believed)
         rows = {log: self._find(log) for log in believed}
-        judge(believed, self._held(rows))
+        judge(believed, self._states(rows))
         return rows
 
     def _set_end(self, log: str, key: int, end: End, *, snapshot: int | None = None) -> int:
-        """Write where a log ends, and where its snapshot stands if that changes too; returns its key."""
+        """Write the end of a log, and the position of its snapshot if that changes, too.
+
+        Return its key.
+        """
         if not key:
             sql = "INSERT INTO logs (name, last, tail, snapshot) VALUES (?, ?, ?, ?)"
             return self._connection.execute(sql, (log, *end, snapshot or 0)).lastrowid or 0
@@ -634,7 +657,10 @@ class SqliteDatabase:
     def _snapshot_key(
         self, log: str, position: int, believed: Mapping[str, LogState], record: int | None
     ) -> int | None:
-        """Key of a log that may get a snapshot there; None when it has one that reaches as far."""
+        """Return the key of a log that may get a snapshot.
+
+        The result is None when it has one that reaches as far.
+        """
         row = self._judge(believed)[log]
         if not 1 <= position <= row.last:
             raise JournalPosition(log, position=position, last=row.last)
@@ -647,7 +673,7 @@ class SqliteDatabase:
         return row.key
 
     def _load_snapshot(self, log: str, key: int, position: int) -> bytes:
-        """All parts of a snapshot, joined."""
+        """Return all parts of a snapshot, joined."""
         sql = "SELECT frame FROM snapshots WHERE log = ? AND position = ? ORDER BY part"
         payloads: list[bytes] = []
         parts = 1
@@ -660,9 +686,9 @@ class SqliteDatabase:
         return b"".join(payloads)
 
     def _purge_some(self, log: str, key: int, position: int, *, staged: bool = False) -> bool:
-        """Remove a little of what the snapshot at ``position`` covers; with ``staged``, of unfinished ones too.
+        """Remove a little of what the snapshot at ``position`` covers.
 
-        Returns whether there may be more.
+        Return whether there may be more. With ``staged`` unfinished snapshots are removed, too.
         """
         others = "!=" if staged else "<"
         for sql in (
@@ -679,11 +705,14 @@ class SqliteDatabase:
         return False
 
     def _identities(self) -> list[tuple[int, int]]:
-        """Device and number of the two files that are written."""
+        """Return device and number of the two files that are written."""
         return [(stat.st_dev, stat.st_ino) for stat in (self.path.stat(), self._wal.stat())]
 
     def _check_files(self) -> None:
-        """Refuse to write to files that a restart would not find."""
+        """Raise JournalFailed when the files were moved.
+
+        A restart would not find what is written to them.
+        """
         if not self._files:
             return
         try:
@@ -697,7 +726,7 @@ class SqliteDatabase:
 
     @contextmanager
     def _reading(self, log: str) -> Iterator[None]:
-        """Around all statements that read one log: they see one state."""
+        """Run the statements that read one log in one transaction, so that they see one state."""
         connection = self._connection
         with translated(self.path, log):
             connection.execute("BEGIN")
@@ -708,7 +737,11 @@ class SqliteDatabase:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """A write. An exception before the commit surely undoes it; one in the commit is judged by its code."""
+        """Run a transaction that writes.
+
+        An exception before the commit surely undoes it. The code of an error in the commit decides
+        between JournalFailed and JournalUnknown.
+        """
         connection = self._connection
         self._check_files()
         with translated(self.path):
@@ -722,9 +755,9 @@ class SqliteDatabase:
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             roll_back(connection)
-            # Full: the frame that commits could not be written whole. Busy: the commit did not
-            # begin. After any other error the frame may be on the disk, and the next recovery would
-            # find it.
+            # FULL means that the frame that commits was not written whole, BUSY that the commit did
+            # not begin. After any other error the frame may be on the disk, where the next recovery
+            # would find it.
             if code(error) in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY}:
                 raise failed(self.path, error) from error
             raise JournalUnknown(
@@ -745,10 +778,10 @@ def _sync_directory(path: Path) -> None:
 
 
 FORMAT = 1
-"""The newest format of the tables, the one that is written."""
+"""Newest format of the tables, which is also written."""
 
 APPLICATION_ID = 0x6C6F7777
-"""Marks the file as ours (``loww``); ``file`` and sqlite3 show it."""
+"""Mark of a journal's file (``loww``); the programs ``file`` and sqlite3 show it."""
 
 # records and snapshots have row numbers on purpose. In a table WITHOUT ROWID a frame is part of the
 # key's b-tree, and SQLite reads frames whole, with all their overflow pages, when it looks for the
@@ -796,9 +829,9 @@ class Owner(NamedTuple):
 
 
 def is_new(connection: sqlite3.Connection, path: Path) -> bool:
-    """Whether the file is empty.
+    """Return whether the file is empty.
 
-    Raises JournalFailed when it is somebody else's, JournalVersion when it is newer.
+    Raises JournalFailed for the file of another program, JournalVersion for a newer format.
     """
     (mark,) = connection.execute("PRAGMA application_id").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
@@ -808,12 +841,12 @@ def is_new(connection: sqlite3.Connection, path: Path) -> bool:
         raise JournalFailed(f"{path} is a database of another program: give the journal a file of its own")
     row = connection.execute("SELECT format FROM meta").fetchone()
     if row is not None and row[0] > FORMAT:
-        raise JournalVersion(str(path), found=row[0], supported=FORMAT)
+        raise JournalVersion(str(path), stored=row[0], supported=FORMAT)
     return False
 
 
 def create(connection: sqlite3.Connection, server_token: str) -> None:
-    """Make the tables, owned by nobody. Runs in the caller's transaction."""
+    """Make the tables, without an owner. Runs in the caller's transaction."""
     for statement in _TABLES.split(";"):
         connection.execute(statement)
     checksum = _checksum(server_token, 0, 0)
@@ -821,7 +854,7 @@ def create(connection: sqlite3.Connection, server_token: str) -> None:
 
 
 def take_over(connection: sqlite3.Connection, randbits: Callable[[int], int], *, above: int = 0) -> Owner:
-    """Begin the next epoch, greater than ``above`` too. Runs in the caller's transaction."""
+    """Begin the next epoch, which is also above ``above``. Runs in the caller's transaction."""
     row = connection.execute("SELECT server_token, epoch, nonce, checksum FROM meta").fetchone()
     if row is None or row[3] != _checksum(*row[:3]):
         raise JournalCorrupt(None, None, "the row that names the owner is missing or its checksum differs")
@@ -834,10 +867,10 @@ def take_over(connection: sqlite3.Connection, randbits: Callable[[int], int], *,
 
 
 def check_owner(connection: sqlite3.Connection, me: Writer, logs: Iterable[str]) -> None:
-    """Raise JournalFenced, for all of the logs, when another process has opened the file after ``me``."""
-    found = Writer(*connection.execute("SELECT epoch, nonce FROM meta").fetchone())
-    if found != me:
-        raise JournalFenced(dict.fromkeys(logs, (me.epoch, found.epoch)))
+    """Raise JournalFenced for the logs when another process has opened the file after ``me``."""
+    owner = Writer(*connection.execute("SELECT epoch, nonce FROM meta").fetchone())
+    if owner != me:
+        raise JournalFenced(dict.fromkeys(logs, (me.epoch, owner.epoch)))
 
 
 def _checksum(server_token: str, epoch: int, nonce: int) -> int:
@@ -849,7 +882,7 @@ _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 @contextmanager
 def translated(path: Path, log: str | None = None) -> Iterator[None]:
-    """Around statements that commit nothing: an error of SQLite's surely wrote nothing."""
+    """Translate the errors of statements that commit nothing: surely nothing was written."""
     try:
         yield
     except sqlite3.Error as error:
@@ -859,7 +892,7 @@ def translated(path: Path, log: str | None = None) -> Iterator[None]:
 
 
 def failed(path: Path, error: sqlite3.Error) -> JournalFailed:
-    """The error for a statement that surely wrote nothing; says what to do."""
+    """Return the error for a statement that surely wrote nothing, with its fix."""
     fixes = {
         sqlite3.SQLITE_FULL: "free space on its disk",
         sqlite3.SQLITE_READONLY: "make the file and its directory writable",
@@ -867,8 +900,8 @@ def failed(path: Path, error: sqlite3.Error) -> JournalFailed:
         sqlite3.SQLITE_BUSY: "end the program that has it locked",
         sqlite3.SQLITE_IOERR: "check the disk and the kernel's log",
     }
-    # Without room for its index of the write-ahead log SQLite speaks of an I/O error, or cannot
-    # open the file.
+    # Without room for its index of the write-ahead log, SQLite reports an I/O error, or a file that
+    # cannot be opened.
     full = code(error) in {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN} and not _has_room(path.parent)
     fix = fixes[sqlite3.SQLITE_FULL] if full else fixes.get(code(error), "see what SQLite says")
     return JournalFailed(f"{path}: {error}; nothing was written: {fix}")
@@ -879,8 +912,11 @@ LEAST_ROOM: Final = 64 << 10
 takes 32 KiB at least."""
 
 
-def _tell_if_exposed(path: Path) -> None:
-    """Warn when every user of the machine can read a file, or write to its folder and so replace the file. Raises OSError."""
+def _warn_if_exposed(path: Path) -> None:
+    """Warn when every user of the machine can read a file, or replace it in its folder.
+
+    Raises OSError.
+    """
     file, folder = path.stat().st_mode, path.parent.stat().st_mode
     readable = bool(file & stat.S_IROTH and folder & stat.S_IXOTH)
     if readable or (folder & stat.S_IWOTH and not folder & stat.S_ISVTX):
@@ -893,29 +929,29 @@ def _tell_if_exposed(path: Path) -> None:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether a file could not be written because its disk, or what its user may have of it, is full."""
+    """Return whether an error came from a full disk, or a quota that is used up."""
     return error.errno in {errno.ENOSPC, errno.EDQUOT}
 
 
 def _has_room(directory: Path) -> bool:
-    """Whether the disk of a directory has ``LEAST_ROOM`` left, and a file more; True where nobody can tell."""
+    """Return whether the disk of a directory has room for ``LEAST_ROOM`` in one more file.
+
+    True if the system does not say.
+    """
     try:
-        found = os.statvfs(directory)
+        disk = os.statvfs(directory)
     except OSError:
         return True
-    return found.f_bavail * found.f_frsize >= LEAST_ROOM and (found.f_files == 0 or found.f_favail > 0)
+    return disk.f_bavail * disk.f_frsize >= LEAST_ROOM and (disk.f_files == 0 or disk.f_favail > 0)
 
 
 def code(error: sqlite3.Error) -> int:
-    """SQLite's primary result code; -1 for errors of Python's own."""
+    """Return SQLite's primary result code; -1 for errors of Python."""
     return getattr(error, "sqlite_errorcode", -1) & 0xFF
 
 
 def roll_back(connection: sqlite3.Connection) -> None:
-    """End the transaction if SQLite has not done so by itself.
-
-    Should that fail, nothing is committed all the same.
-    """
+    """End the transaction unless SQLite has ended it. If this fails, still nothing is committed."""
     if connection.in_transaction:
         try:
             connection.execute("ROLLBACK")
@@ -924,24 +960,20 @@ def roll_back(connection: sqlite3.Connection) -> None:
 
 
 class LockFile:
-    """An exclusive ``flock``, held from ``acquire`` to ``release`` or to the end of the process, however it ends.
+    """An exclusive ``flock``, from ``acquire`` to ``release`` or to the end of the process.
 
-    A process that is stopped, or hangs, keeps it: it may go on at any moment. The file stays when the lock is freed,
-    because removing it would let two processes lock two files of one name.
+    A process that is stopped, or hangs, keeps the lock: it may go on at any moment. The file stays
+    when the lock is freed: if it were removed, two processes could lock two files of one name.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.used_before = False
-        """Whether another process had held it before ``acquire``, and did not take that back by
-        ``forget_use``."""
+        """True if a process had the lock before ``acquire``, and did not call ``forget_use``."""
         self._fd: int | None = None
 
     def acquire(self) -> None:
-        """Lock, or raise JournalLocked with the holder.
-
-        Raises OSError when the file cannot be made.
-        """
+        """Lock. Raises JournalLocked with the holder, OSError when the file cannot be made."""
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -962,7 +994,10 @@ class LockFile:
         self._fd = fd
 
     def forget_use(self) -> None:
-        """Leave no trace of this process. Does nothing without the lock."""
+        """Empty the file, so that the next process finds no earlier use.
+
+        Does nothing without the lock.
+        """
         if self._fd is not None:
             os.ftruncate(self._fd, 0)
 

@@ -1,14 +1,15 @@
-"""Tells a torn tail of an SQLite write-ahead log from a damaged middle, before SQLite has opened it.
+"""The check that tells a torn tail of an SQLite write-ahead log from a damaged middle.
 
-SQLite reads the frames of the log up to the first bad checksum and forgets the rest without a word. For a transaction
-that was cut off by a crash this is right. But each transaction is synced before the next one begins, so only the
-newest one can be torn: what was written behind a bad frame, beyond the end of that transaction, was acknowledged, and
-forgetting it would break a promise.
+It runs before SQLite opens the log. SQLite reads the frames of the log up to the first bad checksum
+and silently forgets the rest. For a transaction that was cut off by a crash this is right. But each
+transaction is synced before the next one begins, so only the newest one can be torn. Frames behind
+a bad frame, beyond the end of its transaction, were acknowledged: forgetting them would break a
+promise.
 
-What cannot be told apart: damage inside the newest transaction looks like a torn one, and so does damage to the very
-frame header that ends the last but one.
+Two kinds of damage look like a torn transaction: damage inside the newest transaction, and damage
+to the frame header that ends the transaction before it.
 
-Format: https://www.sqlite.org/fileformat2.html#walformat. Pure but for ``check_file``.
+Format: https://www.sqlite.org/fileformat2.html#walformat. Only ``check_file`` reads a file.
 """
 
 from __future__ import annotations
@@ -26,35 +27,33 @@ Words = npt.NDArray[np.uint32]
 _HEADER = 32
 _FRAME_HEADER = 24
 _MAGIC = 0x377F0682
-"""With the lowest bit set, checksums are over big-endian words."""
+"""Mark of a log. With the lowest bit set, its checksums are over big-endian words."""
 _BLOCK = 512
 """Frames that are summed at a time: 2 MB of pages."""
 _MASK = 0xFFFFFFFF
 
 
 class Scan(NamedTuple):
-    """What is in a write-ahead log."""
+    """The result of reading a write-ahead log."""
 
     frames: int
     """Number of good frames from the start on."""
     damaged: int | None
-    """Offset in bytes of damage in front of an acknowledged transaction; None if there is none."""
+    """Offset in bytes of damage in front of an acknowledged transaction; None without damage."""
 
 
 def check_file(path: Path) -> None:
     """Raise JournalCorrupt when the log at ``path`` is damaged before its newest transaction.
 
-    No file is fine.
-
-    Costs one pass over the frames since the last restart of the log, normally about 4 MB: some ten
-    milliseconds.
+    A missing file is right. Cost: one pass over the frames since the last restart of the log,
+    normally about 4 MB: some ten milliseconds.
     """
     if not path.exists() or path.stat().st_size < _HEADER:
         return
-    found = scan(np.memmap(path, dtype=np.uint8, mode="r"))
-    if found.damaged is not None:
+    result = scan(np.memmap(path, dtype=np.uint8, mode="r"))
+    if result.damaged is not None:
         raise JournalCorrupt(
-            None, None, f"{path} is bad at byte {found.damaged}, with acknowledged transactions behind it"
+            None, None, f"{path} is bad at byte {result.damaged}, with acknowledged transactions behind it"
         )
 
 
@@ -69,7 +68,8 @@ def scan(data: npt.NDArray[np.uint8]) -> Scan:
     magic, _, page_size, _, salt1, salt2, *stored = data[:_HEADER].view(">u4").tolist()
     order = ">u4" if magic & 1 else "<u4"
     if magic & ~1 != _MAGIC or _header_sum(data, order) != tuple(stored):
-        # Synced by itself before any frame follows, and within one sector: it cannot be torn.
+        # The header is synced by itself before any frame follows, and is within one sector: it
+        # cannot be torn.
         return Scan(0, 0 if len(data) >= _HEADER + _FRAME_HEADER + 512 else None)
     size = _FRAME_HEADER + page_size
     frames = data[_HEADER : _HEADER + (len(data) - _HEADER) // size * size].reshape(-1, size)
@@ -80,13 +80,13 @@ def scan(data: npt.NDArray[np.uint8]) -> Scan:
     limit = len(ours) if ours.all() else int(np.argmin(ours))
     good = _good_frames(frames[:limit], headers, order, (stored[0], stored[1]))
     ends = np.flatnonzero(commits[good:])
-    # At most one transaction, the newest, was not synced: nothing of ours may follow its end.
+    # Only the newest transaction may not be synced: no frame of this round may follow its end.
     behind = len(ends) > 0 and bool(ours[good + int(ends[0]) + 1 :].any())
     return Scan(good, _HEADER + good * size if behind else None)
 
 
 def _good_frames(frames: npt.NDArray[np.uint8], headers: Words, order: str, seed: tuple[int, int]) -> int:
-    """Number of frames from the start on whose running checksum is right."""
+    """Return the number of frames from the start on whose running checksum is right."""
     if not len(frames):
         return 0
     words = (8 + frames.shape[1] - _FRAME_HEADER) // 4
@@ -108,7 +108,7 @@ def _good_frames(frames: npt.NDArray[np.uint8], headers: Words, order: str, seed
 
 
 def _weights(pairs: int) -> tuple[list[list[int]], Words]:
-    """The checksum of a run of ``pairs`` pairs of words, as a linear map modulo 2^32.
+    """Return the checksum of a run of ``pairs`` pairs of words, as a linear map modulo 2^32.
 
     SQLite adds a pair (x, y) by ``s0 += x + s1; s1 += y + s0``, that is s' = A s + B (x, y) with A
     = [[1, 1], [1, 2]] and B = [[1, 0], [1, 1]]. Over the run this gives A^n s plus each pair times
@@ -124,7 +124,7 @@ def _weights(pairs: int) -> tuple[list[list[int]], Words]:
 
 
 def _header_sum(data: npt.NDArray[np.uint8], order: str) -> tuple[int, int]:
-    """The checksum of the log's own header."""
+    """Return the checksum of the log's own header."""
     _, weights = _weights(3)
     s0, s1 = (data[:24].view(order).astype(np.uint32) @ weights).tolist()
     return s0, s1
