@@ -207,7 +207,7 @@ def _forgetful(admit: Part) -> Part:
     def forgetful(self: Ratchet, view: Any) -> bool:
         known = self.get(view.computation)
         if view.epoch < known.epoch:
-            self._seen[view.computation].view = replace(known, epoch=0)
+            self._entries[view.computation].view = replace(known, epoch=0)
         return bool(admit(self, view))
 
     return forgetful
