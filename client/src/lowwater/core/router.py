@@ -6,7 +6,7 @@ a client hold one lock for long.
 * :class:`Route`, of the :class:`Router`: the address that serves the computation, and the highest
   ownership number seen (*epoch*). The whole client has one: calls, reports and watches all use it,
   so what one of them learns helps the others at once. The router's guard protects it.
-* ``Followed``, of ``WatchState``: its readers, the stream that carries it, the time of its last
+* ``Followed``, of ``Placement``: its readers, the stream that carries it, the time of its last
   confirmation, whether the caller may read it. The watcher's guard protects it.
 * ``Reported``, of ``Reporting``: the claims on it, and the streams that carry them. The reporter's
   guard protects it.
