@@ -317,7 +317,7 @@ class WatchStream(ShardStream):
             return 0.0
         if isinstance(failure, errors.PermissionDenied) and failure.metadata.get("computation") in covered:
             state.placement.deny(self, failure.metadata["computation"], failure)
-            # each refusal takes one name out, so this ends
+            # Each refusal takes one name out, so this ends.
             return FIRST * state.surroundings.random()
         state.last_error = failure or state.last_error
         return self._pause_after(failure)
@@ -598,8 +598,8 @@ class Placement:
 class WatchState:
     """The newest watermarks of all followed computations.
 
-    :class:`Placement` has a stream for each shard that is needed. Values already seen stay when their
-    stream ends; they only grow stale.
+    Their streams are those of the :class:`Placement`. Values already seen stay when their stream
+    ends; they only grow stale.
 
     **The newest first.** While a stream's newest message is late, newer ones are in the buffer
     behind it. Its values pass the ratchet, but :meth:`holding` keeps readers asleep until a message
@@ -672,7 +672,7 @@ class WatchState:
         home = self.placement.streams[HOME]
         if not subscription.names and not (home.covers_all and home.confirms(subscription)):
             return False
-        # a confirmed subscription is not looked at again, so the rest would stay unheard
+        # A confirmed subscription is not looked at again, so the rest would stay unheard.
         if subscription.unheard:
             return False
         streams = map(self.placement.stream_of, subscription.names or self._known_elsewhere())
@@ -816,9 +816,9 @@ class Waiting:
     def reached(self, state: WatchState, subscription: Subscription) -> bool:
         """Return True when the computation is at the time.
 
-        Raises IncarnationChanged when it was reset or dropped meanwhile, UnknownComputation when it
-        has to be registered and is not, and, before the first confirmed value, the error for which
-        the authority refuses the caller.
+        Raises IncarnationChanged when it was reset or dropped meanwhile, and UnknownComputation
+        when it has to be registered and is not. Before the first confirmed value, raises the error
+        for which the authority refuses the caller.
         """
         # A value from before the subscription, or a late one, may belong to an incarnation that has
         # ended.
