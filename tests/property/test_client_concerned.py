@@ -41,7 +41,7 @@ class World:
         self.client = OfflineClient("there:1", watch_interval=0.0)
         self.known = self.client.known
         self.readers = [Reader(self.known, NAMES[:1]), Reader(self.known, NAMES[1:])]
-        self.stream = self.known.stream()
+        self.stream = self.known.placement.stream()
         self.stream.open("there:1")
         self.sent_at: float = self.client.clock.now
         self.lows = dict.fromkeys(NAMES, 0)

@@ -223,38 +223,42 @@ def told(
 
 def tended(client: OfflineClient) -> list[str]:
     return [
-        type(each).__name__ + ":" + each.key for each in client.known.tend() if isinstance(each, WatchStream | Search)
+        type(each).__name__ + ":" + each.key
+        for each in client.known.placement.tend()
+        if isinstance(each, WatchStream | Search)
     ]
 
 
 def watching(client: OfflineClient, *names: str) -> Any:
     subscription = client.known.subscribe(names)
-    client.known.stream().open("home:1")
-    client.known.tend()
+    client.known.placement.stream().open("home:1")
+    client.known.placement.tend()
     return subscription
 
 
 def test_an_authority_that_cannot_be_asked_where_things_are_is_asked_for_them() -> None:
     client = OfflineClient()
     watching(client, "c")
-    home = client.known.stream()
+    home = client.known.placement.stream()
     home.take(told([watermark("c", 5, epoch=3)]))
     home.take(told([watermark("c", 5, epoch=2)]))
-    search = client.known.search
+    search = client.known.placement.search
     search.open("home:1", "t")
     search.ended(errors.LowwaterError("Method not found!", reason="UNIMPLEMENTED"))
-    assert (client.known.at("c"), home.interrupted, search.needed) == (HOME, True, False)
+    assert (client.known.placement.at("c"), home.interrupted, search.needed) == (HOME, True, False)
 
 
 def test_rule11_a_message_that_redirects_everything_is_no_news() -> None:
     client = OfflineClient()
     subscription = watching(client, "c", "d")
-    assert client.known.stream().take(told(redirects=[("c", "x:1", 1), ("d", "x:1", 1)])), "nothing is left here"
+    assert client.known.placement.stream().take(told(redirects=[("c", "x:1", 1), ("d", "x:1", 1)])), (
+        "nothing is left here"
+    )
     assert not subscription.confirmed
     assert client.known.stale_for(["c"]) == client.known.stale_for(["d"]) == float("inf")
-    assert not client.known.stream().needed
+    assert not client.known.placement.stream().needed
     assert "WatchStream:x:1" in tended(client)
-    there = client.known.stream("x:1")
+    there = client.known.placement.stream("x:1")
     assert list(there.open("x:1").computations) == ["c", "d"]
     there.take(told([watermark("c", 5), watermark("d", 6)]))
     assert subscription.confirmed
@@ -264,10 +268,10 @@ def test_rule11_a_message_that_redirects_everything_is_no_news() -> None:
 def test_a_fold_over_two_shards_is_fresh_when_both_are() -> None:
     client = OfflineClient()
     subscription = watching(client, "c", "d")
-    home = client.known.stream()
+    home = client.known.placement.stream()
     assert not home.take(told([watermark("c", 5)], [("d", "x:1", 1)]))
     assert not subscription.confirmed
-    there = client.known.stream("x:1")
+    there = client.known.placement.stream("x:1")
     there.open("x:1")
     client.clock.now += 10
     there.take(told([watermark("d", 5)], now=client.clock.now))
@@ -282,10 +286,10 @@ def test_a_fold_over_two_shards_is_fresh_when_both_are() -> None:
 def test_streams_that_redirect_in_circles_back_off() -> None:
     client = OfflineClient()
     watching(client, "c")
-    search, delays, at = client.known.search, [], "home:1"
+    search, delays, at = client.known.placement.search, [], "home:1"
     for _ in range(4):
-        while (key := client.known.at("c")) is not None:
-            stream = client.known.stream(key)
+        while (key := client.known.placement.at("c")) is not None:
+            stream = client.known.placement.stream(key)
             at = key or "home:1"
             stream.open(at)
             stream.take(told(redirects=[("c", "y:1" if at == "x:1" else "x:1", 1)]))
@@ -296,7 +300,7 @@ def test_streams_that_redirect_in_circles_back_off() -> None:
         search.ended(None)
     assert delays == sorted(delays)
     assert delays[-1] > 4 * delays[0]
-    stream = client.known.stream("x:1")
+    stream = client.known.placement.stream("x:1")
     stream.open("x:1")
     stream.take(told([watermark("c")]))
     assert search.suspects, "it may fail again at once"
@@ -322,7 +326,7 @@ def test_what_nobody_serves_does_not_keep_the_others_from_being_shown(followed: 
     client = OfflineClient()
     client.known.admit("t", world_of_before())
     subscription = watching(client, *followed)
-    home = client.known.stream()
+    home = client.known.placement.stream()
     assert not home.take(told([watermark("a", 5)], [("b", "", 1)]))
     changes = Changes(followed)
     assert shown(changes, client, subscription) == ["a"]
@@ -346,35 +350,35 @@ def test_more_names_than_a_request_takes_are_followed_without_names() -> None:
     client = OfflineClient()
     watching(client)
     names = [f"c{number}" for number in range(MOST_NAMES + 1)]
-    client.known.stream().take(told(redirects=[(name, "x:1", 1) for name in names]))
-    there = client.known.stream("x:1")
+    client.known.placement.stream().take(told(redirects=[(name, "x:1", 1) for name in names]))
+    there = client.known.placement.stream("x:1")
     assert not there.open("x:1").computations
     assert not there.take(told([watermark(name, 5) for name in names], [("a", "home:1", 1)]))
     assert client.known.stale_for(names) == 0.0
-    assert client.known.at("a") == HOME
+    assert client.known.placement.at("a") == HOME
 
 
 def test_everything_is_followed_by_name_where_home_redirects_it() -> None:
     client = OfflineClient()
     client.known.admit("t", world_of_before())
     every = watching(client)
-    home = client.known.stream()
+    home = client.known.placement.stream()
     assert not home.take(told([watermark("a")], [("b", "x:1", 1), ("c", "x:1", 1)]))
     assert not every.confirmed, "what is known of b may be of an incarnation that has ended"
-    there = client.known.stream("x:1")
+    there = client.known.placement.stream("x:1")
     assert list(there.open("x:1").computations) == ["b", "c"]
     there.take(told([watermark("b"), watermark("c")]))
     assert every.confirmed
     home.take(told([watermark("b", 5, epoch=2)]))
-    assert (client.known.at("b"), client.known.at("c")) == (HOME, "x:1"), "it came back"
+    assert (client.known.placement.at("b"), client.known.placement.at("c")) == (HOME, "x:1"), "it came back"
     there.ended(Failed())
-    assert client.known.at("c") is None
+    assert client.known.placement.at("c") is None
     home.take(told([watermark("c", 5, epoch=2)]))
-    assert client.known.at("c") == HOME
-    assert not client.known.search.needed
+    assert client.known.placement.at("c") == HOME
+    assert not client.known.placement.search.needed
     assert not there.needed
     there.retire()
-    assert client.known.stream("x:1") is not there, "nothing is kept of it"
+    assert client.known.placement.stream("x:1") is not there, "nothing is kept of it"
 
 
 def lease(computation: str = "c", sequencer: int = 1) -> LeaseState:
@@ -502,7 +506,7 @@ def test_another_deployment_ends_it_only_at_an_address_that_was_given(name: str,
     client = OfflineClient("a:1")
     client.router.redirected("d", "x:1", 1)
     side: Any = getattr(client, name)
-    home = side.stream()
+    home = getattr(side, "placement", side).stream()
     home.open("a:1", *token)
     home.ended(Failed())
     assert home.address == "x:1"
@@ -518,15 +522,15 @@ def test_a_watch_stream_that_nobody_needs_is_left() -> None:
     client = OfflineClient()
     client.router.redirected("c", "x:1", 1)
     subscription, other = client.known.subscribe(["c"]), client.known.subscribe(["d"])
-    home, there = client.known.stream(), client.known.stream("x:1")
+    home, there = client.known.placement.stream(), client.known.placement.stream("x:1")
     home.open("home:1")
     home.take(told([watermark("d")]))
     there.open("x:1")
     there.take(told([watermark("c")]))
-    client.known.tend()
+    client.known.placement.tend()
     client.known.unsubscribe(subscription)
     client.known.unsubscribe(other)
-    assert list(client.known.tend()) == [there]
+    assert list(client.known.placement.tend()) == [there]
     assert there.interrupted
     assert not home.interrupted, "home is kept for whoever comes next"
     assert there.ended(Failed()) == 0.0, "it was cancelled"
@@ -545,8 +549,8 @@ def reported_elsewhere() -> tuple[OfflineClient, LeaseState]:
 def test_an_overloaded_shard_is_asked_again_when_it_said() -> None:
     client, _ = reported_elsewhere()
     client.known.subscribe(["c"])
-    client.known.stream("x:1").open("x:1")
-    for side in (client.known, client.reporting):
+    client.known.placement.stream("x:1").open("x:1")
+    for side in (client.known.placement, client.reporting):
         assert side.stream("x:1").ended(Failed("OVERLOADED", retry_after=5)) == 0.0
         assert side.search.first_pause == 11.0, "5.5 s, twice"
         assert client.router.place("c") == "x:1", "it is where it was"

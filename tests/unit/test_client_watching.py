@@ -30,7 +30,7 @@ class Following(OfflineClient):
         self.first_release = first_release
         self.hangs_since: float | None = None
         self.subscription = self.known.subscribe(names)
-        self.stream = self.known.stream()
+        self.stream = self.known.placement.stream()
         self.asked = self.stream.open("there:1")
 
     def sent(self, low: int | None = None, *, name: str = "c", incarnation: int = 1) -> watermarks_pb2.WatchResponse:
@@ -296,7 +296,7 @@ def forbidden(name: str) -> errors.PermissionDenied:
 
 def test_rule11_one_forbidden_name_does_not_stop_the_others_of_its_stream(caplog: pytest.LogCaptureFixture) -> None:
     client = Following(("c", "secret"))
-    denials = client.known.denials
+    denials = client.known.placement.denials
     assert client.stream.ended(forbidden("secret")) == 0.1
     assert list(client.stream.open("there:1").computations) == ["c"]
     mine, its = client.known.subscribe(["c"]), client.known.subscribe(["secret"])
@@ -306,7 +306,7 @@ def test_rule11_one_forbidden_name_does_not_stop_the_others_of_its_stream(caplog
     assert client.known.denied([]) is None
 
     pauses = []
-    assert denials in client.known.tend()
+    assert denials in client.known.placement.tend()
     denials.first_pause  # noqa: B018 - as the shells do
     for _ in range(8):
         assert denials.needed
@@ -355,7 +355,7 @@ def test_rule7_nothing_is_kept_of_a_name_that_nobody_follows_any_more(ends: str)
             client.stream.open("there:1")
             client.stream.take(client.sent(number))
         assert client.known.ratchet.names == {"c"}
-        assert list(client.known.records) == ["c"]
+        assert list(client.known.placement.records) == ["c"]
     assert client.known.ratchet.get("c").low.micros == 19
     assert client.known.stale_for(["c"]) == 0.0
 
@@ -369,7 +369,7 @@ def test_rule7_no_more_forbidden_names_are_remembered_than_a_stream_may_have() -
         client.stream.ended(forbidden(f"d{number}"))
         client.stream.open("there:1")
         client.known.unsubscribe(subscription)
-    assert len(client.known.records) <= MOST_NAMES + 1
+    assert len(client.known.placement.records) <= MOST_NAMES + 1
     assert client.known.denied([f"d{MOST_NAMES + 49}"]) is not None, "the newest is remembered"
 
 

@@ -460,7 +460,7 @@ def test_what_happens_again_and_again_is_told_once_in_a_while_with_the_count() -
     assert quiet.count("b", 9) == 1, "each for itself"
     for key in range(5_000):
         quiet.count(key, 100 + key)
-    assert len(vars(quiet)["_told"]) <= 1_001, "bounded while keys come and go"
+    assert len(vars(quiet)["_reported"]) <= 1_001, "bounded while keys come and go"
 
 
 DOCUMENTED = Path(__file__).parents[2] / "docs" / "logs.md"

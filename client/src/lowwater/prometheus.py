@@ -69,7 +69,7 @@ _READ: Final[dict[Figure, Callable[[ClientStatistics], int]]] = {
     _counter("held_back_watermarks", "Values that came lower than seen before, and were not shown."): (
         lambda s: s.watcher.held_back
     ),
-    _gauge("unserved_computations", "Computations that are followed and that no shard tells of just now."): (
+    _gauge("unserved_computations", "Followed computations that no shard serves now."): (
         lambda s: len(s.watcher.unserved)
     ),
     _counter("refused_redirects", "Redirects to shards that had been replaced, which were not followed."): (

@@ -209,8 +209,8 @@ class WatermarkView:
     budgets: tuple[LatenessBudget, ...] = ()
     """Lateness budgets, smallest share first."""
     passed: tuple[tuple[int, int, int], ...] = ()
-    """Counts behind each heuristic watermark: (share in parts per million, records since it was a
-    time, those of them that came behind it). Only with a lateness budget."""
+    """Counts by heuristic watermark, only with a lateness budget: (its share in parts per million,
+    records since it first had a time, those of them that came behind it)."""
     promise: Promise | None = None
     """Promise about the computation; None for none."""
 

@@ -278,7 +278,7 @@ class Lease:
         self._runtime.reporter.reporting.check()
         if state.lost_all:
             raise stale(state)
-        # announced losses are a part of all losses
+        # Announced losses are a part of all losses.
         if len(state.lost) > len(self._announced_losses):
             new = tuple(sorted(state.lost.keys() - self._announced_losses))
             self._announced_losses.update(new)

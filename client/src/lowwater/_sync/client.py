@@ -219,7 +219,7 @@ class Client:
         attempts_left = CHANGES
         while True:
             attempts_left -= 1
-            # an operator may have the right to retire, and not to read
+            # An operator may have the right to retire, and not to read.
             with suppress(errors.PermissionDenied):
                 incarnation, newest = runtime.call(runtime.calls.newest_claim(name))
                 call.request.incarnation = call.request.incarnation or incarnation

@@ -108,7 +108,7 @@ class Tasks:
         """
         runtime = self._runtimes.get()
         call = self._calls(runtime).create_group(group, every, start, lease, configuration)
-        # a worker may have the right to report, and not to read
+        # A worker may have the right to report, and not to read.
         with suppress(errors.PermissionDenied):
             call.request.incarnation = runtime.call(runtime.calls.incarnation(self.computation))
         return runtime.call(call)

@@ -20,7 +20,7 @@ class Watcher(Streams):
 
     def __init__(self, connection: Connection) -> None:
         self.state: WatchState = WatchState(connection.settings, connection.surroundings, connection.router)
-        super().__init__(connection, self.state, "lowwater-watch")
+        super().__init__(connection, self.state.placement, "lowwater-watch")
 
     def subscribe(self, names: Iterable[str]) -> Subscription:
         """Follow names from now on; no names means all registered ones, now and later."""

@@ -39,7 +39,7 @@ class Column:
         self._common = common
         self._exceptions: dict[int, int] = {}
         self._dense: array[int] | None = None
-        # number of dense values that are MAX, once it was counted
+        # Number of dense values that are MAX, once it was counted.
         self._finished: int | None = None
 
     @classmethod

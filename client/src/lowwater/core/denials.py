@@ -100,7 +100,7 @@ class Denials(Question):
     def open(self, address: str) -> watermarks_pb2.WatchRequest:
         """Begin a question to an address; returns its request, which names one computation."""
         record = self._next()
-        # the caller checks needed; a request without a name would ask for everything
+        # The caller checks needed; a request without a name would ask for everything.
         assert record is not None
         self._current, self._opened_at = record, address
         return watermarks_pb2.WatchRequest(server_token=self._ratchet.server_token, computations=[record.name])

@@ -47,8 +47,8 @@ class Exchange(ABC, Generic[Result]):
     instead: until the channel is ready nothing has been sent, so nothing can happen twice. With
     several shards it is sent to one that has just answered a question.
 
-    A redirect is followed by any call: the shard has changed nothing. After two redirects in a row,
-    and after one without an address, there is a pause, and before it a shard is asked where the
+    A redirect is followed by any call: the shard has changed nothing. Two redirects in a row,
+    or one without an address, are followed by a pause. Before it a shard is asked where the
     computation is, with the ownership number seen.
     """
 
@@ -68,7 +68,7 @@ class Exchange(ABC, Generic[Result]):
         self._hops = 0
         self._address = ""
         self._alive = ""
-        # a Locate question that comes before the call itself
+        # A Locate question that comes before the call itself.
         self._question: Call[None] | None = None
 
     @abstractmethod

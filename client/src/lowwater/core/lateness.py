@@ -191,7 +191,7 @@ class Arrivals:
             self._behind[ppm] += records
         self._unanswered.append((version, arrived.reference, dict(self.marks)))
         if len(self._unanswered) > _UNANSWERED:
-            # both become one with the lower reference and marks; marks only rise
+            # Both become one with the lower reference and marks; marks only rise.
             _, reference, marks = self._unanswered.popleft()
             newer_version, newer_reference, _ = self._unanswered[0]
             self._unanswered[0] = newer_version, min(reference, newer_reference), marks

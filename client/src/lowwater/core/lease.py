@@ -270,7 +270,7 @@ class LeaseState:
 
     def reconnect(self) -> None:
         """Forget what the authority has: a new stream begins with the full state."""
-        # a turn without a report can be used again
+        # A turn without a report can be used again.
         self.turn += self._sent is not None or not self.turn
         self._sent = self._sent_mass = self._sent_lateness = self._dirty = None
         self._again = set()

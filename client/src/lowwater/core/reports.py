@@ -12,15 +12,14 @@ has all claims of a process. It knows which stream carries which claim, and sear
 of a claim that was redirected or whose shard has died.
 
 The pace is bounded only in the long run. A claim that stages without a pause is sent every
-``report_interval`` once it has used up what it saved while it was quiet (``SAVED``), and a stream
-with many claims as often as ``LOUD`` such claims. Without the bound, a loop that stages after each
-record, or thousands of claims that stage one after the other, would keep their process and the
-authority busy with reports of a few states each.
+``report_interval`` once it has used up what it saved while it was quiet (``SAVED``). A stream with
+many claims sends as often as ``LOUD`` such claims. Without the bound, a loop that stages after each
+record, or thousands of claims in turn, would keep process and authority busy with tiny reports.
 
 This module is pure: no I/O, no locks, no waiting; clock and randomness are passed in. The shells
-(``_async/reporter.py``, and ``_sync/reporter.py``, which is generated from it) pass
-:meth:`ReportStream.due` to gRPC and each answer to :meth:`ReportStream.take`, and call ``due``
-again after something was staged or answered, or when ``Due.within`` is over.
+(``_async/reporter.py``, and ``_sync/reporter.py``, generated from it) pass :meth:`ReportStream.due`
+to gRPC and each answer to :meth:`ReportStream.take`. They call ``due`` again after a new state or
+an answer, or when ``Due.within`` is over.
 """
 
 from __future__ import annotations
@@ -147,7 +146,7 @@ class ReporterState:
         self._random = random
         self._leases: dict[Key, LeaseState] = {}
         self._waiting: dict[Key, None] = {}
-        # when the first claim in line may be sent; the others are sent with it
+        # When the first claim in line may be sent; the others are sent with it.
         self._leaves = _NEVER
         self._in_flight: _InFlight | None = None
         self._number = 0

@@ -6,16 +6,16 @@ a client hold one lock for long.
 * :class:`Route`, of the :class:`Router`: the address that serves the computation, and the highest
   ownership number seen (*epoch*). The whole client has one: calls, reports and watches all use it,
   so what one of them learns helps the others at once. The router's guard protects it.
-* ``Followed``, of ``WatchState``: its readers, the stream that carries it, the time of its last
+* ``Followed``, of ``Placement``: its readers, the stream that carries it, the time of its last
   confirmation, whether the caller may read it. The watcher's guard protects it.
 * ``Reported``, of ``Reporting``: the claims on it, and the streams that carry them. The reporter's
   guard protects it.
 
 The last two are a ``Sought``. Each side counts its own redirects (*hops*) and searches by itself,
-because a shard that serves reports again may not publish watermarks yet. Its states are *placed*
-(at the stream of an address, or of home), *lost* (the side's ``Search`` asks where it is), and for
-a followed one *denied* (``Denials`` asks whether the caller may read it by now). One table has the
-records by name; an index has those of each state that is iterated over.
+because a shard that serves reports again may not publish watermarks yet. It is *placed* at the
+stream of an address or of home, or *lost*: the side's ``Search`` asks where it is. A followed one
+may be *denied*: ``Denials`` asks whether the caller may read it by now. One table has the records
+by name; an index has those of each state that is iterated over.
 
 The newest value of a name is in the ratchet: it outlives all these records, and they never show a
 value that it refuses.

@@ -65,8 +65,8 @@ class Search(Question, Generic[Record]):
     loop. A computation of an overloaded shard waits as long as that shard asked, unless another has
     taken over.
 
-    A shard that was found but refuses the computation makes its next question later each time, up
-    to ``CAP``, because each answer may renew a stream that serves others. Computations with equally
+    Each refusal by a shard that was found makes the next question later, up to ``CAP``, because an
+    answer may renew a stream that serves others. Computations with equally
     many refusals wait for the same moment, and share a question.
     """
 
@@ -74,13 +74,13 @@ class Search(Question, Generic[Record]):
         super().__init__(surroundings)
         self._router = router
         self._on_found = on_found
-        # one answer settles many questions, so the first pause is short
+        # One answer settles many questions, so the first pause is short.
         self._backoff = Backoff(surroundings.random, PATIENCE)
         self._lost: dict[str, Record] = {}  # in the order of the next questions
         self._suspects: dict[str, Record] = {}
         self._next_times: dict[int, float] = {}  # times of the next question, by number of refusals
         self._address = ""
-        # address of a busy shard, and the time until which it wants no question
+        # Address of a busy shard, and the time until which it wants no question.
         self._busy = "", 0.0
 
     def lose(self, sought: Record, at_least: float = 0.0) -> None:

@@ -94,7 +94,7 @@ def without_secrets(line: str) -> str:
     1994
     """
     if len(line) > _MOST_CHARACTERS:
-        # half a word may be a user whose @ is cut off
+        # Half a word may be a user whose @ is cut off.
         line = line[:_MOST_CHARACTERS].rpartition(" ")[0]
     return _SECRET.sub(r"\1\2***", _USER.sub("//***@", line))
 

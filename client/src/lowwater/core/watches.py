@@ -2,26 +2,27 @@
 
 Readers wait for a time, iterate over changes, or fold several computations.
 
-How a value flows. Each reader has a :class:`Subscription` to the computations that it follows.
-:class:`WatchState` places each computation at the stream of the shard that serves it, and searches
+How a value flows. Each reader has a :class:`Subscription` to the computations that it follows. The
+:class:`Placement` places each computation at the stream of the shard that serves it, and searches
 for that shard after a redirect or a failure. A :class:`WatchStream` opens one stream after the
 other to one shard. Its messages pass the ratchet, which holds back every value lower than one seen
-before, and show how fresh the values are. Readers store no values of their own: :class:`Waiting`,
-:class:`Changes`, :class:`Folding` and :class:`FoldChanges` look at the newest values when they are
-woken, and tell whether there is something to show. So a slow reader gets the newest value and no
-backlog.
+before, and show how fresh the values are. :class:`WatchState` has all of that; readers store no
+values of their own. :class:`Waiting`, :class:`Changes`, :class:`Folding` and :class:`FoldChanges`
+look at the newest values when they are woken, and tell whether there is something to show. So a
+slow reader gets the newest value and no backlog.
 
 This module is pure: no I/O, no locks, no waiting; clock and randomness are passed in. The shells
 (``_async/watcher.py``, and ``_sync/watcher.py``, which is generated from it) open the streams that
-:meth:`WatchState.tend` returns, pass each message to :meth:`WatchStream.take`, and wake all readers
+:meth:`Placement.tend` returns, pass each message to :meth:`WatchStream.take`, and wake all readers
 after it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 
@@ -54,6 +55,7 @@ __all__ = [
     "Changes",
     "FoldChanges",
     "Folding",
+    "Placement",
     "Subscription",
     "Waiting",
     "WatchState",
@@ -149,7 +151,7 @@ class WatchStream(ShardStream):
     @property
     def needed(self) -> bool:
         """True when some subscription follows a computation placed here."""
-        return self._state.wanted_at(self.key)
+        return self._state.placement.needed_at(self.key)
 
     @property
     def live(self) -> bool:
@@ -171,7 +173,7 @@ class WatchStream(ShardStream):
         return (
             (self.covers_all or name in self._covered)
             and name not in self._departed
-            and self._state.at(name) == self.key
+            and self._state.placement.at(name) == self.key
         )
 
     @property
@@ -214,10 +216,10 @@ class WatchStream(ShardStream):
         request = watermarks_pb2.WatchRequest(
             server_token=state.ratchet.server_token, interval_millis=state.interval_millis
         )
-        names = sorted(state.placed(self.key))
+        names = sorted(state.placement.placed(self.key))
         # A stream to another shard than home follows everything when there are too many names for
         # one request; surplus values are ignored.
-        self.covers_all = (self.key == HOME and state.everything) or len(names) > MOST_NAMES
+        self.covers_all = (self.key == HOME and state.placement.everything) or len(names) > MOST_NAMES
         if not self.covers_all:
             request.computations.extend(names)
         self._covered, self._departed, self._sent_promises = dict.fromkeys(request.computations), set(), {}
@@ -242,9 +244,9 @@ class WatchStream(ShardStream):
         if self._ages is not None:
             self._ages.read(response.time_micros, response.clock_micros)
             if self._ages.lasted > CAP:
-                state.lasted(self)
+                state.placement.lasted(self)
         if response.redirects or arrived:
-            state.tidy()
+            state.placement.tidy()
         state.confirm()
         if response.HasField("go_away"):
             return self._leave(response.go_away)
@@ -262,7 +264,7 @@ class WatchStream(ShardStream):
     def _redirect(self, redirect: types_pb2.Redirect) -> None:
         # This comes before the message counts as news: it brings no news of a name that it
         # redirects.
-        self._state.redirected(self, redirect.computation, redirect.address, redirect.epoch)
+        self._state.placement.redirected(self, redirect.computation, redirect.address, redirect.epoch)
         self._departed.add(redirect.computation)
         self._sent_promises.pop(redirect.computation, None)
 
@@ -278,14 +280,14 @@ class WatchStream(ShardStream):
                 self._sent_promises.pop(name, None)
         except errors.StaleEpoch as stale:
             logger.warning("%s", stale)  # an ordinary event: the shard was replaced a moment ago
-            self._state.refused(self, name)
+            self._state.placement.refused(self, name)
             self._departed.add(name)
             return False
-        unplaced = name in self._departed or (self.covers_all and self._state.at(name) != self.key)
-        arrived = unplaced and self._state.arrived(self, name, self._opened_at, message.epoch)
+        unplaced = name in self._departed or (self.covers_all and self._state.placement.at(name) != self.key)
+        arrived = unplaced and self._state.placement.arrived(self, name, self._opened_at, message.epoch)
         if arrived:
             self._departed.discard(name)
-        self._state.served(self, name, message.epoch)
+        self._state.placement.served(self, name, message.epoch)
         return arrived
 
     def ended(self, failure: Exception | None) -> float:
@@ -314,8 +316,8 @@ class WatchStream(ShardStream):
             state.failure = failure
             return 0.0
         if isinstance(failure, errors.PermissionDenied) and failure.metadata.get("computation") in covered:
-            state.deny(self, failure.metadata["computation"], failure)
-            # each refusal takes one name out, so this ends
+            state.placement.deny(self, failure.metadata["computation"], failure)
+            # Each refusal takes one name out, so this ends.
             return FIRST * state.surroundings.random()
         state.last_error = failure or state.last_error
         return self._pause_after(failure)
@@ -324,108 +326,80 @@ class WatchStream(ShardStream):
         return list(self._state.ratchet.names if self.covers_all else self._covered.keys())
 
     def _lose_all(self, at_least: float) -> None:
-        self._state.lose_all(self, at_least)
+        self._state.placement.lose_all(self, at_least)
 
     def retire(self) -> None:
         """Remove this stream from the state: the shell no longer drives it."""
-        self._state.retired(self)
+        self._state.placement.retired(self)
 
 
-class WatchState:
-    """The newest watermarks of all followed computations.
+class Placement:
+    """The stream that carries each followed computation.
 
     There is one stream at a time to each shard that is needed. Each computation has one record,
     :class:`~lowwater.core.followed.Followed`, placed at the stream of its shard or, while that is
     unknown, at home, which redirects. The search looks for the computations of a shard that failed;
     :class:`Denials` asks alone for each computation that a stream was refused for. A reader of
-    everything follows home without names, and by name what home redirects. Values already seen
-    stay; they only grow stale.
-
-    **The newest first.** While a stream's newest message is late, newer ones are in the buffer
-    behind it. Its values pass the ratchet, but :meth:`holding` keeps readers asleep until a message
-    is in time, the stream ends, or a beat has passed. A buffer is read within a beat, so after that
-    the clocks have moved. See :class:`~lowwater.core.ages.Ages`.
-
-    **Fresh news.** A new reader may use a value that is already there only when it was confirmed
-    within ``LATE``; otherwise a later message has to confirm it. A stream whose messages are late
-    without a buffer, or whose first message took long, cannot measure their age. It is renewed for
-    the readers that wait: messages of the next stream are certainly newer.
-
-    No method waits or locks. Costs: O(names) per stream, O(names x shares) per message.
+    everything follows home without names, and by name what home redirects.
     """
 
-    def __init__(self, settings: Settings, surroundings: Surroundings, router: Router) -> None:
-        self.ratchet: Ratchet = Ratchet(settings.server_token)
-        self.failure: errors.LowwaterError | None = None
-        """Error that ended all watching; None while it goes on."""
-        self.router: Router = router
-        self.surroundings: Surroundings = surroundings
-        self.interval_millis: int = round(1000 * settings.watch_interval)
-        """Least milliseconds between two messages with watermarks of one stream."""
+    def __init__(
+        self, ratchet: Ratchet, router: Router, surroundings: Surroundings, make_stream: Callable[[str], WatchStream]
+    ) -> None:
+        self._ratchet = ratchet
+        self._router = router
+        self._make_stream = make_stream
         self.search: Search[Followed] = Search(router, surroundings, self._relocated)
         self.denials: Denials = Denials(
-            router, surroundings, self.ratchet, followed=self._is_followed, allowed=self._relocated
+            router, surroundings, ratchet, followed=self._is_followed, allowed=self._relocated
         )
         self.records: dict[str, Followed] = {}
         """Records by name of all computations that are followed or denied."""
-        self._named: dict[str, Followed] = {}  # records that a subscription names
-        # records that home does not send to a reader of everything
-        self._elsewhere: dict[str, Followed] = {}
-        self._streams: dict[str, WatchStream] = {HOME: WatchStream(self, HOME)}
+        self.named: dict[str, Followed] = {}
+        """Records that a subscription names."""
+        self.elsewhere: dict[str, Followed] = {}
+        """Records that home does not send to a reader of everything."""
+        self.streams: dict[str, WatchStream] = {HOME: make_stream(HOME)}
+        """Streams by address, or ``HOME``."""
         self._untended: dict[Streamed, None] = {}
         self._everything = 0
-        self._unconfirmed: dict[Subscription, None] = {}
-        self.last_error: Exception | None = None
-        """Error of the last stream that ended; None after a message of any stream."""
-        self._opened = 0
-        self._messages = 0
 
-    # -- subscriptions -----------------------------------------------------------------------------
+    # -- for subscriptions -------------------------------------------------------------------------
 
-    def subscribe(self, names: Iterable[str]) -> Subscription:
-        """Follow names from now on. Call :meth:`tend` afterwards.
-
-        Raises InvalidArgument, and then changes nothing: a name that no request can carry would end
-        every later stream.
-        """
-        listed = tuple(checks.followed_name("names", name) for name in checks.listed("names", names))
-        subscription = Subscription(listed, self._opened)
-        count = len(self._named) + len(set(subscription.names).difference(self._named))
-        if subscription.names and count > MOST_NAMES:
+    def follow(self, names: Sequence[str]) -> None:
+        """Follow names, or everything without names. Raises InvalidArgument for too many."""
+        count = len(self.named) + len(set(names).difference(self.named))
+        if names and count > MOST_NAMES:
             msg = f"names: a client follows at most {MOST_NAMES} computations by name, not {count}; name none, for all"
             raise errors.InvalidArgument(msg, metadata={"field": "names", "fix": "name none, for all"})
-        records = [self._record(name) for name in subscription.names]
+        records = [self._record(name) for name in names]
         for record in records:
             record.readers += 1
-            self._named[record.name] = record
-        if not subscription.names:
+            self.named[record.name] = record
+        if not names:
             self._everything += 1
-            home = self._streams[HOME]
+            home = self.streams[HOME]
             home.renewing = home.renewing or (home.open_now and not home.covers_all)
             self._untended[home] = None
-        for record in records or list(self._elsewhere.values()):
+        for record in records or list(self.elsewhere.values()):
             self._follow(record)
         for record in records:
             self.denials.hurry(record)
-        self._unconfirmed[subscription] = None
-        self.confirm()
-        return subscription
 
-    def unsubscribe(self, subscription: Subscription) -> None:
-        """End a subscription. Call it once."""
-        self._unconfirmed.pop(subscription, None)
-        records = [self._record(name) for name in subscription.names]
+    def unfollow(self, names: Sequence[str]) -> None:
+        """Undo one :meth:`follow`."""
+        records = [self._record(name) for name in names]
         for record in records:
             record.readers -= 1
             if not record.readers:
-                del self._named[record.name]
-        self._everything -= not subscription.names
-        for record in records or self._elsewhere.values():
+                del self.named[record.name]
+        self._everything -= not names
+        for record in records or self.elsewhere.values():
             if not self._is_followed(record):
                 self.search.forget(record)
         for record in records:
             self._let_go(record)
-        for key, stream in self._streams.items():
+        for key, stream in self.streams.items():
             if key != HOME and stream.open_now and not stream.needed:
                 stream.renewing = True
                 self._untended[stream] = None
@@ -435,188 +409,44 @@ class WatchState:
         untended, self._untended = self._untended, {}
         return untended
 
-    def confirm(self) -> None:
-        """Confirm each subscription for whose names all the open streams have fresh news."""
-        for subscription in list(self._unconfirmed):
-            self._hear(subscription)
-            if self._is_fresh(subscription):
-                subscription.confirmed = True
-                del self._unconfirmed[subscription]
-
-    def _hear(self, subscription: Subscription) -> None:
-        """Take the names with fresh news out of a subscription's ``unheard``."""
-        home = self._streams[HOME]
-        if subscription.unheard is None and home.covers_all and home.confirms(subscription):
-            subscription.unheard = dict.fromkeys(self._known_elsewhere())
-        unheard = subscription.unheard or {}
-        for name in list(unheard):
-            stream = self._stream_of(name)
-            if stream is not None and stream.confirms(subscription):
-                del unheard[name]
-
-    def _is_fresh(self, subscription: Subscription) -> bool:
-        home = self._streams[HOME]
-        if not subscription.names and not (home.covers_all and home.confirms(subscription)):
-            return False
-        # a confirmed subscription is not looked at again, so the rest would stay unheard
-        if subscription.unheard:
-            return False
-        streams = map(self._stream_of, subscription.names or self._known_elsewhere())
-        return all(stream is not None and stream.confirms(subscription) for stream in streams)
-
-    def _known_elsewhere(self) -> Iterable[str]:
-        # A name without any value cannot show a wrong one, so one unreachable shard does not keep
-        # the others from being shown.
-        return [name for name in self._elsewhere if name in self.ratchet.names]
-
-    def _record(self, name: str) -> Followed:
-        """Return the record of a computation; a new one when there is none."""
-        record = self.records.get(name)
-        if record is None:
-            record = self.records[name] = Followed(name)
-        return record
-
-    def _let_go(self, record: Followed) -> None:
-        """Delete the record of a computation that is followed no longer, else records pile up."""
-        if record.readers or record.elsewhere or record.suspect or record.denial is not None:
-            return
-        stream = self._stream_of(record.name)
-        if stream is not None:
-            self._keep_age(stream, record)
-        self.records.pop(record.name, None)
-        self.ratchet.forget(record.name)
-
-    def _is_followed(self, followed: Followed) -> bool:
-        return followed.readers > 0 or (self.everything and followed.elsewhere)
-
-    def _stream_of(self, name: str) -> WatchStream | None:
-        """Return the stream that serves a computation now; None when none does."""
-        key = self.at(name)
-        stream = self._streams.get(key) if key is not None else None
-        return stream if stream is not None and stream.follows(name) else None
-
-    # -- reading -----------------------------------------------------------------------------------
-
-    @property
-    def live(self) -> bool:
-        """True when some open stream has had its first message."""
-        return any(stream.live for stream in self._streams.values())
-
     def stream(self, key: str = HOME) -> WatchStream:
         """Return the stream to an address, or to home; a new one when there is none."""
-        if key not in self._streams:
-            self._streams[key] = WatchStream(self, key)
-        return self._streams[key]
+        if key not in self.streams:
+            self.streams[key] = self._make_stream(key)
+        return self.streams[key]
 
-    def stale_for(self, names: Sequence[str]) -> float:
-        """Seconds since all the names were last confirmed; infinite before the first time."""
-        now = self.surroundings.monotonic()
-        return max((max(0.0, now - self._confirmed_at(name)) for name in names), default=0.0)
-
-    def _confirmed_at(self, name: str) -> float:
-        stream = self._stream_of(name)
-        confirmed_at = stream.confirmed_at if stream is not None else None
-        if confirmed_at is not None:
-            return confirmed_at
-        return self.ratchet.confirmed_at(name)
-
-    def holding(self, names: Sequence[str]) -> bool:
-        """Return True when newer values of a name are in a buffer; no names means all."""
-        late = [stream for stream in self._streams.values() if stream.holding]
-        return any(not names or any(map(stream.follows, names)) for stream in late)
-
-    def check(self) -> None:
-        """Raise the error that ended the watching, if one did."""
-        if self.failure is not None:
-            raise own_copy(self.failure)
-
-    @property
-    def server_token(self) -> str:
-        """Token of the deployment this client belongs to; empty before the first answer."""
-        return self.ratchet.server_token
-
-    def admit(self, server_token: str | None, views: Iterable[WatermarkView] = ()) -> list[WatermarkView]:
-        """Pass a unary call's answer through the ratchet; returns the views to show.
-
-        Raises ServerTokenMismatch and StaleEpoch.
-        """
-        if server_token is not None:
-            self.ratchet.check_token(server_token)
-        shown: list[WatermarkView] = []
-        for view in views:
-            self.ratchet.admit(view)
-            self.router.note_epoch(view.computation, view.epoch)
-            shown.append(self.ratchet.get(view.computation))
-            if view.computation not in self.records:
-                self.ratchet.forget(view.computation)
-        return shown
-
-    def begin(self, incarnations: Iterable[tuple[str, int]]) -> None:
-        """Take over the new incarnations of computations that were reset."""
-        for name, incarnation in incarnations:
-            self.ratchet.begin(name, incarnation)
-
-    def statistics(self) -> WatcherStatistics:
-        """Return the counters so far."""
-        followed = list(self.ratchet.names if self.everything else self._named.keys())
-        # Without any registered computation, home's last message counts.
-        confirmed_at = min(map(self._confirmed_at, followed), default=self._streams[HOME].confirmed_at)
-        stale_for = float("inf") if confirmed_at is None else max(0.0, self.surroundings.monotonic() - confirmed_at)
-        return WatcherStatistics(self._opened, self._messages, self.ratchet.held_back, self.unserved, stale_for)
-
-    @property
-    def unserved(self) -> tuple[str, ...]:
-        """Followed computations for which a search found no shard. O(names searched for)."""
-        return tuple(record.name for record in self.search.suspects if self._stream_of(record.name) is None)
-
-    def denied(self, names: Collection[str]) -> errors.LowwaterError | None:
-        """Return why the authority refuses this caller the names, or all; None when it does not."""
-        for name in names:
-            record = self.records.get(name)
-            if record is not None and record.denial is not None and record.denial.error is not None:
-                return record.denial.error
-        error = self.last_error
-        if not isinstance(error, DENIED):
-            return None
-        about = error.metadata.get("computation", "")
-        return error if not about or not names or about in names else None
+    def stream_of(self, name: str) -> WatchStream | None:
+        """Return the stream that serves a computation now; None when none does."""
+        key = self.at(name)
+        stream = self.streams.get(key) if key is not None else None
+        return stream if stream is not None and stream.follows(name) else None
 
     # -- for the streams ---------------------------------------------------------------------------
-
-    @property
-    def everything(self) -> bool:
-        """True when a subscription follows all registered computations."""
-        return self._everything > 0
 
     def at(self, name: str) -> str | None:
         """Return the key of a computation's stream; None while it is searched for or denied."""
         record = self.records.get(name)
         return HOME if record is None else record.at
 
+    @property
+    def everything(self) -> bool:
+        """True when a subscription follows all registered computations."""
+        return self._everything > 0
+
     def placed(self, key: str) -> list[str]:
         """Return the names placed at a stream that a subscription follows by name. O(names)."""
-        records = {**self._named, **self._elsewhere} if self.everything else self._named
+        records = {**self.named, **self.elsewhere} if self.everything else self.named
         return [record.name for record in records.values() if record.at == key]
 
-    def wanted_at(self, key: str) -> bool:
+    def needed_at(self, key: str) -> bool:
         """True when a subscription follows a computation placed at a stream. O(names)."""
-        if self.everything and (key == HOME or any(record.at == key for record in self._elsewhere.values())):
+        if self.everything and (key == HOME or any(record.at == key for record in self.elsewhere.values())):
             return True
-        return any(record.at == key for record in self._named.values())
-
-    def opened(self) -> int:
-        """Count a new stream and return its number."""
-        self._opened += 1
-        return self._opened
-
-    def received(self) -> None:
-        """Count a message."""
-        self._messages += 1
-        self.last_error = None
+        return any(record.at == key for record in self.named.values())
 
     def served(self, stream: WatchStream, name: str, epoch: int) -> None:
         """Note that a stream sent a value: the computation has stopped hopping."""
-        self.router.note_epoch(name, epoch)
+        self._router.note_epoch(name, epoch)
         record = self.records.get(name)
         if record is not None and record.at == stream.key:
             record.hops = 0
@@ -624,12 +454,12 @@ class WatchState:
     def lasted(self, stream: WatchStream) -> None:
         """End the search for names whose stream has been open for a while."""
         for record in self.search.suspects:
-            if self._stream_of(record.name) is stream:
+            if self.stream_of(record.name) is stream:
                 self.search.served(record)
 
     def redirected(self, stream: WatchStream, name: str, address: str, epoch: int) -> None:
         """Place a computation where a shard redirects it to."""
-        accepted = self.router.redirected(name, address, epoch)
+        accepted = self._router.redirected(name, address, epoch)
         record = self._record(name)
         self._part(stream, record)
         if record.at != stream.key:
@@ -637,7 +467,7 @@ class WatchState:
             return
         self._keep_age(stream, record)
         record.hops += 1
-        place = self.router.place(name)
+        place = self._router.place(name)
         if accepted and record.hops <= MOST_HOPS and place != stream.key:
             self._place(record, place)
         else:
@@ -646,25 +476,20 @@ class WatchState:
 
     def arrived(self, stream: WatchStream, name: str, address: str, epoch: int) -> bool:
         """Place a computation at a stream that sent it; returns False for a stale epoch."""
-        if not self.router.redirected(name, address, epoch):
+        if not self._router.redirected(name, address, epoch):
             return False
         record = self._record(name)
         self.search.forget(record)
         self.denials.forget(record)
-        previous = self._stream_of(name)
+        previous = self.stream_of(name)
         if previous is not None:
             self._keep_age(previous, record)
         if stream.covers_all and stream.key == HOME:
             record.elsewhere = False
-            self._elsewhere.pop(name, None)
+            self.elsewhere.pop(name, None)
         record.place = stream.key
         self._let_go(record)
         return True
-
-    def dropped(self, view: WatermarkView) -> None:
-        """Take the drop of a computation that no stream was sending; an unknown one is ignored."""
-        if view.computation in self.ratchet.names:
-            self.ratchet.admit(view)
 
     def refused(self, stream: WatchStream, name: str) -> None:
         """Search for a computation that a shard refuses; the pause grows with each refusal."""
@@ -691,6 +516,18 @@ class WatchState:
             if record.place == stream.key:
                 self._lose(stream, record, at_least)
 
+    def retired(self, stream: WatchStream) -> None:
+        """Forget a stream that the shell no longer drives."""
+        if stream.key != HOME and self.streams.get(stream.key) is stream:
+            del self.streams[stream.key]
+
+    def tidy(self) -> None:
+        """Mark streams that follow nothing any more, so that they end."""
+        for stream in self.streams.values():
+            if stream.idle:
+                stream.renewing = True
+                self._untended[stream] = None
+
     def _lose(self, stream: WatchStream, record: Followed, at_least: float) -> None:
         if record.at != stream.key:
             return
@@ -700,49 +537,23 @@ class WatchState:
             self.search.lose(record, at_least)
             self._untended[self.search] = None
 
-    def retired(self, stream: WatchStream) -> None:
-        """Forget a stream that the shell no longer drives."""
-        if stream.key != HOME and self._streams.get(stream.key) is stream:
-            del self._streams[stream.key]
-
-    def tidy(self) -> None:
-        """Mark streams that follow nothing any more, so that they end."""
-        for stream in self._streams.values():
-            if stream.idle:
-                stream.renewing = True
-                self._untended[stream] = None
-
-    @property
-    def any_unconfirmed(self) -> bool:
-        """True when a subscription waits for fresh news."""
-        return bool(self._unconfirmed)
-
-    def must_renew(self, stream: WatchStream) -> bool:
-        """Return True when a waiting subscription needs this stream to be renewed."""
-        return stream.must_renew_for(self._unconfirmed)
-
-    def keep_ages(self, names: Iterable[str], confirmed_at: float) -> None:
-        """Note when the values of an ended stream were last confirmed."""
-        for name in names:
-            self.ratchet.note_confirmed(name, confirmed_at)
-
     def _keep_age(self, stream: WatchStream, record: Followed) -> None:
         # A computation that has come back to a stream is sent again by the next one only.
         if stream.confirmed_at is not None and stream.follows(record.name):
-            self.ratchet.note_confirmed(record.name, stream.confirmed_at)
+            self._ratchet.note_confirmed(record.name, stream.confirmed_at)
 
     def _part(self, stream: WatchStream, record: Followed) -> None:
         """Follow a computation by name when a stream that follows all does not send it."""
         if not stream.covers_all or record.elsewhere:
             return
         record.elsewhere = True
-        self._elsewhere[record.name] = record
+        self.elsewhere[record.name] = record
         if self.everything and record.at != stream.key:
             self._follow(record)  # whoever followed it by name at its shard may have left since
 
     def _follow(self, record: Followed) -> None:
         place = record.place
-        self._place(record, self.router.place(record.name) if place is None or place not in self._streams else place)
+        self._place(record, self._router.place(record.name) if place is None or place not in self.streams else place)
 
     def _place(self, record: Followed, key: str) -> None:
         if record.lost:
@@ -759,9 +570,231 @@ class WatchState:
     def _relocated(self, record: Followed) -> None:
         record.hops = 0
         if self._is_followed(record):
-            self._place(record, self.router.place(record.name))
+            self._place(record, self._router.place(record.name))
         else:
             self._let_go(record)
+
+    def _record(self, name: str) -> Followed:
+        """Return the record of a computation; a new one when there is none."""
+        record = self.records.get(name)
+        if record is None:
+            record = self.records[name] = Followed(name)
+        return record
+
+    def _let_go(self, record: Followed) -> None:
+        """Delete the record of a computation that is followed no longer, else records pile up."""
+        if record.readers or record.elsewhere or record.suspect or record.denial is not None:
+            return
+        stream = self.stream_of(record.name)
+        if stream is not None:
+            self._keep_age(stream, record)
+        self.records.pop(record.name, None)
+        self._ratchet.forget(record.name)
+
+    def _is_followed(self, followed: Followed) -> bool:
+        return followed.readers > 0 or (self.everything and followed.elsewhere)
+
+
+class WatchState:
+    """The newest watermarks of all followed computations.
+
+    Their streams are those of the :class:`Placement`. Values already seen stay when their stream
+    ends; they only grow stale.
+
+    **The newest first.** While a stream's newest message is late, newer ones are in the buffer
+    behind it. Its values pass the ratchet, but :meth:`holding` keeps readers asleep until a message
+    is in time, the stream ends, or a beat has passed. A buffer is read within a beat, so after that
+    the clocks have moved. See :class:`~lowwater.core.ages.Ages`.
+
+    **Fresh news.** A new reader may use a value that is already there only when it was confirmed
+    within ``LATE``; otherwise a later message has to confirm it. A stream whose messages are late
+    without a buffer, or whose first message took long, cannot measure their age. It is renewed for
+    the readers that wait: messages of the next stream are certainly newer.
+
+    No method waits or locks. Costs: O(names) per stream, O(names x shares) per message.
+    """
+
+    def __init__(self, settings: Settings, surroundings: Surroundings, router: Router) -> None:
+        self.ratchet: Ratchet = Ratchet(settings.server_token)
+        self.failure: errors.LowwaterError | None = None
+        """Error that ended all watching; None while it goes on."""
+        self.router: Router = router
+        self.surroundings: Surroundings = surroundings
+        self.interval_millis: int = round(1000 * settings.watch_interval)
+        """Least milliseconds between two messages with watermarks of one stream."""
+        self.placement: Placement = Placement(self.ratchet, router, surroundings, partial(WatchStream, self))
+        self._unconfirmed: dict[Subscription, None] = {}
+        self.last_error: Exception | None = None
+        """Error of the last stream that ended; None after a message of any stream."""
+        self._opened = 0
+        self._messages = 0
+
+    # -- subscriptions -----------------------------------------------------------------------------
+
+    def subscribe(self, names: Iterable[str]) -> Subscription:
+        """Follow names from now on. Tend :attr:`placement` afterwards.
+
+        Raises InvalidArgument, and then changes nothing: a name that no request can carry would end
+        every later stream.
+        """
+        listed = tuple(checks.followed_name("names", name) for name in checks.listed("names", names))
+        subscription = Subscription(listed, self._opened)
+        self.placement.follow(listed)
+        self._unconfirmed[subscription] = None
+        self.confirm()
+        return subscription
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """End a subscription. Call it once."""
+        self._unconfirmed.pop(subscription, None)
+        self.placement.unfollow(subscription.names)
+
+    def confirm(self) -> None:
+        """Confirm each subscription for whose names all the open streams have fresh news."""
+        for subscription in list(self._unconfirmed):
+            self._hear(subscription)
+            if self._is_fresh(subscription):
+                subscription.confirmed = True
+                del self._unconfirmed[subscription]
+
+    def _hear(self, subscription: Subscription) -> None:
+        """Take the names with fresh news out of a subscription's ``unheard``."""
+        home = self.placement.streams[HOME]
+        if subscription.unheard is None and home.covers_all and home.confirms(subscription):
+            subscription.unheard = dict.fromkeys(self._known_elsewhere())
+        unheard = subscription.unheard or {}
+        for name in list(unheard):
+            stream = self.placement.stream_of(name)
+            if stream is not None and stream.confirms(subscription):
+                del unheard[name]
+
+    def _is_fresh(self, subscription: Subscription) -> bool:
+        home = self.placement.streams[HOME]
+        if not subscription.names and not (home.covers_all and home.confirms(subscription)):
+            return False
+        # A confirmed subscription is not looked at again, so the rest would stay unheard.
+        if subscription.unheard:
+            return False
+        streams = map(self.placement.stream_of, subscription.names or self._known_elsewhere())
+        return all(stream is not None and stream.confirms(subscription) for stream in streams)
+
+    def _known_elsewhere(self) -> Iterable[str]:
+        # A name without any value cannot show a wrong one, so one unreachable shard does not keep
+        # the others from being shown.
+        return [name for name in self.placement.elsewhere if name in self.ratchet.names]
+
+    @property
+    def any_unconfirmed(self) -> bool:
+        """True when a subscription waits for fresh news."""
+        return bool(self._unconfirmed)
+
+    def must_renew(self, stream: WatchStream) -> bool:
+        """Return True when a waiting subscription needs this stream to be renewed."""
+        return stream.must_renew_for(self._unconfirmed)
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    @property
+    def live(self) -> bool:
+        """True when some open stream has had its first message."""
+        return any(stream.live for stream in self.placement.streams.values())
+
+    def stale_for(self, names: Sequence[str]) -> float:
+        """Seconds since all the names were last confirmed; infinite before the first time."""
+        now = self.surroundings.monotonic()
+        return max((max(0.0, now - self._confirmed_at(name)) for name in names), default=0.0)
+
+    def _confirmed_at(self, name: str) -> float:
+        stream = self.placement.stream_of(name)
+        confirmed_at = stream.confirmed_at if stream is not None else None
+        if confirmed_at is not None:
+            return confirmed_at
+        return self.ratchet.confirmed_at(name)
+
+    def holding(self, names: Sequence[str]) -> bool:
+        """Return True when newer values of a name are in a buffer; no names means all."""
+        late = [stream for stream in self.placement.streams.values() if stream.holding]
+        return any(not names or any(map(stream.follows, names)) for stream in late)
+
+    def check(self) -> None:
+        """Raise the error that ended the watching, if one did."""
+        if self.failure is not None:
+            raise own_copy(self.failure)
+
+    @property
+    def server_token(self) -> str:
+        """Token of the deployment this client belongs to; empty before the first answer."""
+        return self.ratchet.server_token
+
+    def admit(self, server_token: str | None, views: Iterable[WatermarkView] = ()) -> list[WatermarkView]:
+        """Pass a unary call's answer through the ratchet; returns the views to show.
+
+        Raises ServerTokenMismatch and StaleEpoch.
+        """
+        if server_token is not None:
+            self.ratchet.check_token(server_token)
+        shown: list[WatermarkView] = []
+        for view in views:
+            self.ratchet.admit(view)
+            self.router.note_epoch(view.computation, view.epoch)
+            shown.append(self.ratchet.get(view.computation))
+            if view.computation not in self.placement.records:
+                self.ratchet.forget(view.computation)
+        return shown
+
+    def begin(self, incarnations: Iterable[tuple[str, int]]) -> None:
+        """Take over the new incarnations of computations that were reset."""
+        for name, incarnation in incarnations:
+            self.ratchet.begin(name, incarnation)
+
+    def statistics(self) -> WatcherStatistics:
+        """Return the counters so far."""
+        followed = list(self.ratchet.names if self.placement.everything else self.placement.named.keys())
+        # Without any registered computation, home's last message counts.
+        confirmed_at = min(map(self._confirmed_at, followed), default=self.placement.streams[HOME].confirmed_at)
+        stale_for = float("inf") if confirmed_at is None else max(0.0, self.surroundings.monotonic() - confirmed_at)
+        return WatcherStatistics(self._opened, self._messages, self.ratchet.held_back, self.unserved, stale_for)
+
+    @property
+    def unserved(self) -> tuple[str, ...]:
+        """Followed computations for which a search found no shard. O(names searched for)."""
+        return tuple(
+            record.name for record in self.placement.search.suspects if self.placement.stream_of(record.name) is None
+        )
+
+    def denied(self, names: Collection[str]) -> errors.LowwaterError | None:
+        """Return why the authority refuses this caller the names, or all; None when it does not."""
+        for name in names:
+            record = self.placement.records.get(name)
+            if record is not None and record.denial is not None and record.denial.error is not None:
+                return record.denial.error
+        error = self.last_error
+        if not isinstance(error, DENIED):
+            return None
+        about = error.metadata.get("computation", "")
+        return error if not about or not names or about in names else None
+
+    # -- for the streams ---------------------------------------------------------------------------
+
+    def opened(self) -> int:
+        """Count a new stream and return its number."""
+        self._opened += 1
+        return self._opened
+
+    def received(self) -> None:
+        """Count a message."""
+        self._messages += 1
+        self.last_error = None
+
+    def dropped(self, view: WatermarkView) -> None:
+        """Take the drop of a computation that no stream was sending; an unknown one is ignored."""
+        if view.computation in self.ratchet.names:
+            self.ratchet.admit(view)
+
+    def keep_ages(self, names: Iterable[str], confirmed_at: float) -> None:
+        """Note when the values of an ended stream were last confirmed."""
+        for name in names:
+            self.ratchet.note_confirmed(name, confirmed_at)
 
 
 class Waiting:
@@ -783,9 +816,9 @@ class Waiting:
     def reached(self, state: WatchState, subscription: Subscription) -> bool:
         """Return True when the computation is at the time.
 
-        Raises IncarnationChanged when it was reset or dropped meanwhile, UnknownComputation when it
-        has to be registered and is not, and, before the first confirmed value, the error for which
-        the authority refuses the caller.
+        Raises IncarnationChanged when it was reset or dropped meanwhile, and UnknownComputation
+        when it has to be registered and is not. Before the first confirmed value, raises the error
+        for which the authority refuses the caller.
         """
         # A value from before the subscription, or a late one, may belong to an incarnation that has
         # ended.

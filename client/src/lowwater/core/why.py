@@ -46,7 +46,7 @@ UNANSWERED = (
 )
 """Errors of that question which mean that the authority cannot answer now."""
 
-HIDDEN = "may not be read by this client, so nothing is told of it, not even whether it is registered: ask somebody who may read it."
+HIDDEN = "may not be read by this client, not even whether it is registered: ask somebody who may read it."
 """Predicate of a sentence about a computation that the caller may not read."""
 
 _ABSENT = {
@@ -220,7 +220,7 @@ class _Graph:
         root = self.views.get(view.slice_of)
         if root is None:
             return view.low
-        # one of the two has not begun the new incarnation yet
+        # One of the two has not begun the new incarnation yet.
         if view.incarnation != root.incarnation:
             return Watermark.UNKNOWN
         # The holder of a slice is where the slice is now; the slice's low may have been higher
@@ -354,7 +354,7 @@ class _Walk:
         ways = [(self._reaches[name], name) for name in lowest if name in self._reaches]
         lag = self._graph.own_lag(view, lowest, self._starts.get(here, self._now_micros))
         cause = cause_of(self._views.get(here), self._now_micros)
-        # one of its slices is busy, and reports that itself
+        # One of its slices is busy, and reports that itself.
         if self._graph.slices(view) and cause is Cause.BUSY:
             cause = Cause.MOVING
         weight = cause.trouble, float("inf") if lag is None else lag
@@ -555,7 +555,7 @@ def _end(
         sentence = f"{view.computation} {HIDDEN}"
         return Hop(view.computation, view.low, None, None, (), sentence, Cause.HIDDEN)
     if not view.registered:
-        sentence = f"{view.computation} is not registered, so nobody has promised anything: start what writes it, or remove the input."
+        sentence = f"{view.computation} is not registered, so no worker has promised anything: start what writes it, or remove the input."
         return Hop(view.computation, view.low, None, None, (), sentence, Cause.NOT_REGISTERED)
     if view.low.finished:
         sentence = f"{view.computation} is finished: nothing will ever come."
@@ -777,7 +777,7 @@ def _without_range(root: Hop, graph: _Graph, unknown: errors.LowwaterError | Non
         return f"but {_untold(unknown)}"
     if root.in_flight:
         slowest = graph.lowest(graph.views[root.computation])[0]
-        return f"all of whose slices are further: what the slowest of them, {slowest}, has told is on its way up"
+        return f"all of whose slices lead it: the report of the slowest of them, {slowest}, is on its way up"
     return f"whose workers have just moved on{_still_behind(root, graph.views)}"
 
 

@@ -38,7 +38,7 @@ class Streams:
         self._machines = machines
         self._name = name
         self._running: dict[Streamed, _Running] = {}
-        # machines without a thread, because the system gave none
+        # Machines without a thread, because the system gave none.
         self._refused: dict[Streamed, None] = {}
 
     def _open(self, machine: Any, address: str, stubs: Stubs) -> Any:
