@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,15 +52,3 @@ def in_files(tmp_path: Path) -> FileStore:
 def store(request: pytest.FixtureRequest) -> Store:
     found: Store = request.getfixturevalue(f"in_{request.param}")
     return found
-
-
-@pytest.fixture
-def new_store(request: pytest.FixtureRequest) -> Callable[[str], Store]:
-    """Gives an empty store of a kind, as often as it is called; for property tests."""
-
-    def make(kind: str) -> Store:
-        found: Store = request.getfixturevalue(f"in_{kind}")
-        found.clear()
-        return found
-
-    return make

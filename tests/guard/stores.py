@@ -6,7 +6,6 @@ What a batch writes is a few numbers at the end of the guard's own list, so that
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +43,6 @@ class Store(Protocol):
     def values(self, guard: str = ...) -> list[int]: ...
     def rows(self, guard: str = ..., slots: int = ...) -> dict[int, Row | None]: ...
     def forge(self, field: str, value: Any, *, guard: str = ..., slot: int = ...) -> None: ...
-    def clear(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -134,7 +132,7 @@ class RedisStore:
     def __init__(self, server: RedisServer) -> None:
         self.server = server
         self.client = redis.Redis(port=server.port, decode_responses=True)
-        self.clear()
+        self.client.flushall()
 
     def guard(self, name: str = "hourly", slots: int = 1, client: redis.Redis | None = None) -> RedisGuard:
         return RedisGuard(client or self.client, name, slots=slots)
@@ -166,9 +164,6 @@ class RedisStore:
             self.client.hdel(key, field)
         else:
             self.client.hset(key, field, str(value))
-
-    def clear(self) -> None:
-        self.client.flushall()
 
     def close(self) -> None:
         self.client.close()
@@ -220,9 +215,6 @@ class FileStore:
         """With how many slots a guard was made; 0: there is none."""
         log = self.guard(guard).log
         return int(json.loads(max(log.iterdir()).read_bytes())["slots"]) if log.exists() and any(log.iterdir()) else 0
-
-    def clear(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def close(self) -> None:
         pass

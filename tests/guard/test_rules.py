@@ -8,6 +8,7 @@ from lowwater_pipeline.guard import (
     Damaged,
     Fenced,
     NonceMismatch,
+    NotRaised,
     OldConfiguration,
     Rewound,
     StoreReplaced,
@@ -51,6 +52,16 @@ def test_a_batch_that_was_left_out_is_refused_and_the_message_says_what_to_write
         store.write(writer, 2, "c", [3])
     assert store.write(writer, 1, "b", [])
     assert store.write(writer, 2, "c", [3])
+
+
+def test_other_content_under_a_number_and_a_claim_that_was_not_raised_are_refused(store: Store) -> None:
+    writer = store.raise_(claim(5))
+    store.write(writer, 0, "a", [1])
+    with pytest.raises(Rewound, match="of other content"):
+        store.write(writer, 0, "b", [2])
+    with pytest.raises(NotRaised, match="claim 6 was not raised there"):
+        store.write(store.unraised(claim(6)), 1, "b", [2])
+    assert store.values() == [1]
 
 
 def test_a_store_that_has_lost_its_tail_is_seen(store: Store) -> None:

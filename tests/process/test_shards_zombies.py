@@ -13,7 +13,7 @@ import lowwater
 from lowwater.v1 import watermarks_pb2, workers_pb2
 from tests.kit.eventually import eventually
 from tests.kit.times import HOUR
-from tests.process.peer import Peer
+from tests.process.peer import Peer, reason
 from tests.process.sharding import Shard, Sharded, move, served
 
 NAMES = ("kept", "reset")
@@ -114,6 +114,8 @@ def test_rule4_a_zombie_shard_says_nothing_of_before_and_takes_nothing_over(depl
 
         # All of it lies in the sockets of the zombie when it wakes up.
         read: Any = zombie.watermarks.GetWatermarks.future(watermarks_pb2.GetWatermarksRequest(computations=NAMES))
+        question = watermarks_pb2.CheckCompleteRequest(computation="reset", until_micros=10 * HOUR)
+        check: Any = zombie.watermarks.CheckComplete.future(question)
         fresh = zombie.watch()
         for number, name in enumerate(NAMES, 3):
             zombie.report(number, zombie.claims[name], 13, name=name)
@@ -122,6 +124,9 @@ def test_rule4_a_zombie_shard_says_nothing_of_before_and_takes_nothing_over(depl
         first = next(fresh)
         redirects = [*read.result(30).redirects, *first.redirects]
         assert not read.result().watermarks
+        with pytest.raises(grpc.RpcError) as moved:
+            check.result(30)
+        assert reason(moved.value)[1] == "MOVED"
         assert not first.watermarks
         told: list[str] = []
         while len(told) < len(NAMES):

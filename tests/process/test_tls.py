@@ -295,8 +295,9 @@ GOOD = OURS.pair("localhost")
         ((GOOD[0], GOOD[0]), {}, "--tls-key: the file has no private key in PEM"),
         ((GOOD[0], encrypted_key()), {}, "--tls-key is encrypted"),
         (GOOD, {"client_ca": b"nothing"}, "--tls-client-ca: the file has no certificates"),
+        (GOOD, {"peer_ca": b""}, "--peer-ca: the file has no certificates"),
     ],
-    ids=["another pair's key", "expired", "no key", "encrypted", "no authorities"],
+    ids=["another pair's key", "expired", "no key", "encrypted", "no authorities", "no authorities of peers"],
 )
 def test_what_cannot_be_used_is_refused_at_the_start(
     tmp_path: Path, pair: tuple[bytes, bytes], more: dict[str, bytes], said: str

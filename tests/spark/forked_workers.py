@@ -1,7 +1,7 @@
 """The daemon that Spark's Python workers are forked from (``spark.python.daemon.module``), with what they import already imported.
 
 Each worker spends more than a second of a core on those imports otherwise. PySpark's own daemon makes the workers of
-`test_crashes.py`, `tests/floors` and `tests/cluster`.
+`tests/floors` and `tests/cluster`.
 """
 
 from __future__ import annotations

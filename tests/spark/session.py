@@ -23,7 +23,7 @@ QUICK = {
     # An idle query asks its sources this often, and with Spark's own 10 ms that takes a sixth of a core and more, of each query that runs.
     "spark.sql.streaming.pollingDelay": "50ms",
 }
-"""What halves the work of short queries and changes nothing that they do. What is usual runs in `test_crashes.py` and on the cluster."""
+"""What halves the work of short queries and changes nothing that they do. What is usual runs in tests/floors and on the cluster."""
 
 
 STARTED = Path(__file__).with_name("started")

@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 
 from lowwater import errors
-from lowwater_authority.core import tasks
+from lowwater_authority.core import recovery, tasks
+from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.tasks import NewTask, TaskGrant, TaskGroup, TaskKey, TaskLease, TaskState, tag
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.admission import Gate
 from lowwater_authority.engine.settings import ShardSettings
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.engine.task_master import TaskMaster
+from lowwater_authority.records import journal_pb2 as pb
 from tests.kit.faults import FaultPlan
 from tests.kit.memory_journal import MemoryDisk
 from tests.kit.shards import turns
 from tests.kit.times import DAY, HOUR, MAX, SECOND
-from tests.property import task_switches
 from tests.property.core_driver import Driver
 from tests.property.switches import off
 from tests.unit.test_shard import Running
@@ -117,6 +118,34 @@ async def test_a_configuration_is_a_barrier(disk: MemoryDisk) -> None:
         await master.configure("a", "repairs", b"three", 1)
     await master.end(taken.lease)
     await running.stop()
+
+
+async def test_a_lease_that_ran_out_counts_until_another_takes_the_task_and_not_after_a_reset(disk: MemoryDisk) -> None:
+    running, master = await begun(disk)
+    await master.manual("repairs", "n1")
+    lease = await master.lease()
+    running.now += 61 * SECOND
+    await master.shown()
+    await master.end(lease, task("n2"))
+    disk.crash()
+    running, master = await begun(disk)
+    assert await master.shown() == [(1, "n1", "DONE", 2), (1, "n2", "READY", 1)], "both are one step (rule 2)"
+    lease = await master.lease()
+    await running.shard.graph.reset("a")
+    assert await master.shown() == [], "a new incarnation begins without tasks (rule 9)"
+    await master.create("a", "repairs", [task("n2")], 0)
+    await master.lease()
+    with pytest.raises(errors.IncarnationChanged):
+        await master.end(lease)
+    await running.stop()
+
+
+def test_a_snapshot_tells_which_intervals_have_their_tasks() -> None:
+    known = tasks.Tasks([TaskGroup("daily", every=DAY, start=0)])
+    known.pass_low(2 * DAY)
+    again = tasks.Tasks([tasks.restored(pb.TaskGroup.FromString(each)) for each in known.snapshot()])
+    again.pass_low(3 * DAY)
+    assert [key.at for key in again.group("daily").tasks] == [2 * DAY]
 
 
 async def test_rule9_a_repeated_commit_may_not_say_something_else(disk: MemoryDisk) -> None:
@@ -349,15 +378,27 @@ def strong_steps(driver: Driver) -> None:
     driver.report(sequencer, 2 * DAY, settle=False)
     assert driver.settle() is False, "losing it loses the advance too, and both come again"
     assert len(driver.core.tasks.group("daily").tasks) == 2
+    for snapshot, records in ((None, driver.records), (recovery.snapshot(driver.core), [])):
+        again = recovery.recover(driver.spec, snapshot, records, epoch_base=0)
+        assert again.tasks.snapshot() == driver.core.tasks.snapshot()
 
 
 def test_rule10_steps_of_tasks_are_strong() -> None:
     strong_steps(Driver())
 
 
+class WeakTasks(Computation):
+    """A record of tasks may be lost."""
+
+    def take_record(self, now: int) -> tuple[bytes, bool] | None:
+        steps = self.tasks.changed
+        taken = super().take_record(now)
+        return taken if taken is None or not steps else (taken[0], False)
+
+
 @off(10)
 def test_rule10_off() -> None:
-    strong_steps(Driver(made=task_switches.WeakTasks))
+    strong_steps(Driver(made=WeakTasks))
 
 
 def test_states_have_the_numbers_of_the_wire() -> None:
