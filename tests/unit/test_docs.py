@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -60,6 +61,8 @@ NAMED = re.compile(r"(?<![\w/-])((?:docs|monitoring/runbooks)/[\w-]+\.md)(?:#([\
 SECTION = re.compile(r"'([^'\n]+)' in (docs/[\w-]+\.md)")
 MODULE = re.compile(r"`([\w./]+\.py)`")
 LISTED = re.compile(r"`(tests/[^`]+\.py)`")
+STEP = re.compile(r"^\| \d+ \| \[[^]]+\]\(([^)]+)\) \| `([\w.]+)` \|", re.MULTILINE)
+FOLDER = re.compile(r">([\w./ -]+/)</text>")
 
 
 def name(page: Path) -> str:
@@ -118,6 +121,26 @@ def test_modules_that_are_named_are_there(page: Path) -> None:
     named = set(MODULE.findall(prose(page)))
     assert named
     assert not [each for each in named if not any(path.endswith(f"/{each}") for path in there)]
+
+
+def test_each_step_of_a_tour_is_a_function_that_is_there() -> None:
+    steps = STEP.findall((DOCS / "reading-the-code.md").read_text(encoding="utf-8"))
+    assert len(steps) >= 50
+    for path, function in steps:
+        body = ast.parse((DOCS / path).read_text(encoding="utf-8")).body
+        for part in function.split("."):
+            found = [node for node in body if getattr(node, "name", None) == part]
+            assert found, f"{path} has no {function}"
+            body = found[0].body  # type: ignore[attr-defined] # what has a name here has a body
+
+
+def test_the_picture_of_the_rooms_names_folders_that_are_there() -> None:
+    named = FOLDER.findall((DOCS / "pictures" / "rooms.svg").read_text(encoding="utf-8"))
+    folders = [folder for names in named for folder in names.split()]
+    assert len(folders) >= 20
+    for folder in folders:
+        places = (ROOT / folder, *ROOT.glob(f"*/src/*/{folder}"))
+        assert any(place.is_dir() for place in places), folder
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
