@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -35,7 +36,9 @@ class Bug:
 
     def __call__(self, planted: pytest.MonkeyPatch) -> None:
         for where, name, wrong in self.swaps:
-            put(planted, [(where, name, wrong(getattr(where, name, None)))])
+            # A module has all of its parts, so one that it lacks was moved or renamed.
+            right = vars(where)[name] if isinstance(where, ModuleType) else getattr(where, name, None)
+            put(planted, [(where, name, wrong(right))])
 
     def also(self, name: str, *places: object) -> Callable[[Callable[[Part], Part]], Bug]:
         """Add what the decorated function makes of the part ``name`` of each of some places."""

@@ -63,6 +63,7 @@ CASES: Final[list[Case]] = [
     ("Register REGISTRATION_CONFLICT", {"name": "b", "inputs": ["a"], "slices": [b"m"]}),
     ("Register REGISTRATION_CONFLICT", {"name": "b", "inputs": ["a"], "heuristics_ppm": [990_000], "key_hash": ""}),
     ("SetInputs inputs", {"inputs": ["b", "b"]}),
+    ("SetInputs inputs", {"inputs": [f"i{n}" for n in range(1001)]}),
     ("SetInputs CYCLE inputs", {"computation": "a", "inputs": ["n/c"]}),
     ("SetInputs WOULD_REGRESS", {"computation": "b", "inputs": ["a", "spare"]}),
     ("SetInputs computation", {"computation": "cut~0", "inputs": ["a"]}),

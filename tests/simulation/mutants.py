@@ -38,7 +38,7 @@ from lowwater_authority.engine.logs import Log, Logs
 from lowwater_authority.engine.requests import Requests
 from lowwater_authority.engine.round import Round, Rounds
 from lowwater_authority.engine.slice import Slice
-from lowwater_authority.journal import GRAPH, End, JournalCorrupt, JournalFailed, contract, frames
+from lowwater_authority.journal import GRAPH, End, JournalCorrupt, JournalFailed, frames, rules
 from lowwater_authority.records import journal_pb2
 from tests.kit import memory_journal as memory
 from tests.kit.memory_journal import MemoryJournal
@@ -166,7 +166,7 @@ def _newest(fold: Part) -> Part:
     return newest
 
 
-@bug("is_usurped", contract, memory)
+@bug("is_usurped", memory, rules)
 def skip_the_epoch_check(_: Part) -> Part:
     """The store takes writes of a shard that was replaced, as long as they fit (rule 4)."""
     return lambda mine, found: False

@@ -128,6 +128,23 @@ async def test_c7b_a_heal_yields_to_whom_a_newer_view_has_chosen(deployment: Dep
     assert await other.report(name, grant, 16) == []
 
 
+async def test_a_renewal_that_is_repeated_takes_nothing_back_from_the_next_owner(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    name = min(held(one))
+    one.faults.ends["take"], one.faults.held["take"] = [Outcome.LOST], asyncio.Event()
+    renewed = asyncio.create_task(one.shard.confirmation.rise(name, 2))
+    await turns()
+    await other.cluster.change(lambda view: view.pinned(name, "other:1"))
+    await other.beat()
+    assert await other.shard.takeover.serve(name)
+    grant = await other.claim(name)
+    await one.hear()
+    one.faults.let("take")
+    await asyncio.wait([renewed])
+    assert await other.report(name, grant, 16) == []
+    assert deployment.owner(name) is other
+
+
 async def test_a_store_that_went_on_without_this_owner_is_let_go(deployment: Deployment) -> None:
     """It forgot who took over, and the owner before, who never heard of it, has appended since."""
     one, other = await two(deployment)

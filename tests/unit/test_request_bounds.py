@@ -16,7 +16,7 @@ import pytest
 
 from lowwater import errors
 from lowwater.core.attempts import error_of_call
-from lowwater.v1 import topology_pb2, watermarks_pb2, workers_pb2
+from lowwater.v1 import cluster_pb2, topology_pb2, watermarks_pb2, workers_pb2
 from lowwater.v1 import workers_pb2 as pb
 from lowwater_authority.access.policy import Access, Action, Allowance, Principal
 from lowwater_authority.core.cut import MAX_SLICE_KEY, MAX_SLICES
@@ -66,6 +66,12 @@ def test_what_a_method_takes_at_most_fits(what: str) -> None:
     data = largest.SerializeToString()
     assert len(data) > SMALL
     assert Reading(type(largest).FromString, method)(data) == largest
+
+
+def test_a_shard_is_asked_for_the_places_of_a_bounded_number_of_names() -> None:
+    data = cluster_pb2.LocateRequest(computations=["a"] * (MAX_NAMES + 1)).SerializeToString()
+    with pytest.raises(errors.InvalidArgument, match="computations"):
+        Reading(cluster_pb2.LocateRequest.FromString, "/lowwater.v1.ClusterService/Locate")(data)
 
 
 def empty(tag: bytes, times: int) -> bytes:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from lowwater.core.events import event
@@ -203,7 +202,7 @@ class Endings:
         async with holding.writing:
             # The take ends every earlier ownership, one of this process too.
             self._journal.release(name)
-            ownership = await self._logs.until_known(partial(self._logs.take, name))
+            ownership = await self._logs.until_known(self._logs.taking(name))
             try:
                 if (ending := self._of(name)) is not None:
                     ending.fenced.set()

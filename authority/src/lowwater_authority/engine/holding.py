@@ -33,7 +33,6 @@ import logging
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from lowwater import errors
@@ -436,7 +435,7 @@ class Holding:
                     continue  # the computation was dropped meanwhile
                 self.arriving = True
                 try:
-                    ownership = await among.logs.take(name)
+                    ownership = await among.logs.taking(name)()
                     try:
                         return Taken(ownership, await among.journal.load(name, known=before))
                     except BaseException:
@@ -605,7 +604,7 @@ class Holding:
         if self.held is None or self.is_torn():
             return
         among = self.among
-        take = partial(among.logs.take, self.name, above=above)
+        take = among.logs.taking(self.name, above=above)
         try:
             async with self._alone():
                 if not self.is_held():

@@ -393,9 +393,13 @@ class Logs:
             msg = f"{error}. This shard was out of touch with its store: another one may own the logs, and repairs them first; try again"
             raise JournalFailed(msg)
 
-    async def take(self, name: str, *, above: int = 0) -> Ownership:
-        """Become the owner of a log once more, or of another process's log; see Journal.take."""
-        return await self.journal.take(name, view=self.view, address=self.address, above=above)
+    def taking(self, name: str, *, above: int = 0) -> Callable[[], Awaitable[Ownership]]:
+        """Return a call that takes a log, however often it is repeated; see Journal.take.
+
+        Each attempt has the view of now. Under a newer one, a repeated attempt could take the log
+        back from its next owner, whose records this process has not read.
+        """
+        return partial(self.journal.take, name, view=self.view, address=self.address, above=above)
 
     async def restore(
         self, log: Log, payload: bytes, *, view: int | None = None, over: End | None = None, newest: bool = False

@@ -241,11 +241,11 @@ class Client:
     async def change_layout(self, name: str, incarnation: int, layout: Layout) -> int:
         """Ask the owner of a computation for another layout; returns the new version. Durable.
 
-        ``layout.version`` is the version that it replaces; begin with ``(await
-        lw.layout(name)).base``. The request moves no watermark and no range. A tracked stage of
-        Spark follows it between two micro-batches, if it can; :meth:`layout` shows whether it has,
-        or why not. Raises UnknownComputation, LayoutConflict when another version is wanted,
-        IncarnationChanged, InvalidArgument.
+        ``layout.version`` is the version that it replaces; begin with
+        ``(await lw.layout(name)).base``. The request moves no watermark and no range. A tracked
+        stage of Spark follows it between two micro-batches, if it can; :meth:`layout` shows whether
+        it has, or why not. Raises UnknownComputation, LayoutConflict when another version is
+        wanted, IncarnationChanged, InvalidArgument.
         """
         runtime = self._runtime()
         return await runtime.call(runtime.calls.change_layout(name, incarnation, layout))
