@@ -174,9 +174,9 @@ def test_a_fold_is_computed_when_one_of_its_inputs_changes_and_not_for_its_neigh
     class Counting(Folding):
         folds = 0
 
-        def fold(self, known: WatchState, subscription: Subscription) -> Inputs:
+        def fold(self, state: WatchState, subscription: Subscription) -> Inputs:
             self.folds += 1
-            return super().fold(known, subscription)
+            return super().fold(state, subscription)
 
     client = Following(("a", "b", "c"))
     for name in ("a", "b", "c"):

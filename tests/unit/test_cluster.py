@@ -282,3 +282,19 @@ async def test_a_question_waits_no_longer_for_a_store_that_hangs(deployment: Dep
     one.faults.held["owners"] = asyncio.Event()
     await one.cluster.settle([min(held(other))], 0.001)
     one.faults.held["owners"].set()
+
+
+async def test_a_process_that_leaves_before_it_has_joined_serves_nothing(deployment: Deployment) -> None:
+    one = One(deployment, "one:1")
+    await one.cluster.leave()
+    await one.start()
+    await one.stop()
+    assert deployment.members.view.members == ()
+
+
+async def test_a_view_older_than_the_own_is_ignored(deployment: Deployment) -> None:
+    one, _ = await two(deployment)
+    view = one.cluster.view
+    deployment.members.lose()
+    assert deployment.members.view.version < view.version
+    assert (await one.cluster.look())[0] == one.cluster.view == view

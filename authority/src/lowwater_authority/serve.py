@@ -34,7 +34,7 @@ from lowwater_authority.commands.serve_arguments import limits_given, parser, re
 from lowwater_authority.engine.writes import StoreState
 from lowwater_authority.files.secret import secret
 from lowwater_authority.files.table import BadFile
-from lowwater_authority.journal import JournalError, JournalUnknown
+from lowwater_authority.journal import JournalError, JournalFailed, JournalUnknown
 from lowwater_authority.ops.endpoint import Endpoint
 from lowwater_authority.ops.metrics import Metrics
 from lowwater_authority.ops.otlp import begin as begin_pushes
@@ -386,9 +386,12 @@ def shared_store(args: argparse.Namespace) -> SharedStore:
 
 
 def journal_in(store: Store, args: argparse.Namespace, *, patience: float = 0.0) -> Journal:
-    """Return the journal in a store; with ``--expect-deployment`` only that one. Raises JournalFailed."""
+    """Return the journal in a store; with ``--expect-deployment`` only that one. Raises CannotServe."""
     expected: str = args.expect_deployment
-    return store.journal(server_token=expected, must_exist=bool(expected), patience=patience)
+    try:
+        return store.journal(server_token=expected, must_exist=bool(expected), patience=patience)
+    except JournalFailed as error:
+        raise CannotServe(f"--data: {error}") from error
 
 
 def _embedded(args: argparse.Namespace, metrics: Metrics, door: Door | None) -> Authority:

@@ -31,29 +31,29 @@ class SparkSettings(FileSettings):
     ships it.
     """
 
-    def content(self, name: str, named: str) -> bytes | None:
+    def content(self, name: str, file: str) -> bytes | None:
         """See FileSettings. Raises InvalidArgument alone."""
         try:
-            return FileSettings.content(self, name, named)
+            return FileSettings.content(self, name, file)
         except OSError as failure:
             msg = (
-                f"{_CONF}{name} is {named!r}, which cannot be read here ({failure}): ship it with spark.files and give its bare name, or "
+                f"{_CONF}{name} is {file!r}, which cannot be read here ({failure}): ship it with spark.files and give its bare name, or "
                 "mount it at the same absolute path on every machine"
             )
-            raise errors.InvalidArgument(msg, metadata={"setting": _CONF + name, "file": named}) from failure
+            raise errors.InvalidArgument(msg, metadata={"setting": _CONF + name, "file": file}) from failure
 
-    def locate(self, named: str) -> Path:
+    def locate(self, file: str) -> Path:
         """Return where a file is on this machine.
 
         Raises OSError for a bare name without a running Spark.
         """
-        if PurePath(named).is_absolute():
-            return Path(named)
+        if PurePath(file).is_absolute():
+            return Path(file)
         from py4j.protocol import Py4JError
         from pyspark import SparkFiles
 
         try:
-            return Path(SparkFiles.get(named))
+            return Path(SparkFiles.get(file))
         except (AssertionError, Py4JError):
             msg = "no Spark application runs here"
             raise OSError(msg) from None
@@ -73,11 +73,9 @@ def connection(conf: Callable[[str], str | None], address: str | None = None) ->
         return conf(_CONF + name) or ""
 
     files = {name: setting(name) for name in _FILES}
-    for name, named in files.items():
-        if named and not PurePath(named).is_absolute() and PurePath(named).name != named:
-            msg = (
-                f"{_CONF}{name} is {named!r}; give the bare name of a file that spark.files ships, or an absolute path"
-            )
+    for name, file in files.items():
+        if file and not PurePath(file).is_absolute() and PurePath(file).name != file:
+            msg = f"{_CONF}{name} is {file!r}; give the bare name of a file that spark.files ships, or an absolute path"
             raise ValueError(msg)
     if bool(files["key"]) != bool(files["certificate"]):
         msg = f"{_CONF}key and {_CONF}certificate belong together: set both, or neither"
