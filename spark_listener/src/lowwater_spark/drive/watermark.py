@@ -295,7 +295,7 @@ class Driving:
                 driven.told = told
 
     def _look(self) -> None:
-        """Read the inputs, then list the sources if the value may rise; never the other way round."""
+        """Read the inputs, then list the sources if the value may rise; never in another order."""
         reading, moment = self._read(), self._heads.moment()
         if reading is None:
             return
