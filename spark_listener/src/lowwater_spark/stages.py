@@ -722,10 +722,7 @@ class Stage:
 
 
 def _check_bounds(df: DataFrame, checked: Checked, declared: Sequence[Bounds]) -> Checked:
-    """Return the plan with what the injectors' bounds need.
-
-    Raises Unsupported, and what Spark raises for a missing column.
-    """
+    """Return the plan with the injectors' needs. Raises Unsupported, and what Spark raises."""
     for bounds in declared:
         if bounds.producer is None:
             checked.check_parts(df, PARTITION, paced=bounds.skew is not None)

@@ -50,10 +50,7 @@ class StateCodec(Protocol[S]):
     """
 
     def initial(self) -> S:
-        """Return a new initial state, for a key that has none.
-
-        A state whose bytes equal the initial one's is not stored.
-        """
+        """Return a new initial state. A state whose bytes equal its bytes is not stored."""
         ...
 
     def encode(self, state: S) -> bytes:

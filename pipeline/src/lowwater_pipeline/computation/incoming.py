@@ -194,10 +194,7 @@ def _kind(column: Column, rows: DataFrame) -> DataType:
 
 
 def _check_frame(called: str, declared: Input, frame: DataFrame, key: Column) -> None:
-    """Check that a frame has the declared columns.
-
-    Raises ValueError, TypeError, and what Spark raises for a missing column.
-    """
+    """Raise ValueError or TypeError, or what Spark raises, for a frame that lacks a column."""
     event_micros(frame, declared.event_time)
     named: Sequence[tuple[str, Column]] = [("key", key)]
     if declared.id is not None:
@@ -210,10 +207,7 @@ def _check_frame(called: str, declared: Input, frame: DataFrame, key: Column) ->
 
 
 def _check_together(computation: Computation, frames: Mapping[str, DataFrame], keys: Sequence[Column]) -> None:
-    """Check that one query can read all frames, and that their keys have one type.
-
-    Raises ValueError and TypeError.
-    """
+    """Raise ValueError or TypeError unless one query can read all frames, with keys of one type."""
     first = next(iter(frames.values()))
     for label, frame in frames.items():
         called = f"the frame of the input {label} of {computation.name}"

@@ -154,10 +154,7 @@ def _together(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 class PieceFacts(NamedTuple):
-    """Facts about a piece that are known without opening it.
-
-    A row counts when no newer piece has its key.
-    """
+    """Facts known without opening a piece. A row counts when no newer piece has its key."""
 
     live: int
     """Number of rows that count and are not gone."""
@@ -457,10 +454,7 @@ class Keys:
         return least
 
     def _live(self, number: int, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which rows of a piece count: no newer piece has the key.
-
-        O(rows x log rows of the newer pieces).
-        """
+        """Return which rows count: no newer piece has the key. O(rows x log newer pieces' rows)."""
         import pyarrow as pa
 
         live = np.ones(len(rows), np.bool_)
@@ -483,10 +477,7 @@ class Keys:
 
 
 def sorted_keys(places: Places, keys: pa.Array, *more: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the order of rows by place, key, then ``more``, and which rows begin a new key.
-
-    O(n log n).
-    """
+    """Return the order by place, key, then ``more``, and where new keys begin. O(n log n)."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

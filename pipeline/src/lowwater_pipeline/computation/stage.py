@@ -310,10 +310,7 @@ def unsent_rows(segments: Iterable[Segment]) -> int:
 
 
 def ids_of(parents: Sequence[Parent]) -> Ids:
-    """Return the ids that a range remembers. After a cut each part has all of them.
-
-    Nothing is read.
-    """
+    """Return the ids of a range; after a cut each part has all. Nothing is read."""
     return Ids.of(
         [
             (
@@ -521,10 +518,7 @@ def start(
 
 
 def _feed(computation: Computation, earlier: Mapping[str, _Part]) -> tuple[str, str]:
-    """Return the earlier computation of the query, and its output, that a fused one reads.
-
-    Raises ValueError and TypeError.
-    """
+    """Return the computation and output that a fused one reads. Raises ValueError, TypeError."""
     check_whole(computation)
     name, inputs = computation.name, computation.inputs
     if name in earlier:

@@ -58,10 +58,7 @@ class Kept:
 
     @property
     def due(self) -> int:
-        """The low watermark at which the key has its next turn without a record, microseconds.
-
-        MAX when it has none.
-        """
+        """Low watermark of the key's next turn without a record, microseconds; MAX for none."""
         due = min(self.timers)[0] if self.timers else MAX
         # A record at W waits until W has passed it: another one at W may still come.
         return min(due, self.waiting[0].timestamp + 1) if self.waiting else due
@@ -111,10 +108,7 @@ class Held:
             self.holds[timer] = hold
 
     def pop(self, through: int) -> tuple[TimerId, int] | None:
-        """Remove and return the first timer at or before ``through``, with its hold; else None.
-
-        O(log timers).
-        """
+        """Remove the first timer at or before ``through``; return it with its hold, or None."""
         while self.heap and self.heap[0][0] <= through:
             timer = heapq.heappop(self.heap)
             hold = self.holds.pop(timer, None)
@@ -170,10 +164,7 @@ class Context:
 
     @property
     def state(self) -> Any:
-        """The state of the key, to change or replace; the initial one when the key has none.
-
-        Decoded when it is first read.
-        """
+        """State of the key, to change or replace; initial if there is none. Decoded when read."""
         if not self._opened:
             if self._codec is None:
                 msg = f"{self._name} declares no state: write state = Codec(...) in the class"
@@ -422,10 +413,7 @@ class Turns(Context):
             pass
 
     def _fire(self, through: int) -> bool:
-        """Fire the timers of the low watermark at or before ``through``.
-
-        Returns True when at least one fired.
-        """
+        """Fire the low watermark's timers at or before ``through``. Returns True if any fired."""
         fired = False
         while (entry := self._timers.pop(through)) is not None:
             self._timer(*entry, wall=False)

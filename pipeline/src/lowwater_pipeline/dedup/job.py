@@ -109,10 +109,7 @@ class Worker:
 
 
 def _close(lane: Lane) -> None:
-    """Close a lane, and log errors.
-
-    The thread must live on, and everything that counts is committed, or Kafka aborts it.
-    """
+    """Close a lane, and only log errors: what counts is committed, or Kafka aborts it."""
     try:
         lane.close()
     except Exception:
@@ -212,10 +209,7 @@ class Job:
         return [worker.refused for worker in self.workers() if worker.refused is not None]
 
     def poll(self, seconds: float) -> None:
-        """Handle the group's messages for some seconds, and start and stop workers.
-
-        Call it all the time.
-        """
+        """Handle the group's messages, and start and stop workers. Call it all the time."""
         message = self._member.poll(seconds)
         # Read here, because another thread would have to wait until no thread polls.
         self._membership = self._member.consumer_group_metadata()

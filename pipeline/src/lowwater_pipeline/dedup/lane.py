@@ -185,10 +185,7 @@ class Lane:
     # -- opening -----------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Take the partition over, and mend the memory.
-
-        Raises Refused, Held and KafkaException; close the lane then.
-        """
+        """Take the partition over. Close the lane after Refused, Held or KafkaException."""
         self._begin()
         self._mark = self._committed()
         end = self._end()
@@ -260,10 +257,7 @@ class Lane:
         return mark
 
     def _continued(self, mark: Mark, offset: int, first: int, name: str) -> int:
-        """Return the offset to read the input from.
-
-        Raises Refused when the next message is gone.
-        """
+        """Return the offset to read the input from, or raise Refused if that message is gone."""
         settings = self._settings
         _, last = self._bounds(settings.input)
         if mark.input != self._pins.input.id:

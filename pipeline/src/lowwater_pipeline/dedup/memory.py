@@ -74,10 +74,7 @@ class Memory:
     """The ids of one lane, in a directory that no other process has open. Close it."""
 
     def __init__(self, directory: Path) -> None:
-        """Open the memory, an empty one when there is none.
-
-        Raises Held when another process has it open, and Damaged.
-        """
+        """Open the memory, or a new one. Raises Held if another process has it, and Damaged."""
         directory.parent.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self._options = _options()
@@ -119,10 +116,7 @@ class Memory:
             shutil.rmtree(directory, ignore_errors=True)
 
     def close(self) -> None:
-        """Close the memory. What was written stays.
-
-        Raises Damaged when it cannot be written to the disk, which may be full.
-        """
+        """Close the memory; its files stay. Raises Damaged if they cannot be written."""
         with _damage():
             self._db.close()
 
@@ -194,10 +188,7 @@ class Memory:
             yield key[1:], _PACK.unpack(value)[0] - _SIGN
 
     def check(self) -> None:
-        """Raise AssertionError unless each id has both entries and is counted.
-
-        Reads all of them.
-        """
+        """Raise AssertionError unless each id has both entries and is counted. Reads all."""
         ranks = {key[1 + _PACK.size :]: _PACK.unpack(key[1 : 1 + _PACK.size])[0] - _SIGN for key in self._keys(_RANK)}
         ids = dict(self.items())
         assert ranks == ids, "an id and its rank differ"

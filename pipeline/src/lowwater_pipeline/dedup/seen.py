@@ -199,10 +199,7 @@ class Seen:
         return remembered, Looks(lookups, passed, hits)
 
     def remembered(self, floor: int) -> int:
-        """Return the number of remembered ids.
-
-        O(pieces, and ids of the pieces some ids of which are forgotten).
-        """
+        """Return the number of remembered ids. O(pieces, and ids of partly forgotten ones)."""
         return sum(
             piece.rows if piece.whole(floor, self.since) else int(piece.live(floor, self.since).sum())
             for piece in self.pieces
@@ -249,10 +246,7 @@ class Seen:
         return (times >> power << power) + power
 
     def first_of(self, floor: int, over: int) -> int:
-        """Return the arrival number before which ``over`` remembered ids came.
-
-        O(ids of the pieces with the oldest ones).
-        """
+        """Return the arrival before which ``over`` remembered ids came. O(ids of old pieces)."""
         counted: list[NDArray[np.int64]] = []
         for piece in sorted(self.pieces, key=lambda piece: piece.facts.first):
             numbers = np.sort(np.concatenate([np.zeros(0, np.int64), *counted]))
@@ -264,10 +258,7 @@ class Seen:
         return int(numbers[over]) if over < len(numbers) else self.arrivals
 
     def pushed_out(self, since: int, least: int) -> int:
-        """Return how many remembered ids at or above ``least`` a new ``since`` pushes out.
-
-        O(ids of their pieces).
-        """
+        """Return how many remembered ids >= ``least`` a new ``since`` pushes out. O(their ids)."""
         out = 0
         for piece in self.pieces:
             if piece.facts.first < since and not piece.gone(least, self.since):

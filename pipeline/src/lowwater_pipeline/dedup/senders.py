@@ -44,10 +44,7 @@ def low_of(names: Sequence[str], views: Mapping[str, WatermarkView]) -> Low:
 
 
 class Senders:
-    """Reads the watermark on a thread of its own, until it is closed.
-
-    While the authority is away the last value stays.
-    """
+    """Reads the watermark on its own thread. While the authority is away the last value stays."""
 
     def __init__(
         self, names: Sequence[str], ask: Callable[..., Mapping[str, WatermarkView]], every: float = EVERY

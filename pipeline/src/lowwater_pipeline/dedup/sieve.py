@@ -160,10 +160,7 @@ class Sieve:
             raise ValueError(msg)
 
     def floor(self, low: int) -> int:
-        """Return the event time below which ids are forgotten under ``low``. Both microseconds.
-
-        Not for windows by size.
-        """
+        """Return the time, microseconds, below which ids are forgotten. Not for size windows."""
         return low if low in (MIN, MAX) else max(MIN, low - self.slack // _MICRO)
 
     def sift(self, seen: Seen, rows: pa.Table, low: int) -> tuple[Seen, pa.Table, Counts]:

@@ -102,10 +102,7 @@ class Window:
         return _by_broker if self.kind is WindowKind.TIME else self.row_stamps()
 
     def row_stamps(self) -> Callable[[Message], int]:
-        """Return a function that reads the stamp of a row of the output.
-
-        Rows keep their messages' timestamps.
-        """
+        """Return a function that reads an output row's stamp: rows keep their timestamps."""
         if self.kind is WindowKind.COUNT:
             return lambda _: 0
         if self.kind is WindowKind.TIME or self.event_time is None:

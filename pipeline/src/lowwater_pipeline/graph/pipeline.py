@@ -28,10 +28,7 @@ _PLAIN: Final = re.compile(r"`[^`]+`|[A-Za-z_]\w*")
 
 
 class PipelineError(ValueError):
-    """A pipeline cannot run as it is declared.
-
-    Each of ``problems`` names the computation, the field, and the fix.
-    """
+    """A pipeline cannot run as declared. Each of ``problems`` names the field and the fix."""
 
     def __init__(self, pipeline: str, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)

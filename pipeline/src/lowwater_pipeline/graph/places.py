@@ -182,10 +182,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Frame:
-    """A streaming frame that a function of the session makes: any source of a tracked stage.
-
-    It cannot be an output.
-    """
+    """A streaming frame made by a function: any source of a tracked stage, but no output."""
 
     make: Callable[[SparkSession], DataFrame]
     schema: str | None = None

@@ -92,7 +92,4 @@ class StagingLost(GuardError):
 
 
 class InDoubt(GuardError):
-    """The store did not answer: the write may or may not have been made.
-
-    Make the same write again: it is made once.
-    """
+    """The store did not answer. Make the same write again: it is made once."""

@@ -127,10 +127,7 @@ class FileGuard:
         return named
 
     def directories(self) -> list[Path]:
-        """Return the directories of all batches, in order. Readers must read these and no others.
-
-        Reads all entries.
-        """
+        """Return the batches' directories in order: readers must read only these. O(entries)."""
         names = [self._read(number)[1] for number in range(self._newest().number + 1)]
         return [self.folder / "rows" / name for name in names if name]
 

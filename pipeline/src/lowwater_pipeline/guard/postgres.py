@@ -189,10 +189,7 @@ class PostgresGuard:
         return PostgresWriter(self, claim, slots, self.transact(work, slots, check, ends=True))
 
     def rows(self) -> dict[int, Row | None]:
-        """Return the row of each slot for people, without a lock: it may be outdated at once.
-
-        Raises Damaged.
-        """
+        """Return each slot's row, read without a lock, for people. Raises Damaged."""
         with self._connected().transaction(), self._connected().cursor(row_factory=tuple_row) as cursor:
             cursor.execute("SELECT to_regclass('lowwater_guard') IS NOT NULL")
             if not _one(cursor)[0]:

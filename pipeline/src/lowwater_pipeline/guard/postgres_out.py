@@ -143,10 +143,7 @@ class PostgresOutput:
         return written
 
     def _prepare(self, frame: DataFrame) -> str:
-        """Create the staging table if it is missing, and return its name.
-
-        Raises Unfit for columns that do not fit.
-        """
+        """Return the staging table, made if missing. Raises Unfit for columns that do not fit."""
         columns = tuple(frame.columns)
         with psycopg.connect(self.dsn) as connection:
             try:
@@ -201,10 +198,7 @@ def stage_rows(
     batch: int,
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """Insert one attempt's rows into the staging table; return its name and number of rows.
-
-    Runs in an executor's task.
-    """
+    """Insert one attempt's rows, in its task, into the staging table; return name and number."""
     import pyarrow as pa
     from pyspark import TaskContext
 

@@ -283,10 +283,7 @@ def _session_of(spark: SparkSession) -> Any:
 
 
 def _listener(book: Book, stopped: Callable[[], bool]) -> StreamingQueryListener:
-    """Return a listener that writes into the book.
-
-    ``onQueryStarted`` delays Spark's ``start()``, so nothing here may wait.
-    """
+    """Return a listener that writes into the book. It never waits: Spark's start() waits for it."""
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
     def guarded(take: Callable[[Any], None], event: Any) -> None:

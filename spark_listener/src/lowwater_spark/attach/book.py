@@ -24,10 +24,7 @@ ones never."""
 
 @dataclass(frozen=True, slots=True)
 class QueryStatus:
-    """The status of one attached query.
-
-    Counts begin with the attachment, and go on when the query is started again.
-    """
+    """The status of one query. Counts begin with the attachment, and survive restarts."""
 
     computation: str
     """Name of its computation, without the namespace."""
@@ -202,10 +199,7 @@ class Book:
         return None
 
     def within(self) -> float | None:
-        """Return the seconds until a report may be taken; None when none waits.
-
-        Hold ``changed``.
-        """
+        """Return the seconds until a report may be taken; None without one. Hold the lock."""
         return max(0.0, min(self._waiting.values()) - self._clock()) if self._waiting else None
 
     def waits(self, query: str) -> bool:

@@ -58,10 +58,7 @@ class Embedded:
         self.address = self._ready()
 
     def _ready(self) -> str:
-        """Return its address.
-
-        Raises RuntimeError, with the end of its log, if it does not start.
-        """
+        """Return its address, or raise RuntimeError with the end of its log."""
         assert self.process.stdout is not None
         late = threading.Timer(START, self.process.kill)
         late.start()

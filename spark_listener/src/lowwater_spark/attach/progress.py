@@ -45,10 +45,7 @@ class BatchProgress:
 
 
 def read_progress(progress: Mapping[str, Any]) -> BatchProgress:
-    """Return the batch in the JSON of a ``StreamingQueryProgress``.
-
-    Raises KeyError, TypeError, ValueError for other JSON.
-    """
+    """Return the batch in a progress report's JSON. Raises KeyError, TypeError, ValueError."""
     operators = progress.get("stateOperators") or ()
     event_time = progress.get("eventTime") or {}
     return BatchProgress(

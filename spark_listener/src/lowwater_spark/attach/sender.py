@@ -179,10 +179,7 @@ class Sender:
     # -- what is said ------------------------------------------------------------------------------
 
     def _deliver(self, saying: Saying, speaker: _Speaker) -> None:
-        """Report the newest watermark of a query. A repetition goes on where the last call stopped.
-
-        Raises LowwaterError.
-        """
+        """Report the newest watermark; a repeat goes on from there. Raises LowwaterError."""
         lease = speaker.lease or self._claim(saying, speaker)
         # A query without a watermark promises nothing and takes nothing back: it stays where its
         # last run left it.
@@ -313,10 +310,7 @@ LONGEST_WAIT: Final = 60.0
 
 
 class Breaker:
-    """A circuit breaker. Pure: callers pass the time, seconds of a monotonic clock.
-
-    Used by one thread, read by any.
-    """
+    """A circuit breaker. Callers pass monotonic seconds. One thread uses it, any may read it."""
 
     def __init__(self) -> None:
         self._failures = 0

@@ -118,10 +118,7 @@ def _rule_path(late: str, directory: str) -> Path:
 
 
 def keep_late(df: DataFrame, drive: Drive) -> DataFrame:
-    """Return the same rows, and write late ones down while they pass.
-
-    Costs one round through Arrow for every row.
-    """
+    """Return the same rows, and write late ones down. Costs one round through Arrow a row."""
     assert drive.late is not None
     step = _step(drive.late, str(_rule_path(drive.late, drive.directory)), drive.event_time)
     return map_in_arrow(df, step, df.schema)

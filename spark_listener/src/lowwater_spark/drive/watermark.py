@@ -64,10 +64,7 @@ _PPM: Final = 1_000_000
 
 
 class WatermarkLost(RuntimeError):
-    """Spark's watermark is not where its control rows have put it.
-
-    Going on would drop rows, or keep windows for ever.
-    """
+    """Spark's watermark differs from its control rows. Going on would lose rows or windows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,10 +240,7 @@ class Driving:
     # -- the clock ---------------------------------------------------------------------------------
 
     def news(self) -> bool:
-        """Return True if the inputs allow another value than at the last reading.
-
-        O(inputs), without the network.
-        """
+        """Return True if the inputs allow another value than last time. O(inputs), no network."""
         last = self._last_reading
         return self._follows and self._read() not in (None, last)
 
