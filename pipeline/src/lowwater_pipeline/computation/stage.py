@@ -226,17 +226,17 @@ class ComputationUpdate:
             places = np.concatenate([places, np.asarray(idle["place"])])
             names = pa.concat_arrays([names, idle["key"].chunk(0)])
         refs = Refs(np.concatenate([with_records.pieces, due.pieces]), np.concatenate([with_records.rows, due.rows]))
-        kept: list[Kept] = [Kept()] * len(places)
+        entries: list[Kept] = [Kept()] * len(places)
         stored = np.flatnonzero(refs.pieces >= 0)
         table = keys.rows(Refs(refs.pieces[stored], refs.rows[stored]))
         if table is not None:
             for i, entry in zip(stored.tolist(), keys.form.entries(table), strict=True):
-                kept[i] = entry
+                entries[i] = entry
         changed: list[int] = []
         then: list[Kept] = []
         producers: list[Producer] = []
         produced, productions = 0, turns.productions
-        for i, (key, before) in enumerate(zip(names.to_pylist(), kept, strict=True)):
+        for i, (key, before) in enumerate(zip(names.to_pylist(), entries, strict=True)):
             new = turns.take(key, before, groups[i] if i < len(groups) else ())
             if new != before:
                 changed.append(i)
@@ -272,10 +272,10 @@ class ComputationUpdate:
             if kind != form.key:
                 msg = f"the keys of {self.computation.name} are of {form.key} now, and those that are kept are of {kind}. Cast the key as it was, or begin a new checkpoint"
                 raise ValueError(msg)
-        keys, kept = keys.as_declared()
-        if kept is not None:
+        keys, stored_type = keys.as_declared()
+        if stored_type is not None:
             msg = (
-                f"records of {self.computation.name} wait for the low watermark, and the frame has other columns now, or in_order= has changed: {kept} is kept, and {form.waiting} "
+                f"records of {self.computation.name} wait for the low watermark, and the frame has other columns now, or in_order= has changed: {stored_type} is kept, and {form.waiting} "
                 "comes. Give the frame the columns that it had, in their order, and in_order= as it was, until none waits any more, or begin a new checkpoint"
             )
             raise ValueError(msg)

@@ -519,7 +519,7 @@ class Lane:
         """
         assert self._reader is not None
         self._look_up_watermark()
-        batch = self._taken(self._reader.consume(self._settings.most, _WAIT))
+        batch = self._next_batch(self._reader.consume(self._settings.most, _WAIT))
         self._probe("read")
         with self._trusted():
             self._decide(batch)
@@ -557,7 +557,7 @@ class Lane:
         assert self._ends is not None
         return bounds(self._ends, topic, self._partition, self._settings.patience)
 
-    def _taken(self, messages: Sequence[Message]) -> _Batch:
+    def _next_batch(self, messages: Sequence[Message]) -> _Batch:
         """Return the messages of the next transaction, up to the first that stops the lane."""
         batch = _Batch([])
         reached, floor = self._reached, self._mark.floor

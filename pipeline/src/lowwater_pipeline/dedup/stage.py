@@ -45,14 +45,14 @@ class IdUpdate:
         rows: pa.Table,
         low: lowwater.Watermark,
     ) -> tuple[NextSegments, pa.Table, None, list[Any]]:
-        seen, out, counts = self.sieve.sift(self._seen(before), rows, self.promised)
+        seen, out, counts = self.sieve.sift(self._stored_ids(before), rows, self.promised)
         segments = [
             piece.source or FreshSegment(piece.read(), tuple(piece.facts), piece.filter()) for piece in seen.pieces
         ]
         # Rows are emitted on arrival, so no record is held.
         return NextSegments(segments, (*seen.facts, *counts)), out, None, []
 
-    def _seen(self, before: Segments) -> Seen:
+    def _stored_ids(self, before: Segments) -> Seen:
         """Return the ids stored by the batch before."""
         if before.whole or (before.facts and len(before.facts) != len(Seen().facts) + len(Counts._fields)):
             msg = "the state of this stage was made by another function: give the deduplication a stage of its own, or begin a new checkpoint, with adopt=True"

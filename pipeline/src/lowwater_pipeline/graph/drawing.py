@@ -45,11 +45,11 @@ def _text(pipeline: Pipeline) -> str:
     kinds = [["COMPUTATION", "STAMP", "PRODUCTIONS", "ORDER"]]
     for name in pipeline.order:
         for read in pipeline.reads_of(name):
-            row = [read.input.label, read.origin, read.place.told(read.path)]
+            row = [read.input.label, read.origin, read.place.describe(read.path)]
             inputs.append([name, *row, _key(read.input), read.input.event_time, read.input.id or "-"])
         for write in pipeline.writes_of(name):
             readers = [read.computation for read in pipeline.reads if read.source is write]
-            row = [write.output, write.stands.told(write.path), write.declared.event_time or "-"]
+            row = [write.output, write.stands.describe(write.path), write.declared.event_time or "-"]
             outputs.append([name, *row, ", ".join(dict.fromkeys(readers)) or "-"])
         stamp, productions, *order = _kind(pipeline.computations[name])
         kinds.append([name, stamp, productions, "by time" if order else "as it comes"])
@@ -99,14 +99,14 @@ def _boxes(pipeline: Pipeline) -> tuple[dict[str, _Box], list[_Arrow]]:
                 label = f"{read.source.output} by {read.source.declared.event_time}"
                 arrows.append(_Arrow(read.source.computation, name, label))
             else:
-                sources[f"source {read.origin}"] = _Box(read.origin, [read.place.told(read.path)])
+                sources[f"source {read.origin}"] = _Box(read.origin, [read.place.describe(read.path)])
                 arrows.append(_Arrow(f"source {read.origin}", name))
         computations[name] = _Box(name, [*lines, ", ".join(_kind(pipeline.computations[name]))], computes=True)
     rim: dict[str, _Box] = {}
     for write in pipeline.writes:
         if all(read.source is not write for read in pipeline.reads):
             time = write.declared.event_time
-            rim[f"output {write.called}"] = _Box(write.output, [write.stands.told(write.path)])
+            rim[f"output {write.called}"] = _Box(write.output, [write.stands.describe(write.path)])
             arrows.append(_Arrow(write.computation, f"output {write.called}", "" if time is None else f"by {time}"))
     return {**sources, **computations, **rim}, list(dict.fromkeys(arrows))
 

@@ -390,17 +390,17 @@ def _shared(writes: Sequence[Writes], reads: Sequence[Reads]) -> Iterator[str]:
     places: list[tuple[object, str]] = []
     for write in writes:
         place = write.stands.identity(write.path)
-        other = next((called for taken, called in places if _meet(place, taken)), None)
+        other = next((called for occupied, called in places if _meet(place, occupied)), None)
         if other is not None:
-            yield f"{write.computation}: outputs[{write.output!r}] and {other} stand in one place, {write.stands.told(write.path)}; give each its own, none below another"
+            yield f"{write.computation}: outputs[{write.output!r}] and {other} stand in one place, {write.stands.describe(write.path)}; give each its own, none below another"
         places.append((place, write.called))
     for read in reads:
         if isinstance(read.source, Writes):
             continue
         place = read.place.identity(read.path)
-        other = next((called for taken, called in places if _meet(place, taken)), None)
+        other = next((called for occupied, called in places if _meet(place, occupied)), None)
         if other is not None:
-            yield f"{read.computation}: the input {read.input.label} reads {read.place.told(read.path)}, where {other} is written; name the computation as the input, or give one another place"
+            yield f"{read.computation}: the input {read.input.label} reads {read.place.describe(read.path)}, where {other} is written; name the computation as the input, or give one another place"
 
 
 def _meet(one: object, other: object) -> bool:

@@ -33,7 +33,7 @@ class Place(Protocol):
         """Declared path, below the pipeline's root if relative; None without one."""
         ...
 
-    def told(self, path: str) -> str:
+    def describe(self, path: str) -> str:
         """Return the place in a few words."""
         ...
 
@@ -70,7 +70,7 @@ class Folder:
     options: Mapping[str, str] = field(default_factory=dict[str, str])
     """Options of Spark's source."""
 
-    def told(self, path: str) -> str:
+    def describe(self, path: str) -> str:
         """See Place."""
         return f"{self.format} {path}"
 
@@ -107,7 +107,7 @@ class Topic:
     """Options of Kafka's client, named as in Spark (``kafka.security.protocol``)."""
     path: str | None = field(default=None, init=False)
 
-    def told(self, path: str) -> str:
+    def describe(self, path: str) -> str:
         """See Place."""
         return f"topic {self.topic}"
 
@@ -159,7 +159,7 @@ class Table:
     """Columns as DDL, to compare before anything starts; the table's own columns count. Leave it
     out for a computation's output, which declares its own."""
 
-    def told(self, path: str) -> str:
+    def describe(self, path: str) -> str:
         """See Place."""
         return f"delta {path}"
 
@@ -189,7 +189,7 @@ class Frame:
     """Columns as DDL, to compare before anything starts; the frame's own columns count."""
     path: str | None = field(default=None, init=False)
 
-    def told(self, path: str) -> str:
+    def describe(self, path: str) -> str:
         """See Place."""
         return f"{getattr(self.make, '__name__', 'a frame').replace('<lambda>', 'a frame')}"
 
@@ -218,7 +218,7 @@ class Sent:
     schema: str | None = field(default=None, init=False)
     path: str | None = field(default=None, init=False)
 
-    def told(self, path: str) -> str:
+    def describe(self, path: str) -> str:
         """See Place."""
         return f"topic {self.topic}, sent"
 

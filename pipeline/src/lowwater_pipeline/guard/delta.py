@@ -159,7 +159,7 @@ class DeltaGuard:
             raise
         self.probe("saved")
         after = self.log.table()
-        if not self._found(own, after, stands.table.version + 1):
+        if not self._has_save(own, after, stands.table.version + 1):
             return False
         sync_versions(self.log, after, stands.table.version + 1, after.version)
         return True
@@ -168,7 +168,7 @@ class DeltaGuard:
         """Sync a version that is there already: its writer may have died before it did."""
         sync_versions(self.log, stands.table, stands.version, stands.version)
 
-    def _found(self, own: str, table: Table, first: int) -> bool:
+    def _has_save(self, own: str, table: Table, first: int) -> bool:
         """Return True if the log has a save. Delta does not report a skipped one."""
         for version in range(table.version, first - 1, -1):
             commit = self.log.commit(version)

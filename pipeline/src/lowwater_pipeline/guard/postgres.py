@@ -302,7 +302,7 @@ class PostgresGuard:
                 f"this role could not end them: {holders.problem or 'they hold on'}" if ends else "a write ends nobody"
             )
             msg = (
-                f"the guard {self.name} is held by the sessions {sorted(holders.found)} of PostgreSQL, and {why}. End them with pg_terminate_backend(), or stop the old "
+                f"the guard {self.name} is held by the sessions {sorted(holders.pids)} of PostgreSQL, and {why}. End them with pg_terminate_backend(), or stop the old "
                 "writer; then do the same again."
             )
             raise Blocked(msg) from held
@@ -480,7 +480,7 @@ class _Holders:
     """Seconds between two looks."""
 
     def __init__(self, dsn: str, check: Callable[[_Connection], None] | None) -> None:
-        self.found: set[int] = set()
+        self.pids: set[int] = set()
         self.problem = ""
         self.ends = check is not None
         self._dsn = dsn
@@ -515,7 +515,7 @@ class _Holders:
             "SELECT DISTINCT pid FROM unnest(pg_blocking_pids(%s)) AS pid", (waiting,)
         ).fetchall()
         for [pid] in holding:
-            self.found.add(pid)
+            self.pids.add(pid)
             if self._check is None:
                 continue
             self._check(connection)
@@ -542,6 +542,6 @@ def _values(row: Row) -> tuple[object, ...]:
 
 
 def _one(cursor: _Cursor) -> tuple[Any, ...]:
-    found = cursor.fetchone()
-    assert found is not None
-    return found
+    row = cursor.fetchone()
+    assert row is not None
+    return row

@@ -277,7 +277,7 @@ class RedisGuard:
             raise Unfit(msg)
         if verdict == "damaged":
             raise damaged(f"the guard {self.name}", details[0])
-        life, rows = self._found(slots, details[0])
+        life, rows = self._rows_of(slots, details[0])
         if verdict == "raised":
             return RedisWriter(self, claim, slots, cast(dict[int, Row], rows))
         raise self._first(refused_raise(row, claim, life, self._where(slot)) for slot, row in rows.items())
@@ -313,7 +313,7 @@ class RedisGuard:
         if verdict == "type":
             msg = f"the key {details[0]} is a {details[1]}, and a command of the batch needs a {details[2]}: nothing was written"
             raise Unfit(msg)
-        life, rows = self._found(touched, details[0])
+        life, rows = self._rows_of(touched, details[0])
         if verdict == "half":
             msg = f"the guard {self.name} has the batch {digest} in some of its slots and not in others: the store was restored in part. Restore all of it from one moment."
             raise Rewound(msg)
@@ -372,7 +372,7 @@ class RedisGuard:
             msg = f"the guard {self.name}: Redis did not answer: {failure}. Nobody knows whether it was done. Do the same again: it is done once."
             raise InDoubt(msg) from failure
 
-    def _found(self, slots: Iterable[int], reply: Sequence[Any]) -> tuple[str, dict[int, Row | None]]:
+    def _rows_of(self, slots: Iterable[int], reply: Sequence[Any]) -> tuple[str, dict[int, Row | None]]:
         life, *rows = reply
         return life, {slot: self._row(slot, row) for slot, row in zip(slots, rows, strict=True)}
 

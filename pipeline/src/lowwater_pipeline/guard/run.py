@@ -43,16 +43,16 @@ def first_batch(batch: lws.Batch, guard: str) -> int:
     return batch.id if batch.newest_in(output_of(guard)) is None else 0
 
 
-def batch_before(batch: lws.Batch, guard: str, found: Row) -> int:
+def batch_before(batch: lws.Batch, guard: str, row: Row) -> int:
     """Return the last batch before this one that a guarded output should have, by the checkpoint.
 
-    Batches in between may have written nothing. ``found`` is the row after the run's raise. If the
+    Batches in between may have written nothing. ``row`` is the row after the run's raise. If the
     checkpoint notes nothing, and nothing was written, it is the number before the guard's first.
     """
     noted = batch.newest_in(output_of(guard))
     if noted is not None:
         return noted
-    return batch.id - 1 if found.digest else found.batch
+    return batch.id - 1 if row.digest else row.batch
 
 
 def output_of(guard: str) -> str:
