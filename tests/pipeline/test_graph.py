@@ -97,7 +97,7 @@ WRONG: list[tuple[Sequence[Computation], Mapping[str, Any], Mapping[str, Any], s
         {},
         "b: the input a does not say which output it reads: add output=, one of x, y",
     ),
-    (both([reads("in")], [reads("a", output="row")]), SOURCE, {}, "output='row', which nobody declares"),
+    (both([reads("in")], [reads("a", output="row")]), SOURCE, {}, "output='row', which is not declared"),
     (
         [Any_("a", [reads("in")], {"rows": Output(ROWS, None)}), named("b", reads("a"))],
         SOURCE,

@@ -77,7 +77,7 @@ def test_a_strangers_open_transaction_hides_nothing(case: Case) -> None:
     try:
         case.drain(case.lane(patience=3.0))
     except Held as held:
-        assert "somebody else has a transaction open" in str(held)  # noqa: PT017
+        assert "another program has a transaction open" in str(held)  # noqa: PT017
     finally:
         other.abort_transaction(60)
     case.bury_all()

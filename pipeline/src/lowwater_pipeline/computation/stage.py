@@ -599,7 +599,7 @@ def check_whole(computation: object) -> None:
             msg = f"slack of the input {source.label} of {computation.name} is {source.slack!r}: it says for how much longer ids are remembered with once=True, so it is not negative, and goes with that"
             raise ValueError(msg)
     if not computation.outputs:
-        msg = f'{computation.name} has no outputs: declare outputs = {{"NAME": "SCHEMA"}}, or nobody would see what it does'
+        msg = f'{computation.name} has no outputs: declare outputs = {{"NAME": "SCHEMA"}}, or no reader would see what it does'
         raise ValueError(msg)
     stamp: Any = computation.stamp
     if stamp is not None and (not isinstance(stamp, timedelta) or stamp <= timedelta(0)):
@@ -710,7 +710,7 @@ def _outputs(computation: Computation) -> tuple[dict[str, list[str]], StructType
             if times:
                 msg = (
                     f"output {output} of {computation.name} has the timestamp {times[0]}, and does not say what is the event time of its rows: declare Output({declared!r}, "
-                    f"event_time={times[0]!r}), or event_time=None if nobody reads one from it"
+                    f"event_time={times[0]!r}), or event_time=None if no consumer reads one from it"
                 )
                 raise ValueError(msg)
         elif declaration.event_time is not None and declaration.event_time.lower() not in map(str.lower, times):

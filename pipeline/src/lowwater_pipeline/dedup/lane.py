@@ -458,7 +458,7 @@ class Lane:
         if not self._has_offset:
             return _Foreign(
                 f"the group {settings.group} has no offset of {settings.input} [{partition}], and {settings.output} [{partition}] has {more} rows: its offsets have "
-                "expired, or the input was deleted and made anew, or the rows are somebody else's",
+                "expired, or the input was deleted and made anew, or another program has written the rows",
                 "If they are this deduplicator's, start once with --adopt: it goes on at the beginning of the input, and remembers of the output what the window takes. Else: "
                 f"{_NEW_LIFE}",
             )
@@ -469,7 +469,7 @@ class Lane:
         )
         return _Foreign(
             f"{self._settings.output} [{self._partition}] has {count}: the output does not say any more what was passed on",
-            f"Let nobody else write to it, nor delete from it. {_NEW_LIFE}",
+            f"Let no other program write to it, nor delete from it. {_NEW_LIFE}",
         )
 
     def _rows(self, start: int, end: int) -> Iterator[list[Message]]:
@@ -498,7 +498,7 @@ class Lane:
         finally:
             reader.close()
         raise Held(
-            f"{self._settings.output} [{self._partition}] cannot be read up to {end}: somebody else has a transaction open there, or its leader is away"
+            f"{self._settings.output} [{self._partition}] cannot be read up to {end}: another program has a transaction open there, or its leader is away"
         )
 
     def _assign(self) -> None:

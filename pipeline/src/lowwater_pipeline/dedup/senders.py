@@ -36,7 +36,7 @@ def low_of(names: Sequence[str], views: Mapping[str, WatermarkView]) -> Low:
         view = views[name]
         if view.estimated:
             raise Refused(
-                f"the watermark of {name} is estimated: nobody promises that nothing older comes",
+                f"the watermark of {name} is estimated: older records may still come",
                 "Name the computations of the senders that track their work exactly.",
             )
     least = min(views[name].low.micros for name in names)
@@ -87,6 +87,6 @@ class Senders:
                 return
             except errors.LowwaterError as error:
                 if not away:
-                    logger.warning("the watermark stands: the authority says nothing: %s", error)
+                    logger.warning("the watermark stays: the authority does not answer: %s", error)
                 away = True
             self._closing.wait(self._every)

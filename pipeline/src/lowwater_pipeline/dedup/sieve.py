@@ -293,7 +293,7 @@ class Sieve:
             column = pa.array([], column.type)
         if column.null_count:
             msg = (
-                f"{column.null_count} of {rows.num_rows} rows have no {what} (column {name}): whether they came before nobody could say. Give each record one, or filter "
+                f"{column.null_count} of {rows.num_rows} rows have no {what} (column {name}): so their copies cannot be found. Give each record one, or filter "
                 "these rows out before they are deduplicated"
             )
             raise ValueError(msg)

@@ -75,7 +75,7 @@ class Pins:
 def grown(name: str, before: int, now: int) -> Refused:
     """Return the refusal of a topic whose number of partitions has changed."""
     return Refused(
-        f"the topic {name} had {before} partitions, and has {now} now: ids have moved to other partitions, where nobody remembers them",
+        f"the topic {name} had {before} partitions, and has {now} now: ids have moved to other partitions, where no lane remembers them",
         "This takes a new life: another output topic and another --group, of as many partitions as the input.",
     )
 

@@ -330,7 +330,7 @@ def _output(declared: Input, outputs: Sequence[Writes]) -> Writes | str:
         own = [write for write in outputs if write.declared is not UNDECIDABLE_OUTPUT]
         return own[0] if len(own) == 1 else f"does not say which output it reads: add output=, one of {names}"
     matches = [write for write in outputs if write.output == declared.output]
-    return matches[0] if matches else f"reads output={declared.output!r}, which nobody declares: take one of {names}"
+    return matches[0] if matches else f"reads output={declared.output!r}, which is not declared: take one of {names}"
 
 
 def _read_twice(what: str, declared: Input, source: Writes) -> Iterator[str]:

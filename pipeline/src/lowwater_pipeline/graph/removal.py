@@ -195,7 +195,7 @@ def _check_drained(name: str, checkpoint: Path) -> None:
 def _check_finished(name: str, view: lowwater.WatermarkView) -> None:
     """Raise Refused for a computation that would lose work, or that the authority does not know."""
     if not view.registered:
-        msg = f"the authority does not know {name}, so nobody can say whether it is finished: is --address that of the pipeline? Or say --discard"
+        msg = f"the authority does not know {name}, and so not whether it is finished: is --address that of the pipeline? Or say --discard"
         raise Refused(msg)
     if not view.low.finished:
         msg = (

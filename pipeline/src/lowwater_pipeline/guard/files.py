@@ -187,7 +187,7 @@ class FileGuard:
         while self._path(number + 1).exists():
             number += 1
         if numbers and max(numbers) > number:
-            msg = f"the entry {number + 1} is not there, and {max(numbers)} is: somebody has removed or not restored a part of the log"
+            msg = f"the entry {number + 1} is not there, and {max(numbers)} is: a part of the log was removed, or not restored"
             raise damaged(f"the guard {self.name} in {self.log}", msg)
         return number
 

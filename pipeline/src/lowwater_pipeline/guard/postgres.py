@@ -217,7 +217,7 @@ class PostgresGuard:
             return patiently()
         except (_Unknown, psycopg.OperationalError) as again:
             msg = (
-                f"the guard {self.name}: PostgreSQL did not answer to COMMIT, nor when it was asked again: {again}. Nobody knows whether the write was made. Make the same "
+                f"the guard {self.name}: PostgreSQL did not answer to COMMIT, nor when it was asked again: {again}. The write may or may not have been made. Make the same "
                 "write again: it is made once."
             )
             raise InDoubt(msg) from again
@@ -299,7 +299,9 @@ class PostgresGuard:
         except _Held as held:
             look(self._connected())
             why = (
-                f"this role could not end them: {holders.problem or 'they hold on'}" if ends else "a write ends nobody"
+                f"this role could not end them: {holders.problem or 'they hold on'}"
+                if ends
+                else "a write ends no session"
             )
             msg = (
                 f"the guard {self.name} is held by the sessions {sorted(holders.pids)} of PostgreSQL, and {why}. End them with pg_terminate_backend(), or stop the old "

@@ -180,7 +180,7 @@ class PostgresOutput:
         expected = sum(staged.values())
         if cursor.rowcount != expected:
             msg = (
-                f"{self.table}: the tasks of batch {batch} have staged {expected:,} rows, and {cursor.rowcount:,} of them are there: PostgreSQL was started anew meanwhile, or somebody has "
+                f"{self.table}: the tasks of batch {batch} have staged {expected:,} rows, and {cursor.rowcount:,} of them are there: PostgreSQL was started anew meanwhile, or another program has "
                 f"removed some from {staging}. Start the query again: the batch runs again."
             )
             raise StagingLost(msg)

@@ -369,7 +369,7 @@ class RedisGuard:
         try:
             return cast(list[Any], _texts(script(keys=keys, args=arguments)))
         except (redis.ConnectionError, redis.TimeoutError) as failure:
-            msg = f"the guard {self.name}: Redis did not answer: {failure}. Nobody knows whether it was done. Do the same again: it is done once."
+            msg = f"the guard {self.name}: Redis did not answer: {failure}. It may or may not have been done. Do the same again: it is done once."
             raise InDoubt(msg) from failure
 
     def _rows_of(self, slots: Iterable[int], reply: Sequence[Any]) -> tuple[str, dict[int, Row | None]]:

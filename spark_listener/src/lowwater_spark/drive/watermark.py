@@ -323,7 +323,7 @@ class Driving:
         estimated = {name for name in self._promised if views.each[name].estimated} - self._guessed
         if estimated:
             self._guessed |= estimated
-            logger.warning("a driven frame holds: nobody promises the watermark of %s", ", ".join(sorted(estimated)))
+            logger.warning("a driven frame holds, because its inputs are estimated: %s", ", ".join(sorted(estimated)))
         values = {number: driven.value(views.each) for number, driven in self._driven.items()}
         incarnations = {name: view.incarnation for name, view in views.each.items() if view.registered}
         for name, incarnation in incarnations.items():

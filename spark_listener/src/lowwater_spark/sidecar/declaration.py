@@ -281,7 +281,7 @@ def _allowed(source: SourceDeclared) -> set[str]:
         return {EARLIER.lower()}
     raise Unsupported(
         f"a source of the kind {source.kind!r}",
-        "nobody can tell where it ends",
+        "this release cannot tell where it ends",
         f"There are {FILES}, {SINK}, {KAFKA}, {DELTA} and {ICEBERG}; begin a pipeline over others with lws.injector().",
     )
 

@@ -357,6 +357,6 @@ def _pin(manifest: Manifest, sources: list[Source], declared: Declaration) -> No
         ):
             continue
         declared.require(
-            HISTORY, f"its first batch is planned already, and nobody has noted which {source.name} that is"
+            HISTORY, f"its first batch is planned already, and it was not noted which {source.name} that is"
         )
         manifest.keep_entry(source.kind, str(number), [*source.pin()])
