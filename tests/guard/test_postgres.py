@@ -140,7 +140,7 @@ def test_who_may_not_be_ended_is_named(postgres: Postgres, in_postgres: Postgres
         writer = guard.raise_(claim(5))
         holding.execute("SELECT * FROM lowwater_guard FOR UPDATE")
         said = str(holding.info.backend_pid)
-        with pytest.raises(Blocked, match=f"{said}.* a write ends nobody"):
+        with pytest.raises(Blocked, match=f"{said}.* a write ends no session"):
             writer.write(0, "a", lambda cursor: None)
         with pytest.raises(Blocked, match=f"{said}.* could not end them"):
             guard.raise_(claim(6))

@@ -205,7 +205,7 @@ def test_bytes_of_one_type_are_refused_as_another_one_or_read_as_exactly_that(da
 )
 def test_bytes_of_another_type_are_refused(kind: Any, data: bytes, said: str) -> None:
     initial = (lambda: (1, 2)) if kind == tuple[int, int] else None
-    with pytest.raises(ValueError, match=f"(?s)what is kept is no .*{said}"):
+    with pytest.raises(ValueError, match=f"(?s)the stored state is no .*{said}"):
         Codec[Any](kind, initial=initial).decode(data)
 
 
@@ -236,10 +236,10 @@ def test_a_dataclass_may_grow_and_nothing_is_dropped() -> None:
     new = Codec[Grown](Grown).encode(Grown(3))
     with pytest.raises(
         ValueError,
-        match=r"what is kept is no Bucket \(Bucket has no field more any more\): declare the state as it was",
+        match=r"the stored state is no Bucket \(Bucket has no field more any more\): declare the state as it was",
     ):
         Codec[Bucket](Bucket).decode(new)
-    with pytest.raises(ValueError, match="what is kept is no Bare"):
+    with pytest.raises(ValueError, match="the stored state is no Bare"):
         Codec[Bare](Bare, initial=lambda: Bare(0)).decode(b"{}")
 
 

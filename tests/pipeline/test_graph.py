@@ -97,7 +97,7 @@ WRONG: list[tuple[Sequence[Computation], Mapping[str, Any], Mapping[str, Any], s
         {},
         "b: the input a does not say which output it reads: add output=, one of x, y",
     ),
-    (both([reads("in")], [reads("a", output="row")]), SOURCE, {}, "output='row', which nobody declares"),
+    (both([reads("in")], [reads("a", output="row")]), SOURCE, {}, "output='row', which is not declared"),
     (
         [Any_("a", [reads("in")], {"rows": Output(ROWS, None)}), named("b", reads("a"))],
         SOURCE,
@@ -326,12 +326,12 @@ def messages(spark: Any) -> Any:
 def test_weak_productions_go_to_their_topic_and_are_read_once() -> None:
     weak = named("a", reads("in", id="n"), productions=WEAK)
     alone = Pipeline("p", [weak], sources=SOURCE)
-    assert [(each.output, each.stands.told(each.path)) for each in alone.writes] == [("rows", "topic t, sent")]
+    assert [(each.output, each.stands.describe(each.path)) for each in alone.writes] == [("rows", "topic t, sent")]
     assert "topic t, sent" in draw(alone, "text")
     reader = named("b", reads("a", id="header", once=True))
     made = Pipeline("p", [weak, reader], sources=SOURCE, outputs={"a": Frame(messages)})
     assert made.upstream_of("b") == ["a"]
-    assert made.reads_of("b")[0].place.told("") == "messages"
+    assert made.reads_of("b")[0].place.describe("") == "messages"
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def found(keys: Keys, names: Sequence[str]) -> dict[str, Kept]:
     table = keys.rows(Refs(refs.pieces[known], refs.rows[known]))
     if table is None:
         return {}
-    held = dict(zip([names[i] for i in known.tolist()], keys.form.kept(table), strict=True))
+    held = dict(zip([names[i] for i in known.tolist()], keys.form.entries(table), strict=True))
     return {name: kept for name, kept in held.items() if kept}
 
 

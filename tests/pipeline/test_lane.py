@@ -1,4 +1,7 @@
-"""The protocol of one partition, over a real broker. What is told by killing a lane: test_kills.py."""
+"""The protocol of one partition, over a real broker.
+
+What is told by killing a lane: test_kills.py.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,7 @@ def test_a_strangers_open_transaction_hides_nothing(case: Case) -> None:
     try:
         case.drain(case.lane(patience=3.0))
     except Held as held:
-        assert "somebody else has a transaction open" in str(held)  # noqa: PT017
+        assert "another program has a transaction open" in str(held)  # noqa: PT017
     finally:
         other.abort_transaction(60)
     case.bury_all()
@@ -120,7 +123,7 @@ def test_an_offset_of_another_life_is_refused(case: Case) -> None:
         case.lane()
     with case.asking() as asked:
         asked.commit(offsets=[TopicPartition(source, 0, 0)], asynchronous=False)
-    with pytest.raises(Refused, match="Somebody has set or reset the offsets"):
+    with pytest.raises(Refused, match="Another program has set or reset the offsets"):
         case.lane()
 
 

@@ -233,7 +233,7 @@ def test_another_root_or_another_authority_removes_nothing(root: Path, lw: lowwa
         remove(root / "other", "a", lw, discard=True)
     assert lw.get("a")["a"].registered
     lw.drop("a", force=True)
-    with pytest.raises(Refused, match="the authority does not know a, so nobody can say whether it is finished"):
+    with pytest.raises(Refused, match="the authority does not know a, and so not whether it is finished"):
         remove(root, "a", lw, discard=False)
     for name in ("", ".", "..", "a/b"):
         with pytest.raises(Refused, match="is no name of a computation"):

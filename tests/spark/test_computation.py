@@ -172,7 +172,7 @@ def test_fused_computations_that_do_not_go_together_are_refused(computed: Comput
         (reading("counts", "t"), both, "has event_time='t', and the output hours of counts is stamped by start"),
         (Busiest(), write, "with then= there is a write"),
         (Busiest(), both | {"other": write}, "write= names other, and the query has counts, busiest"),
-        (Busiest(), {"busiest": write}, "nobody writes keys, of counts"),
+        (Busiest(), {"busiest": write}, "the outputs keys of counts have no writer"),
     ]
     for then, writes, said in wrong:
         with pytest.raises((ValueError, TypeError), match=said):

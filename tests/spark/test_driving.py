@@ -247,7 +247,7 @@ def test_only_an_approximate_frame_follows_a_guess(
     query.start()
     eventually(lambda: query.moves(1), "the approximate frame follows")
     assert query.given(0) == 0
-    assert "nobody promises the watermark of guess" in caplog.text
+    assert "its inputs are estimated: guess" in caplog.text
 
 
 def test_a_refusal_is_the_stages_own(lw: lowwater.Client, tmp_path: Path) -> None:

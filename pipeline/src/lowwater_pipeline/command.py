@@ -1,6 +1,6 @@
-"""``lowwater-pipeline``: the jobs of this distribution, each as one command.
+"""The command ``lowwater-pipeline``: each job of this distribution is one subcommand.
 
-A part adds its command in :data:`PARTS`: a function that takes the subparsers, and sets ``run``,
+A part adds its command by a function in :data:`PARTS`. It takes the subparsers, and sets ``run``,
 which takes the arguments and returns the exit code.
 """
 
@@ -17,7 +17,7 @@ from lowwater_pipeline.dedup import arguments as dedup
 __all__ = ["PARTS", "main", "parser"]
 
 PARTS: Final[tuple[Callable[[Any], None], ...]] = (dedup.add, graph_command.add)
-"""What adds the commands, in the order in which the help shows them."""
+"""Functions that add the commands, in the order of the help."""
 
 _EPILOG: Final = """\
 Each command tells with --help what it promises, and what it refuses.
@@ -25,7 +25,7 @@ Each command tells with --help what it promises, and what it refuses.
 
 
 def parser() -> CommandParser:
-    """Return the arguments."""
+    """Return the parser of the command."""
     parse = CommandParser(
         prog="lowwater-pipeline",
         description="What a robust pipeline needs around low watermarks.",
@@ -38,7 +38,7 @@ def parser() -> CommandParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command, and return its exit code."""
     open_streams()
     args = parser().parse_args(argv)
     code: int = args.run(args)

@@ -1,7 +1,7 @@
-"""``lowwater-pipeline graph``, ``run`` and ``remove``: their arguments.
+"""The arguments of ``lowwater-pipeline graph``, ``run`` and ``remove``.
 
-What they do is in :mod:`lowwater_pipeline.graph`, which needs lowwater-spark and is imported by
-then only.
+Their work is in :mod:`lowwater_pipeline.graph`, which needs lowwater-spark. So it is imported only
+when a command runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["add"]
 
 REFUSED: Final = 2
-"""Exit code of what was refused before it began."""
+"""Exit code when the arguments or the pipeline are refused before work begins."""
 
 AWAY: Final = 3
 """Exit code when the authority does not answer."""
@@ -85,7 +85,7 @@ Exit codes: 0 removed, 2 refused, and nothing has changed; 3 the authority is aw
 
 
 def add(commands: Any) -> None:
-    """Add the commands."""
+    """Add the commands to the subparsers."""
     graph = commands.add_parser(
         "graph", help="show a pipeline of computations", description=_GRAPH, epilog=_GRAPH_EPILOG
     )
@@ -149,7 +149,7 @@ def _module(parse: argparse.ArgumentParser) -> None:
 
 
 class _Refused(Exception):
-    """What was asked for cannot be, in words for who has asked."""
+    """A command cannot be done; the message tells the user why."""
 
 
 def _load(named: str) -> Pipeline:
@@ -168,7 +168,7 @@ def _load(named: str) -> Pipeline:
     try:
         from lowwater_pipeline.graph import Pipeline
 
-        found = getattr(importlib.import_module(module), name or "pipeline", None)
+        pipeline = getattr(importlib.import_module(module), name or "pipeline", None)
     except ModuleNotFoundError as failure:
         if failure.name in ("lowwater_spark", "pyspark"):
             msg = "it needs Spark: install lowwater-pipeline[spark] and pyspark"
@@ -179,10 +179,10 @@ def _load(named: str) -> Pipeline:
         raise
     except (TypeError, ValueError) as failure:
         raise _Refused(str(failure)) from failure
-    if not isinstance(found, Pipeline):
+    if not isinstance(pipeline, Pipeline):
         msg = f"{module} has no {name or 'pipeline'} that is a Pipeline: write {name or 'pipeline'} = Pipeline(...), or name another one, {module}:NAME"
         raise _Refused(msg)
-    return found
+    return pipeline
 
 
 def _graph(args: argparse.Namespace) -> int:
@@ -200,7 +200,7 @@ def _run(args: argparse.Namespace) -> int:
     try:
         pipeline = _load(args.module)
         pipeline.named(args.only)
-        conf = dict(_setting(each) for each in args.conf)
+        conf = dict(_setting(setting) for setting in args.conf)
     except (_Refused, ValueError) as failure:
         return _refuse(failure)
     from pyspark.sql import SparkSession
@@ -242,10 +242,10 @@ def _remove(args: argparse.Namespace) -> int:
     return 0
 
 
-def _setting(told: str) -> tuple[str, str]:
-    name, equals, value = told.partition("=")
+def _setting(setting: str) -> tuple[str, str]:
+    name, equals, value = setting.partition("=")
     if not equals or not name:
-        msg = f"--conf {told} is no setting: write NAME=VALUE"
+        msg = f"--conf {setting} is no setting: write NAME=VALUE"
         raise _Refused(msg)
     return name, value
 

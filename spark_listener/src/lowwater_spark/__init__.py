@@ -2,23 +2,20 @@
 
     import lowwater_spark as lws
 
-    lws.attach(spark)                                # every query's own watermark, as an estimate,
-    in one line
+    lws.attach(spark)                                # every query's own watermark, as an estimate
 
     stage = lws.stage(spark, "enriched", inputs=["flights"], key="tailnum", event_time="sched_dep")
     query = stage.foreach_batch(stream, write_batch, checkpoint="/data/checkpoints/enriched")
 
-    def write_batch(rows, batch):                    # batch.low: complete up to there, this batch
-    included
+    def write_batch(rows, batch):                    # complete up to batch.low, with this batch
         batch.write(rows.join(airlines, "carrier"), "/data/enriched")
 
 This release tracks and drives queries over files on a local (or NFS) file system, Kafka and Delta,
-and tracks those over Iceberg; what it cannot track exactly it refuses, before the query starts,
-with the reason. Importing it starts nothing and needs no PySpark.
+and tracks those over Iceberg. A query that it cannot track exactly is refused before it starts,
+with the reason. Importing the package starts nothing and needs no PySpark.
 """
 
-# attach, drive and track are folders as well. What is imported from them here keeps their names for
-# the functions.
+# attach, drive and track are folders as well; these imports bind the names to the functions.
 from lowwater_spark.attach.attachment import Attachment, AttachStatus, attach
 from lowwater_spark.complete.mark import Completeness, OutputWriter
 from lowwater_spark.complete.sql import register_function

@@ -1,7 +1,7 @@
-"""Names of columns, as users give them to stages, injectors, computations and driven frames: one rule for all of them.
+"""Names of columns as users give them: one rule for stages, injectors, computations and frames.
 
-A text that is the whole name of a column means that column, whatever characters the name has. Any other text is read as
-Spark reads it: in any case, in backticks, and with a dot before a field of a column.
+A text that is the whole name of a column means that column, whatever characters it has. Any other
+text is read as Spark reads it: in any case, in backticks, and with a dot before a field.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["check_column", "column_of", "columns_of", "map_in_arrow", "own_name"
 
 
 def quoted(name: str) -> str:
-    """Return the expression of Spark that means the column of this name.
+    """Return Spark's expression for the column with this name.
 
     >>> quoted("Event Time"), quoted("a.`b")
     ('`Event Time`', '`a.``b`')
@@ -29,7 +29,7 @@ def quoted(name: str) -> str:
 
 
 def unquoted(expression: str) -> str:
-    """Return the name that :func:`quoted` was given; any other expression as it is.
+    """Return the name in the result of :func:`quoted`; any other expression unchanged.
 
     >>> unquoted(quoted("a.`b")), unquoted("a.b"), unquoted("`a`.`b`")
     ('a.`b', 'a.b', '`a`.`b`')
@@ -39,11 +39,13 @@ def unquoted(expression: str) -> str:
 
 
 def own_name(columns: Sequence[str], text: str, *, any_case: bool = True) -> str | None:
-    """Return which of the columns a text names, as the frame writes it; None: none, a field of one, or several.
+    """Return the column that a text names, as the frame spells it; None unless it is exactly one.
 
     >>> columns = ["Event Time", "a.b", "k", "K"]
-    >>> [own_name(columns, text) for text in ("event time", "`Event Time`", "a.b", "`a.b`", "k", "a", "A.B", "`k")]
-    ['Event Time', 'Event Time', 'a.b', 'a.b', 'k', None, None, None]
+    >>> [own_name(columns, text) for text in ("event time", "`Event Time`", "a.b", "`a.b`", "k")]
+    ['Event Time', 'Event Time', 'a.b', 'a.b', 'k']
+    >>> [own_name(columns, text) for text in ("a", "A.B", "`k")]
+    [None, None, None]
     """
     name = text if text in columns else unquoted(text)
     if name in columns or not any_case or (name == text and "." in text):
@@ -65,14 +67,14 @@ def column_of(frame: DataFrame, text: str | Column) -> Column:
 
 
 def columns_of(frame: DataFrame, texts: Sequence[str | Column]) -> list[Column]:
-    """Return :func:`column_of` for each of several."""
+    """Return :func:`column_of` for several names."""
     return [column_of(frame, text) for text in texts]
 
 
 def check_column(frame: DataFrame, text: str | Column, argument: str) -> None:
-    """Raise ValueError, with the columns that there are, for a text that names none.
+    """Raise ValueError, listing the columns, for a text that names none.
 
-    ``argument`` is what it was given as.
+    ``argument`` is the name of the argument that had the text.
     """
     from pyspark.errors import AnalysisException
 
@@ -88,7 +90,10 @@ def check_column(frame: DataFrame, text: str | Column, argument: str) -> None:
 
 
 def map_in_arrow(frame: DataFrame, function: ArrowMap, schema: StructType | str) -> DataFrame:
-    """Return ``frame.mapInArrow(function, schema)`` for columns of any name: PySpark takes a dot in one for a field."""
+    """Return ``frame.mapInArrow(function, schema)`` for columns of any name.
+
+    PySpark alone would take a dot in a name for a field.
+    """
     names = frame.columns
     if not any(set(name) & set(".`") for name in names):
         return frame.mapInArrow(function, schema)

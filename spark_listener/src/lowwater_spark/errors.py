@@ -1,4 +1,4 @@
-"""What the Spark side raises on purpose, beside the client's errors."""
+"""Errors that the Spark side raises itself, beside the client's."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ AWAY: Final = (
     errors.Timeout,
     errors.Unavailable,
 )
-"""The client's errors that are no answer, or "later": what was asked is asked again."""
+"""The client's errors that mean no answer, or "later": the request is repeated."""
 
 
 class Unsupported(ValueError):
-    """The query cannot be tracked exactly.
-
-    The message names what is in the way, why, and what to do.
+    """The query cannot be tracked exactly. The message says what prevents it, why, and the fix.
 
     Raised before the query starts: nothing has been claimed, read or written.
     """
@@ -37,7 +35,7 @@ class Unsupported(ValueError):
 
 
 class CheckpointMismatch(RuntimeError):
-    """What stands on disk for a batch was made from another plan of that batch.
+    """Stored files of a batch were made from another plan of that batch.
 
     Spark's offset log and lowwater's files no longer belong together, for example because one of
     them was restored from a copy, or edited. Going on would lose rows or write them twice.
@@ -45,4 +43,4 @@ class CheckpointMismatch(RuntimeError):
 
 
 class StateLost(RuntimeError):
-    """The state version that a batch must be built from is gone; going on would start from nothing, silently."""
+    """The state version on which a batch builds is gone; going on would start from empty state."""

@@ -1,15 +1,13 @@
 """Figures of tracked queries and of attachments for Prometheus, for a driver that is scraped.
 
-Needs the package prometheus-client.
-
     import lowwater_spark as lws
     import lowwater_spark.prometheus
 
-    figures = lowwater_spark.prometheus.register(lws.attach(spark)) figures.add(stage.start(...))
-    # prometheus_client's registry has them from now on
+    figures = lowwater_spark.prometheus.register(lws.attach(spark))
+    figures.add(stage.start(...))            # prometheus_client's registry exports them now
 
-Nothing else of this package imports this module, nor prometheus_client. ``query`` is the query's
-name in Spark, else its id; ``computation`` is the name in the pipeline graph.
+Needs the package prometheus-client; no other module of this package imports it. ``query`` is the
+query's name in Spark, else its id; ``computation`` is the name in the pipeline graph.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ def _counter(name: str, says: str, *labels: str) -> Figure:
 
 
 def _moment(watermark: Watermark) -> float | None:
-    """Return a watermark in seconds while it is a time; neither unknown nor finished is a number."""
+    """Return a watermark in seconds; None while it is unknown or finished."""
     return None if watermark.unknown or watermark.finished else watermark.micros / 1e6
 
 
@@ -123,7 +121,7 @@ _WHOLE: Final[dict[Figure, Callable[[Status], float]]] = {
         *QUERY,
     ): lambda s: s.removal_held_back,
 }
-"""Of a query as a whole, so that sums count it once."""
+"""Figures of a query as a whole, so that sums over stages count it once."""
 
 _ATTACHED: Final[dict[Figure, Callable[[QueryStatus], float | None]]] = {
     _counter("attached_batches", "Batches that Spark reported.", *QUERY): lambda q: q.batches,
@@ -166,17 +164,15 @@ _BREAKER: Final = _gauge(
 _STATES: Final = ("answers", "away", "left alone")
 
 FIGURES: Final[tuple[Figure, ...]] = (*_TRACKED, *_WHOLE, *_ATTACHED, *_ATTACHMENT, _BREAKER)
-"""All that a driver exports."""
+"""All figures that a driver exports."""
 
 
 class Collector(BaseCollector):
-    """Reads the status of what was added, at each scrape and on its thread.
+    """Reads the status of queries and attachments at each scrape, on the scrape's thread.
 
-    It costs no call of the JVM and nothing on the network.
-
-    A status waits while its query tells the authority of a batch, or claims: in an outage until
-    those calls have run into their deadlines, some seconds at the worst, so a scrape may time out
-    then. One that fails is logged and left out; the others are exported.
+    No call of the JVM, and no network. But a status waits while its query reports a batch or
+    claims. In an outage that lasts until those calls time out, some seconds at the worst, so a
+    scrape may time out then. A status that fails is logged and left out; the others are exported.
     """
 
     def __init__(self) -> None:
@@ -185,55 +181,63 @@ class Collector(BaseCollector):
         self._attachments: list[Attachment] = []
 
     def add(self, *watched: TrackedQuery | Attachment) -> None:
-        """Export these too. Of several attachments the sums."""
-        for one in watched:
-            if isinstance(one, Attachment):
+        """Export these too; attachments are summed up."""
+        for item in watched:
+            if isinstance(item, Attachment):
                 with self._lock:
-                    self._attachments = [*(each for each in self._attachments if each is not one), one]
+                    self._attachments = [
+                        *(attachment for attachment in self._attachments if attachment is not item),
+                        item,
+                    ]
             else:
-                name = str(one.query.name or one.query.id)
+                name = str(item.query.name or item.query.id)
                 with self._lock:
-                    self._queries = {**self._queries, one: name}
+                    self._queries = {**self._queries, item: name}
 
     def remove(self, *watched: TrackedQuery | Attachment) -> None:
-        """Export these no more; until then one that has ended stays as it stood."""
+        """Stop exporting these. Until then an ended one keeps its last values."""
         with self._lock:
-            self._queries = {each: name for each, name in self._queries.items() if each not in watched}
-            self._attachments = [each for each in self._attachments if each not in watched]
+            self._queries = {query: name for query, name in self._queries.items() if query not in watched}
+            self._attachments = [attachment for attachment in self._attachments if attachment not in watched]
 
     def describe(self) -> Iterable[Metric]:
-        """Return the families without samples."""
+        """Return the metric families without samples."""
         return [figure.family() for figure in FIGURES]
 
     def collect(self) -> Iterable[Metric]:
-        """Return the figures as they are now."""
+        """Return the metric families with their present values."""
         with self._lock:
             queries, attachments = self._queries, self._attachments
         stages: dict[tuple[str, str], Status] = {}
         whole: dict[tuple[str, str], Status] = {}
         for query, name in queries.items():
-            found = {stage: _status(name, query.stage_status, stage) for stage in query.stages}
-            known = {(name, stage): status for stage, status in found.items() if status is not None}
-            stages |= known
-            whole |= {labels: status for labels, status in known.items() if labels[1] == query.stages[0]}
-        asked = [_status("an attachment", attachment.status) for attachment in attachments]
-        statuses = [status for status in asked if status is not None]
-        # Of queries of one name the newest counts: a name of Spark's is free again when its query
-        # has ended.
-        attached = {(each.name or each.query, each.computation): each for status in statuses for each in status.queries}
+            by_stage = {stage: _status(name, query.stage_status, stage) for stage in query.stages}
+            present = {(name, stage): status for stage, status in by_stage.items() if status is not None}
+            stages |= present
+            whole |= {labels: status for labels, status in present.items() if labels[1] == query.stages[0]}
+        answers = [_status("an attachment", attachment.status) for attachment in attachments]
+        statuses = [status for status in answers if status is not None]
+        # Of queries with one name the newest counts: Spark frees a name when its query ends.
+        attached = {
+            (query.name or query.query, query.computation): query for status in statuses for query in status.queries
+        }
         yield from _families(_TRACKED, stages)
         yield from _families(_WHOLE, whole)
         yield from _families(_ATTACHED, attached)
         for figure, read in _ATTACHMENT.items():
             yield _family(figure, {(): sum(map(read, statuses))} if statuses else {})
-        seen = {(state,): float(any(each.authority == state for each in statuses if each.enabled)) for state in _STATES}
+        authority_states = {
+            (state,): float(any(status.authority == state for status in statuses if status.enabled))
+            for state in _STATES
+        }
         yield _family(
-            _BREAKER, {(state.replace(" ", "_"),): value for (state,), value in seen.items()} if statuses else {}
+            _BREAKER,
+            {(state.replace(" ", "_"),): value for (state,), value in authority_states.items()} if statuses else {},
         )
 
 
 def _status(name: str, status: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-    """Return a status, None when there is none to be had."""
+    """Return a status; None if it raises, which is logged."""
     try:
         return status(*args, **kwargs)
     except Exception:
@@ -245,8 +249,8 @@ def _families(
     figures: Mapping[Figure, Callable[[Any], float | None]], read_from: Mapping[tuple[str, str], Any]
 ) -> Iterable[Metric]:
     for figure, read in figures.items():
-        found = {labels: read(status) for labels, status in read_from.items()}
-        yield _family(figure, {labels: value for labels, value in found.items() if value is not None})
+        values = {labels: read(status) for labels, status in read_from.items()}
+        yield _family(figure, {labels: value for labels, value in values.items() if value is not None})
 
 
 def _family(figure: Figure, series: dict[Any, float]) -> Metric:
@@ -257,9 +261,9 @@ def _family(figure: Figure, series: dict[Any, float]) -> Metric:
 
 
 def register(*watched: TrackedQuery | Attachment, registry: CollectorRegistry = REGISTRY) -> Collector:
-    """Export the figures of queries and attachments until ``registry.unregister`` of what is returned; more are added to that.
+    """Export queries and attachments, and return the collector, to which more can be added.
 
-    A registry takes this once. Raises ValueError when it has them already.
+    ``registry.unregister`` ends it. Raises ValueError when the registry exports them already.
     """
     collector = Collector()
     collector.add(*watched)

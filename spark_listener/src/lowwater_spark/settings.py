@@ -1,7 +1,7 @@
-"""How driver and tasks reach the authority: as they are told, by the session's ``spark.lowwater.*`` settings, by the environment.
+"""How driver and tasks reach the authority: arguments, else ``spark.lowwater.*``, else environment.
 
-Address, token and names of files travel to the tasks in their closures; what stands in the files does not. Each machine reads its own
-copy, so that no private key passes through Spark's blocks and logs.
+Address, token and names of files travel to the tasks in their closures; the files' contents do not.
+Each machine reads its own copy, so that no private key passes through Spark's blocks and logs.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ __all__ = ["SparkSettings", "connection"]
 _CONF: Final = "spark.lowwater."
 
 _FILES: Final = ("ca", "key", "certificate", "tokenFile")
-"""The settings that name files."""
+"""Settings that name files."""
 
 
 @dataclass(frozen=True, slots=True)
 class SparkSettings(FileSettings):
-    """Settings whose certificates, and maybe token, are files that every machine of the application has.
+    """Settings whose certificates, and maybe token, are files on every machine of the application.
 
-    A file is named by its absolute path, the same everywhere (a mounted secret), or by the bare name under which ``spark.files``
-    ships it.
+    A file is named by its absolute path, the same everywhere (a mounted secret), or by the bare
+    name under which ``spark.files`` ships it.
     """
 
     def content(self, name: str, file: str) -> bytes | None:
-        """See FileSettings. Raises InvalidArgument alone."""
+        """See FileSettings. Raises only InvalidArgument."""
         try:
             return FileSettings.content(self, name, file)
         except OSError as failure:
@@ -43,10 +43,7 @@ class SparkSettings(FileSettings):
             raise errors.InvalidArgument(msg, metadata={"setting": _CONF + name, "file": file}) from failure
 
     def locate(self, file: str) -> Path:
-        """Return where a file is on this machine.
-
-        Raises OSError for a bare name without a running Spark.
-        """
+        """Return a file's path on this machine. OSError: a bare name needs a running Spark."""
         if PurePath(file).is_absolute():
             return Path(file)
         from py4j.protocol import Py4JError
@@ -60,13 +57,11 @@ class SparkSettings(FileSettings):
 
 
 def connection(conf: Callable[[str], str | None], address: str | None = None) -> SparkSettings:
-    """Return how to reach the authority.
+    """Return the settings of the connection; ``conf`` returns a session's setting by full name.
 
-    ``conf`` returns a setting of the session by its whole name.
-
-    The address is the one given, else ``spark.lowwater.address``, else ``LOWWATER_ADDRESS``, else
-    ``localhost:7420``. Raises ValueError for settings that mean nothing, InvalidArgument when a
-    file cannot be read in this process.
+    The address is the argument, else ``spark.lowwater.address``, else ``LOWWATER_ADDRESS``, else
+    ``localhost:7420``. Raises ValueError for contradictory settings, InvalidArgument when this
+    process cannot read a file.
     """
 
     def setting(name: str) -> str:
@@ -80,11 +75,11 @@ def connection(conf: Callable[[str], str | None], address: str | None = None) ->
     if bool(files["key"]) != bool(files["certificate"]):
         msg = f"{_CONF}key and {_CONF}certificate belong together: set both, or neither"
         raise ValueError(msg)
-    # The client knows the environment, and the default.
+    # The client knows the environment variable and the default.
     with lowwater.connect(setting("address") or None if address is None else address) as base:
-        found = base.settings.address
+        resolved = base.settings.address
     return SparkSettings(
-        address=found,
+        address=resolved,
         token=setting("token") or None,
         server_token=setting("serverToken"),
         namespace=setting("namespace"),

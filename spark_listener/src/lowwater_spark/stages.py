@@ -1,4 +1,4 @@
-"""What a user declares: a stage with inputs, or an injector without, which of them may stand together, and the query that runs them."""
+"""Stages and injectors as users declare them, and the queries that run them."""
 
 from __future__ import annotations
 
@@ -59,16 +59,15 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     Stamp = timedelta | str | Column
-    """``"event"``, the length of windows that are stamped by their start, or the column that has
-    the stamp."""
+    """``"event"``, the length of windows whose start is the stamp, or the column that is it."""
 
 __all__ = ["Declared", "Stage", "check_together", "injector", "stage"]
 
 _MARKED_BY: Final = {DELTA: "userMetadata", ICEBERG: f"snapshot-property.{MARK}"}
-"""By the format of a table: the option of its sink that leaves a mark in each commit."""
+"""Option of a table's sink that leaves a mark in each commit, by the table's format."""
 
 _RANGES: Final = 64
-"""Key ranges of a stage with a function that does not say how many."""
+"""Default number of key ranges of a stage with a function."""
 
 
 def stage(
@@ -88,61 +87,58 @@ def stage(
     address: str | None = None,
     client: lowwater.Client | None = None,
 ) -> Stage:
-    """Declare a tracked stage: a query whose low watermark is exact.
-
-    Nothing is registered before it runs.
+    """Declare a tracked stage: a query whose low watermark is exact. Registers nothing yet.
 
     Args:
         spark: A classic session.
-        name: The computation's name. One checkpoint at a time runs under it.
-        inputs: The computations whose output it reads; every writer of what it reads must be named.
-            Those that have left their mark there are compared: a stage that forgets one is refused,
-            or holds if the writer comes later.
+        name: Name of the computation. One checkpoint at a time runs under it.
+        inputs: Names of the computations whose output it reads. Every writer of what it reads must
+            be named. Writers that left their mark there are compared: a stage that omits one is
+            refused, or holds if the writer comes later.
         key: Column(s) whose xxhash64 decides the key range.
-        event_time: The event time of the frame that it reads, a timestamp column.
-        ranges: Number of equal key ranges, 1 to 65,536; a stage with state keeps its number. By
-            default 64 of a stage with a function, which may hold some of them back, and one of a
-            plain query, whose ranges all stand at the same value.
+        event_time: Event time of the frame that it reads, a timestamp column.
+        ranges: Number of equal key ranges, 1 to 65,536; a stage with state keeps its number.
+            Default: 64 for a stage with a function, which may hold some of them back, and 1 for a
+            plain query, whose ranges all have the same value.
         heuristics: Shares of the heuristic watermarks.
-        lateness_budget: A share of the rows, or up to four of them, each with a watermark behind
-            which at most about that share comes (``docs/lateness-budget.md``). For
-            :meth:`Stage.foreach_batch`, as the first stage of its query. How late the rows of a
-            batch are is counted while they are read.
-        stamp: What the stage stamps its output with: ``"event"``, event times; a column of the
-            frame that is started, where that has no event times any more, as
-            ``F.col("window.start")`` of Spark's windows; or, of windows by ``batch.stateful``,
-            their length: they are stamped by their start. Then the watermark is floored to the
-            start of the window, since a row at 14:25 opens the one of 14:00. The windows must be
-            tumbling ones that start at whole multiples of the length since 1970 in UTC, as Spark's
-            do without ``startTime``: for sliding or shifted windows, sessions and days of a local
-            time zone the floor would be too high. ``batch.stateful`` raises ValueError when a range
-            holds a stamp below it. In what is written, the start of a ``window()`` of another kind
-            is refused without one that fits; whatever else makes an older stamp, such as
-            ``date_trunc``, is not checked.
-        retention: For a query with Spark's own stateful operators and ``withWatermark``: how far
-            below Spark's watermark what they still hold can be stamped when it comes out. Nothing
-            has to be declared where the plan says it: ``stamp`` is the start or end of a window,
-            the end of a session, the event time by which rows are grouped, an event time of a join
-            that is bounded both ways, or a ``date_trunc`` of one of these; and for
-            dropDuplicatesWithinWatermark. Otherwise: of what else is made of a window its length
-            and what the stamp is below its start; of a join of two streams how long a row waits for
-            its match; of a stateful function what it keeps; of several of them, one above the
-            other, the sum. The stage then reports the lesser of what it reports otherwise and
-            Spark's watermark minus this. A declaration below what the plan says is refused, and so
-            is one below that of the checkpoint; a larger one is taken. Where the plan says nothing,
-            one that is too small leads.
-        max_skew: How far ahead of the authority's clock its watermark may be, where event times are
-            rightly in the future, as of bookings. By default as it was registered, else a day, and
-            not less than that of any input. It may grow with a later start.
-        balance: Whether the driver asks for another layout of its key ranges when some of them take
-            much longer than others, as an operator can with `lowwater split`
-            (``docs/hot-ranges.md``). It follows such layouts in any case. Where the authority has
-            an access file, the driver's token needs ``operate`` for it.
-        address: The authority's; by default the session's ``spark.lowwater.address``, else
+        lateness_budget: A share of the rows, or up to four. Each gets a watermark behind which at
+            most about that share comes (``docs/lateness-budget.md``). Only for
+            :meth:`Stage.foreach_batch`, as the first stage of its query. The lateness of rows is
+            counted while they are read.
+        stamp: What stamps the output. ``"event"``: event times. A column of the started frame, if
+            it has no event times any more, as ``F.col("window.start")`` of Spark's windows. A
+            length, for windows by ``batch.stateful``: their start stamps the output, and the
+            watermark is floored to the start of the window, since a row at 14:25 opens the window
+            of 14:00. The windows must be tumbling ones that start at whole multiples of the length
+            since 1970 in UTC, as Spark's do without ``startTime``. For sliding or shifted windows,
+            sessions and days of a local time zone the floor would be too high.
+            ``batch.stateful`` raises ValueError when a range holds a stamp below it. In written
+            output, the start of a ``window()`` of another kind is refused without a stamp that
+            fits; other functions that make older stamps, such as ``date_trunc``, are not checked.
+        retention: For a query with Spark's own stateful operators and ``withWatermark``: greatest
+            distance below Spark's watermark of the stamps of rows that they still hold. The plan
+            often shows it, and then nothing is needed: when ``stamp`` is the start or end of a
+            window, the end of a session, the event time by which rows are grouped, an event time of
+            a join that is bounded both ways, or a ``date_trunc`` of one of these; and for
+            dropDuplicatesWithinWatermark. Otherwise declare: for another value made of a window,
+            the window's length plus the stamp's distance below its start; for a join of two
+            streams, how long a row waits for its match; for a stateful function, how long it keeps
+            rows; for several operators above one another, the sum. The stage then reports at most
+            Spark's watermark minus this. A declaration below what the plan shows, or below the
+            checkpoint's, is refused; a larger one is accepted. If the plan shows nothing, and the
+            declaration is too small, the watermark leads.
+        max_skew: How far the watermark may be ahead of the authority's clock, if event times are
+            rightly in the future, as of bookings. Default: as registered, else a day, and not less
+            than that of any input. A later start may raise it.
+        balance: True lets the driver ask for another layout of its key ranges when some of them
+            take much longer than others, as an operator can with `lowwater split`
+            (``docs/hot-ranges.md``). It follows such layouts in any case. If the authority has an
+            access file, the driver's token needs ``operate`` for it.
+        address: Address of the authority; default the session's ``spark.lowwater.address``, else
             ``LOWWATER_ADDRESS``, else ``localhost:7420``. Executors must reach it as well. Token,
             certificates and namespace come from ``spark.lowwater.*``.
-        client: Instead of all these: a client of your own. Its settings, with what they hold,
-            travel to the executors.
+        client: A client of your own, instead of all these. Its settings, contents included, travel
+            to the executors.
 
     Raises ValueError for arguments that make no stage.
     """
@@ -180,26 +176,38 @@ def injector(
     address: str | None = None,
     client: lowwater.Client | None = None,
 ) -> Stage:
-    """Declare an injector: a stage that has no inputs and says itself, by ``batch.frontier()``, what it has brought in.
+    """Declare an injector: a stage without inputs that reports its own frontier.
 
-    It may read any source that Spark can read again after a crash: Kafka, Kinesis, a table, a Python data source. What is outstanding is kept with
-    ``batch.stateful()``: the low watermark is the least of the frontier and the oldest outstanding record. Arguments as for :func:`stage`.
+    ``batch.frontier()`` tells what it has brought in. It may read any source that Spark can read
+    again after a crash: Kafka, Kinesis, a table, a Python data source. Outstanding records are kept
+    with ``batch.stateful()``: the low watermark is the lesser of the frontier and the oldest
+    outstanding record. Arguments not listed are those of :func:`stage`.
 
-    Where the rows themselves say how far the source has come, declare it, and do not call ``batch.frontier()``; ``batch.low`` is the frontier then:
+    If the rows themselves show the frontier, declare how, and do not call ``batch.frontier()``;
+    ``batch.low`` is the frontier then.
 
-    * ``disorder``: how much older than a row before it in its partition of Kafka a row may be; ``timedelta(0)`` where they come in order. The
-      frontier is the least, over all partitions, of the greatest event time seen there minus this. A partition without rows holds it. The frame keeps the source's
-      columns ``topic`` and ``partition``, and ``offset`` if examples are to name it.
-    * ``across``: a partition that was read to its end may also move without rows of its own: how much older than a row of any partition a row may be
-      that is appended after it.
-    * ``delay``: the same by the clock, also when no rows come at all: how much older than the driver's clock a row may be when it is appended. Not for topics that
-      are read again, whose rows are old. Both need the number of brokers, the option ``lowwater.brokers`` of the source.
-    * ``producer``: go by a column that names the producer of a row, or its file, and not by partitions. Any source will do, but for ``across`` and ``delay``.
-      ``disorder`` is then of the rows of one producer, as the query reads them: all in one partition of Kafka, or it contains how far those may be apart.
-    * ``producers``: all producers that are waited for. One that is not declared and has rows holds the frontier.
-    * ``ahead``: how far beyond the driver's clock an event time may be, by default a day. Rows beyond do not move the frontier: they are counted and named.
-    * ``max_skew``: as of a stage. Where rows are rightly in the future by more than a day, declare it, and ``ahead`` as well.
-    * ``skew_limit``: how far ahead of the slowest partition others are read. The topics are then read by :meth:`Stage.read_kafka`.
+    * ``disorder``: Greatest age of a row below an earlier row of its partition of Kafka;
+      ``timedelta(0)`` if rows come in order. The frontier is the least, over all partitions, of
+      the greatest event time seen minus this. A partition without rows holds it. The frame
+      keeps the source's columns ``topic`` and ``partition``, and ``offset`` if examples are to
+      name it.
+    * ``across``: Greatest age of a row below any row, of any partition, that was appended
+      before it. A partition that was read to its end then moves without rows of its own.
+    * ``delay``: Greatest age of a row below the driver's clock when it is appended. The
+      frontier then moves even if no rows come. Not for topics that are read again, whose rows
+      are old. Both ``across`` and ``delay`` need ``lowwater.brokers``, the number of brokers,
+      as an option of the source.
+    * ``producer``: Column that names the producer of a row, or its file, in place of the
+      partition. Any source will do, but without ``across`` and ``delay``. ``disorder`` is then
+      among the rows of one producer, in the order in which the query reads them: put them into
+      one partition of Kafka, or add how far apart those may be.
+    * ``producers``: All producers to wait for. Rows of another one hold the frontier.
+    * ``ahead``: Greatest distance of an event time ahead of the driver's clock, a day by
+      default. Rows beyond it do not move the frontier: they are counted and named.
+    * ``max_skew``: As for a stage. If rows are rightly more than a day in the future, declare
+      both this and ``ahead``.
+    * ``skew_limit``: Greatest distance of a partition ahead of the slowest. Topics are then
+      read by :meth:`Stage.read_kafka`.
 
     Raises ValueError and TypeError for arguments that make no injector.
     """
@@ -242,13 +250,13 @@ def _declare(
     time = event_time if column is None else column
     keyed = Keyed(keys, time, _RANGES if ranges is None else ranges, injector=not inputs, window=window)
     budgets = (lateness_budget,) if isinstance(lateness_budget, int | float) else tuple(lateness_budget)
-    made = Stage(spark, name, inputs, keyed, tuple(heuristics), address, client, default_ranges=ranges is None)
+    declared = Stage(spark, name, inputs, keyed, tuple(heuristics), address, client, default_ranges=ranges is None)
     keyed = dataclasses.replace(keyed, budgeted=bool(budgets))
-    return dataclasses.replace(made, keyed=keyed, event_time=event_time, lateness_budgets=budgets)
+    return dataclasses.replace(declared, keyed=keyed, event_time=event_time, lateness_budgets=budgets)
 
 
 _running: Final[weakref.WeakSet[TrackedQuery]] = weakref.WeakSet()
-"""The queries that this process has started."""
+"""Queries that this process has started."""
 
 
 @dataclass(frozen=True)
@@ -265,22 +273,26 @@ class Stage:
     retention: timedelta | None = None
     max_skew: timedelta | None = field(default=None, kw_only=True)
     event_time: str | Column = field(default="", kw_only=True)
-    """Of the frame that it reads. What its output is stamped with, by which its rows are counted,
-    stands in ``keyed``."""
+    """Event time of the frame that it reads. ``keyed`` has what stamps its output, by which rows
+    are counted."""
     lateness_budgets: tuple[float, ...] = field(default=(), kw_only=True)
     default_ranges: bool = field(default=False, kw_only=True)
-    """Whether nobody has said how many key ranges it has."""
+    """True when the number of key ranges was not declared."""
     interval: float = field(default=INTERVAL, kw_only=True)
-    """Seconds between two looks at the inputs and the sources."""
+    """Longest time between two looks at the inputs and the sources, seconds."""
 
     def read_kafka(self, options: Mapping[str, object]) -> DataFrame:
-        """Return topics as a streaming frame, for an injector with ``skew_limit``: partitions that are far ahead of the slowest are held back in Kafka.
+        """Return topics as a streaming frame, for an injector with ``skew_limit``.
 
-        The frame has the columns of Spark's own source. ``options`` are ``subscribe``, those of Kafka's client as Spark names them, ``kafka.bootstrap.servers`` at least, as far as librdkafka
-        takes them, and ``lowwater.brokers``. The topics are read from their beginning. The times of Kafka's records should be the event times, or near to them.
+        Partitions far ahead of the slowest one are held back in Kafka. The frame has the columns of
+        Spark's own source. ``options`` are ``subscribe``, ``lowwater.brokers``, and options of
+        Kafka's client, named as in Spark, that librdkafka takes; ``kafka.bootstrap.servers`` is
+        required. Topics are read from their beginning. The times of Kafka's records should be near
+        the event times.
 
-        Needs PySpark 4.2 and the package confluent-kafka on the driver and on the executors: ``lowwater-spark[kafka]``. Raises Unsupported without them, and ValueError for a stage without
-        ``skew_limit`` and options that are not taken.
+        Needs PySpark 4.2, and confluent-kafka on driver and executors (``lowwater-spark[kafka]``);
+        raises Unsupported without them. Raises ValueError for a stage without ``skew_limit``, and
+        for other options.
         """
         from lowwater_spark.sources.paced_reader import read_paced
 
@@ -300,9 +312,10 @@ class Stage:
         lateness_budget: float | None = None,
         late: str | os.PathLike[str] | None = None,
     ) -> DataFrame:
-        """Return ``df`` under the low watermark of the stage's inputs, to be started by it: :func:`~lowwater_spark.drive`, with the inputs said once.
+        """Return ``df`` under the low watermark of the stage's inputs, to be started by the stage.
 
-        ``event_time`` is a column of ``df``, by default the stage's. Other arguments, and what is raised, as of :func:`~lowwater_spark.drive`; ValueError for an injector.
+        ``event_time`` is a column of ``df``, by default the stage's. Other arguments and errors as
+        for :func:`~lowwater_spark.drive`; ValueError for an injector.
         """
         time = self.event_time if event_time is None else event_time
         if not isinstance(time, str):
@@ -341,41 +354,40 @@ class Stage:
         hand-over and the state. Spark may call it again for the same batch after a crash.
 
         Args:
-            df: Over one or more sources: files, tables of Delta or Iceberg, or Kafka whose brokers
-                are declared; of an injector any that Spark can read again after a crash. With
-                Spark's own stateful operators if the stage declares its ``retention``. Or a
-                ``DataStreamWriter`` over it, as of ``df.writeStream``, that was told its
-                checkpoint, and output mode, trigger and query name as far as they are not the
-                default ones; these are no arguments then.
-            write_batch: What to do with a batch.
+            df: A frame over files, tables of Delta or Iceberg, or Kafka with declared brokers; for
+                an injector over any source that Spark can read again after a crash. Spark's own
+                stateful operators need the stage's ``retention``. Or a ``DataStreamWriter``, from
+                ``df.writeStream``, with the checkpoint and any output mode, trigger and query name
+                set on it; these are then no arguments.
+            write_batch: Function that handles a batch.
             checkpoint: Directory on a local or NFS file system, on HDFS, or on S3 (``s3a://``) with
-                ``single_driver``, of this query alone, and the stage's from its first batch on.
-            also: Further stages that the query runs, with outputs, keys, ranges, stamps and states
-                of their own. Each reads the inputs that this one reads, or earlier stages of the
-                query, by what they have emitted in the same batch. ``batch.of(name)`` is the batch
-                of one. All declare the same ``retention``, which is needed if the plan does not say
-                of each stamp how low it can be. A checkpoint keeps its stages.
-            output_mode: Spark's: ``append`` by default, or ``update``, where each batch has the
-                windows that it has changed, complete or not. Those stamped below ``batch.low`` do
-                not come again.
-            trigger: Arguments of Spark's ``trigger``; by default batch after batch, and where the
-                checkpoint is on S3 one a second at most.
-            name: Spark's name of the query; the stage's by default.
-            adopt: Take the name over from another checkpoint by starting a new incarnation of the
+                ``single_driver``. It belongs to this query alone, and to the stage from its first
+                batch on.
+            also: Further stages of the query, with outputs, keys, ranges, stamps and states of
+                their own. Each reads the inputs that this stage reads, or earlier stages, in the
+                same batch. ``batch.of(name)`` is a stage's batch. All declare the same
+                ``retention``, unless the plan shows how low each stamp can be. A checkpoint keeps
+                its stages.
+            output_mode: ``append``, the default, or ``update``: each batch then has the windows
+                that it has changed, complete or not. Windows stamped below ``batch.low`` do not
+                come again.
+            trigger: Arguments of Spark's ``trigger``. Default: batch after batch, and with a
+                checkpoint on S3 at most one a second.
+            name: Spark's name of the query; default: the stage's.
+            adopt: True takes the name over from another checkpoint, by a new incarnation of the
                 computation.
-            single_driver: Declares that no other driver runs with this checkpoint before this one
-                has ended, its JVM with it. Needed on S3, where Spark lets two of them both take a
-                batch.
-            skip_removed: Let a new checkpoint begin at what is left of an output whose old batches
-                were removed; else it is refused.
+            single_driver: True declares that no other driver runs with this checkpoint before this
+                one and its JVM have ended. Needed on S3, where two drivers could take one batch.
+            skip_removed: True lets a new checkpoint begin at what is left of an output whose old
+                batches were removed; otherwise that is refused.
             probe: Called with the name of each step of a batch and its number; for tests and
                 tracing.
 
-        Raises Unsupported, before anything is touched, when the query cannot be tracked exactly;
-        and, before the query starts, IdentityMismatch (another checkpoint has the name), Rewound
-        (the checkpoint is older than what was published), OlderClaim (a newer run exists),
-        IncarnationChanged (an input was reset), RegistrationConflict, CheckpointMismatch (also:
-        batches were removed that the checkpoint has not read). When the authority is away the query
+        Raises Unsupported, before anything is touched, when the query cannot be tracked exactly.
+        Before the query starts it raises IdentityMismatch (another checkpoint owns the name),
+        Rewound (the checkpoint is older than what was published), OlderClaim (a newer run exists),
+        IncarnationChanged (an input was reset), RegistrationConflict, CheckpointMismatch (also for
+        removed batches that the checkpoint has not read). When the authority is away the query
         starts all the same, holds, and claims as soon as it answers.
         """
         stages = (self, *also)
@@ -386,14 +398,14 @@ class Stage:
                 f"Declare it of {self.name}, or make {budget[0]} a query of its own.",
             )
         earlier = check_together([stage._declared() for stage in stages])
-        asked = writer_of(df, checkpoint=checkpoint, output_mode=output_mode, trigger=trigger, name=name)
-        asked.check_no_sink()
-        frame, query_name = asked.frame, asked.name or self.name
+        writer_options = writer_of(df, checkpoint=checkpoint, output_mode=output_mode, trigger=trigger, name=name)
+        writer_options.check_no_sink()
+        frame, query_name = writer_options.frame, writer_options.name or self.name
         check_session(self.spark)
         check_session(frame.sparkSession)  # the query runs with its settings
         self._check_time(frame)
-        # The stages that the frame's plan bounds. A later stage that stamps by the times of what it
-        # reads of an earlier one is bounded by that one, and an injector says itself how far it is.
+        # Stages that the frame's plan bounds. A later stage that stamps by the times of an earlier
+        # stage's rows is bounded by that one, and an injector reports its own frontier.
         stamped = [
             stage
             for stage, inner in zip(stages, earlier, strict=True)
@@ -410,10 +422,10 @@ class Stage:
             for stage in stamped:
                 check_arriving(frame, stage.keyed.event_time)
                 check_windows(frame, stage.keyed.window)
-        check_output_mode(checked, asked.output_mode, function=True)
+        check_output_mode(checked, writer_options.output_mode, function=True)
         _check_columns(frame, self.keyed)
         self._warn_of_windows(frame, checked)
-        folder = absolute(asked.checkpoint, self.spark, single_driver=single_driver)
+        folder = absolute(writer_options.checkpoint, self.spark, single_driver=single_driver)
         self._check_running(folder, query_name)
         reads = [stage.inputs for stage, inner in zip(stages, earlier, strict=True) if stage.inputs and not inner]
         checked = self._waiting_for(checked, reads[0]) if reads else checked
@@ -421,7 +433,7 @@ class Stage:
             frame, checked, [stage.keyed.bounds for stage in stages if stage.keyed.bounds is not None]
         )
         check_names(folder, [stage.name for stage in stages])
-        driving = Driving.of(self.spark, frame, checked, folder, self.inputs, asked.trigger)
+        driving = Driving.of(self.spark, frame, checked, folder, self.inputs, writer_options.trigger)
         checked.check_writers()
         check_shape(folder, "function", checked)
         ticking = with_ticks(self.spark, frame, folder)
@@ -437,9 +449,9 @@ class Stage:
         with self._beginning(client, [part.authority for part in parts], driving) as begin:
             hook = Hook(write_batch, probe)
             run = Run(folder, checked, parts, hook, skip_removed=skip_removed)
-            # Spark lists the ticks with each look for rows.
-            writer = asked.with_pause(glance(folder)).onto(ticking, folder, query_name)
-            return begin(run, writer.foreachBatch(hook.run_batch))
+            # Spark lists the ticks whenever it looks for rows.
+            stream_writer = writer_options.with_pause(glance(folder)).onto(ticking, folder, query_name)
+            return begin(run, stream_writer.foreachBatch(hook.run_batch))
 
     def start(
         self,
@@ -459,47 +471,40 @@ class Stage:
     ) -> TrackedQuery:
         """Start the stage as a plain query, with a sink of Spark's own, and return its query.
 
-        No code runs in its batches and no rows are read twice; a clock in the driver reads Spark's
-        checkpoint. What the stage reports is exact if the sink is *visible before commit*: what
-        batch N has written can be read when N stands in Spark's commit log. Files, Kafka (with
-        ``acks=all``), Delta and Iceberg are. A replay writes a batch again: whether rows then come
-        twice is a matter of the sink. Spark's file sink knows the batches it has (when read by its
-        log, as another stage does); Kafka, the console and memory do not, and downstream has to
-        bear with repeated rows.
+        No code runs in its batches, and no rows are read twice; a clock in the driver reads Spark's
+        checkpoint. Reports are exact if the sink is *visible before commit*: the rows of batch N
+        can be read when N is in Spark's commit log. Files, Kafka (with ``acks=all``), Delta and
+        Iceberg are. A replay writes a batch again, and the sink decides whether rows come twice.
+        Spark's file sink knows its batches (for readers of its log, such as other stages). Kafka,
+        the console and memory do not, so readers must bear repeated rows.
 
         Args:
-            df: Over one or more sources: files, tables of Delta or Iceberg, or Kafka whose brokers
-                are declared; with Spark's own stateful operators if the stage declares its
-                ``retention``. Or a ``DataStreamWriter`` over it, ready to be started: then it is
-                started as it was told, and this call has no argument but ``adopt``,
-                ``single_driver`` and ``skip_removed``. Its ``foreachBatch`` function gets what
-                Spark gives it, and must return when its rows are written and durable. ``foreach``
-                and ``clusterBy`` are refused; a table is written by ``format`` and ``path``.
+            df: A frame over files, tables of Delta or Iceberg, or Kafka with declared brokers.
+                Spark's own stateful operators need the stage's ``retention``. Or a
+                ``DataStreamWriter`` that is ready to start; then only ``adopt``, ``single_driver``
+                and ``skip_removed`` are arguments. Its ``foreachBatch`` function must return only
+                when its rows are written and durable. ``foreach`` and ``clusterBy`` are refused; a
+                table is written by ``format`` and ``path``.
             checkpoint: Directory on a local or NFS file system, on HDFS, or on S3 (``s3a://``) with
                 ``single_driver``, of this query alone.
-            format: Of the sink: ``parquet``, ``json``, ``csv``, ``orc``, ``kafka``, ``console``,
-                ``memory``, ``noop`` or any other that Spark knows.
-            path: Of a sink that has one. Of files: a directory of this checkpoint alone.
+            format: Format of the sink: ``parquet``, ``json``, ``csv``, ``orc``, ``kafka``,
+                ``console``, ``memory``, ``noop`` or any other that Spark knows.
+            path: Path of the sink, if it has one; for files a directory of this checkpoint alone.
             output_mode: ``append``, or ``update`` for a sink that takes it.
             partition_by: Columns to lay files out by.
-            trigger: Arguments of Spark's ``trigger``; by default batch after batch. With
-                ``availableNow`` or ``once`` the query ends by itself, and what it has committed is
-                reported first. That it has ended does not mean finished: the watermark stays where
-                it is, unless all inputs are finished.
-            name: Spark's name of the query; the stage's by default.
-            adopt: Take the name over from another checkpoint by starting a new incarnation of the
-                computation.
-            single_driver: Declares that no other driver runs with this checkpoint before this one
-                has ended, its JVM with it. Needed on S3, where Spark lets two of them both take a
-                batch.
-            skip_removed: Let a new checkpoint begin at what is left of an output whose old batches
-                were removed; else it is refused.
-            options: Of the sink, as for Spark's writeStream.
+            trigger: Arguments of Spark's ``trigger``; default: batch after batch. With
+                ``availableNow`` or ``once`` the query ends by itself, after its committed batches
+                are reported. Its end does not mean finished: the watermark stays where it is,
+                unless all inputs are finished.
+            name: Spark's name of the query; default: the stage's.
+            adopt: See :meth:`foreach_batch`.
+            single_driver: See :meth:`foreach_batch`.
+            skip_removed: See :meth:`foreach_batch`.
+            options: Options of the sink, as for Spark's writeStream.
 
-        Late rows are seen by the least event time of each batch: ``status().late_rows`` counts the
-        batches that have any, which is the least number of rows there can be.
-
-        Raises as :meth:`foreach_batch` does.
+        Late rows show in the least event time of each batch. So ``status().late_rows`` counts the
+        batches that have any: there are at least that many late rows. Raises what
+        :meth:`foreach_batch` raises.
         """
         if not self.inputs:
             raise Unsupported(
@@ -513,49 +518,53 @@ class Stage:
                 "a sink of Spark's own does not tell how late its rows are",
                 "Start it with foreach_batch, or leave lateness_budget out.",
             )
-        said = {"format": format, "path": path, "partition_by": partition_by, "options": options}
-        asked = writer_of(df, checkpoint=checkpoint, output_mode=output_mode, trigger=trigger, name=name, **said)
-        frame, query_name = asked.frame, asked.name or self.name
+        sink_options = {"format": format, "path": path, "partition_by": partition_by, "options": options}
+        writer_options = writer_of(
+            df, checkpoint=checkpoint, output_mode=output_mode, trigger=trigger, name=name, **sink_options
+        )
+        frame, query_name = writer_options.frame, writer_options.name or self.name
         check_session(self.spark)
         check_session(frame.sparkSession)  # the query runs with its settings
-        asked.check_sink()
+        writer_options.check_sink()
         self._check_time(frame)
         checked = check_plan(frame.sparkSession, frame, retention=self.retention, event_time=self.keyed.event_time)
         if checked.retention is None:
             check_arriving(frame, self.keyed.event_time)
             check_windows(frame, self.keyed.window)
-        check_output_mode(checked, asked.output_mode)
+        check_output_mode(checked, writer_options.output_mode)
         _check_columns(frame, self.keyed)
         self._warn_of_windows(frame, checked)
-        folder = absolute(asked.checkpoint, self.spark, single_driver=single_driver)
+        folder = absolute(writer_options.checkpoint, self.spark, single_driver=single_driver)
         self._check_running(folder, query_name)
         checked = self._waiting_for(checked, self.inputs)
         keyed = dataclasses.replace(self.keyed, ranges=1) if self.default_ranges else self.keyed
-        driving = Driving.of(self.spark, frame, checked, folder, self.inputs, asked.trigger)
+        driving = Driving.of(self.spark, frame, checked, folder, self.inputs, writer_options.trigger)
         checked.check_writers()
-        output = self._output(asked)
+        output = self._output(writer_options)
         if output is not None:
             check_sink(output, CheckpointLog(folder))
             check_alone(output, full_name(self._settings().namespace, self.name))
         check_shape(folder, "plain", checked)
-        check_times(frame, asked.format or "", asked.options)
-        asked = asked.with_options(**exact_times(asked.format or "", asked.options))
-        if option := _MARKED_BY.get((asked.format or "").lower()):
-            asked = asked.with_options(**{option: marked(full_name(self._settings().namespace, self.name))})
-        writer = asked.onto(observe_oldest(frame, self.keyed.event_time), folder, query_name)
+        check_times(frame, writer_options.format or "", writer_options.options)
+        writer_options = writer_options.with_options(**exact_times(writer_options.format or "", writer_options.options))
+        if option := _MARKED_BY.get((writer_options.format or "").lower()):
+            writer_options = writer_options.with_options(
+                **{option: marked(full_name(self._settings().namespace, self.name))}
+            )
+        stream_writer = writer_options.onto(observe_oldest(frame, self.keyed.event_time), folder, query_name)
         client = self._connect() if self.client is None else self.client
         registration = self._registration(folder, checked, adopt=adopt, estimated=is_approximate(driving))
         authority = Authority(client, dataclasses.replace(registration, ranges=keyed.ranges))
         with self._beginning(client, [authority], driving) as begin:
             parts = [Part(authority, keyed, folder)]
             run = Run(folder, checked, parts, Plain(output), skip_removed=skip_removed)
-            return begin(run, writer)
+            return begin(run, stream_writer)
 
     @contextlib.contextmanager
     def _beginning(
         self, client: lowwater.Client, authorities: Sequence[Authority], driving: Driving | None
     ) -> Iterator[Callable[[Run, DataStreamWriter], TrackedQuery]]:
-        """Give what begins a run and then its query; close everything again if that fails, or if what comes before it does."""
+        """Yield a function that begins a run and its query; close everything if that fails."""
 
         def begin(run: Run, writer: DataStreamWriter) -> TrackedQuery:
             if driving is not None:
@@ -591,9 +600,9 @@ class Stage:
         return connection(lambda name: self.spark.conf.get(name, None), self.address)
 
     def _waiting_for(self, checked: Checked, inputs: Sequence[str]) -> Checked:
-        """Return what a plan reads with whom is waited for.
+        """Return the plan with the computations for which each source waits.
 
-        Of several stages that read from outside, all wait for the same.
+        Stages of one query that read from outside all wait for the same ones.
         """
         namespace = self._settings().namespace
 
@@ -603,17 +612,21 @@ class Stage:
         driven = {number: full(drive_of(control.directory).inputs) for number, control in checked.controls.items()}
         return checked.waiting_for(full(inputs), driven)
 
-    def _output(self, asked: Writer) -> Path | None:
-        """Return the local directory that a sink of Spark's writes files to; None for any other sink."""
-        if asked.path is None or asked.format is None or not is_file_format(self.spark, asked.format):
+    def _output(self, writer_options: Writer) -> Path | None:
+        """Return the local directory of a file sink; None for any other sink."""
+        if (
+            writer_options.path is None
+            or writer_options.format is None
+            or not is_file_format(self.spark, writer_options.format)
+        ):
             return None
         try:
-            return Path(local_directory(self.spark, os.fspath(asked.path), "The path"))
+            return Path(local_directory(self.spark, os.fspath(writer_options.path), "The path"))
         except Unsupported:
             return None
 
     def _check_time(self, frame: DataFrame) -> None:
-        """Find a frame of windows that has the declared event time no more. Raises ValueError."""
+        """Raise ValueError for a frame of windows that has lost the declared event time."""
         time = self.event_time
         if (
             self.keyed.event_time is not time
@@ -623,7 +636,7 @@ class Stage:
         ):
             return
         fields: list[Any] = frame.schema.fields
-        windows = [each.name for each in fields if getattr(each.dataType, "names", None) == ["start", "end"]]
+        windows = [column.name for column in fields if getattr(column.dataType, "names", None) == ["start", "end"]]
         if windows:
             msg = (
                 f"the frame that is started has no {time} any more: declare what {self.name} stamps its output with, as "
@@ -632,9 +645,9 @@ class Stage:
             raise ValueError(msg)
 
     def _warn_of_windows(self, frame: DataFrame, checked: Checked) -> None:
-        """Tell of a stage whose event time is a window's: before there was a name for the stamp, it was said so."""
+        """Warn of an event time that is a window's, as it was declared before ``stamp`` existed."""
         time, own = self.event_time, {watermark.column for watermark in checked.watermarks}
-        if self.keyed.event_time is not time or str(time) in own | {f"Column<'{each}'>" for each in own}:
+        if self.keyed.event_time is not time or str(time) in own | {f"Column<'{column}'>" for column in own}:
             return
         if any(operator.window is not None for operator in checked.operators) and is_windows(frame, time):
             warnings.warn(
@@ -645,7 +658,7 @@ class Stage:
             )
 
     def _check_running(self, checkpoint: Location, name: str) -> None:
-        """Find what Spark would refuse, before the claim fences a query that runs."""
+        """Raise the refusals of Spark itself before a claim would fence a running query."""
         if any(query.name == name for query in self.spark.streams.active):
             msg = f"a query named {name!r} is running in this session; stop it first, or pass another name"
             raise ValueError(msg)
@@ -667,15 +680,12 @@ class Stage:
         adopt: bool,
         estimated: bool,
     ) -> list[Part]:
-        """Make the query's stages, each with the names of the earlier ones that it reads.
-
-        All of them are one run.
-        """
-        asked = self._registration(checkpoint, checked, adopt=adopt, estimated=estimated)
+        """Make the parts of the query's stages, each with the earlier stages that it reads."""
+        registration = self._registration(checkpoint, checked, adopt=adopt, estimated=estimated)
         parts: dict[str, Part] = {}
         for stage, earlier in stages:
-            registration = dataclasses.replace(
-                asked,
+            own_registration = dataclasses.replace(
+                registration,
                 name=stage.name,
                 inputs=stage.inputs,
                 heuristics=stage.heuristics,
@@ -684,7 +694,7 @@ class Stage:
                 max_skew=stage.max_skew,
             )
             home = home_of(checkpoint, stage.name, first=stage is self)
-            authority = Authority(client, registration)
+            authority = Authority(client, own_registration)
             parts[stage.name] = Part(authority, stage.keyed, home, [parts[name] for name in earlier])
         return list(parts.values())
 
@@ -712,10 +722,7 @@ class Stage:
 
 
 def _check_bounds(df: DataFrame, checked: Checked, declared: Sequence[Bounds]) -> Checked:
-    """Return the plan with what the injectors' declarations ask of it.
-
-    Raises Unsupported, and what Spark does for a column that is not there.
-    """
+    """Return the plan with the injectors' needs. Raises Unsupported, and what Spark raises."""
     for bounds in declared:
         if bounds.producer is None:
             checked.check_parts(df, PARTITION, paced=bounds.skew is not None)
@@ -725,19 +732,19 @@ def _check_bounds(df: DataFrame, checked: Checked, declared: Sequence[Bounds]) -
 
 
 def _check_columns(df: DataFrame, keyed: Keyed) -> None:
-    """Find a wrong column name or type here, and not in the first batch."""
+    """Raise for a wrong column name or type now, and not in the first batch."""
     from lowwater_spark.track.ranges import range_column
     from lowwater_spark.track.rows import event_micros
 
     check_column(df, keyed.event_time, "event_time")
-    for each in keyed.key:
-        check_column(df, each, "key")
+    for column in keyed.key:
+        check_column(df, column, "key")
     df.select(range_column(columns_of(df, keyed.key), keyed.ranges), event_micros(df, keyed.event_time))
 
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What decides whether a stage can stand beside others.
+    """The parts of a stage that decide whether it can be in a query with others.
 
     ``client`` is compared by equality: an address, or a client's identity.
     """
@@ -750,13 +757,14 @@ class Declared:
 
 
 def check_together(stages: Sequence[Declared]) -> list[Sequence[str]]:
-    """Return for each stage the names of the earlier stages of the query that it reads; of a reader and of an injector: none.
+    """Return, for each stage, the earlier stages of the query that it reads; often none.
 
-    Raises ValueError for stages that do not go together, and Unsupported for inputs that cannot be folded exactly.
+    Raises ValueError for stages that do not fit together, and Unsupported for inputs that cannot be
+    folded exactly.
     """
     names = [stage.name for stage in stages]
     outside: Declared | None = None
-    found: list[Sequence[str]] = []
+    earlier_read: list[Sequence[str]] = []
     for i, stage in enumerate(stages):
         if stage.name in names[:i]:
             msg = f"two stages of the query are named {stage.name!r}; a computation's name is its own"
@@ -786,8 +794,8 @@ def check_together(stages: Sequence[Declared]) -> list[Sequence[str]]:
             if outside is None:
                 outside = stage
             _check_same(stage, outside)
-        found.append(inner)
-    return found
+        earlier_read.append(inner)
+    return earlier_read
 
 
 def _check_same(stage: Declared, other: Declared) -> None:

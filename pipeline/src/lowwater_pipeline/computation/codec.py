@@ -1,9 +1,8 @@
-"""State as bytes: what a computation keeps of a key is opaque to everything but its codec.
+"""Codecs turn a key's state into bytes; the rest of the pipeline never looks into them.
 
-:class:`Codec` is the one that is there. It knows from a declared type what it may write and what it
-makes of what it reads: plain values, containers of them and dataclasses. So reading state runs no
-code that the state brings along, as ``pickle`` would. Who needs another form writes a
-:class:`StateCodec`.
+:class:`Codec` is the one that ships. A declared type tells it what it may write and read: plain
+values, containers and dataclasses. So reading state runs no code from the stored bytes, as
+``pickle`` would. Implement :class:`StateCodec` for another form.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ _FIRST: Final = to_micros(datetime.min.replace(tzinfo=UTC))
 _LAST: Final = to_micros(datetime.max.replace(tzinfo=UTC))
 
 _BITS: Final = 2048
-"""Of an int, at most: fewer than the 640 digits that every interpreter reads, whatever limit is set
-there."""
+"""Greatest size of an int, in bits. It has fewer than 640 digits, which every interpreter reads
+whatever its limit is."""
 _TOO_LARGE: Final = 1 << _BITS
 
 _SHOWN: Final = 80
-"""Characters of a value in a message, at most."""
+"""Greatest number of characters of a value in a message."""
 
 _Convert = Callable[[Any], Any]
 
@@ -46,42 +45,38 @@ _Convert = Callable[[Any], Any]
 class StateCodec(Protocol[S]):
     """How the state of a key becomes bytes.
 
-    It travels to the executors, so it can be pickled; the bytes stay in the checkpoint, so later
-    releases of it must read them.
+    A codec must be picklable, because executors get a copy. Bytes stay in the checkpoint, so later
+    versions of the codec must read them.
     """
 
     def initial(self) -> S:
-        """Return the state of a key that has none, a new one each time.
-
-        A state whose bytes are those of the initial one is not kept.
-        """
+        """Return a new initial state. A state whose bytes equal its bytes is not stored."""
         ...
 
     def encode(self, state: S) -> bytes:
-        """Return the bytes of a state: the same for the same state."""
+        """Return the bytes of a state. Equal states must have equal bytes."""
         ...
 
     def decode(self, data: bytes) -> S:
-        """Return the state of these bytes, as new as :meth:`initial`."""
+        """Return the state of these bytes, as a new object."""
         ...
 
 
 class Codec(Generic[S]):
-    """Writes state of a declared type as JSON.
+    """A codec that writes state of a declared type as JSON.
 
     Types are bool, int (to 2048 bits), float (infinities and NaN, too), str (no lone surrogates),
     bytes, datetime (aware, to the microsecond; it comes back in UTC), dataclasses, and ``list[T]``,
     ``set[T]``, ``tuple[T, ...]``, ``tuple[A, B]``, ``dict[K, V]`` and ``T | None`` of them. Keys of
-    a dict and elements of a set are hashable: of a dataclass that is frozen, but of no list, set or
-    dict. A dataclass may get further fields if they have a default: state that was written before
-    has that.
+    a dict and elements of a set must be hashable: no list, set or dict, and a dataclass only if it
+    is frozen. A dataclass may get new fields with defaults: older state gets the defaults.
 
-    A value is of exactly the declared type, so that it comes back as that: a ``defaultdict`` is no
-    dict, True is no int, and an int is no float. Equal sets have equal bytes. A dict keeps its
-    order.
+    A value must have exactly the declared type, because it comes back as that type: a
+    ``defaultdict`` is no dict, True is no int, an int is no float. Equal sets have equal bytes. A
+    dict keeps its order.
 
-    The bytes hold no names of types. What looks alike in JSON is read as what is declared: a list,
-    a set and a tuple, an int and a datetime, or an int and the float that equals it.
+    The bytes hold no names of types. JSON that looks alike is read as the declared type: a list, a
+    set and a tuple; an int and a datetime; an int and the float that equals it.
 
     >>> codec = Codec(dict[int, list[str]])
     >>> codec.encode({7: ["a"]})
@@ -91,23 +86,25 @@ class Codec(Generic[S]):
     """
 
     def __init__(self, kind: Any, initial: Callable[[], S] | None = None) -> None:
-        """Take the type, and what makes the initial state: by default the type itself, called without arguments, or None where that is allowed.
+        """Take the type of the state, and a function that returns the initial state.
 
-        Raises TypeError for a type that is none of these, for one without an initial state, and for an initial state that does not come back as it was.
+        By default that is the type, called without arguments, or None for ``T | None``. Raises
+        TypeError for another type, for a type that makes no initial state, and for an initial state
+        that does not survive encoding and decoding.
         """
         self.kind = kind
-        self._given = initial
+        self._initial_given = initial
         self._make()
         try:
             data = self.encode(self.initial())
             again = self.encode(self.decode(data))
         except Exception as failure:
-            made = (
+            problem = (
                 f"{_name(kind)} makes no initial state without arguments: pass Codec({_name(kind)}, initial=...), a function that returns one"
                 if initial is None
                 else f"initial= makes no state of {_name(kind)}"
             )
-            msg = f"{made} ({failure})"
+            msg = f"{problem} ({failure})"
             raise TypeError(msg) from failure
         if again != data:
             msg = f"the initial state of {_name(kind)} does not come back as it was: what its __init__ takes is what its fields have, or write a codec. It was {data[:_SHOWN]!r} and is {again[:_SHOWN]!r}"
@@ -116,37 +113,34 @@ class Codec(Generic[S]):
     def _make(self) -> None:
         self._to, self._from = _converters(self.kind, "the state")
         plain = typing.get_origin(self.kind) or self.kind
-        self._initial: Callable[[], Any] = self._given or ((lambda: None) if _optional(self.kind) else plain)
+        self._initial: Callable[[], Any] = self._initial_given or ((lambda: None) if _optional(self.kind) else plain)
 
     def __getstate__(self) -> tuple[Any, Any]:
-        return self.kind, self._given
+        return self.kind, self._initial_given
 
     def __setstate__(self, state: tuple[Any, Any]) -> None:
-        self.kind, self._given = state
+        self.kind, self._initial_given = state
         self._make()
 
     def initial(self) -> S:
-        """Return the state of a key that has none."""
+        """Return a new initial state."""
         state: S = self._initial()
         return state
 
     def encode(self, state: S) -> bytes:
         """Return the bytes of a state. O(state), and a sort of each set.
 
-        Raises, with the place, TypeError for a value that is not of exactly the declared type, and
-        ValueError for one that could not be read again: an int beyond 2048 bits, a datetime that is
-        naive or outside of the years 1 to 9999 in UTC, text with lone surrogates, two elements or
-        keys that are written alike.
+        Raises TypeError, naming the place, for a value that has not exactly the declared type.
+        Raises ValueError for a value that could not be read again: an int beyond 2048 bits, a
+        datetime that is naive or outside of the years 1 to 9999 in UTC, text with lone surrogates,
+        two elements or keys with the same text.
         """
         return _ENCODER.encode(self._to(state)).encode()
 
     def decode(self, data: bytes) -> S:
-        """Return the state of these bytes.
-
-        O(state). Raises ValueError when they are of another type.
-        """
+        """Return the state of these bytes. O(state). Raises ValueError for another type's bytes."""
         try:
-            # Not decode(), which looks for blanks around: none were written.
+            # Not decode(), which would look for blanks: encode() writes none.
             value, end = _DECODER.raw_decode(text := data.decode())
             if end != len(text):
                 msg = f"there is more than one value, up to {end} of {len(text)}"
@@ -154,7 +148,7 @@ class Codec(Generic[S]):
             state: S = self._from(value)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as failure:
             msg = (
-                f"what is kept is no {_name(self.kind)} ({failure}): declare the state as it was, with a default for each field that is new, or begin a new checkpoint, with "
+                f"the stored state is no {_name(self.kind)} ({failure}): declare the state as it was, with a default for each field that is new, or begin a new checkpoint, with "
                 f"adopt=True. It begins with {data[:_SHOWN]!r}"
             )
             raise ValueError(msg) from failure
@@ -164,10 +158,10 @@ class Codec(Generic[S]):
 def _converters(
     kind: Any, place: str, inside: tuple[Any, ...] = (), *, hashed: bool = False
 ) -> tuple[_Convert, _Convert]:
-    """Return what makes JSON's values of values of a type, and what makes them back.
+    """Return two functions for a type: its values to JSON's values, and back.
 
-    ``place`` is where such values are, for messages; ``inside`` the dataclasses around it;
-    ``hashed`` whether they are keys or elements of a set.
+    ``place`` names the values in messages; ``inside`` are the dataclasses around them; ``hashed``
+    is True for keys of a dict and elements of a set.
     """
     if isinstance(kind, type) and kind in _SCALARS:
         return _SCALARS[kind](place)
@@ -175,7 +169,7 @@ def _converters(
         return _of_dataclass(kind, place, inside, hashed=hashed)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if _optional(kind):
-        [inner] = [each for each in arguments if each is not type(None)]
+        [inner] = [argument for argument in arguments if argument is not type(None)]
         to, back = _converters(inner, place, inside, hashed=hashed)
         return (lambda v: None if v is None else to(v)), (lambda v: None if v is None else back(v))
     if origin is tuple and not (len(arguments) == 2 and arguments[1] is ...):
@@ -187,8 +181,8 @@ def _converters(
         return _of_set(arguments[0], place, inside)
     if origin in (list, tuple):
         to, back = _converters(arguments[0], f"an element of {place}", inside, hashed=hashed)
-        return _written(origin, place, lambda v: [to(each) for each in v]), _read(
-            list, place, lambda v: origin([back(each) for each in v])
+        return _written(origin, place, lambda v: [to(item) for item in v]), _read(
+            list, place, lambda v: origin([back(item) for item in v])
         )
     if origin is dict:
         return _of_dict(arguments[0], arguments[1], place, inside)
@@ -202,20 +196,23 @@ def _converters(
 def _of_tuple(
     arguments: tuple[Any, ...], place: str, inside: tuple[Any, ...], *, hashed: bool
 ) -> tuple[_Convert, _Convert]:
-    pairs = [_converters(each, f"[{index}] of {place}", inside, hashed=hashed) for index, each in enumerate(arguments)]
+    pairs = [
+        _converters(argument, f"[{index}] of {place}", inside, hashed=hashed)
+        for index, argument in enumerate(arguments)
+    ]
     many = len(pairs)
 
     def to(value: tuple[Any, ...]) -> list[Any]:
         if len(value) != many:
             msg = f"{place} is {_shown(value)} where a tuple of {many} is declared: convert it, or declare what it is"
             raise TypeError(msg)
-        return [convert(each) for (convert, _), each in zip(pairs, value, strict=True)]
+        return [convert(item) for (convert, _), item in zip(pairs, value, strict=True)]
 
     def back(value: list[Any]) -> tuple[Any, ...]:
         if len(value) != many:
             msg = f"{place} is {_shown(value)} and does not have {many} values"
             raise ValueError(msg)
-        return tuple(convert(each) for (_, convert), each in zip(pairs, value, strict=True))
+        return tuple(convert(item) for (_, convert), item in zip(pairs, value, strict=True))
 
     return _written(tuple, place, to), _read(list, place, back)
 
@@ -226,14 +223,14 @@ def _of_set(element: Any, place: str, inside: tuple[Any, ...]) -> tuple[_Convert
     text_of: Callable[[Any], str] = repr if element in (int, datetime) else _ENCODER.encode
 
     def to(value: set[Any]) -> list[Any]:
-        # The order of a set is another one in each process, that of JSON's text is not. It orders
-        # what has no order of its own, too.
-        texts = {text_of(each): each for each in map(element_to, value)}
+        # A set's order differs from process to process. The order of the JSON texts does not, and
+        # it also orders values that have no order of their own.
+        texts = {text_of(item): item for item in map(element_to, value)}
         _check_distinct(len(texts), len(value), "elements", place)
         return [texts[text] for text in sorted(texts)]
 
     def back(value: list[Any]) -> set[Any]:
-        elements = {element_back(each) for each in value}
+        elements = {element_back(item) for item in value}
         _check_distinct(len(elements), len(value), "elements", place)
         return elements
 
@@ -245,12 +242,12 @@ def _of_dict(key: Any, item: Any, place: str, inside: tuple[Any, ...]) -> tuple[
     item_to, item_back = _converters(item, f"a value of {place}", inside)
     if key is str:
         return (
-            _written(dict, place, lambda v: {key_to(k): item_to(each) for k, each in v.items()}),
-            _read(dict, place, lambda v: {key_back(k): item_back(each) for k, each in v.items()}),
+            _written(dict, place, lambda v: {key_to(k): item_to(entry) for k, entry in v.items()}),
+            _read(dict, place, lambda v: {key_back(k): item_back(entry) for k, entry in v.items()}),
         )
 
     def to(value: dict[Any, Any]) -> list[Any]:
-        pairs = [[key_to(k), item_to(each)] for k, each in value.items()]
+        pairs = [[key_to(k), item_to(entry)] for k, entry in value.items()]
         if key not in _ONE_TEXT_EACH:
             _check_distinct(len({_ENCODER.encode(k) for k, _ in pairs}), len(pairs), "keys", place)
         return pairs
@@ -258,7 +255,7 @@ def _of_dict(key: Any, item: Any, place: str, inside: tuple[Any, ...]) -> tuple[
     pair = _read(list, f"a pair of {place}", lambda v: v)
 
     def back(value: list[Any]) -> dict[Any, Any]:
-        items = {key_back(k): item_back(each) for k, each in map(pair, value)}
+        items = {key_back(k): item_back(entry) for k, entry in map(pair, value)}
         _check_distinct(len(items), len(value), "keys", place)
         return items
 
@@ -272,7 +269,7 @@ def _of_dataclass(kind: Any, place: str, inside: tuple[Any, ...], *, hashed: boo
     if hashed and kind.__hash__ in (None, object.__hash__):
         msg = f"{place} cannot be a {_name(kind)}, which has no hash of its values: declare it with @dataclass(frozen=True)"
         raise TypeError(msg)
-    declared = {each.name: each for each in dataclasses.fields(kind)}
+    declared = {field.name: field for field in dataclasses.fields(kind)}
     odd = sorted(inspect.signature(kind).parameters.keys() ^ declared.keys())
     if odd:
         msg = f"{_name(kind)} cannot be made again of its fields, because of {', '.join(odd)}: its __init__ takes all of them and nothing else, so no init=False and no InitVar; or write a codec"
@@ -283,9 +280,9 @@ def _of_dataclass(kind: Any, place: str, inside: tuple[Any, ...], *, hashed: boo
             hints[name],
             f"{_name(kind)}.{name}",
             (*inside, kind),
-            hashed=hashed and (each.compare if each.hash is None else each.hash),
+            hashed=hashed and (field.compare if field.hash is None else field.hash),
         )
-        for name, each in declared.items()
+        for name, field in declared.items()
     }
 
     def to(value: Any) -> dict[str, Any]:
@@ -295,7 +292,7 @@ def _of_dataclass(kind: Any, place: str, inside: tuple[Any, ...], *, hashed: boo
         if not value.keys() <= fields.keys():
             msg = f"{_name(kind)} has no field {', '.join(sorted(value.keys() - fields.keys()))} any more"
             raise ValueError(msg)
-        return kind(**{name: fields[name][1](each) for name, each in value.items()})
+        return kind(**{name: fields[name][1](item) for name, item in value.items()})
 
     return _written(kind, place, to), _read(dict, place, back)
 
@@ -361,7 +358,7 @@ def _datetime(place: str) -> tuple[_Convert, _Convert]:
 
 
 def _written(kind: type, place: str, convert: _Convert | None = None) -> _Convert:
-    """Return what converts values of exactly this type and refuses others: what is derived from it would come back as something else."""
+    """Return a function that converts values of exactly this type, and refuses derived types."""
 
     def check(value: Any) -> Any:
         if type(value) is not kind:
@@ -374,7 +371,7 @@ def _written(kind: type, place: str, convert: _Convert | None = None) -> _Conver
 
 
 def _read(kind: type, place: str, convert: _Convert | None = None) -> _Convert:
-    """Return what converts JSON's values of exactly this type back and refuses others."""
+    """Return a function that converts JSON's values of exactly this type back."""
 
     def check(value: Any) -> Any:
         if type(value) is not kind:
@@ -385,8 +382,8 @@ def _read(kind: type, place: str, convert: _Convert | None = None) -> _Convert:
     return check
 
 
-def _check_distinct(found: int, given: int, what: str, place: str) -> None:
-    if found != given:
+def _check_distinct(distinct: int, total: int, what: str, place: str) -> None:
+    if distinct != total:
         msg = f"two {what} of {place} are the same in bytes: a NaN, or a time in two zones, is there once"
         raise ValueError(msg)
 
@@ -404,12 +401,12 @@ def _name(kind: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Return a value's text for a message."""
+    """Return a value's text, shortened for a message."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # as of an int that is too large to be written
+    except (ValueError, RecursionError):  # for example an int with too many digits
         text = f"a {type(value).__name__}"
-    # A message can be logged and sent, lone surrogates cannot.
+        # A message may be logged or sent, which lone surrogates would prevent.
     text = text.encode(errors="backslashreplace").decode()
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
@@ -424,4 +421,4 @@ _SCALARS: Final[dict[Any, Callable[[str], tuple[_Convert, _Convert]]]] = {
 }
 
 _ONE_TEXT_EACH: Final = (bool, int, bytes)
-"""Types whose unequal values are never written alike."""
+"""Types of which unequal values always have different texts."""

@@ -1,4 +1,4 @@
-"""What a user writes: a computation with its input, its outputs and its two hooks (MillWheel 4.1, 5)."""
+"""The classes from which a user builds a computation: inputs, outputs, hooks (MillWheel 4.1, 5)."""
 
 from __future__ import annotations
 
@@ -36,16 +36,18 @@ __all__ = [
 ]
 
 SECOND: Final = 1_000_000
-"""Microseconds, as all times in a computation."""
+"""A second in microseconds, the unit of all times in a computation."""
 MINUTE: Final = 60 * SECOND
 HOUR: Final = 60 * MINUTE
 DAY: Final = 24 * HOUR
 END: Final = MAX - 1
-"""The end of time: a timer there fires when the inputs are finished."""
+"""The end of time: a timer set for it fires when the inputs are finished."""
 
 
 def floor(micros: int, length: int) -> int:
-    """Return the start of the window of this length that a time is in: windows start at whole multiples since 1970 in UTC. Both in microseconds.
+    """Return the start of the window of ``length`` that a time is in. Both in microseconds.
+
+    Windows start at whole multiples of the length since 1970 in UTC.
 
     >>> floor(150 * SECOND, MINUTE) == 2 * MINUTE, floor(-1, MINUTE) == -MINUTE
     (True, True)
@@ -54,69 +56,69 @@ def floor(micros: int, length: int) -> int:
 
 
 def column_named(name: Any, columns: Sequence[str]) -> str:
-    """Return the column that is asked for by a name: as for Spark, large and small letters are the same. Raises KeyError."""
-    found = [name] if name in columns else [each for each in columns if each.lower() == str(name).lower()]
-    if len(found) != 1:
+    """Return the column with a name; case does not matter, as in Spark. Raises KeyError."""
+    matches = [name] if name in columns else [column for column in columns if column.lower() == str(name).lower()]
+    if len(matches) != 1:
         msg = f"the rows have no column {name}; they have {', '.join(columns)}"
         raise KeyError(msg)
-    return str(found[0])
+    return str(matches[0])
 
 
 def order_of(inputs: Sequence[Input]) -> Callable[[Record], Any]:
-    """Return by what the records of one key are sorted: time, place of the input, id."""
+    """Return the sort key of one key's records: time, place of the input, id."""
     if len(inputs) == 1:
         return attrgetter("timestamp", "id") if inputs[0].id else attrgetter("timestamp")
-    places = {each.label: place for place, each in enumerate(inputs)}
+    places = {source.label: place for place, source in enumerate(inputs)}
     return lambda record: (record.timestamp, places[record.input], record.id)
 
 
 def length_of(stamp: timedelta | None) -> int:
-    """Return a length in microseconds; 1, which every time is a multiple of, without one."""
+    """Return a length in microseconds. None gives 1, of which every time is a multiple."""
     return 1 if stamp is None else stamp // timedelta(microseconds=1)
 
 
 @dataclass(frozen=True)
 class Input:
-    """What a computation reads: rows of one frame, and how they become records."""
+    """An input of a computation: the rows of one frame, and how they become records."""
 
     name: str | Sequence[str]
-    """The computation that writes them, or all of them when there are several."""
+    """Name of the computation that writes the rows, or the names of all that do."""
     key: str | Callable[[], Column]
-    """The key of a row: text, bytes or a whole number. It is SQL, the name of a column mostly, or a
-    function that returns a column: it runs on the driver alone, while a column itself could not be
-    made where executors import the class. It is this consumer's own: another one may key the same
-    rows otherwise."""
+    """The key of a row: text, bytes or a whole number. Give SQL, mostly the name of a column, or a
+    function that returns a column; the function runs on the driver only, because executors that
+    import the class cannot build a column. Another consumer may key the same rows differently."""
     event_time: str
-    """The column of the event times, a timestamp."""
+    """Name of the event-time column, a timestamp."""
     id: str | None = None
-    """The column of the records' ids: text, bytes or whole numbers. Records of one key and time
-    come in their order; without one in any."""
+    """Name of the column of record ids: text, bytes or whole numbers. Records of one key and time
+    come in the order of their ids; without ids in any order."""
     once: bool = False
-    """Whether of each id only the first record has its turn (MillWheel 6.1.1). Every copy has the
-    same key and event time. Ids are forgotten when the low watermark has passed them; a record
-    below that may be a copy or not, and goes into the output ``undecidable``, with the columns
-    input, key, event_time, and row, which is the rest as JSON."""
+    """True gives only the first record of each id a turn (MillWheel 6.1.1). All copies must have
+    the same key and event time. Ids are forgotten when the low watermark has passed them. A record
+    below it may be a copy or not: it goes into the output ``undecidable``, with the columns input,
+    key, event_time, and row, which has the other columns as JSON."""
     slack: timedelta = timedelta(0)
-    """For how much longer ids are remembered, so that late records can be told from copies."""
+    """Extra time for which ids are remembered, so that late records can be told from copies."""
     alias: str | None = None
-    """What ``record.input`` and the frames of :func:`~lowwater_pipeline.computation.start` call it:
-    by default the name, of several ones with ``+`` between them. Two inputs need two."""
+    """Label of the input in ``record.input`` and in the frames of
+    :func:`~lowwater_pipeline.computation.start`. Default: its names, joined by ``+``. Labels of
+    inputs must differ."""
     output: str | None = None
-    """In a :class:`~lowwater_pipeline.graph.Pipeline`, and of a computation that is fused: which
-    output it is, of a computation that has several."""
+    """Name of the output that is read, in a :class:`~lowwater_pipeline.graph.Pipeline` or a fused
+    computation. Needed when the writer has several outputs."""
 
     @property
     def label(self) -> str:
-        """What it is called."""
+        """The input's name in records and frames: ``alias``, or the names joined by ``+``."""
         return "+".join(self.names) if self.alias is None else self.alias
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The computations that write what is read."""
+        """The computations that write the rows."""
         return (self.name,) if isinstance(self.name, str) else tuple(self.name)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Executors get the keys with the rows, and what makes a column need not travel.
+        # Executors get the keys with the rows, so the function that makes the column stays behind.
         return {**self.__dict__, "key": self.key if isinstance(self.key, str) else ""}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -125,36 +127,39 @@ class Input:
 
 @dataclass(frozen=True)
 class Output:
-    """What a computation writes, with what others read as its event time: ``Output("query string, start timestamp, n long", event_time="start")``."""
+    """An output with its event time: ``Output("query string, start timestamp", "start")``."""
 
     schema: str
     """The columns, as DDL."""
     event_time: str | None
-    """The column that consumers declare as their event time: a timestamp, which no row leaves null.
-    No row has it below what the low watermark may have passed. None: nobody reads one from it, or
-    each row has another."""
+    """Name of the timestamp column that consumers declare as their event time. It is never null,
+    and never below what the low watermark may have passed. None: consumers read no event time from
+    this output, or it differs from row to row."""
 
 
 @dataclass(frozen=True)
 class Strong:
-    """Each row is in the version of its batch before anybody gets it (MillWheel 6.1.2)."""
+    """Productions that are durable before any reader gets them (MillWheel 6.1.2)."""
 
 
 @dataclass(frozen=True)
 class Weak:
-    """Rows of some outputs are sent to Kafka while the batch runs, before it is durable (MillWheel 6.1.3): a job less, and rows may come twice.
+    """Productions sent to Kafka before their batch is durable (MillWheel 6.1.3).
 
-    It is for those whose rows depend on nothing but the records and the state, and whose readers drop copies. Each message has an id in the header ``lowwater-id``, the same whenever its batch is computed;
-    its key is the key that has produced it, and its value the row as JSON. What no broker has acknowledged within the patience is kept with the state and sent again, and the low watermark does not pass it.
+    This saves a job for each batch, but rows may come twice. Use it when the rows depend only on
+    the records and the state, and readers drop copies. Each message has an id in the header
+    ``lowwater-id``, the same whenever its batch is computed. Its key is the key that produced it,
+    its value the row as JSON. Messages that no broker acknowledges within the patience are kept
+    with the state and sent again; the low watermark does not pass them.
     """
 
     topics: Mapping[str, str]
-    """The topic of each output that is sent. It has no other writer that marks it, as
+    """The topic of each output that is sent. No other writer may put marks into the topic, as
     ``batch.write_kafka`` does."""
     options: Mapping[str, object]
-    """Of Kafka's client, as Spark names them: ``kafka.bootstrap.servers`` at least."""
+    """Options of Kafka's client, named as in Spark; ``kafka.bootstrap.servers`` is required."""
     patience: timedelta = timedelta(seconds=1)
-    """How long a key range waits for acknowledgements, in each batch."""
+    """Longest time for which a key range waits for acknowledgements in each batch."""
 
 
 @dataclass(slots=True)
@@ -162,13 +167,12 @@ class Record:
     """A record of the key whose turn it is."""
 
     timestamp: int
-    """Its event time, microseconds since the epoch."""
+    """Event time, microseconds since the epoch."""
     id: Any = None
     row: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """The columns of the frame. ``record["n"]`` is one of them; only those that are asked for are
-    converted."""
+    """Columns of the frame; ``record["n"]`` reads one. Only columns that are read are converted."""
     input: str = ""
-    """What its input is called."""
+    """Label of the input."""
 
     def __getitem__(self, name: str) -> Any:
         return self.row[name]
@@ -178,48 +182,51 @@ class Record:
 
 
 class Timer(NamedTuple):
-    """A timer that fires."""
+    """A timer that fires, as ``process_timer`` gets it."""
 
     tag: str
     at: int
-    """Microseconds: of event time, or with ``wall`` of the driver's clock."""
+    """Time for which it was set, microseconds: event time, or with ``wall`` the driver's clock."""
     hold: int
-    """What the low watermark of the computation has waited for, microseconds: nothing is produced
-    below it."""
+    """Timestamp at which the timer held the computation's low watermark, microseconds. The hook may
+    produce nothing below it."""
     wall: bool = False
 
 
 class Computation:
-    """Code that runs for one key at a time, over records and timers, with state that is the key's own. Derive a class, and start it with :func:`~lowwater_pipeline.computation.start`.
+    """Code that runs for one key at a time, over records and timers, with state of that key's own.
 
-    An instance travels to the executors: what it has in fields can be pickled, and does not change. All that is remembered goes into ``ctx.state``. The hooks depend on nothing but their
-    arguments and the state: an interrupted batch calls them again. Code for a key runs in one task at a time.
+    Derive a class, and start it with :func:`~lowwater_pipeline.computation.start`. Executors get a
+    pickled copy of the instance: its fields must be picklable and must not change. Keep everything
+    to be remembered in ``ctx.state``. The hooks may depend on nothing but their arguments and the
+    state, because an interrupted batch calls them again. One task at a time runs code for a key.
     """
 
     name: ClassVar[str]
     """The computation's name, under which others read it."""
     inputs: ClassVar[Sequence[Input]]
-    """One or several, with keys of one kind. Records of one key and time come in their order."""
+    """One or several inputs, with keys of one type. Records of one key and time come in the order
+    of their inputs."""
     outputs: ClassVar[Mapping[str, str | Output]]
-    """Name to :class:`Output`; the schema alone, as DDL, is enough for one without timestamps."""
+    """Outputs by name. A DDL schema instead of an :class:`Output` will do without timestamps."""
     state: ClassVar[StateCodec[Any] | None] = None
-    """How the state becomes bytes, see :class:`~lowwater_pipeline.computation.codec.Codec`; None:
-    there is none."""
+    """Codec that turns the state into bytes, see
+    :class:`~lowwater_pipeline.computation.codec.Codec`; None when there is no state."""
     stamp: ClassVar[timedelta | None] = None
-    """The length of tumbling windows by whose start is stamped what is produced, see ``stamp`` of
-    :func:`lowwater_spark.stage`; None: a record produces nothing below its own time."""
+    """Length of the tumbling windows whose starts stamp the productions, see ``stamp`` of
+    :func:`lowwater_spark.stage`. None: a record produces nothing below its own time."""
     productions: ClassVar[Strong | Weak] = Strong()
-    """Whether rows are durable before they are sent, :class:`Strong`, or may be sent twice,
-    :class:`Weak`."""
+    """:class:`Strong`: rows are durable before they are sent. :class:`Weak`: rows may be sent
+    twice."""
     in_order: ClassVar[bool] = False
-    """Whether records wait until the low watermark has passed them, and so come in order of time
-    whatever makes a batch. A late one comes at once."""
+    """True makes records wait until the low watermark has passed them, so that they come in the
+    order of time whatever the batches are. A late record comes at once."""
 
     def process_record(self, ctx: Context, record: Record) -> None:
-        """Take a record."""
+        """Handle a record of the key."""
         raise NotImplementedError
 
     def process_timer(self, ctx: Context, timer: Timer) -> None:
-        """Take a timer of the key, which is gone by now. Needed by those who set one."""
+        """Handle a timer of the key, which is removed already. Needed when timers are set."""
         msg = f"{self.name} sets timers and does not say what they do: write process_timer(self, ctx, timer)"
         raise NotImplementedError(msg)

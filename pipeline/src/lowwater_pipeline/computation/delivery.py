@@ -1,7 +1,9 @@
-"""Weak productions: rows that a task sends to Kafka while its batch runs, before the batch is durable (MillWheel 6.1.3).
+"""Weak productions: rows that a task sends to Kafka before its batch is durable (MillWheel 6.1.3).
 
-A batch that runs again sends again. So each row has an id, the same whenever the batch is computed, and who reads drops copies. What no broker has acknowledged within the patience goes into the version of
-the batch, the *outbox* of the key range. The batch ends without it (MillWheel's figure 11); the next one sends it again, and the low watermark does not pass it until it is acknowledged.
+A batch that runs again sends its rows again. So each row has an id, the same whenever the batch is
+computed, and readers drop copies. Rows that no broker has acknowledged within the patience go into
+the version of the batch, the *outbox* of the key range. The batch ends without them (MillWheel's
+figure 11). The next batch sends them again, and the low watermark does not pass them until then.
 """
 
 from __future__ import annotations
@@ -41,22 +43,22 @@ __all__ = [
 ]
 
 HEADER: Final = "lowwater-id"
-"""The header of a message that has the id of its row, as text."""
+"""Name of the message header that holds the id of the row, as text."""
 
 _STAMP: Final = "stamp"
 _PLACE: Final = "place"
 _SINCE: Final = "since"
 
 _MOST: Final = 100_000
-"""Rows that a key range keeps for later, at most."""
+"""Greatest number of unacknowledged rows that a key range stores."""
 
-_LETTING_GO: Final = 5.0
-"""Seconds that a producer has to forget what it was told to."""
+_PURGE_SECONDS: Final = 5.0
+"""Seconds in which a producer must drop its purged messages."""
 
 _ANSWERS_WITHIN: Final = 10.0
-"""Seconds that the brokers have to say which topics there are."""
+"""Seconds in which the brokers must list their topics."""
 
-_LATER: Final = frozenset(
+_PASSING: Final = frozenset(
     {
         "BROKER_NOT_AVAILABLE",
         "FENCED_LEADER_EPOCH",
@@ -79,40 +81,40 @@ _LATER: Final = frozenset(
         "_TRANSPORT",
     }
 )
-"""What the client says of a message that another time may be delivered."""
+"""Kafka's errors after which the same message may be delivered later."""
 
-_KEPT: Final = 4
-"""Producers that a worker keeps; each has a connection to each broker."""
+_PRODUCERS: Final = 4
+"""Greatest number of producers of a worker process; each has a connection to each broker."""
 
 
 def settings_of(options: Mapping[str, object]) -> dict[str, str]:
-    """Return Kafka's options, as Spark names them, for the client library.
+    """Return Kafka's options, named as in Spark, as settings of the client library.
 
-    Raises ValueError, and Unsupported for what exactness stands on.
+    Raises ValueError; Unsupported for an option that would break exactness.
     """
     return client_settings(options, "productions = Weak(...)")
 
 
 def check_topics(settings: Mapping[str, str], topics: Sequence[str]) -> None:
-    """Refuse topics that rows cannot be sent into.
+    """Check that rows can be sent into these topics. One round trip.
 
-    Raises Unsupported, and OSError when no broker answers. One round trip.
+    Raises Unsupported for a topic that is missing or has marks; OSError when no broker answers.
     """
     library = confluent()
     try:
-        there = library.admin.AdminClient(dict(settings)).list_topics(timeout=_ANSWERS_WITHIN).topics
+        existing = library.admin.AdminClient(dict(settings)).list_topics(timeout=_ANSWERS_WITHIN).topics
     except library.KafkaException as failure:
         msg = f"Kafka does not say which topics there are, at {settings['bootstrap.servers']}: {failure.args[0]}"
         raise OSError(msg) from failure
     for topic in topics:
-        if topic not in there:
+        if topic not in existing:
             raise Unsupported(
                 f"productions = Weak(...) into the topic {topic}, which is not there,",
                 "how many partitions and replicas it should have only you know",
                 f"Make it: kafka-topics.sh --bootstrap-server {settings['bootstrap.servers']} --create --topic {topic} --partitions 8 --replication-factor 3 "
                 "--config min.insync.replicas=2 --config unclean.leader.election.enable=false",
             )
-        if marks_topic(topic) in there:
+        if marks_topic(topic) in existing:
             raise Unsupported(
                 f"productions = Weak(...) into the topic {topic}, which batch.write_kafka has written,",
                 f"its readers may go by {marks_topic(topic)}, in which weak productions leave no marks",
@@ -121,48 +123,47 @@ def check_topics(settings: Mapping[str, str], topics: Sequence[str]) -> None:
 
 
 class Waiting(NamedTuple):
-    """What is known of the rows of one output that wait, without reading them."""
+    """Facts about the unsent rows of one output, known without reading them."""
 
     oldest: int
-    """The least of their timestamps, microseconds."""
+    """Least timestamp of the rows, microseconds."""
     since: int
-    """The clock of the batch that has produced the first of them, microseconds; MIN when it is not
-    known."""
+    """Clock of the batch that produced the first of them, microseconds; MIN when unknown."""
     output: int
-    """Its place in what the computation declares."""
+    """Position of the output in the computation's declaration."""
 
 
 class Producer(NamedTuple):
-    """A key that has produced."""
+    """A key that has produced rows."""
 
     key: Any
     place: int
-    """Where the key is in the key space: a signed hash."""
+    """Place of the key in the key space: a signed hash."""
     end: int
-    """How many productions there are after its turn."""
+    """Number of productions of the batch after the key's turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """How the weak productions of a batch are sent. Travels in the closure."""
+    """Settings by which a batch sends weak productions. Executors get it in the closure."""
 
     computation: str
     topics: Mapping[str, str]
-    """Of each output that is sent."""
+    """Topic of each output that is sent."""
     settings: Mapping[str, str]
-    """Of Kafka's client."""
+    """Settings of Kafka's client."""
     patience: float
-    """Seconds that a key range waits for acknowledgements, in each batch."""
+    """Longest time for which a key range waits for acknowledgements in a batch, seconds."""
     batch: str
-    """What tells the batch from every other one: of another checkpoint, too."""
+    """Name of the batch, unique among all checkpoints."""
 
     def messages(
         self, outputs: Outputs, productions: Sequence[Production], producers: Sequence[Producer]
     ) -> pa.Table | None:
-        """Return what is to be sent of the productions, None for nothing. O(productions).
+        """Return the messages of the productions; None without any. O(productions).
 
         ``producers`` are in the order of the productions. The table has a row for each message:
-        ``id``, ``output``, ``key``, ``value``, ``place``, the key's, and ``stamp``, the row's
+        ``id``, ``output``, ``key``, ``value``, ``place`` of the key, and ``stamp``, the row's
         timestamp in microseconds.
         """
         import pyarrow as pa
@@ -170,9 +171,9 @@ class Delivery:
         parts = []
         begun = 0
         owners: list[Producer] = []
-        for each in producers:
-            owners += [each] * (each.end - begun)
-            begun = each.end
+        for producer in producers:
+            owners += [producer] * (producer.end - begun)
+            begun = producer.end
         for output in self.topics:
             at = [i for i, (name, _, _) in enumerate(productions) if name == output]
             if not at:
@@ -198,22 +199,27 @@ class Delivery:
         return pa.concat_tables(parts).combine_chunks() if parts else None
 
     def ids(self, output: str, keys: Sequence[Any], values: Sequence[bytes]) -> list[str]:
-        """Return the ids of rows: of the batch, the key, the output and the row itself, and of equal ones the how many-th it is. So code that was mended between two attempts gives no row the id of another."""
-        seen: Counter[bytes] = Counter()
-        found: list[str] = []
+        """Return the ids of rows: hashes of batch, key, output, the row, and a count of equal rows.
+
+        The row is part of its id, because code may be mended between two runs of a batch: then a
+        different row must not get the same id.
+        """
+        repeats: Counter[bytes] = Counter()
+        ids: list[str] = []
         for key, value in zip(keys, values, strict=True):
-            told = [self.computation, self.batch, output, type(key).__name__, _bytes(key).hex()]
-            each = blake2b(json.dumps(told).encode() + value, digest_size=16)
-            number = seen[each.digest()]
-            seen[each.digest()] += 1
-            each.update(b"/%d" % number)
-            found.append(each.hexdigest())
-        return found
+            content = [self.computation, self.batch, output, type(key).__name__, _bytes(key).hex()]
+            hashed = blake2b(json.dumps(content).encode() + value, digest_size=16)
+            number = repeats[hashed.digest()]
+            repeats[hashed.digest()] += 1
+            hashed.update(b"/%d" % number)
+            ids.append(hashed.hexdigest())
+        return ids
 
     def send(self, messages: pa.Table) -> pa.Table | None:
-        """Send messages, and return those that no broker has acknowledged in time; None when all are. A message may have been delivered all the same.
+        """Send messages; return those without an acknowledgement in time, None when there are none.
 
-        Raises OSError when more are left than a key range keeps, or when Kafka refuses one for good.
+        A returned message may have been delivered all the same. Raises OSError when more are left
+        than a key range stores, or when Kafka refuses one for good.
         """
         import pyarrow as pa
 
@@ -226,20 +232,20 @@ class Delivery:
         producer.flush(max(0.0, deadline - time.monotonic()))
         if len(producer):
             producer.purge(in_queue=True, in_flight=True)
-            producer.flush(_LETTING_GO)
+            producer.flush(_PURGE_SECONDS)
         if refused:
             raise OSError(refused[0])
-        left = int(waits.sum())
-        if left > _MOST:
+        unacknowledged = int(waits.sum())
+        if unacknowledged > _MOST:
             msg = (
-                f"{left} rows of a key range of {self.computation} wait for Kafka, and it keeps {_MOST}: the brokers at {self.settings['bootstrap.servers']} acknowledge nothing, or less "
+                f"{unacknowledged} rows of a key range of {self.computation} wait for Kafka, and it keeps {_MOST}: the brokers at {self.settings['bootstrap.servers']} acknowledge nothing, or less "
                 "than comes within patience=, which may be too short, or ranges= too few. The batch is run again by the next start, and nothing is lost"
             )
             raise OSError(msg)
-        return messages.filter(pa.array(waits)).combine_chunks() if left else None
+        return messages.filter(pa.array(waits)).combine_chunks() if unacknowledged else None
 
     def _produce(self, producer: Any, message: Mapping[str, Any], delivered: Any, deadline: float) -> bool:
-        """Hand a message to the producer; False when it takes none until the deadline."""
+        """Hand a message to the producer; False when its queue stays full until the deadline."""
         while True:
             try:
                 producer.produce(
@@ -252,7 +258,7 @@ class Delivery:
             except BufferError:
                 if time.monotonic() >= deadline:
                     return False
-                producer.poll(0.05)  # some have to be acknowledged first
+                producer.poll(0.05)  # makes room: handles acknowledgements
             except confluent().KafkaException as failure:
                 raise OSError(self._refusal(message, failure.args[0])) from failure
             else:
@@ -262,10 +268,10 @@ class Delivery:
     def _delivered(
         self, waits: NDArray[np.bool_], refused: list[str], i: int, message: Mapping[str, Any], error: Any, _: object
     ) -> None:
-        """Take what has become of a message."""
+        """Note that a message was delivered, or why Kafka refused it."""
         if error is None:
             waits[i] = False
-        elif error.name() not in _LATER:
+        elif error.name() not in _PASSING:
             refused.append(self._refusal(message, error))
 
     def _refusal(self, message: Mapping[str, Any], error: object) -> str:
@@ -284,7 +290,7 @@ def least_stamp(messages: pa.Table) -> int:
 
 
 def dated(messages: pa.Table, now: int) -> pa.Table:
-    """Return messages with the clock by which they were produced; those that have one keep it."""
+    """Return messages with the clock by which they were produced; an earlier clock stays."""
     import pyarrow as pa
 
     if _SINCE in messages.column_names:
@@ -293,19 +299,19 @@ def dated(messages: pa.Table, now: int) -> pa.Table:
 
 
 def waiting_of(messages: pa.Table, outputs: Sequence[str]) -> list[tuple[pa.Table, Waiting]]:
-    """Return messages by their output, each with what is known of them; ``outputs`` are those that the computation declares."""
+    """Return messages by output, with their facts; ``outputs`` are the declared ones, in order."""
     import pyarrow.compute as pc
 
-    found: list[tuple[pa.Table, Waiting]] = []
+    by_output: list[tuple[pa.Table, Waiting]] = []
     for number, output in enumerate(outputs):
         own = messages.filter(pc.equal(messages["output"], output)).combine_chunks()
         if own.num_rows:
-            found.append((own, Waiting(least_stamp(own), pc.min(own[_SINCE]).as_py(), number)))
-    return found
+            by_output.append((own, Waiting(least_stamp(own), pc.min(own[_SINCE]).as_py(), number)))
+    return by_output
 
 
 def of_places(messages: pa.Table, low: int, high: int) -> pa.Table:
-    """Return the messages of keys whose places are from one to before another."""
+    """Return the messages of keys whose places are in [low, high)."""
     import pyarrow as pa
 
     places = np.asarray(messages[_PLACE])
@@ -313,20 +319,20 @@ def of_places(messages: pa.Table, low: int, high: int) -> pa.Table:
 
 
 def _bytes(key: Any) -> bytes:
-    """Return a key as the key of a message."""
+    """Return the key of a message for a computation's key."""
     return key if isinstance(key, bytes) else str(key).encode()
 
 
 _producers: Final[OrderedDict[str, Any]] = OrderedDict()
-"""Of this process, by their settings; those that were used last are at the end."""
+"""Producers of this process by their settings, the least recently used first."""
 
 
 def _producer(settings: Mapping[str, str]) -> Any:
     key = json.dumps(dict(settings), sort_keys=True)
     if key not in _producers:
-        # Copies have ids, so the order in which brokers get what is sent twice decides nothing.
+        # Copies are told by their ids, so the order of messages that are sent again is irrelevant.
         _producers[key] = confluent().Producer({**settings, "acks": "all", "linger.ms": 1})
     _producers.move_to_end(key)
-    while len(_producers) > _KEPT:
+    while len(_producers) > _PRODUCERS:
         _producers.popitem(last=False)
     return _producers[key]

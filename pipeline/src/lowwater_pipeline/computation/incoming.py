@@ -1,7 +1,8 @@
-"""What a computation reads: the frames of its inputs as one frame of Spark's, and its rows in a batch as records.
+"""The frames of a computation's inputs as one frame, and the rows of a batch as records.
 
-One input is read as it is, with some columns beside its own. The frames of several are united, each row of one as a struct in a column of its own, so that they share no columns. One query reads
-them all: a batch has rows of each, and the low watermark is the least of the inputs.
+A single input keeps its columns and gets some beside them. Several inputs are united: each row is a
+struct in a column of its input's own, so that inputs share no columns. One query reads them all: a
+batch has rows of each, and its low watermark is the least of the inputs'.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
     Frames = DataFrame | Mapping[str, DataFrame]
-    """The frame of the one input, or those of all by what they are called."""
+    """The frame of the one input, or the frames of all inputs by label."""
 
 __all__ = ["KEY", "PLACE", "TIME", "Read", "checked", "parts", "records", "united", "waiting"]
 
 KEY: Final = "lowwater_key"
 _ID: Final = "lowwater_id"
 _INPUT: Final = "lowwater_input"
-"""The place of a row's input in the list, if there are several."""
+"""Column with the number of a row's input, when there are several inputs."""
 _EVENT_TIME: Final = "lowwater_event_time"
 _OWN: Final = (PLACE, KEY, TIME, _ID)
 
@@ -57,46 +58,47 @@ def _row_of(place: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One frame that has what all inputs read, and the columns by which a stage reads it."""
+    """One frame with the rows of all inputs, and the columns by which a stage reads it."""
 
     frame: DataFrame
     key: Column | str
     event_time: str
     more: Sequence[Column] = ()
-    """What :func:`records` needs beside the columns of the frame."""
+    """Columns that :func:`records` needs beside those of the frame."""
     named: Sequence[tuple[str, str]] = ()
-    """What it needs and is a column of the frame as it is, so that it need not be sent twice: what
-    it is called here, and there."""
+    """Needed columns that are plain columns of the frame, as (name here, name in the frame): they
+    need not be sent twice."""
 
 
 def united(computation: Computation, frames: Frames) -> Read:
-    """Return what a computation reads.
+    """Return one frame with what a computation reads.
 
-    Raises ValueError and TypeError, naming what to change, for frames that are not what its inputs
-    declare; what Spark does for a column that is not there.
+    Raises ValueError and TypeError, naming what to change, for frames that do not fit the declared
+    inputs; what Spark raises for a missing column.
     """
     from pyspark.sql import functions as sf
 
-    given = _by_label(computation, frames)
+    by_label = _by_label(computation, frames)
     inputs = computation.inputs
-    keys = [_key(each) for each in inputs]
-    for each, key in zip(inputs, keys, strict=True):
+    keys = [_key(source) for source in inputs]
+    for source, key in zip(inputs, keys, strict=True):
         try:
-            _check_frame(_called(computation, each), each, given[each.label], key)
+            _check_frame(_called(computation, source), source, by_label[source.label], key)
         except Exception as failure:
             if len(inputs) > 1:
-                failure.add_note(f"in {_called(computation, each)}")
+                failure.add_note(f"in {_called(computation, source)}")
             raise
     if len(inputs) == 1:
-        return _alone(computation, inputs[0], given[inputs[0].label], keys[0])
-    _check_together(computation, given, keys)
-    schemas = [given[each.label].schema for each in inputs]
+        return _alone(computation, inputs[0], by_label[inputs[0].label], keys[0])
+    _check_together(computation, by_label, keys)
+    schemas = [by_label[source.label].schema for source in inputs]
     ids = [
-        None if each.id is None else _kind(column_of(given[each.label], each.id), given[each.label]) for each in inputs
+        None if source.id is None else _kind(column_of(by_label[source.label], source.id), by_label[source.label])
+        for source in inputs
     ]
 
-    def one(place: int) -> DataFrame:
-        declared, frame = inputs[place], given[inputs[place].label]
+    def selection(place: int) -> DataFrame:
+        declared, frame = inputs[place], by_label[inputs[place].label]
         columns = [
             sf.lit(place).alias(_INPUT),
             _cast(keys[place], frame).alias(KEY),
@@ -110,15 +112,15 @@ def united(computation: Computation, frames: Frames) -> Read:
             columns.append(row.alias(_row_of(other)))
         return frame.select(*columns)
 
-    frame = reduce(lambda before, after: before.union(after), [one(place) for place in range(len(inputs))])
+    frame = reduce(lambda before, after: before.union(after), [selection(place) for place in range(len(inputs))])
     return Read(frame, KEY, _EVENT_TIME)
 
 
 def _alone(computation: Computation, declared: Input, frame: DataFrame, key: Column) -> Read:
-    """Return the frame of the one input, which keeps its columns."""
-    taken = [name for name in frame.columns if name.lower() in (*_OWN, OUTPUT)]
-    if taken:
-        msg = f"the frame has a column {taken[0]} already; rename it before {computation.name} reads it"
+    """Return the frame of a single input, which keeps its columns."""
+    reserved = [name for name in frame.columns if name.lower() in (*_OWN, OUTPUT)]
+    if reserved:
+        msg = f"the frame has a column {reserved[0]} already; rename it before {computation.name} reads it"
         raise ValueError(msg)
 
     needed = {KEY: key} if declared.id is None else {KEY: key, _ID: column_of(frame, declared.id)}
@@ -128,18 +130,18 @@ def _alone(computation: Computation, declared: Input, frame: DataFrame, key: Col
 
 
 def _plain(column: Column, frame: DataFrame) -> str | None:
-    """Return which column of the frame an expression is; None for one that is made of columns, or has its name in common with another one."""
-    [found] = items(frame.select(column)._jdf.queryExecution().analyzed().projectList())
-    if found.getClass().getSimpleName() != "AttributeReference":
+    """Return the column of the frame that an expression is; None for any other expression."""
+    [reference] = items(frame.select(column)._jdf.queryExecution().analyzed().projectList())
+    if reference.getClass().getSimpleName() != "AttributeReference":
         return None
-    # Spark gives it the letters that it was asked by, which may be others than the column's.
-    same = [each for each in frame.columns if each.lower() == str(found.name()).lower()]
+    # Spark spells the name as the expression did; the column's own spelling may differ in case.
+    same = [name for name in frame.columns if name.lower() == str(reference.name()).lower()]
     return same[0] if len(same) == 1 else None
 
 
 def _by_label(computation: Computation, frames: Frames) -> dict[str, DataFrame]:
-    """Return the frames by what their inputs are called. Raises ValueError and TypeError."""
-    labels = [each.label for each in computation.inputs]
+    """Return the frames by the labels of their inputs. Raises ValueError and TypeError."""
+    labels = [source.label for source in computation.inputs]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:
         msg = f"two inputs of {computation.name} are called {twice}: give one of them another name by which it is told from the other, Input({twice!r}, alias=NAME, ...)"
@@ -160,7 +162,7 @@ def _by_label(computation: Computation, frames: Frames) -> dict[str, DataFrame]:
 
 
 def _called(computation: Computation, declared: Input) -> str:
-    """Return the input in words; the computation alone, if it is the only one."""
+    """Return the words for an input in messages; a single input goes by its computation."""
     return computation.name if len(computation.inputs) == 1 else f"the input {declared.label} of {computation.name}"
 
 
@@ -171,11 +173,11 @@ def _key(declared: Input) -> Column:
     key: Any = declared.key
     if isinstance(key, str):
         return sf.expr(key)
-    made = key() if callable(key) and not isinstance(key, Column) else None
-    if not isinstance(made, Column):
+    result = key() if callable(key) and not isinstance(key, Column) else None
+    if not isinstance(result, Column):
         msg = f'key= is {key!r}: give SQL, as key="upper(name)", or a function that returns a column, as key=lambda: sf.upper("name"); executors that import the class cannot make a column'
         raise TypeError(msg)
-    return made
+    return result
 
 
 def _cast(column: Column, rows: DataFrame) -> Column:
@@ -183,7 +185,7 @@ def _cast(column: Column, rows: DataFrame) -> Column:
 
 
 def _whole(column: Column, kind: DataType) -> Column:
-    """Return a column of whole numbers as the longest ones."""
+    """Return a column of whole numbers as long; other columns unchanged."""
     return column.cast("long") if kind.typeName() in _WHOLE else column
 
 
@@ -192,10 +194,7 @@ def _kind(column: Column, rows: DataFrame) -> DataType:
 
 
 def _check_frame(called: str, declared: Input, frame: DataFrame, key: Column) -> None:
-    """Refuse a frame that has not what is declared.
-
-    Raises ValueError, TypeError, and what Spark does for a column that is not there.
-    """
+    """Raise ValueError or TypeError, or what Spark raises, for a frame that lacks a column."""
     event_micros(frame, declared.event_time)
     named: Sequence[tuple[str, Column]] = [("key", key)]
     if declared.id is not None:
@@ -208,10 +207,7 @@ def _check_frame(called: str, declared: Input, frame: DataFrame, key: Column) ->
 
 
 def _check_together(computation: Computation, frames: Mapping[str, DataFrame], keys: Sequence[Column]) -> None:
-    """Refuse frames that one query cannot read, or whose keys differ.
-
-    Raises ValueError and TypeError.
-    """
+    """Raise ValueError or TypeError unless one query can read all frames, with keys of one type."""
     first = next(iter(frames.values()))
     for label, frame in frames.items():
         called = f"the frame of the input {label} of {computation.name}"
@@ -240,7 +236,7 @@ def _check_together(computation: Computation, frames: Mapping[str, DataFrame], k
 
 
 class _Columns(dict[str, list[Any]]):
-    """Columns as lists of Python's values."""
+    """Columns as lists of Python values, converted when first read."""
 
     def __init__(self, rows: pa.Table) -> None:
         super().__init__()
@@ -254,7 +250,7 @@ class _Columns(dict[str, list[Any]]):
 
 
 class _Row(Mapping[str, Any]):
-    """A row of a table whose columns are converted when the first row is asked for them."""
+    """A row of a table; its columns are converted for all rows when one of them is read."""
 
     __slots__ = ("_at", "_columns")
 
@@ -273,7 +269,7 @@ class _Row(Mapping[str, Any]):
 
 
 def parts(inputs: Sequence[Input], rows: pa.Table) -> Iterator[tuple[Input, NDArray[np.int64], pa.Table, str]]:
-    """Yield for each input the places of its rows, a table of them with the columns of its frame, and the name of the column of ids in ``rows``."""
+    """Yield for each input its row numbers, its rows with its own columns, and its id column."""
     import pyarrow as pa
 
     if len(inputs) == 1:
@@ -291,10 +287,7 @@ def parts(inputs: Sequence[Input], rows: pa.Table) -> Iterator[tuple[Input, NDAr
 def records(
     inputs: Sequence[Input], rows: pa.Table, order: NDArray[np.int64], starts: NDArray[np.int64]
 ) -> list[list[Record]]:
-    """Return the records of each key, whose rows stand in ``order`` and begin at ``starts``.
-
-    O(rows).
-    """
+    """Return each key's records; its rows are in ``order`` and begin at ``starts``. O(rows)."""
     import pyarrow as pa
 
     times, ordered = np.asarray(rows[TIME])[order], list[Record]()
@@ -305,37 +298,40 @@ def records(
         rank[at] = np.arange(len(at))
         rank = rank[order]
         here = np.flatnonzero(rank >= 0)
-        made = [
+        own_records = [
             Record(time, ids[i], _Row(columns, i), label)
             for time, i in zip(times[here].tolist(), rank[here].tolist(), strict=True)
         ]
         if len(inputs) == 1:
-            ordered = made
+            ordered = own_records
         else:
             ordered = ordered or [Record(0)] * rows.num_rows
-            for i, record in zip(here.tolist(), made, strict=True):
+            for i, record in zip(here.tolist(), own_records, strict=True):
                 ordered[i] = record
     return [ordered[start:end] for start, end in pairwise([*starts.tolist(), len(ordered)])]
 
 
 def waiting(inputs: Sequence[Input], rows: pa.Table) -> pa.DataType:
-    """Return the type in which records wait, see :class:`~lowwater_pipeline.computation.keys.Form`."""
+    """Return the type of waiting records, see :class:`~lowwater_pipeline.computation.keys.Form`."""
     import pyarrow as pa
 
-    told: dict[str, list[tuple[str, pa.DataType]]] = {}
+    content: dict[str, list[tuple[str, pa.DataType]]] = {}
     for declared, _, own, identity in parts(inputs, rows.slice(0, 0)):
-        row = pa.struct([each.remove_metadata() for each in own.schema])
+        row = pa.struct([field.remove_metadata() for field in own.schema])
         kind = rows.schema.field(identity).type if identity in rows.column_names else pa.null()
-        told[declared.label] = [("id", kind), ("row", row)]
+        content[declared.label] = [("id", kind), ("row", row)]
     timestamp = ("timestamp", pa.int64())
     if len(inputs) == 1:
-        return pa.list_(pa.struct([timestamp, *told[inputs[0].label]]))
-    of = pa.struct([(label, pa.struct(fields)) for label, fields in told.items()])
-    return pa.list_(pa.struct([timestamp, ("input", pa.string()), ("of", of)]))
+        return pa.list_(pa.struct([timestamp, *content[inputs[0].label]]))
+    struct = pa.struct([(label, pa.struct(fields)) for label, fields in content.items()])
+    return pa.list_(pa.struct([timestamp, ("input", pa.string()), ("of", struct)]))
 
 
 def checked(computation: Computation, rows: pa.Table, named: Sequence[tuple[str, str]] = ()) -> pa.Table:
-    """Return the rows in one piece, with all that is needed, and times in UTC; ``named`` as in :class:`Read`. Raises ValueError for a row without key, time or id."""
+    """Return the rows in one chunk, with all needed columns, and times in UTC.
+
+    ``named`` as in :class:`Read`. Raises ValueError for a row without key, time or id.
+    """
     import pyarrow as pa
 
     inputs = computation.inputs
@@ -345,7 +341,7 @@ def checked(computation: Computation, rows: pa.Table, named: Sequence[tuple[str,
     nulls = [name for name in rows.column_names if name in (KEY, TIME, _ID) and rows[name].null_count]
     nulls += [name for name in map(_id_of, range(len(inputs))) if name in rows.column_names]
     for declared, at, _, identity in parts(inputs, rows) if nulls else ():
-        for name, what, said in (
+        for name, what, column_name in (
             (KEY, "key", declared.key),
             (TIME, "event time", declared.event_time),
             (identity, "id", declared.id),
@@ -353,12 +349,12 @@ def checked(computation: Computation, rows: pa.Table, named: Sequence[tuple[str,
             count = rows[name].take(pa.array(at)).null_count if name in nulls else 0
             if count:
                 msg = (
-                    f"{count} of {len(at)} rows of {_called(computation, declared)} have no {what} ({said or 'an expression'}). Give each record one, or filter these rows "
+                    f"{count} of {len(at)} rows of {_called(computation, declared)} have no {what} ({column_name or 'an expression'}). Give each record one, or filter these rows "
                     "out of the frame; nothing of the batch is lost meanwhile"
                 )
                 raise ValueError(msg)
     for i, field in enumerate(rows.schema):
-        # Spark gives them the zone of the session, which another run may have set otherwise.
+        # Spark uses the session's time zone, which may have been another one in an earlier run.
         kind = _in_utc(field.type)
         if kind != field.type:
             rows = rows.set_column(i, field.name, rows[field.name].cast(kind))
@@ -366,14 +362,14 @@ def checked(computation: Computation, rows: pa.Table, named: Sequence[tuple[str,
 
 
 def _in_utc(kind: pa.DataType) -> pa.DataType:
-    """Return a type with UTC as the zone of all times in it that have one."""
+    """Return a type in which every zone of a timestamp is UTC."""
     import pyarrow as pa
 
     if pa.types.is_timestamp(kind):
         return kind if kind.tz in (None, "UTC") else pa.timestamp(kind.unit, "UTC")
     if pa.types.is_struct(kind):
         return pa.struct(
-            [each.with_type(_in_utc(each.type)) for each in (kind.field(i) for i in range(kind.num_fields))]
+            [field.with_type(_in_utc(field.type)) for field in (kind.field(i) for i in range(kind.num_fields))]
         )
     if pa.types.is_list(kind):
         return pa.list_(kind.value_field.with_type(_in_utc(kind.value_type)))

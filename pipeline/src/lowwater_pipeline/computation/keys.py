@@ -1,10 +1,14 @@
-"""What a key range keeps of all its keys, in pieces that are never changed: tables sorted by the places of the keys, each newer than those before it.
+"""The stored keys of a range: pieces, which are tables sorted by place and never changed.
 
-Of a key the row of the newest piece counts, and one that says it is *gone* hides the older ones. A batch writes a piece of the keys that have changed. While the last piece is smaller than
-twice the new one, the two are merged; so there are few, and a row is written a few times in all. When less than half of all rows count, all pieces are merged.
+A newer piece hides older ones: of a key the row of the newest piece counts. A row that says *gone*
+stands for a removed key. A batch writes a piece of its changed keys. While the last piece is
+smaller than twice the new one, the two are merged, so that there are few pieces and a row is
+written a few times in all. When less than half of all rows count, all pieces are merged.
 
-Of each piece is known, without reading it, how many rows count, and the least due times and the least hold among those. These are exact: a row that does not count holds nothing back and asks for no
-batch. Rows of a piece stop counting and never begin again, so these numbers only grow, and a row that has stopped is looked at once.
+Facts of a piece are readable without opening it: how many rows count, their least due times and
+their least hold. These are exact, because a row that does not count must hold nothing back and ask
+for no batch. A row that has stopped counting never counts again. So the times only grow, and a row
+that stopped is looked at once.
 """
 
 from __future__ import annotations
@@ -30,52 +34,54 @@ __all__ = ["Changed", "Form", "Keys", "Piece", "Refs", "sorted_keys"]
 PLACE, KEY, GONE, WAITING = "place", "key", "gone", "waiting"
 _DUES: Final = ("due", "wall", "hold")
 _OPTIONAL: Final = ("state", "tag", "timers", "wall")
-"""Columns that a piece has only if a row has something there."""
+"""Columns that a piece has only if one of its rows has a value there."""
 
 _BLOCK: Final = 65_536
 _FEW: Final = 256
-"""Rows of a block that are looked at first for one that counts."""
+"""Number of rows of a block that are tried first when a row that counts is looked for."""
 _MANY: Final = 4096
 _MOST_PIECES: Final = 16
-"""Of a union of ranges. Each range alone has about as many as its rows have binary digits."""
+"""Greatest number of pieces of a union of ranges. A single range has about as many pieces as its
+number of rows has binary digits."""
 
 Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How keys are kept: what is the same for all pieces."""
+    """The format of stored keys; all pieces of a computation have the same."""
 
     key: pa.DataType
     """large_string, large_binary or int64."""
     length: int = 1
-    """Of the windows by whose start is stamped, microseconds."""
+    """Length of the windows whose starts are used as stamps, microseconds."""
     waiting: pa.DataType | None = None
-    """Of the records that may wait: a list of structs of ``timestamp``, ``id`` and ``row``, or of
-    several inputs of ``timestamp``, ``input`` and ``of``, which has id and row by the input. None:
-    none waits."""
+    """Type of the records that wait: a list of structs of ``timestamp``, ``id`` and ``row``. With
+    several inputs the struct has ``timestamp``, ``input`` and ``of``, which holds id and row under
+    the input's label. None when no record waits."""
     input: str | None = ""
-    """What the input is called; None: there are several."""
+    """Label of the input; None when there are several inputs."""
 
-    def table(self, places: Sequence[int] | Places, keys: pa.Array, kept: Sequence[Kept]) -> pa.Table:
-        """Return the rows of some keys, in that order. O(kept).
+    def table(self, places: Sequence[int] | Places, keys: pa.Array, entries: Sequence[Kept]) -> pa.Table:
+        """Return the rows of some keys, in their order. O(entries).
 
-        Most keys have one timer, of the low watermark, or none: its time and its hold are those of
-        the row, and its tag stands beside. Other timers are in lists. What no row has is no column.
+        Most keys have no timer, or one timer of the low watermark: its time and hold are the row's
+        due time and hold, and its tag has a column. Other timers are in lists. A column without any
+        value is left out.
         """
         import pyarrow as pa
 
-        rows = len(kept)
+        rows = len(entries)
         dues, walls, holds = [MAX] * rows, [MAX] * rows, [MAX] * rows
         tags: list[str | None] = [None] * rows
         timers: list[list[dict[str, Any]] | None] = [None] * rows
-        for i, each in enumerate(kept):
-            low = each.timers
-            if each.wall_timers or each.waiting or len(low) > 1:
-                dues[i], walls[i], holds[i] = each.due, each.wall, each.hold(self.length)
+        for i, entry in enumerate(entries):
+            low = entry.timers
+            if entry.wall_timers or entry.waiting or len(low) > 1:
+                dues[i], walls[i], holds[i] = entry.due, entry.wall, entry.hold(self.length)
                 timers[i] = [
                     {"at": at, "tag": tag, "hold": hold, "wall": kind is not low}
-                    for kind in (low, each.wall_timers)
+                    for kind in (low, entry.wall_timers)
                     for (at, tag), hold in kind.items()
                 ]
             elif low:
@@ -84,8 +90,8 @@ class Form:
         columns = {
             PLACE: pa.array(places, pa.int64()),
             KEY: keys,
-            GONE: pa.array([not each for each in kept], pa.bool_()),
-            "state": pa.array([each.state for each in kept], pa.large_binary()),
+            GONE: pa.array([not entry for entry in entries], pa.bool_()),
+            "state": pa.array([entry.state for entry in entries], pa.large_binary()),
             "tag": pa.array(tags, pa.string()),
             "timers": pa.array(timers, pa.list_(pa.struct(timer))),
             "due": pa.array(dues, pa.int64()),
@@ -93,94 +99,91 @@ class Form:
             "hold": pa.array(holds, pa.int64()),
         }
         if self.waiting is not None:
-            waiting = [[self._waits(one) for one in each.waiting] for each in kept]
+            waiting = [[self._waits(record) for record in entry.waiting] for entry in entries]
             columns[WAITING] = pa.array(waiting, self.waiting)
         return _slim(pa.table(columns))
 
-    def kept(self, table: pa.Table) -> list[Kept]:
-        """Return what rows say. O(rows)."""
+    def entries(self, table: pa.Table) -> list[Kept]:
+        """Return the stored state of each row. O(rows)."""
         columns = {
             name: table[name].to_pylist() if name in table.column_names else [None] * table.num_rows
             for name in ("state", "tag", "due", "hold", "timers")
         }
-        found: list[Kept] = []
+        states: list[Kept] = []
         for state, tag, due, hold, timers in zip(*columns.values(), strict=True):
-            each = Kept(state, {} if tag is None else {(due, tag): hold}, {}, [])
-            for one in timers or ():
-                (each.wall_timers if one["wall"] else each.timers)[one["at"], one["tag"]] = one["hold"]
-            found.append(each)
+            entry = Kept(state, {} if tag is None else {(due, tag): hold}, {}, [])
+            for timer in timers or ():
+                (entry.wall_timers if timer["wall"] else entry.timers)[timer["at"], timer["tag"]] = timer["hold"]
+            states.append(entry)
         if self.waiting is not None:
-            for each, waiting in zip(found, table[WAITING].to_pylist(), strict=True):
-                each.waiting = [self._waited(one) for one in waiting]
-        return found
+            for entry, waiting in zip(states, table[WAITING].to_pylist(), strict=True):
+                entry.waiting = [self._waited(record) for record in waiting]
+        return states
 
     def _waits(self, record: Record) -> dict[str, Any]:
-        told = {"id": record.id, "row": dict(record.row)}
+        content = {"id": record.id, "row": dict(record.row)}
         if self.input is not None:
-            return {"timestamp": record.timestamp, **told}
-        return {"timestamp": record.timestamp, "input": record.input, "of": {record.input: told}}
+            return {"timestamp": record.timestamp, **content}
+        return {"timestamp": record.timestamp, "input": record.input, "of": {record.input: content}}
 
-    def _waited(self, kept: Mapping[str, Any]) -> Record:
-        name = kept["input"] if self.input is None else self.input
-        told = kept["of"][name] if self.input is None else kept
-        return Record(kept["timestamp"], told["id"], _WaitedRow(told["row"]), name)
+    def _waited(self, stored: Mapping[str, Any]) -> Record:
+        name = stored["input"] if self.input is None else self.input
+        content = stored["of"][name] if self.input is None else stored
+        return Record(stored["timestamp"], content["id"], _WaitedRow(content["row"]), name)
 
 
 class _WaitedRow(dict[str, Any]):
-    """The row of a record that has waited, by names as in any other row."""
+    """The row of a record that has waited. Names of columns are found as in any other row."""
 
     def __missing__(self, name: str) -> Any:
         return self[column_named(name, [*self])]
 
 
 def _slim(table: pa.Table) -> pa.Table:
-    """Return a table without the columns that may be missing and say nothing."""
+    """Return a table without its optional columns that have no value."""
     return table.drop_columns(
         [name for name in _OPTIONAL if name in table.column_names and table[name].null_count == table.num_rows]
     )
 
 
 def _together(tables: Sequence[pa.Table]) -> pa.Table:
-    """Return tables one after the other, with nulls in columns that some do not have."""
+    """Return tables one after the other; a column that a table lacks is null there."""
     import pyarrow as pa
 
     return pa.concat_tables(tables, promote_options="default").combine_chunks()
 
 
 class PieceFacts(NamedTuple):
-    """What is known of a piece without opening it.
-
-    Of its rows only those count that no newer piece has.
-    """
+    """Facts known without opening a piece. A row counts when no newer piece has its key."""
 
     live: int
-    """How many count, and are not gone."""
+    """Number of rows that count and are not gone."""
     due: int
-    """The least low watermark at which one of them is due; MAX when none is."""
+    """Least low watermark at which a row that counts is due; MAX when none is."""
     wall: int
-    """The same by the clock."""
+    """Least time of the clock at which a row that counts is due; MAX when none is."""
     hold: int
-    """The least hold; MAX when there is none."""
+    """Least hold of a row that counts; MAX when there is none."""
     first: int
-    """The least place in it, of all rows."""
+    """Least place of all rows."""
     last: int
-    """The greatest."""
+    """Greatest place of all rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The keys that batches have changed, sorted by place."""
+    """Keys that batches have changed, sorted by place."""
 
     rows: int
     facts: PieceFacts
     read: Callable[[], pa.Table]
-    """Returns the table, in one chunk."""
+    """Function that returns the table, in one chunk."""
     source: Any = None
-    """By what a store knows it; None: it is new."""
+    """Name under which the store has the piece; None while it is not stored."""
 
     @classmethod
     def of(cls, table: pa.Table) -> Piece:
-        """Return the piece of a table with rows, sorted by place, of which all count. O(rows)."""
+        """Return the piece of a table that has rows, sorted by place, which all count. O(rows)."""
         table = table.combine_chunks()
         gone = _column(table, GONE)
         places = _column(table, PLACE)
@@ -189,11 +192,11 @@ class Piece:
         return cls(table.num_rows, facts, lambda: table)
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return a column of numbers, mapped where the piece is."""
+        """Return a column of numbers; a stored piece is mapped, not copied."""
         return _column(self.read(), name)
 
     def may_hold(self, places: Places) -> NDArray[np.bool_]:
-        """Return which places are between its first and its last. Nothing is read."""
+        """Return which places lie between the piece's first and last. Nothing is read."""
         within: NDArray[np.bool_] = (places >= self.facts.first) & (places <= self.facts.last)
         return within
 
@@ -205,94 +208,94 @@ class Piece:
         return len(rows) - int(pc.sum(self.read()[GONE].take(pa.array(rows))).as_py() or 0)
 
     def find(self, places: Places, keys: pa.Array) -> NDArray[np.int64]:
-        """Return the row of each key, -1 for one that is not in it. O(keys x log rows)."""
+        """Return the row of each key, -1 for a key that the piece lacks. O(keys x log rows)."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        found = np.full(len(places), -1, np.int64)
+        rows = np.full(len(places), -1, np.int64)
         table = self.read()
-        held = _column(table, PLACE)
-        at = np.searchsorted(held, places)
-        left = np.flatnonzero(at < len(held))
-        left = left[held[at[left]] == places[left]]
-        at = at[left]
+        own_places = _column(table, PLACE)
+        at = np.searchsorted(own_places, places)
+        remaining = np.flatnonzero(at < len(own_places))
+        remaining = remaining[own_places[at[remaining]] == places[remaining]]
+        at = at[remaining]
         names = table[KEY].chunk(0)
-        while len(left):  # almost always once: two keys seldom have one place
-            same = np.asarray(pc.equal(names.take(pa.array(at)), keys.take(pa.array(left))))
-            found[left[same]] = at[same]
-            left, at = left[~same], at[~same] + 1
-            more = at < len(held)
-            left, at = left[more], at[more]
-            more = held[at] == places[left]
-            left, at = left[more], at[more]
-        return found
+        while len(remaining):  # runs once almost always: two keys seldom have one place
+            same = np.asarray(pc.equal(names.take(pa.array(at)), keys.take(pa.array(remaining))))
+            rows[remaining[same]] = at[same]
+            remaining, at = remaining[~same], at[~same] + 1
+            more = at < len(own_places)
+            remaining, at = remaining[more], at[more]
+            more = own_places[at] == places[remaining]
+            remaining, at = remaining[more], at[more]
+        return rows
 
 
 class Refs(NamedTuple):
-    """Where keys are: the number of the piece, -1 for one that is nowhere, and the row in it."""
+    """Places of keys: the number of the piece (-1 when no piece has the key) and the row in it."""
 
     pieces: NDArray[np.int64]
     rows: NDArray[np.int64]
 
 
 class Changed(NamedTuple):
-    """What a batch makes of the keys that had a turn, each once."""
+    """The keys that a batch changed, each once."""
 
     table: pa.Table
-    """Their rows, in any order."""
+    """The keys' new rows, in any order."""
     refs: Refs
-    """Where they were, in the same order."""
+    """Where the keys were before, in the same order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """All keys of a range. A value: each batch makes the next one."""
+    """All keys of a range, as a value: each batch makes a new one."""
 
     form: Form
     pieces: Sequence[Piece] = field(default=())
-    """In the order in which they were made."""
+    """Pieces from the oldest to the newest."""
 
     @classmethod
     def union(cls, ranges: Sequence[Keys]) -> Keys:
-        """Return the keys of ranges that have none in common, in a few pieces.
+        """Return the keys of ranges that share no key, in a few pieces.
 
-        O(pieces); of many the rows of all but the largest are written anew.
+        O(pieces). If there are too many pieces, all but the largest are written anew as one.
         """
         if len(ranges) == 1:
             return ranges[0]
-        # The pieces of a range stay in their order, in which newer ones hide what older ones say.
-        pieces = list(heapq.merge(*(each.pieces for each in ranges), key=lambda piece: -piece.rows))
+        # The pieces of a range stay in their order, in which newer ones hide older ones.
+        pieces = list(heapq.merge(*(keys.pieces for keys in ranges), key=lambda piece: -piece.rows))
         if len(pieces) > _MOST_PIECES:
-            small = [each.read() for each in pieces[_MOST_PIECES - 1 :]]
+            small = [piece.read() for piece in pieces[_MOST_PIECES - 1 :]]
             pieces[_MOST_PIECES - 1 :] = [Piece.of(_merged(small[-1], small[:-1], last=False))]
         return replace(ranges[0], pieces=pieces)
 
     def find(self, places: Places, keys: pa.Array) -> Refs:
-        """Return where keys are that are looked for, of sorted places best.
+        """Return where keys are. Fastest when the places are sorted.
 
-        O(keys x log rows), for each piece until it is found.
+        O(keys x log rows) for each piece, newest first, until the key is found.
         """
         import pyarrow as pa
 
-        found = Refs(np.full(len(places), -1, np.int64), np.full(len(places), -1, np.int64))
-        left = np.arange(len(places))
+        refs = Refs(np.full(len(places), -1, np.int64), np.full(len(places), -1, np.int64))
+        remaining = np.arange(len(places))
         for number in range(len(self.pieces) - 1, -1, -1):
             piece = self.pieces[number]
-            near = left[piece.may_hold(places[left])]
+            near = remaining[piece.may_hold(places[remaining])]
             if not len(near):
                 continue
-            asked = keys if len(near) == len(places) else keys.take(pa.array(near))
-            rows = piece.find(places[near], asked)
+            candidates = keys if len(near) == len(places) else keys.take(pa.array(near))
+            rows = piece.find(places[near], candidates)
             hit = rows >= 0
-            found.pieces[near[hit]] = number
-            found.rows[near[hit]] = rows[hit]
-            left = left[found.pieces[left] < 0]
-        return found
+            refs.pieces[near[hit]] = number
+            refs.rows[near[hit]] = rows[hit]
+            remaining = remaining[refs.pieces[remaining] < 0]
+        return refs
 
     def due(self, low: int, now: int) -> Refs:
-        """Return the keys that have their turn without a record.
+        """Return the keys that have a turn without a record: a time of theirs has come.
 
-        O(rows) of the pieces in which one is due, a millisecond a million.
+        O(rows) of the pieces in which a row is due: about a millisecond for a million rows.
         """
         pieces, rows = [], []
         for number, piece in enumerate(self.pieces):
@@ -314,7 +317,7 @@ class Keys:
         return Refs(np.concatenate(pieces), np.concatenate(rows))
 
     def rows(self, refs: Refs) -> pa.Table | None:
-        """Return the rows of keys that are somewhere, in that order; None for none. O(refs)."""
+        """Return the rows at some references, in that order; None for no references. O(refs)."""
         import pyarrow as pa
 
         if not len(refs.rows):
@@ -334,7 +337,11 @@ class Keys:
         return {piece.read().schema.field(KEY).type for piece in self.pieces}
 
     def as_declared(self) -> tuple[Keys, pa.DataType | None]:
-        """Return the keys with all pieces in the form, and None; or the type of records that wait and are of another one. O(rows) of pieces of another form, else O(pieces)."""
+        """Return the keys with all pieces in the declared form, and None.
+
+        If a record waits in a piece of another form, returns the keys unchanged and the type of
+        that piece's waiting records. O(rows) of pieces of another form, else O(pieces).
+        """
         pieces = list(self.pieces)
         for number, piece in enumerate(pieces):
             table = piece.read()
@@ -349,7 +356,7 @@ class Keys:
         return replace(self, pieces=pieces), None
 
     def within(self, low: int, high: int) -> Keys:
-        """Return the keys whose places are from one to before another, in one piece of their own, of which all rows count. O(rows of them)."""
+        """Return the keys whose places are in [low, high), as one new piece. O(their rows)."""
         tables = []
         for piece in reversed(self.pieces):
             places = piece.column(PLACE)
@@ -361,18 +368,20 @@ class Keys:
 
     @property
     def count(self) -> int:
-        """How many keys have something that is kept."""
+        """Number of keys that have a stored state, timer or record."""
         return sum(piece.facts.live for piece in self.pieces)
 
     def least(self, name: str) -> int | None:
-        """Return the least "due", "wall" or "hold" of all keys, microseconds; None when there is none. O(pieces)."""
+        """Return the least "due", "wall" or "hold", microseconds; None without one. O(pieces)."""
         least = min((getattr(piece.facts, name) for piece in self.pieces), default=MAX)
         return None if least == MAX else least
 
     def changed(self, changed: Changed, low: int, now: int) -> Keys:
-        """Return the keys after a batch that ran with a low watermark and a clock: all that was due has had its turn.
+        """Return the keys after a batch in which every key that was due had its turn.
 
-        O(changed x log rows), and now and then what is merged. A piece is read through, a millisecond a million rows, when what was the least in it has changed.
+        ``low`` and ``now`` are the batch's low watermark and clock. O(changed x log rows), and
+        sometimes a merge. A piece is read through when its least value has changed: about a
+        millisecond for a million rows.
         """
         if not changed.table.num_rows:
             return self
@@ -403,21 +412,24 @@ class Keys:
         return replace(self, pieces=(*pieces[:first], *fresh))
 
     def _facts(self, number: int, hidden: NDArray[np.int64], live: int, low: int, now: int) -> PieceFacts:
-        """Return the facts of a piece of which some rows do not count any more."""
+        """Return the facts of a piece some rows of which have stopped to count."""
         facts, piece = self.pieces[number].facts, self.pieces[number]
         least = {}
         for name, passed in (("due", low), ("wall", now), ("hold", None)):
-            known = int(getattr(facts, name))
-            if known != MAX and bool((piece.column(name)[hidden] == known).any()):
-                floor = known if passed is None else max(known, min(passed + 1, MAX))
-                known = self._least_live(number, name, floor, hidden)
-            least[name] = known
+            value = int(getattr(facts, name))
+            if value != MAX and bool((piece.column(name)[hidden] == value).any()):
+                floor = value if passed is None else max(value, min(passed + 1, MAX))
+                value = self._least_live(number, name, floor, hidden)
+            least[name] = value
         return facts._replace(live=live, **least)
 
     def _least_live(self, number: int, name: str, floor: int, hidden: NDArray[np.int64]) -> int:
-        """Return the least of a column at or above ``floor`` in the rows of a piece that count; ``hidden``, sorted, are those that do not from now on."""
+        """Return the least value >= ``floor`` of a column, in the rows of a piece that count.
+
+        ``hidden``, sorted, are the rows that stop counting with this batch.
+        """
         values = self.pieces[number].column(name)
-        # Most of the time many rows have the same, and one of the first of them counts.
+        # Many rows usually have the same value, and one of the first of them counts.
         for start in range(0, len(values), _BLOCK):
             rows = start + np.flatnonzero(values[start : start + _BLOCK] == floor)[:_FEW]
             if len(hidden):
@@ -442,15 +454,15 @@ class Keys:
         return least
 
     def _live(self, number: int, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which rows of a piece no newer piece has. O(rows x log rows of the newer ones)."""
+        """Return which rows count: no newer piece has the key. O(rows x log newer pieces' rows)."""
         import pyarrow as pa
 
         live = np.ones(len(rows), np.bool_)
         facts = self.pieces[number].facts
         newer = [
-            each
-            for each in self.pieces[number + 1 :]
-            if each.facts.first <= facts.last and facts.first <= each.facts.last
+            piece
+            for piece in self.pieces[number + 1 :]
+            if piece.facts.first <= facts.last and facts.first <= piece.facts.last
         ]
         if not newer or not len(rows):
             return live
@@ -465,7 +477,7 @@ class Keys:
 
 
 def sorted_keys(places: Places, keys: pa.Array, *more: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the order of rows by place, then key, then ``more``, and which of them begin another key in that order. O(n log n)."""
+    """Return the order by place, key, then ``more``, and where new keys begin. O(n log n)."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -480,9 +492,9 @@ def sorted_keys(places: Places, keys: pa.Array, *more: NDArray[Any]) -> tuple[ND
 
     other_place, other_key = differ(order)
     if (other_key & ~other_place).any():  # two keys have one place
-        named = {"place": pa.array(places), "key": keys, **{f"{i}": pa.array(each) for i, each in enumerate(more)}}
+        named = {"place": pa.array(places), "key": keys, **{f"{i}": pa.array(values) for i, values in enumerate(more)}}
         table = pa.table({**named, "row": pa.array(np.arange(len(places)))})
-        # By the row at last: rows that are equal in all of these keep their order.
+        # The row number comes last, so that rows equal in all other columns keep their order.
         order = np.asarray(pc.sort_indices(table, [(name, "ascending") for name in table.column_names]), np.int64)
         other_place, other_key = differ(order)
     first[1:] = other_place | other_key
@@ -490,7 +502,7 @@ def sorted_keys(places: Places, keys: pa.Array, *more: NDArray[Any]) -> tuple[ND
 
 
 def _as_declared(read: Callable[[], pa.Table], waiting: pa.DataType | None) -> pa.Table:
-    """Return a piece in which no record waits with the type of those that may."""
+    """Return a piece in which no record waits, with the declared type of waiting records."""
     import pyarrow as pa
 
     table = read()
@@ -507,7 +519,7 @@ def _as_declared(read: Callable[[], pa.Table], waiting: pa.DataType | None) -> p
 def _merged(newest: pa.Table, older: Sequence[pa.Table], *, last: bool) -> pa.Table:
     """Return the newest row of each key, sorted.
 
-    With ``last`` nothing older is left, and keys that are gone go. O(n log n).
+    With ``last`` there are no older pieces, so rows that say *gone* are dropped. O(n log n).
     """
     import pyarrow as pa
 
@@ -520,12 +532,12 @@ def _merged(newest: pa.Table, older: Sequence[pa.Table], *, last: bool) -> pa.Ta
 
 
 def _column(table: pa.Table, name: str) -> NDArray[Any]:
-    """Return a column of numbers; what is missing in it is MAX."""
+    """Return a column of numbers; missing values are MAX."""
     if name not in table.column_names:
         return np.full(table.num_rows, MAX)
     column = table[name].fill_null(MAX) if table[name].null_count else table[name]
     if not column.num_chunks:
         return np.zeros(0, np.int64)
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    found: NDArray[Any] = array.to_numpy(zero_copy_only=False)
-    return found
+    numbers: NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    return numbers

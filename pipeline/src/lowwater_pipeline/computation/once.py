@@ -1,7 +1,8 @@
-"""Copies of records: of each id only the first record has its turn, and the ids are in the same version as what the records did (MillWheel 6.1.1).
+"""Drop copies of records: only the first record of each id has a turn (MillWheel 6.1.1).
 
-The ids of each input are remembered by key range, and forgotten by the low watermark, as :mod:`lowwater_pipeline.dedup.sieve` says. A record so late that its id would be forgotten may be a copy: it goes into an output of its own, and
-has no turn.
+Ids are stored in the same version as the effects of their records, for each input and key range.
+The low watermark forgets them, see :mod:`lowwater_pipeline.dedup.sieve`. A record so late that its
+id may be forgotten could be a copy: it goes into an output of its own, and has no turn.
 """
 
 from __future__ import annotations
@@ -29,54 +30,53 @@ if TYPE_CHECKING:
 __all__ = ["UNDECIDABLE", "UNDECIDABLE_OUTPUT", "Ids", "copies_of", "drop_copies"]
 
 UNDECIDABLE: Final = "undecidable"
-"""The output that a computation has beside its own if one of its inputs drops copies."""
+"""Name of the extra output of a computation that has an input which drops copies."""
 
 UNDECIDABLE_OUTPUT: Final = Output("input string, key string, event_time timestamp, row string", event_time=None)
 
 _SEEN: Final = len(Seen().facts)
 _FACTS: Final = 1 + _SEEN + len(Counts._fields)
-"""Of each input: its place in the list, what is known of its ids, and how many rows of the last
-batch became what."""
+"""Number of facts of each input: its number, facts about its ids, and counts of the last batch."""
 
 _ID, _TIME, _AT = "id", "micros", "at"
 
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """The ids that a key range remembers, of each input. A value: each batch makes the next one."""
+    """The ids of each input that a key range remembers, as a value: each batch makes a new one."""
 
     seen: Mapping[int, Seen] = field(default_factory=dict[int, Seen])
     counts: Mapping[int, Counts] = field(default_factory=dict[int, Counts])
-    """Of the rows of the batch."""
+    """Counts of the batch's rows by input."""
 
     @classmethod
     def of(cls, parents: Iterable[tuple[Segments, Sequence[Segment], Sequence[int]]]) -> Ids:
-        """Return those of ranges of a version: of each its segments, those with ids, and its facts of them. Nothing is read.
+        """Return the ids of ranges: of each its segments, those with ids, and its facts about ids.
 
-        Of several the later end of what is forgotten counts: what one of them does not remember nobody does.
+        The union forgets whatever one of the ranges has forgotten. Nothing is read.
         """
-        found: dict[int, Seen] = {}
+        by_input: dict[int, Seen] = {}
         for before, segments, facts in parents:
             for start in range(0, len(facts), _FACTS):
-                number, *known = facts[start : start + 1 + _SEEN]
+                number, *facts_here = facts[start : start + 1 + _SEEN]
                 own = [
                     Piece(
-                        each.rows,
-                        PieceFacts(*each.facts[2:]),
-                        partial(before.read, each),
-                        partial(before.filter, each),
-                        each,
+                        segment.rows,
+                        PieceFacts(*segment.facts[2:]),
+                        partial(before.read, segment),
+                        partial(before.filter, segment),
+                        segment,
                     )
-                    for each in segments
-                    if each.facts[1] == number
+                    for segment in segments
+                    if segment.facts[1] == number
                 ]
-                other = found.get(number, Seen())
-                found[number] = Seen([*other.pieces, *own], *map(max, other.facts, known))
-        return cls(found)
+                other = by_input.get(number, Seen())
+                by_input[number] = Seen([*other.pieces, *own], *map(max, other.facts, facts_here))
+        return cls(by_input)
 
     @property
     def facts(self) -> tuple[int, ...]:
-        """What is kept beside the segments."""
+        """Facts that are stored beside the segments."""
         return tuple(
             fact
             for number, seen in self.seen.items()
@@ -84,7 +84,7 @@ class Ids:
         )
 
     def segments(self, kind: int) -> list[Segment | FreshSegment]:
-        """Return the segments of a version; the facts of each begin with ``kind`` and the number of the input."""
+        """Return the segments of a version; facts begin with ``kind`` and the input's number."""
         return [
             piece.source or FreshSegment(piece.read(), (kind, number, *piece.facts), piece.filter())
             for number, seen in self.seen.items()
@@ -95,11 +95,12 @@ class Ids:
 def drop_copies(
     computation: Computation, rows: pa.Table, ids: Ids, promised: int
 ) -> tuple[pa.Table, list[Production], Ids]:
-    """Return the rows that have their turn, those of which nobody can say whether they came before as productions, and the ids after the batch. O(rows x log ids).
+    """Return the rows that have a turn, productions for undecidable rows, and the ids afterwards.
 
-    ``promised`` is the low watermark of the inputs before the batch, microseconds: that of the batch itself may have passed rows that it reads in time.
+    ``promised`` is the low watermark of the inputs before the batch, microseconds. The batch's own
+    low watermark may have passed rows that it reads in time. O(rows x log ids).
     """
-    if not any(each.once for each in computation.inputs):
+    if not any(source.once for source in computation.inputs):
         return rows, [], Ids()
     import pyarrow as pa
 
@@ -129,7 +130,7 @@ def drop_copies(
 
 
 def _undecidable(declared: Input, rows: pa.Table, own: pa.Table, at: Any, places: Any) -> Iterator[Production]:
-    """Yield rows of an input as they go into the output for them."""
+    """Yield an input's undecidable rows as rows of their output."""
     import pyarrow as pa
 
     if not len(places):
@@ -137,13 +138,16 @@ def _undecidable(declared: Input, rows: pa.Table, own: pa.Table, at: Any, places
     which = pa.array(at[places])
     keys, times = rows[KEY].take(which).to_pylist(), rows[TIME].take(which).to_pylist()
     for key, time, row in zip(keys, times, own.take(pa.array(places)).to_pylist(), strict=True):
-        said = key.hex() if isinstance(key, bytes) else str(key)
-        yield UNDECIDABLE, {"input": declared.label, "key": said, "event_time": time, "row": to_json(row)}, time
+        key_text = key.hex() if isinstance(key, bytes) else str(key)
+        yield UNDECIDABLE, {"input": declared.label, "key": key_text, "event_time": time, "row": to_json(row)}, time
 
 
 def copies_of(batch: Batch) -> Counts:
-    """Return what has become of the rows of a batch by their ids, over all inputs and key ranges, for :mod:`lowwater_pipeline.dedup.stage_figures`: within ``write(outputs, batch)``."""
-    each = [
+    """Return a batch's counts by id, over all inputs and ranges: within ``write(outputs, batch)``.
+
+    :mod:`lowwater_pipeline.dedup.stage_figures` takes them.
+    """
+    counts = [
         facts[start + 1 + _SEEN : start + _FACTS] for facts in batch.noted for start in range(1, len(facts), _FACTS)
     ]
-    return Counts(*(sum(column) for column in zip(*each, strict=True))) if each else Counts()
+    return Counts(*(sum(column) for column in zip(*counts, strict=True))) if counts else Counts()

@@ -1,6 +1,7 @@
-"""What computations produce, as the one table that a batch emits: a column that names the output, and the columns of all outputs, which are null in the rows of the others.
+"""A batch's productions as one table: a column with the output's name, and all outputs' columns.
 
-So an output may get further columns, as a stage's state may: what was emitted before has nulls there.
+A row is null in the columns of other outputs. So an output may get further columns, as a stage's
+state may: rows emitted earlier have nulls there.
 """
 
 from __future__ import annotations
@@ -23,25 +24,24 @@ OUTPUT: Final = "lowwater_output"
 
 
 def column_of(output: str, name: str) -> str:
-    """Return the column that has a column of an output."""
+    """Return the name, in the emitted table, of an output's column."""
     return f"{output}/{name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """The outputs of a computation. A value: it travels to the executors."""
+    """The outputs of a computation, as a value that executors get."""
 
     computation: str
     columns: Mapping[str, Sequence[str]]
-    """Of each output."""
+    """Column names of each output."""
     schema: pa.Schema
-    """:data:`OUTPUT`, and the columns of each."""
+    """Schema of the emitted table: :data:`OUTPUT`, and the columns of each output."""
 
     def table(self, productions: Sequence[Production]) -> pa.Table | None:
-        """Return productions as rows, None without any.
+        """Return productions as rows, None without any. O(productions).
 
-        O(productions). Raises ValueError, with output and column, for a value that is not of the
-        column's type.
+        Raises ValueError, naming output and column, for a value that does not fit the column.
         """
         import pyarrow as pa
 
@@ -50,16 +50,16 @@ class Outputs:
             rows = [row for name, row, _ in productions if name == output]
             if not rows:
                 continue
-            arrays: dict[str, pa.Array] = {each.name: pa.nulls(len(rows), each.type) for each in self.schema}
+            arrays: dict[str, pa.Array] = {field.name: pa.nulls(len(rows), field.type) for field in self.schema}
             arrays[OUTPUT] = pa.array([output] * len(rows), self.schema.field(OUTPUT).type)
             arrays |= {column_of(output, name): column for name, column in self.arrays(output, rows).items()}
             parts.append(pa.table(arrays, schema=self.schema))
         return pa.concat_tables(parts) if parts else None
 
     def arrays(self, output: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, pa.Array]:
-        """Return the columns of rows of one output.
+        """Return the columns of one output's rows.
 
-        Raises ValueError, with output and column, for a value that is not of the column's type.
+        Raises ValueError, naming output and column, for a value that does not fit the column.
         """
         return {
             name: self._column(
@@ -85,12 +85,12 @@ class Outputs:
 
 
 def to_json(row: Mapping[str, Any]) -> str:
-    """Return a row as JSON, in the form in which Spark's from_json reads it: times in ISO 8601, bytes in base64."""
+    """Return a row as JSON that Spark's from_json reads: times in ISO 8601, bytes in base64."""
     return json.dumps(row, default=_plain, separators=(",", ":"), ensure_ascii=False)
 
 
 def _plain(value: object) -> str:
-    """Return a value that JSON does not know."""
+    """Return a value that JSON has no form for as text."""
     if isinstance(value, datetime | date):
         return value.isoformat()
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)

@@ -1,4 +1,4 @@
-"""What a computation still has to do, read from the checkpoint of its query, also while that runs."""
+"""The work that a computation has left, read from its query's checkpoint, also while it runs."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ __all__ = ["Remains", "cut_off"]
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """What is left after a committed batch.
+    """The work that is left after a committed batch.
 
-    State of keys without a timer is not: nothing would come of it without another record.
+    State of keys without timers is no such work: nothing happens to it without another record.
     """
 
     ranges: int = 0
     """Key ranges with timers, or with records that wait."""
     due: int | None = None
-    """The low watermark at which the first of them is due, microseconds; None: none is."""
+    """Least low watermark at which a key is due, microseconds; None when no key is."""
     wall: int | None = None
-    """The same by the clock."""
+    """Least time of the clock at which a key is due, microseconds; None when no key is."""
     unsent: int = 0
     """Rows of weak productions that no broker has acknowledged."""
 
     @classmethod
     def of(cls, checkpoint: Path) -> Remains:
-        """Return what is left after the last committed batch; nothing before the first.
+        """Return the work left after the last committed batch; none before the first batch.
 
-        It reads two small files, O(segments). Raises StateLost, CheckpointMismatch and OSError.
+        Reads two small files, O(segments). Raises StateLost, CheckpointMismatch and OSError.
         """
         last = CheckpointLog(checkpoint).last_committed()
         store = None if last is None else StateStore.existing(Place(Manifest(checkpoint), checkpoint))
@@ -45,37 +45,39 @@ class Remains:
 
     @classmethod
     def of_ranges(cls, ranges: Sequence[RangeEntry]) -> Remains:
-        """Return what is left in the key ranges of a version."""
-        kept = [[each.facts for each in pieces_of(Segments("", one.segments, one.facts))] for one in ranges]
-        due = min((each.due for facts in kept for each in facts), default=MAX)
-        wall = min((each.wall for facts in kept for each in facts), default=MAX)
+        """Return the work left in the key ranges of a version."""
+        facts_by_range = [
+            [piece.facts for piece in pieces_of(Segments("", entry.segments, entry.facts))] for entry in ranges
+        ]
+        due = min((piece.due for facts in facts_by_range for piece in facts), default=MAX)
+        wall = min((piece.wall for facts in facts_by_range for piece in facts), default=MAX)
         return cls(
-            sum(any(min(each.due, each.wall) != MAX for each in facts) for facts in kept),
+            sum(any(min(piece.due, piece.wall) != MAX for piece in facts) for facts in facts_by_range),
             None if due == MAX else due,
             None if wall == MAX else wall,
-            sum(unsent_rows(one.segments) for one in ranges),
+            sum(unsent_rows(entry.segments) for entry in ranges),
         )
 
     def __bool__(self) -> bool:
         return bool(self.ranges or self.unsent)
 
     def __str__(self) -> str:
-        """Return it in words."""
-        said: list[str] = []
+        """Describe the work left."""
+        parts: list[str] = []
         if self.ranges:
-            said.append(f"timers, or records that wait, in {self.ranges} key ranges")
-            said += [f"the first due at the low watermark {Watermark(self.due)}"] if self.due is not None else []
-            said += [f"the first by the clock at {Watermark(self.wall)}"] if self.wall is not None else []
+            parts.append(f"timers, or records that wait, in {self.ranges} key ranges")
+            parts += [f"the first due at the low watermark {Watermark(self.due)}"] if self.due is not None else []
+            parts += [f"the first by the clock at {Watermark(self.wall)}"] if self.wall is not None else []
         if self.unsent:
-            said.append(f"{self.unsent} productions that no broker has acknowledged")
-        return ", ".join(said) or "nothing"
+            parts.append(f"{self.unsent} productions that no broker has acknowledged")
+        return ", ".join(parts) or "nothing"
 
 
 def cut_off(checkpoint: Path) -> int | None:
-    """Return the batch that has made its version and was not committed; None if there is none.
+    """Return the batch that made its version and was not committed; None if there is none.
 
-    What it has read and set stands there alone, and its outputs may be written in part. Raises as
-    :meth:`Remains.of`.
+    Its timers and productions are in no committed version, and its outputs may be written in part.
+    Raises what :meth:`Remains.of` raises.
     """
     last = CheckpointLog(checkpoint).last_committed()
     following = 0 if last is None else last + 1

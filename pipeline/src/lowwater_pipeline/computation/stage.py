@@ -1,7 +1,11 @@
-"""A computation in a tracked stage of Spark: state, timers and productions of a batch are one version of the stage's state, durable before the output.
+"""Run a computation as a tracked stage of Spark.
 
-The rows of a version are its outbox: what was produced is in it before anybody gets it (MillWheel 6.1.2, strong productions). A batch that runs again finds the version, and takes the rows from it; or
-it finds none, and computes the same with the low watermark, the clock and the rows of its first run. It needs ``lowwater-spark`` and, in the executors, pyarrow and numpy.
+A batch's state, timers and productions are one version of the stage's state, and the version is
+durable before the output. Its rows are the outbox: a production is stored before any reader gets it
+(MillWheel 6.1.2, strong productions). A batch that runs again takes its rows from the version. If
+there is no version yet, the batch computes the same rows, because the low watermark, the clock and
+the input rows of its first run are durable. Needs ``lowwater-spark``, and pyarrow and numpy in the
+executors.
 """
 
 from __future__ import annotations
@@ -61,20 +65,20 @@ if TYPE_CHECKING:
 __all__ = ["ComputationUpdate", "check_whole", "pieces_of", "start", "unsent_rows", "written"]
 
 _FORMAT: Final = 0x636F6D70_03
-"""The first fact of a range: what has made it, and how."""
+"""First fact of a range: names the code and the format that wrote its state."""
 
 _KEYS, _OUTBOX, _IDS = 0, 1, 2
-"""The first fact of a segment: what is in it."""
+"""First fact of a segment: the kind of its rows."""
 
 _ADAPTIVE: Final = "spark.sql.adaptive.enabled"
 
 _COLLECT: Final = 200_000
-"""So many more objects there are before the next look for cycles."""
+"""Threshold of Python's cycle collector while turns run, in new objects."""
 
 
 @contextlib.contextmanager
 def _rare_collector() -> Iterator[None]:
-    """Look for cycles seldom in the batch of a range: a turn makes none, and to look for some among all its records takes as long as all turns. What the hooks leave is still found."""
+    """Run the cycle collector seldom: turns make no cycles, and a run is as slow as all turns."""
     before = gc.get_threshold()
     if before[0]:
         gc.set_threshold(max(_COLLECT, before[0]), *before[1:])
@@ -86,7 +90,7 @@ def _rare_collector() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _planned_whole(session: SparkSession) -> Iterator[None]:
-    """Have Spark plan a job as a whole: adaptively it runs the shuffle as a job of its own, and plans the rest anew, though the ranges' tasks are fixed. No code of the user's runs meanwhile."""
+    """Switch adaptive planning off: it would run the shuffle of fixed tasks as a job of its own."""
     before = session.conf.get(_ADAPTIVE)
     session.conf.set(_ADAPTIVE, "false")
     try:
@@ -97,9 +101,9 @@ def _planned_whole(session: SparkSession) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class ComputationUpdate:
-    """What every key range does with its rows of a batch; see ``Batch.stateful``.
+    """The work of every key range with its rows of a batch; see ``Batch.stateful``.
 
-    Travels in the closure.
+    Spark sends it to the executors in the closure.
     """
 
     computation: Computation
@@ -109,26 +113,29 @@ class ComputationUpdate:
     promised: int = MIN
     """The low watermark of the inputs before the batch, microseconds."""
     delivery: Delivery | None = None
-    """How weak productions are sent; None: there are none."""
+    """Settings by which weak productions are sent; None when the computation has none."""
     named: Sequence[tuple[str, str]] = ()
     """See :class:`~lowwater_pipeline.computation.incoming.Read`."""
 
     def update_segments(
         self, before: Segments, rows: pa.Table, low: lowwater.Watermark
     ) -> tuple[NextSegments, pa.Table | None, lowwater.Watermark | None, list[Any]]:
-        """Return the keys after the batch, what was produced and not sent, and the least hold.
+        """Return the next segments, the rows to emit, and the least hold.
 
-        The records held are not told: a computation has no heuristic watermarks of its own. O((rows
-        + keys that have a turn) x log keys), and the hooks.
+        The list of held records stays empty: a computation has no heuristic watermarks of its own.
+        O((rows + keys that have a turn) x log keys), and the hooks.
         """
         return self.update_relaid([Parent(before)], rows, low)
 
     def update_relaid(
         self, parents: Sequence[Parent], rows: pa.Table, low: lowwater.Watermark
     ) -> tuple[NextSegments, pa.Table | None, lowwater.Watermark | None, list[Any]]:
-        """Return what :meth:`update_segments` does, of a range that has its keys from several ranges, or some of one; these are copied, once."""
+        """Do what :meth:`update_segments` does for a range whose keys come from other ranges.
+
+        The rows of a range that is taken in part are copied once.
+        """
         rows = checked(self.computation, rows, self.named)
-        keys = Keys.union([self._keys(each, rows) for each in parents])
+        keys = Keys.union([self._keys(parent, rows) for parent in parents])
         rows, aside, ids = drop_copies(self.computation, rows, ids_of(parents), self.promised)
         due = keys.due(low.micros, self.now)
         outbox = outbox_of(parents)
@@ -150,19 +157,21 @@ class ComputationUpdate:
     def _produced(
         self, turns: Turns, producers: Sequence[Producer], aside: Sequence[Production], outbox: pa.Table | None
     ) -> tuple[pa.Table | None, pa.Table | None]:
-        """Return the rows that the batch emits, and the outbox with those that are to be sent."""
+        """Return the rows that the batch emits, and the outbox with the new rows to send."""
         import pyarrow as pa
 
         sent = {} if self.delivery is None else self.delivery.topics
-        emitted = self.outputs.table([*aside, *(each for each in turns.productions if each[0] not in sent)])
+        emitted = self.outputs.table(
+            [*aside, *(production for production in turns.productions if production[0] not in sent)]
+        )
         fresh = None if self.delivery is None else self.delivery.messages(self.outputs, turns.productions, producers)
-        both = [dated(each, self.now) for each in (outbox, fresh) if each is not None]
+        both = [dated(table, self.now) for table in (outbox, fresh) if table is not None]
         return emitted, pa.concat_tables(both) if both else None
 
     def _sent(self, outbox: pa.Table | None) -> pa.Table | None:
-        """Send an outbox; return what is left of it.
+        """Send an outbox; return the rows that no broker has acknowledged.
 
-        Raises ValueError for rows of an output that is not sent any more.
+        Raises ValueError for rows of an output that is no longer sent.
         """
         if outbox is None:
             return None
@@ -177,28 +186,29 @@ class ComputationUpdate:
         return self.delivery.send(outbox)
 
     def unsent(self, segments: Iterable[Segment]) -> list[Unsent]:
-        """Return what waits to be sent, of all ranges of a version. Nothing is read."""
-        found: dict[str, list[tuple[int, Waiting]]] = {}
+        """Return the rows that wait to be sent, in all ranges of a version. Nothing is read."""
+        by_output: dict[str, list[tuple[int, Waiting]]] = {}
         outputs = [*self.computation.outputs]
-        for each in segments:
-            if each.facts[0] == _OUTBOX and len(each.facts) > 1:  # older releases have noted nothing of it
-                facts = Waiting(*each.facts[1:])
-                found.setdefault(outputs[facts.output], []).append((each.rows, facts))
+        for segment in segments:
+            # Segments of older releases have no facts about their outbox.
+            if segment.facts[0] == _OUTBOX and len(segment.facts) > 1:
+                facts = Waiting(*segment.facts[1:])
+                by_output.setdefault(outputs[facts.output], []).append((segment.rows, facts))
         topics = {} if self.delivery is None else self.delivery.topics
         return [
             Unsent(
                 sum(rows for rows, _ in own),
-                min(each.oldest for _, each in own),
-                min(each.since for _, each in own),
+                min(waiting.oldest for _, waiting in own),
+                min(waiting.since for _, waiting in own),
                 f"the topic {topics[output]}" if output in topics else "a topic that Weak(...) does not name any more",
             )
-            for output, own in found.items()
+            for output, own in by_output.items()
         ]
 
     def _turns(self, keys: Keys, rows: pa.Table, due: Refs, turns: Turns) -> tuple[Changed, list[Producer]]:
-        """Give each key with records, or with something due, its turn.
+        """Give a turn to each key that has records, or a timer or waiting record that is due.
 
-        Return what is to be kept, and who has produced.
+        Returns the changed keys, and the keys that have produced rows.
         """
         import pyarrow as pa
 
@@ -209,39 +219,39 @@ class ComputationUpdate:
         groups = records(self.computation.inputs, rows, order, starts)
         at = order[starts]
         places, names = places[at], names.take(pa.array(at))
-        found = keys.find(places, names)
-        due = _without(due, found)
+        with_records = keys.find(places, names)
+        due = _without(due, with_records)
         idle = keys.rows(due)
         if idle is not None:
             places = np.concatenate([places, np.asarray(idle["place"])])
             names = pa.concat_arrays([names, idle["key"].chunk(0)])
-        refs = Refs(np.concatenate([found.pieces, due.pieces]), np.concatenate([found.rows, due.rows]))
-        kept: list[Kept] = [Kept()] * len(places)
-        known = np.flatnonzero(refs.pieces >= 0)
-        table = keys.rows(Refs(refs.pieces[known], refs.rows[known]))
+        refs = Refs(np.concatenate([with_records.pieces, due.pieces]), np.concatenate([with_records.rows, due.rows]))
+        entries: list[Kept] = [Kept()] * len(places)
+        stored = np.flatnonzero(refs.pieces >= 0)
+        table = keys.rows(Refs(refs.pieces[stored], refs.rows[stored]))
         if table is not None:
-            for i, each in zip(known.tolist(), keys.form.kept(table), strict=True):
-                kept[i] = each
+            for i, entry in zip(stored.tolist(), keys.form.entries(table), strict=True):
+                entries[i] = entry
         changed: list[int] = []
         then: list[Kept] = []
         producers: list[Producer] = []
-        made, productions = 0, turns.productions
-        for i, (key, each) in enumerate(zip(names.to_pylist(), kept, strict=True)):
-            new = turns.take(key, each, groups[i] if i < len(groups) else ())
-            if new != each:
+        produced, productions = 0, turns.productions
+        for i, (key, before) in enumerate(zip(names.to_pylist(), entries, strict=True)):
+            new = turns.take(key, before, groups[i] if i < len(groups) else ())
+            if new != before:
                 changed.append(i)
                 then.append(new)
-            if made < len(productions):
-                made = len(productions)
-                producers.append(Producer(key, int(places[i]), made))
+            if produced < len(productions):
+                produced = len(productions)
+                producers.append(Producer(key, int(places[i]), produced))
         index = pa.array(changed, pa.int64())
         table = keys.form.table(places[changed], names.take(index), then)
         return Changed(table, Refs(refs.pieces[changed], refs.rows[changed])), producers
 
     def _keys(self, parent: Parent, rows: pa.Table) -> Keys:
-        """Return the keys that the batch before has left there.
+        """Return the keys that the batch before stored.
 
-        Raises ValueError when something else has left them, or they are of another form.
+        Raises ValueError when other code stored this state, or when keys have another type now.
         """
         inputs = self.computation.inputs
         form = Form(
@@ -262,10 +272,10 @@ class ComputationUpdate:
             if kind != form.key:
                 msg = f"the keys of {self.computation.name} are of {form.key} now, and those that are kept are of {kind}. Cast the key as it was, or begin a new checkpoint"
                 raise ValueError(msg)
-        keys, kept = keys.as_declared()
-        if kept is not None:
+        keys, stored_type = keys.as_declared()
+        if stored_type is not None:
             msg = (
-                f"records of {self.computation.name} wait for the low watermark, and the frame has other columns now, or in_order= has changed: {kept} is kept, and {form.waiting} "
+                f"records of {self.computation.name} wait for the low watermark, and the frame has other columns now, or in_order= has changed: {stored_type} is kept, and {form.waiting} "
                 "comes. Give the frame the columns that it had, in their order, and in_order= as it was, until none waits any more, or begin a new checkpoint"
             )
             raise ValueError(msg)
@@ -275,39 +285,40 @@ class ComputationUpdate:
 def pieces_of(before: Segments) -> list[Piece]:
     """Return the pieces of the keys of a range. Nothing is read."""
     return [
-        Piece(each.rows, PieceFacts(*each.facts[1:]), partial(before.read, each), each)
-        for each in before.segments
-        if each.facts[0] == _KEYS
+        Piece(segment.rows, PieceFacts(*segment.facts[1:]), partial(before.read, segment), segment)
+        for segment in before.segments
+        if segment.facts[0] == _KEYS
     ]
 
 
 def outbox_of(parents: Sequence[Parent]) -> pa.Table | None:
-    """Return the rows of a range that wait to be sent; None when none does."""
+    """Return the rows of a range that wait to be sent; None when there are none."""
     import pyarrow as pa
 
-    found = []
+    tables = []
     for parent in parents:
         segments, places = parent.segments, parent.places
-        waiting = [segments.read(each) for each in segments.segments if each.facts[0] == _OUTBOX]
-        found += waiting if places is None else [of_places(each, *places) for each in waiting]
-    rows = pa.concat_tables([dated(each, MIN) for each in found]) if found else None
+        waiting = [segments.read(segment) for segment in segments.segments if segment.facts[0] == _OUTBOX]
+        tables += waiting if places is None else [of_places(table, *places) for table in waiting]
+    rows = pa.concat_tables([dated(table, MIN) for table in tables]) if tables else None
     return rows if rows is not None and rows.num_rows else None
 
 
 def unsent_rows(segments: Iterable[Segment]) -> int:
     """Return how many rows of a version wait to be sent. Nothing is read."""
-    return sum(each.rows for each in segments if each.facts[0] == _OUTBOX)
+    return sum(segment.rows for segment in segments if segment.facts[0] == _OUTBOX)
 
 
 def ids_of(parents: Sequence[Parent]) -> Ids:
-    """Return the ids that a range remembers; of a range that was cut each part has all.
-
-    Nothing is read.
-    """
+    """Return the ids of a range; after a cut each part has all. Nothing is read."""
     return Ids.of(
         [
-            (each.segments, [one for one in each.segments.segments if one.facts[0] == _IDS], each.segments.facts[1:])
-            for each in parents
+            (
+                parent.segments,
+                [segment for segment in parent.segments.segments if segment.facts[0] == _IDS],
+                parent.segments.facts[1:],
+            )
+            for parent in parents
         ]
     )
 
@@ -315,9 +326,10 @@ def ids_of(parents: Sequence[Parent]) -> Ids:
 def written(
     keys: Keys, outbox: Sequence[tuple[pa.Table, Waiting]] = (), ids: Ids | None = None, now: int = MIN
 ) -> NextSegments:
-    """Return keys, rows that wait to be sent, and ids, as the segments of a version: pieces that were there stay, with what is known of them now.
+    """Return keys, unsent rows and ids as the segments of a version.
 
-    ``now`` is the clock of the batch: what waits is sent again a second later.
+    Pieces that are stored already stay as they are, with their present facts. ``now`` is the clock
+    of the batch: unsent rows are sent again a second later.
     """
     ids = ids or Ids()
     segments = [
@@ -333,17 +345,17 @@ def written(
     return NextSegments(segments, (_FORMAT, *ids.facts), Due(keys.least("due"), wall))
 
 
-def _without(due: Refs, found: Refs) -> Refs:
+def _without(due: Refs, with_records: Refs) -> Refs:
     """Return the keys that are due and have no records."""
     if not len(due.rows):
         return due
-    taken = set(zip(found.pieces.tolist(), found.rows.tolist(), strict=True))
-    left = [i for i, each in enumerate(zip(due.pieces.tolist(), due.rows.tolist(), strict=True)) if each not in taken]
-    return Refs(due.pieces[left], due.rows[left])
+    occupied = set(zip(with_records.pieces.tolist(), with_records.rows.tolist(), strict=True))
+    idle = [i for i, ref in enumerate(zip(due.pieces.tolist(), due.rows.tolist(), strict=True)) if ref not in occupied]
+    return Refs(due.pieces[idle], due.rows[idle])
 
 
 def _whole(rows: pa.Table, name: str) -> pa.Array:
-    """Return a column of keys in one array, of the type that keys of its kind are kept in."""
+    """Return a column of keys as one array, cast to the type in which keys are stored."""
     import pyarrow as pa
 
     column = rows[name]
@@ -362,26 +374,26 @@ def _whole(rows: pa.Table, name: str) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A computation in a query: what is derived of its declaration, and what it does in a batch."""
+    """A computation in a query: what follows from its declaration, and its work in a batch."""
 
     computation: Computation
     columns: Mapping[str, Sequence[str]]
-    """Of each output."""
+    """Column names of each output."""
     schema: StructType
-    """Of all outputs."""
+    """Schema of all outputs together."""
     read: Read
     delivery: Delivery | None
-    wanted: Mapping[str, tuple[Column, Sequence[Column]]]
-    """Of each output that the tasks do not send, which emitted rows are its, and its columns. Made
-    once: each takes some calls of the JVM."""
+    selections: Mapping[str, tuple[Column, Sequence[Column]]]
+    """Filter and columns of each output that the driver writes: the filter picks its rows of what
+    the tasks emit. Built once, because each needs calls of the JVM."""
     state: str | os.PathLike[str] | None = None
 
     @classmethod
     def of(cls, computation: Computation, frames: Frames, state: str | os.PathLike[str] | None) -> _Part:
-        """Return it whole.
+        """Check a computation and its frames, and return its part.
 
-        Raises ValueError and TypeError for one that is not, or does not go with its frames; what
-        :func:`check_topics` raises.
+        Raises ValueError and TypeError when the computation is incomplete or does not fit the
+        frames; what :func:`check_topics` raises.
         """
         from pyspark.sql import functions as sf
 
@@ -391,32 +403,32 @@ class _Part:
         if delivery is not None:
             _check_sent(computation, delivery, arrow_schema(schema))
         read = united(computation, frames)
-        wanted = {
+        selections = {
             output: (sf.col(OUTPUT) == output, [sf.col(f"`{column_of(output, name)}`").alias(name) for name in names])
             for output, names in columns.items()
             if delivery is None or output not in delivery.topics
         }
-        return cls(computation, columns, schema, read, delivery, wanted, state)
+        return cls(computation, columns, schema, read, delivery, selections, state)
 
     @property
     def written(self) -> set[str]:
-        """The outputs that its tasks do not send."""
-        return {*self.wanted}
+        """Names of the outputs that the driver writes: all that the tasks do not send."""
+        return {*self.selections}
 
     def empty(self, output: str, spark: SparkSession) -> DataFrame:
-        """Return a frame with the columns of an output, and no row."""
+        """Return a frame with the columns of an output and no rows."""
         from pyspark.sql.types import StructField, StructType
 
         fields = [StructField(name, self.schema[column_of(output, name)].dataType) for name in self.columns[output]]
         return spark.createDataFrame([], StructType(fields))
 
     def stage(self, **options: Any) -> lws.Stage:
-        """Return the stage that it is at the authority."""
+        """Return the computation's stage at the authority."""
         computation, read = self.computation, self.read
         return lws.stage(
             read.frame.sparkSession,
             computation.name,
-            inputs=tuple(dict.fromkeys(name for each in computation.inputs for name in each.names)),
+            inputs=tuple(dict.fromkeys(name for source in computation.inputs for name in source.names)),
             key=read.key,
             event_time=read.event_time,
             heuristics=(),
@@ -425,7 +437,7 @@ class _Part:
         )
 
     def run(self, rows: DataFrame, batch: lws.Batch) -> dict[str, DataFrame]:
-        """Make the version of a batch, and return the outputs that are not sent."""
+        """Make the version of a batch, and return the frames that the driver writes, by output."""
         name, sent, more = self.computation.name, None, self.read.more
         if self.delivery is not None:
             sent = replace(self.delivery, batch=f"{batch.checkpoint}/{batch.id}/{batch.digest}")
@@ -433,7 +445,7 @@ class _Part:
         update = ComputationUpdate(self.computation, outputs, batch.now, batch.promised.micros, sent, self.read.named)
         with _planned_whole(rows.sparkSession):
             emitted = batch.stateful(rows.select("*", *more) if more else rows, update, self.schema, self.state)
-        return {output: emitted.where(own).select(*names) for output, (own, names) in self.wanted.items()}
+        return {output: emitted.where(own).select(*names) for output, (own, names) in self.selections.items()}
 
 
 def start(
@@ -450,74 +462,81 @@ def start(
     balance: bool = False,
     **options: Any,
 ) -> lws.TrackedQuery:
-    """Run a computation as a tracked stage of Spark, one query over the streaming frames of all its inputs.
+    """Run a computation as a tracked stage: one query over the streaming frames of its inputs.
 
     Args:
         computation: An instance of a class derived from :class:`Computation`.
-        frames: A streaming frame of what it reads, or of several inputs one for each, by what the input is called: ``{"searches": FRAME, "clicks": FRAME}``. What the inputs name must be all that is written there.
-        write: ``write(outputs, batch)`` is called in each batch with a frame for each output, by name, also without rows. What it writes with the batch's methods (``batch.write``, ``write_kafka``,
-            ``write_table``) is written once. It must write in the same batch what is to be kept. Outputs that are sent by ``productions = Weak(...)`` are not among them; None if all are.
-            With ``then`` one for each computation, by name.
+        frames: The streaming frame that the computation reads. For several inputs one frame each,
+            by the input's label: ``{"searches": FRAME, "clicks": FRAME}``. The computations that
+            the inputs name must be the only writers of these frames.
+        write: ``write(outputs, batch)``, called in each batch with a frame for each output, by
+            name, even if it has no rows. Rows written by the batch's methods (``batch.write``,
+            ``write_kafka``, ``write_table``) are written once. Rows that are not written in this
+            call are lost. Outputs sent by ``productions = Weak(...)`` are not among them; None if
+            all outputs are sent. With ``then`` a mapping: one function for each computation, by
+            name.
         checkpoint: Spark's checkpoint, a directory of the computation's own.
-        then: Computations of the same query, *fused*: each has one input, an output of an earlier one, and reads in each batch what that one has produced in it, with the low watermark that it reports after the
-            batch. Neither files nor another batch are in between. A checkpoint keeps its computations; ``lowwater_pipeline.graph`` runs each as a query of its own.
-        ranges: Key ranges; a checkpoint keeps its number.
-        state: Where the state of the first is, by default in the checkpoint: an absolute directory on a local or NFS file system that all executors see.
-        address: As for :func:`lowwater_spark.stage`.
-        client: The same.
-        balance: The same.
-        options: Those of ``Stage.foreach_batch``: trigger, adopt, name.
+        then: Computations *fused* into the same query. Each has one input, an output of an earlier
+            one. In each batch it reads what that one has just produced, with the low watermark
+            which that one reports after the batch; no files and no second batch are between them.
+            A checkpoint keeps its computations. ``lowwater_pipeline.graph`` runs each as a query
+            of its own.
+        ranges: Number of key ranges. A checkpoint keeps its number.
+        state: Directory for the state of the first computation: an absolute path on a local or NFS
+            file system that all executors see. Default: in the checkpoint.
+        address: See :func:`lowwater_spark.stage`.
+        client: See :func:`lowwater_spark.stage`.
+        balance: See :func:`lowwater_spark.stage`.
+        options: Options of ``Stage.foreach_batch``: trigger, adopt, name.
 
-    Raises ValueError and TypeError, naming what to change, for a computation that is not whole or does not go with the frame; what ``Stage.foreach_batch`` raises.
+    Raises ValueError and TypeError, naming what to change, when a computation is incomplete or does
+    not fit its frame; what ``Stage.foreach_batch`` raises.
     """
     first = _Part.of(computation, frames, state)
     parts = {computation.name: first}
     feeds: dict[str, tuple[str, str]] = {}
-    for each in then:
-        feeds[each.name] = _feed(each, parts)
-        source, output = feeds[each.name]
+    for fused in then:
+        feeds[fused.name] = _feed(fused, parts)
+        source, output = feeds[fused.name]
         empty = parts[source].empty(output, first.read.frame.sparkSession)
-        parts[each.name] = _Part.of(each, empty, None)
+        parts[fused.name] = _Part.of(fused, empty, None)
     writes = _writes(write, parts, feeds)
 
     def run(rows: DataFrame, batch: lws.Batch) -> None:
-        made: dict[str, dict[str, DataFrame]] = {}
+        produced: dict[str, dict[str, DataFrame]] = {}
         for name, part in parts.items():
-            read = rows if name not in feeds else made[feeds[name][0]][feeds[name][1]]
+            read = rows if name not in feeds else produced[feeds[name][0]][feeds[name][1]]
             own = batch if name not in feeds else batch.of(name)
-            made[name] = part.run(read, own)
-        # When all are computed: what one writes says how far it is complete.
+            produced[name] = part.run(read, own)
+        # All are computed before the first is written: a mark says how far an output is complete.
         for name, call in writes.items():
             if call is not None:
-                call(made[name], batch if name not in feeds else batch.of(name))
+                call(produced[name], batch if name not in feeds else batch.of(name))
 
     stages = [part.stage(ranges=ranges, address=address, client=client, balance=balance) for part in parts.values()]
     return stages[0].foreach_batch(first.read.frame, run, checkpoint=checkpoint, also=stages[1:], **options)
 
 
 def _feed(computation: Computation, earlier: Mapping[str, _Part]) -> tuple[str, str]:
-    """Return which output of which earlier computation of the query one reads.
-
-    Raises ValueError and TypeError.
-    """
+    """Return the computation and output that a fused one reads. Raises ValueError, TypeError."""
     check_whole(computation)
     name, inputs = computation.name, computation.inputs
     if name in earlier:
         msg = f"two computations of the query are called {name}: give one of them another name="
         raise ValueError(msg)
     if len(inputs) != 1 or len(inputs[0].names) != 1 or inputs[0].names[0] not in earlier:
-        msg = f"{name} of then= reads {', '.join(each.label for each in inputs)}: in one query it has one Input, that names a computation before it, of {', '.join(earlier)}; else start it as a query of its own"
+        msg = f"{name} of then= reads {', '.join(read.label for read in inputs)}: in one query it has one Input, that names a computation before it, of {', '.join(earlier)}; else start it as a query of its own"
         raise ValueError(msg)
     source = inputs[0].names[0]
     part, declared = earlier[source], inputs[0]
-    output, own = declared.output, [each for each in part.computation.outputs if each in part.written]
+    output, own = declared.output, [candidate for candidate in part.computation.outputs if candidate in part.written]
     if output is None and len(own) == 1:
         [output] = own
     if output is None or output not in part.written:
         msg = f"{name} of then= reads {source}, and does not say which of its outputs: add output= to the Input, one of {', '.join(sorted(part.written))}"
         raise ValueError(msg)
-    told = part.computation.outputs.get(output)
-    stamp = told.event_time if isinstance(told, Output) else None
+    declaration = part.computation.outputs.get(output)
+    stamp = declaration.event_time if isinstance(declaration, Output) else None
     if stamp is None or stamp.lower() != declared.event_time.lower():
         msg = f"the input {declared.label} of {name} has event_time={declared.event_time!r}, and the output {output} of {source} is stamped by {stamp or 'nothing'}: rows would come below the low watermark; declare both the same"
         raise ValueError(msg)
@@ -529,9 +548,9 @@ def _writes(
     parts: Mapping[str, _Part],
     feeds: Mapping[str, tuple[str, str]],
 ) -> Mapping[str, WriteOutputs | None]:
-    """Return who writes the outputs of each computation.
+    """Return the write function of each computation.
 
-    Raises TypeError when nobody does, and nobody of the query reads them.
+    Raises TypeError for an output that has no write function and no reader in the query.
     """
     if isinstance(write, Mapping):
         writes = write
@@ -544,15 +563,15 @@ def _writes(
         msg = f"write= names {', '.join(unknown)}, and the query has {', '.join(parts)}"
         raise TypeError(msg)
     for name, part in parts.items():
-        left = part.written - {output for source, output in feeds.values() if source == name}
-        if left and writes.get(name) is None:
-            msg = f"nobody writes {', '.join(sorted(left))}, of {name}: pass write(outputs, batch), or None if all outputs are sent by productions = Weak(...)"
+        unwritten = part.written - {output for source, output in feeds.values() if source == name}
+        if unwritten and writes.get(name) is None:
+            msg = f"the outputs {', '.join(sorted(unwritten))} of {name} have no writer: pass write(outputs, batch), or None if all outputs are sent by productions = Weak(...)"
             raise TypeError(msg)
     return writes
 
 
 def check_whole(computation: object) -> None:
-    """Refuse what is no computation, or not a whole one. Raises ValueError and TypeError."""
+    """Raise ValueError or TypeError for an object that is no computation, or an incomplete one."""
     if not isinstance(computation, Computation):
         msg = f"{computation!r} is no computation: pass an instance of a class derived from Computation, as start(Counts(), ...)"
         raise TypeError(msg)
@@ -563,7 +582,7 @@ def check_whole(computation: object) -> None:
         )
         raise ValueError(msg)
     inputs: Any = computation.inputs
-    if not isinstance(inputs, Sequence) or not all(isinstance(each, Input) for each in inputs):
+    if not isinstance(inputs, Sequence) or not all(isinstance(source, Input) for source in inputs):
         msg = f"inputs of {computation.name} is {inputs!r}: declare a list, inputs = [Input(...)]"
         raise TypeError(msg)
     if not inputs:
@@ -572,15 +591,15 @@ def check_whole(computation: object) -> None:
     if type(computation).process_record is Computation.process_record:
         msg = f"{computation.name} does not say what it does with a record: write process_record(self, ctx, record) in the class"
         raise ValueError(msg)
-    for each in inputs:
-        if each.once and each.id is None:
-            msg = f"the input {each.label} of {computation.name} drops copies, and they are known by their ids: declare id="
+    for source in inputs:
+        if source.once and source.id is None:
+            msg = f"the input {source.label} of {computation.name} drops copies, and they are known by their ids: declare id="
             raise ValueError(msg)
-        if each.slack < timedelta(0) or (each.slack and not each.once):
-            msg = f"slack of the input {each.label} of {computation.name} is {each.slack!r}: it says for how much longer ids are remembered with once=True, so it is not negative, and goes with that"
+        if source.slack < timedelta(0) or (source.slack and not source.once):
+            msg = f"slack of the input {source.label} of {computation.name} is {source.slack!r}: it says for how much longer ids are remembered with once=True, so it is not negative, and goes with that"
             raise ValueError(msg)
     if not computation.outputs:
-        msg = f'{computation.name} has no outputs: declare outputs = {{"NAME": "SCHEMA"}}, or nobody would see what it does'
+        msg = f'{computation.name} has no outputs: declare outputs = {{"NAME": "SCHEMA"}}, or no reader would see what it does'
         raise ValueError(msg)
     stamp: Any = computation.stamp
     if stamp is not None and (not isinstance(stamp, timedelta) or stamp <= timedelta(0)):
@@ -597,9 +616,10 @@ def check_whole(computation: object) -> None:
 
 
 def _delivery(computation: Computation) -> Delivery | None:
-    """Return how weak productions are sent; None when there are none.
+    """Return the settings by which weak productions are sent; None for strong ones.
 
-    Raises ValueError and TypeError for what is not whole, and what :func:`check_topics` raises.
+    Raises ValueError and TypeError for an incomplete declaration, and what :func:`check_topics`
+    raises.
     """
     declared: Any = computation.productions
     if isinstance(declared, Strong):
@@ -612,7 +632,7 @@ def _delivery(computation: Computation) -> Delivery | None:
     if unknown or not declared.topics:
         msg = f"productions = Weak(...) of {name} sends {', '.join(unknown) or 'nothing'}, and the outputs are {', '.join(computation.outputs)}: give topics={{OUTPUT: TOPIC}} of them"
         raise ValueError(msg)
-    if any(each.id is None for each in computation.inputs):
+    if any(source.id is None for source in computation.inputs):
         msg = f"productions = Weak(...) of {name} sends rows again when a batch runs again, and without an id of the records they may be others then: declare id= of each Input"
         raise ValueError(msg)
     if declared.patience <= timedelta(0):
@@ -624,7 +644,7 @@ def _delivery(computation: Computation) -> Delivery | None:
 
 
 def _check_sent(computation: Computation, delivery: Delivery, schema: pa.Schema) -> None:
-    """Refuse columns that JSON has no form for which readers know. Raises ValueError."""
+    """Raise ValueError for columns of sent outputs whose types have no common form in JSON."""
     import pyarrow.types as pt
 
     def lost(kind: pa.DataType) -> bool:
@@ -640,7 +660,7 @@ def _check_sent(computation: Computation, delivery: Delivery, schema: pa.Schema)
 
 
 def _check_state(computation: Computation) -> None:
-    """Refuse a state that is no codec, or one that makes no bytes. Raises TypeError."""
+    """Raise TypeError for a state that is no codec, or whose codec does not work."""
     codec: Any = computation.state
     if codec is None:
         return
@@ -661,42 +681,42 @@ def _check_state(computation: Computation) -> None:
 
 
 def _outputs(computation: Computation) -> tuple[dict[str, list[str]], StructType]:
-    """Return the columns of each output, and the schema of all of them."""
+    """Return the column names of each output, and one schema of all outputs."""
     from pyspark.sql.types import StringType, StructType, TimestampType
 
     columns: dict[str, list[str]] = {}
     schema = StructType().add(OUTPUT, StringType())
-    once = [each.label for each in computation.inputs if each.once]
+    once = [source.label for source in computation.inputs if source.once]
     if once and UNDECIDABLE in computation.outputs:
         msg = f"{computation.name} has an output {UNDECIDABLE}, and its input {once[0]} drops copies, which makes one of this name: call yours otherwise"
         raise ValueError(msg)
     everything = {**computation.outputs, **({UNDECIDABLE: UNDECIDABLE_OUTPUT} if once else {})}
-    for output, given in everything.items():
-        declared = given.schema if isinstance(given, Output) else given
+    for output, declaration in everything.items():
+        declared = declaration.schema if isinstance(declaration, Output) else declaration
         if output.lower() in map(str.lower, columns) or "`" in output or "/" in output:
             msg = f"{computation.name} cannot have an output {output!r}: take a name without / and `, which no other one has, in small letters or large ones"
             raise ValueError(msg)
-        made: Any = StructType.fromDDL(declared)
-        if made.typeName() != "struct":
+        struct: Any = StructType.fromDDL(declared)
+        if struct.typeName() != "struct":
             msg = f'output {output} of {computation.name} is declared as {declared!r}, which names no columns: write them as "NAME TYPE, NAME TYPE"'
             raise ValueError(msg)
-        names = [name.lower() for name in made.fieldNames()]
+        names = [name.lower() for name in struct.fieldNames()]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             msg = f"output {output} of {computation.name} declares {', '.join(twice)} twice: large and small letters are the same"
             raise ValueError(msg)
-        times = [each.name for each in made.fields if isinstance(each.dataType, TimestampType)]
-        if not isinstance(given, Output):
+        times = [field.name for field in struct.fields if isinstance(field.dataType, TimestampType)]
+        if not isinstance(declaration, Output):
             if times:
                 msg = (
                     f"output {output} of {computation.name} has the timestamp {times[0]}, and does not say what is the event time of its rows: declare Output({declared!r}, "
-                    f"event_time={times[0]!r}), or event_time=None if nobody reads one from it"
+                    f"event_time={times[0]!r}), or event_time=None if no consumer reads one from it"
                 )
                 raise ValueError(msg)
-        elif given.event_time is not None and given.event_time.lower() not in map(str.lower, times):
-            msg = f"output {output} of {computation.name} has no timestamp {given.event_time!r} for its event time; it has {', '.join(times) or 'none'}"
+        elif declaration.event_time is not None and declaration.event_time.lower() not in map(str.lower, times):
+            msg = f"output {output} of {computation.name} has no timestamp {declaration.event_time!r} for its event time; it has {', '.join(times) or 'none'}"
             raise ValueError(msg)
-        columns[output] = made.fieldNames()
-        for field in made.fields:
+        columns[output] = struct.fieldNames()
+        for field in struct.fields:
             schema.add(column_of(output, field.name), field.dataType)
     return columns, schema

@@ -1,10 +1,14 @@
-"""One key's turn in a batch: its records and its timers in one order, and what is kept of it afterwards. Pure: no Spark, no Arrow, no clock.
+"""One key's turn in a batch: its records and its timers in one order. Pure: no Spark, Arrow, clock.
 
-The order: records by time, input and id, and before each the timers of the low watermark that are due and not later than it; then the other ones that are due; then those of the clock. So a timer at *t* has
-seen all records before *t*, and none at *t* that came in its batch or after it. Of the timers that stand, the earliest fires first. One that is set meanwhile, and is due, fires in the same turn; one of the low watermark comes before any of the clock.
+Records come by time, input and id. Before a record at *t* fire the due timers of the low watermark
+that are not later than *t*; after the last record the other due ones, then those of the clock. So a
+timer at *t* has seen all records before *t*, and none at *t* of its batch or of a later one. The
+earliest timer fires first. A timer that a hook sets, and that is due, fires in the same turn.
 
-A timer *holds*: until it has fired, the low watermark of the computation does not pass its hold, so that what it produces is not below what was reported. What is produced, and each hold, comes from
-a record, from the timer that fires or from another that stands, and is not below it. By this alone nothing can come out below what was reported.
+A timer *holds*: until it has fired, the computation's low watermark does not pass its hold, so its
+productions are not below the reported watermark. Each production, and each hold, comes from a
+record, from the firing timer or from another set timer, and is not below that one's time or hold.
+That alone keeps every production at or above what was reported.
 """
 
 from __future__ import annotations
@@ -23,29 +27,29 @@ from lowwater_pipeline.computation.computation import Computation, Output, Recor
 __all__ = ["Context", "Held", "Kept", "Production", "TimerId", "Turns"]
 
 TimerId = tuple[int, str]
-"""Time and tag: an equal timer is the same one, and one of another time is another."""
+"""Time and tag of a timer. Two timers with the same time and tag are one timer."""
 
 Production = tuple[str, Mapping[str, Any], int]
 """Output, row, timestamp."""
 
 _PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes, datetime, date, Decimal})
-"""Types of values that cannot change."""
+"""Types whose values cannot change, so that they need no copy."""
 
 MOST_DESCENDANTS: Final = 1_000_000
-"""So often fire in one turn, at most, timers that timers have set and that do not go on in time.
-What goes on in time comes to the low watermark, if that is not MAX."""
+"""Greatest number of timers that may fire in one turn after timers set them for no later time. A
+chain that goes on in time ends at the low watermark, unless that is MAX."""
 
 
 @dataclass(slots=True)
 class Kept:
-    """What is kept of a key between batches. One that has nothing is not kept."""
+    """The state of a key between batches. A key whose state is empty is not stored."""
 
     state: bytes | None = None
-    """None: the initial one."""
+    """Encoded state; None for the initial one."""
     timers: dict[TimerId, int] = field(default_factory=dict[TimerId, int])
-    """Those of the low watermark, each with its hold."""
+    """Timers of the low watermark, each with its hold, microseconds."""
     wall_timers: dict[TimerId, int] = field(default_factory=dict[TimerId, int])
-    """Those of the clock."""
+    """Timers of the clock, each with its hold, microseconds."""
     waiting: list[Record] = field(default_factory=list[Record])
     """Records that wait for the low watermark, in order."""
 
@@ -54,20 +58,20 @@ class Kept:
 
     @property
     def due(self) -> int:
-        """The low watermark at which the key has its next turn without a record, microseconds; MAX when it has none."""
+        """Low watermark of the key's next turn without a record, microseconds; MAX for none."""
         due = min(self.timers)[0] if self.timers else MAX
-        # One at W may be followed by another at W.
+        # A record at W waits until W has passed it: another one at W may still come.
         return min(due, self.waiting[0].timestamp + 1) if self.waiting else due
 
     @property
     def wall(self) -> int:
-        """The same by the clock."""
+        """The clock at which the key has its next turn, microseconds; MAX when it has none."""
         return min(self.wall_timers)[0] if self.wall_timers else MAX
 
     def hold(self, length: int) -> int:
-        """Return what the low watermark waits for, microseconds; MAX when for nothing.
+        """Return the least hold of the key, microseconds; MAX when it has none.
 
-        Of a record that waits, it is the start of its window of ``length``.
+        A waiting record holds the start of its window of ``length`` microseconds.
         """
         least = min(self.timers.values()) if self.timers else MAX
         if self.wall_timers:
@@ -79,24 +83,24 @@ class Kept:
 
 
 class Held:
-    """The timers of one kind that stand while a key has its turn."""
+    """The set timers of one kind while a key has its turn."""
 
     __slots__ = ("heap", "holds")
 
     def __init__(self) -> None:
         self.holds: dict[TimerId, int] = {}
         self.heap: list[TimerId] = []
-        """Of all of them, and of some that are gone."""
+        """Heap of all set timers; cleared ones are among them."""
 
     def load(self, holds: Mapping[TimerId, int]) -> None:
-        """Begin with what is kept."""
+        """Begin a turn with the stored timers of a key."""
         self.holds = dict(holds)
         self.heap = list(holds)
         if len(self.heap) > 1:
             heapq.heapify(self.heap)
 
     def add(self, timer: TimerId, hold: int) -> None:
-        """Set a timer; of two holds of an equal one the lower stays."""
+        """Set a timer; a timer that is set already keeps the lower of the two holds."""
         before = self.holds.get(timer)
         if before is None:
             heapq.heappush(self.heap, timer)
@@ -104,7 +108,7 @@ class Held:
             self.holds[timer] = hold
 
     def pop(self, through: int) -> tuple[TimerId, int] | None:
-        """Remove and return the first that is not later, with its hold. O(log timers)."""
+        """Remove the first timer at or before ``through``; return it with its hold, or None."""
         while self.heap and self.heap[0][0] <= through:
             timer = heapq.heappop(self.heap)
             hold = self.holds.pop(timer, None)
@@ -114,9 +118,9 @@ class Held:
 
 
 class Context:
-    """What a computation's hooks get: the key whose turn it is, its state, its timers, and where productions go. Valid while the hook runs.
+    """The argument of a computation's hooks: the key, its state, its timers, and its productions.
 
-    All times are microseconds since the epoch, whole numbers.
+    Valid while the hook runs. All times are whole microseconds since the epoch.
     """
 
     def __init__(
@@ -143,27 +147,24 @@ class Context:
         self._doing: Record | Timer | None = None
         self._firing = False
         self._base = 0
-        """What nothing that comes now is below, but for what stands."""
+        """Least timestamp that the hook may produce, unless a set timer has a lower hold."""
         self._stored: bytes | None = None
         self._state: Any = None
         self._opened = False
         self._reached = [MIN, MIN]
-        """The latest time of the timers that have fired in this turn, of both kinds."""
+        """Latest times of the timers that have fired in this turn: low watermark, clock."""
         self._again: set[tuple[bool, TimerId]] = set()
-        """Timers that timers have set, and that do not go on in time."""
+        """Timers that timers have set for no later time."""
         self._fired = 0
 
     @property
     def finished(self) -> bool:
-        """Whether the inputs are finished: nothing comes any more, and every timer of the low watermark is due."""
+        """True when all inputs are finished. Then every timer of the low watermark is due."""
         return self.low == MAX
 
     @property
     def state(self) -> Any:
-        """The state of the key, to be changed or replaced; the initial one when it has none.
-
-        Read at the first look.
-        """
+        """State of the key, to change or replace; initial if there is none. Decoded when read."""
         if not self._opened:
             if self._codec is None:
                 msg = f"{self._name} declares no state: write state = Codec(...) in the class"
@@ -180,54 +181,61 @@ class Context:
         self._state, self._opened = state, True
 
     def set_timer(self, tag: str, at: int, *, hold: int | None = None) -> None:
-        """Have ``process_timer`` called once, when the low watermark has come to ``at``.
+        """Have ``process_timer`` called once, when the low watermark has reached ``at``.
 
-        Until then the computation's low watermark does not pass ``hold``: what the timer will
-        produce is not below it. By default that is ``at``, or the time of the record or the hold of
-        the timer that sets it if that is later. With ``stamp`` it is the start of the record's
-        window, or the hold of the timer that sets it: a timer that produces nothing that is so old
-        has a later ``hold``. An equal tag and time are the same timer: of two holds the lower one
-        stays.
+        Until then the computation's low watermark does not pass ``hold``, and the timer may produce
+        nothing below it. Default: the later of ``at`` and the time of the record (or the hold of
+        the timer) that sets it. With ``stamp``: the start of the record's window, or the hold of
+        the timer that sets it; give a later ``hold`` if the timer produces nothing that old. A
+        timer with an equal tag and time is the same timer; the lower of its two holds counts.
 
-        Raises ValueError for a hold below what this hook may produce, for a time beyond ``END`` and
-        without a ``process_timer``, TypeError for what is no text and no whole number.
+        Raises ValueError for a hold below what this hook may produce, for a time beyond ``END``,
+        and in a class without ``process_timer``; TypeError for a tag that is no text or a time that
+        is no whole number.
         """
         if hold is None:
             hold = at if not self._stamped and type(at) is int and at > self._base else self._base
-        # Most are set again by each record. Held as low they were right, and are.
+        # Most records set a timer that is set already. If its hold is the same, it was checked.
         if self._firing or type(at) is not int or self._timers.holds.get((at, tag)) != hold:
             self._set(self._timers, tag, at, hold, wall=False)
 
     def set_wall_timer(self, tag: str, at: int, *, hold: int | None = None) -> None:
-        """Have ``process_timer`` called once, when the driver's clock has come to ``at``; count from :attr:`now`.
+        """Have ``process_timer`` called once, when the driver's clock has reached ``at``.
 
-        ``hold`` as for :meth:`set_timer`, by default the time of the record (with ``stamp``, the start of its window), or the hold of the timer, that sets it. Raises what that raises.
+        Count from :attr:`now`. ``hold`` as for :meth:`set_timer`. Default: the time of the record
+        (with ``stamp`` the start of its window), or the hold of the timer, that sets it. Raises
+        what :meth:`set_timer` raises.
         """
         if hold is None:
             hold = self._base
         self._set(self._wall, tag, at, hold, wall=True)
 
     def clear_timer(self, tag: str, at: int) -> None:
-        """Forget a timer, and what it holds; nothing happens when there is none."""
+        """Forget a timer and its hold. Does nothing when there is no such timer."""
         self._timers.holds.pop((at, tag), None)
 
     def clear_wall_timer(self, tag: str, at: int) -> None:
-        """Forget a timer of the clock; nothing happens when there is none."""
+        """Forget a timer of the clock and its hold. Does nothing when there is no such timer."""
         self._wall.holds.pop((at, tag), None)
 
     def produce(self, output: str, row: Mapping[str, Any], timestamp: int | None = None) -> None:
-        """Send a row into an output: exactly the columns of its schema, None for null, times as microseconds or aware datetimes.
+        """Send a row into an output: exactly the columns of its schema, None for null.
 
-        The row's timestamp is the column that the output declares as ``event_time``. Of an output without one it is ``timestamp``, by default the record's time, or the timer's ``at``, of the clock ``hold``.
-        Raises ValueError for one below the record's time (the start of its window, if ``stamp`` is declared), or below the hold of the timer that fires; for a ``timestamp`` that is not in the column; for an output or
-        columns that are not declared. Raises TypeError for a row that is no mapping, and an event time that is no time.
+        Times are microseconds or aware datetimes. The row's timestamp is the column that the output
+        declares as ``event_time``. For an output without one it is ``timestamp``, by default the
+        record's time, or the timer's ``at`` (of the clock: its ``hold``).
+
+        Raises ValueError for a timestamp below the record's time (with ``stamp``, the start of its
+        window) or below the firing timer's hold; for a ``timestamp`` that differs from the column;
+        for an output or columns that are not declared. Raises TypeError for a row that is no
+        mapping, and for an event time that is no time.
         """
         fields = self._outputs.get(output)
         if fields is None:
             msg = f"{self._name} has no output {output!r}; it declares {', '.join(self._outputs)}"
             raise ValueError(msg)
-        given: Any = row
-        if not isinstance(given, Mapping):
+        candidate: Any = row
+        if not isinstance(candidate, Mapping):
             msg = f"a row for {self._name}'s output {output} is a dict of its columns, not {row!r}"
             raise TypeError(msg)
         if row.keys() != fields:
@@ -240,12 +248,12 @@ class Context:
         elif timestamp is None:
             timestamp = self._default_stamp()
         self._check_stamp(f"{output} a row of timestamp", timestamp)
-        # What changes after this call, as a list of the state may, does not change the row.
+        # A hook may go on changing a list that it has put into the row.
         own = {name: value if type(value) in _PLAIN else copy.deepcopy(value) for name, value in row.items()}
         self._productions.append((output, own, timestamp))
 
     def _named(self, output: str, row: Mapping[Any, Any], fields: frozenset[str]) -> Mapping[str, Any]:
-        """Return a row with names as they are declared: large and small letters are the same, as for Spark."""
+        """Return a row with its columns named as declared: case does not matter, as in Spark."""
         declared = {name.lower(): name for name in fields}
         named: dict[Any, Any] = {declared.get(str(name).lower(), name): value for name, value in row.items()}
         if named.keys() == fields and len(named) == len(row):
@@ -256,8 +264,8 @@ class Context:
         msg = f"a row for {self._name}'s output {output} does not have its columns: {', '.join(wrong)}. Give each column, None for null, or declare outputs = otherwise"
         raise ValueError(msg)
 
-    def _event_time(self, output: str, column: str, value: Any, given: int | None) -> int:
-        """Return the event time that a consumer reads from a row, microseconds."""
+    def _event_time(self, output: str, column: str, value: Any, timestamp: int | None) -> int:
+        """Return the event time that consumers read from a row, microseconds."""
         what = f"column {column} of {self._name}'s output {output}, its event time,"
         if type(value) is not int:
             if not isinstance(value, datetime) or value.tzinfo is None:
@@ -267,8 +275,8 @@ class Context:
         if not MIN < value < MAX:
             msg = f"{what} got {value}; times are above MIN and below MAX"
             raise ValueError(msg)
-        if given is not None and given != value:
-            msg = f"{what} is {Watermark(value)}, and timestamp= is {Watermark(given)}: leave timestamp= out, it is taken from the column"
+        if timestamp is not None and timestamp != value:
+            msg = f"{what} is {Watermark(value)}, and timestamp= is {Watermark(timestamp)}: leave timestamp= out, it is taken from the column"
             raise ValueError(msg)
         return int(value)
 
@@ -280,7 +288,7 @@ class Context:
         return doing.hold if doing.wall else max(doing.at, doing.hold)
 
     def _set(self, timers: Held, tag: str, at: int, hold: int, *, wall: bool) -> None:
-        # It is called for every record, so what is right is found by one condition.
+        # Every record may call this: one condition accepts what is right.
         if not (
             self._fires
             and type(tag) is str
@@ -324,7 +332,7 @@ class Context:
             raise ValueError(msg)
 
     def _least(self) -> int:
-        """Return the least hold that stands."""
+        """Return the least hold of the set timers; MAX when there is none."""
         return min(
             min(self._timers.holds.values(), default=MAX),
             min(self._wall.holds.values(), default=MAX),
@@ -332,7 +340,7 @@ class Context:
 
 
 class Turns(Context):
-    """The turns of all keys of a batch, one after another: the shell gives what is kept of each, and takes what is to be kept."""
+    """The turns of all keys of a batch, one after another."""
 
     def __init__(
         self,
@@ -350,25 +358,24 @@ class Turns(Context):
 
     @property
     def productions(self) -> Sequence[Production]:
-        """What all turns have produced."""
+        """Productions of all turns so far."""
         return self._productions
 
-    def take(self, key: Any, kept: Kept, records: Sequence[Record]) -> Kept:
-        """Return what is to be kept of a key: an equal one when nothing has changed.
+    def take(self, key: Any, before: Kept, records: Sequence[Record]) -> Kept:
+        """Run a key's turn and return its new state, equal to ``before`` when nothing has changed.
 
-        O((records + timers) x log), and the hooks.
-
-        What a hook raises comes out with a note of the key and of what it was called for.
+        O((records + timers) x log), and the hooks. An exception of a hook gets a note that names
+        the key and the record or timer.
         """
         self.key, self._doing = key, None
-        self._stored, self._state, self._opened = kept.state, None, False
-        self._timers.load(kept.timers)
-        self._wall.load(kept.wall_timers)
+        self._stored, self._state, self._opened = before.state, None, False
+        self._timers.load(before.timers)
+        self._wall.load(before.wall_timers)
         if self._again:
             self._again = set()
         self._reached = [MIN, MIN]
         self._fired = 0
-        records, waiting = self._ready(kept.waiting, records)
+        records, waiting = self._ready(before.waiting, records)
         try:
             self._run(records)
             state = self._stored
@@ -377,19 +384,19 @@ class Turns(Context):
                 state = self._codec.encode(self._state)
                 state = None if state == self._nothing else state
         except Exception as failure:
-            failure.add_note(f"in {self._name}, key {key!r}, {_told(self._doing)}")
+            failure.add_note(f"in {self._name}, key {key!r}, {_occasion(self._doing)}")
             raise
         return Kept(state, self._timers.holds, self._wall.holds, waiting)
 
     def _ready(self, waiting: list[Record], records: Sequence[Record]) -> tuple[Sequence[Record], list[Record]]:
-        """Return the records that have their turn, in order, and those that wait."""
+        """Return the records whose turn it is, in order, and those that still wait."""
         if waiting:
             records = [*waiting, *records]
         if len(records) > 1:
             records = sorted(records, key=self._order)
         if not self._computation.in_order:
             return records, []
-        ready = next((i for i, each in enumerate(records) if each.timestamp >= self.low), len(records))
+        ready = next((i for i, record in enumerate(records) if record.timestamp >= self.low), len(records))
         return records[:ready], list(records[ready:])
 
     def _run(self, records: Sequence[Record]) -> None:
@@ -406,22 +413,19 @@ class Turns(Context):
             pass
 
     def _fire(self, through: int) -> bool:
-        """Fire the timers of the low watermark that are not later.
-
-        Returns whether there were any.
-        """
+        """Fire the low watermark's timers at or before ``through``. Returns True if any fired."""
         fired = False
-        while (found := self._timers.pop(through)) is not None:
-            self._timer(*found, wall=False)
+        while (entry := self._timers.pop(through)) is not None:
+            self._timer(*entry, wall=False)
             fired = True
         return fired
 
     def _fire_wall(self) -> bool:
-        """Fire one timer of the clock. Returns whether there was one."""
-        found = self._wall.pop(self.now)
-        if found is not None:
-            self._timer(*found, wall=True)
-        return found is not None
+        """Fire one timer of the clock. Returns True when one fired."""
+        entry = self._wall.pop(self.now)
+        if entry is not None:
+            self._timer(*entry, wall=True)
+        return entry is not None
 
     def _timer(self, timer: TimerId, hold: int, *, wall: bool) -> None:
         at, tag = timer
@@ -436,32 +440,32 @@ class Turns(Context):
         self._computation.process_timer(self, self._doing)
 
     def _endless(self) -> str:
-        """Return what is wrong with timers that set each other without end, in words."""
+        """Return the error message for timers that set each other without end."""
         timer = self._doing
         assert isinstance(timer, Timer)
-        said = f"{self._name}, key {self.key!r}: timers that timers have set fired {self._most:,} times in one batch, the last one {timer.tag!r} at {Watermark(timer.at)}. "
+        problem = f"{self._name}, key {self.key!r}: timers that timers have set fired {self._most:,} times in one batch, the last one {timer.tag!r} at {Watermark(timer.at)}. "
         if self.finished and not timer.wall:
-            return said + (
+            return problem + (
                 "The inputs are finished, so every timer is due at once, and a chain of them does not end: in process_timer set the next one only while not ctx.finished, or while the key still "
                 "has something. If it is as long as that, do several of its steps in one timer. The batch is run again by the next start, and nothing is lost"
             )
         return (
-            said
+            problem
             + "One is set anew for no later time: set it for a later one. The batch is run again by the next start, and nothing is lost"
         )
 
 
 def _event_times(computation: Computation, outputs: Mapping[str, frozenset[str]]) -> dict[str, str]:
-    """Return the column of the event times of each output that declares one, as its columns are written."""
-    found: dict[str, str] = {}
+    """Return, by output, the name of its event-time column in the case of its declaration."""
+    columns: dict[str, str] = {}
     for output, fields in outputs.items():
         declared = computation.outputs[output]
         if isinstance(declared, Output) and declared.event_time is not None:
-            found[output] = next(name for name in fields if name.lower() == declared.event_time.lower())
-    return found
+            columns[output] = next(name for name in fields if name.lower() == declared.event_time.lower())
+    return columns
 
 
-def _told(doing: Record | Timer | None) -> str:
+def _occasion(doing: Record | Timer | None) -> str:
     if isinstance(doing, Record):
         return f"the record of {Watermark(doing.timestamp)}" + (
             "" if doing.id is None else f" with the id {doing.id!r}"

@@ -1,5 +1,5 @@
-"""Deduplication of a Kafka topic: each message passes into another topic once, whatever its senders repeat and wherever this is killed.
+"""Deduplication of a Kafka topic: each message passes once, whatever its senders repeat.
 
-docs/dedup.md says what is promised. :mod:`~lowwater_pipeline.dedup.lane` is one partition and has the protocol, :mod:`~lowwater_pipeline.dedup.job` runs the lanes
-of a process.
+docs/dedup.md has the guarantees. :mod:`~lowwater_pipeline.dedup.lane` has the protocol of one
+partition, :mod:`~lowwater_pipeline.dedup.job` runs the lanes of a process.
 """

@@ -1,4 +1,4 @@
-"""``lowwater-pipeline dedup``: its arguments, and the process that they make."""
+"""The arguments of ``lowwater-pipeline dedup``, and its process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lowwater_pipeline.dedup.window import Window, WindowKind
 __all__ = ["add", "run", "settings_of"]
 
 FAILED: Final = 2
-"""Exit code of what was refused before it began."""
+"""Exit code when the arguments are refused before work begins."""
 
 REFUSED: Final = 1
 """Exit code when a partition has stopped by itself."""
@@ -64,13 +64,13 @@ Exit codes: 0 told to stop, 1 a partition has stopped by itself, 2 refused befor
 """
 
 _SECRET: Final = ("password", "passphrase", "private.key", "secret", "ssl.key.pem")
-"""Words in the names of settings that nobody else may see."""
+"""Words in the names of settings whose values are secret."""
 
 _STOPS: Final = frozenset({signal.SIGTERM, signal.SIGINT})
 
 
 def add(commands: Any) -> None:
-    """Add the command."""
+    """Add the command to the subparsers."""
     parse = commands.add_parser(
         "dedup", help="pass each message of a Kafka topic on once", description=_DESCRIPTION, epilog=_EPILOG
     )
@@ -104,7 +104,7 @@ def add(commands: Any) -> None:
     )
     parse.add_argument(
         "--partitioner",
-        choices=[each.value for each in Partitioner],
+        choices=[partitioner.value for partitioner in Partitioner],
         default=Partitioner.MURMUR2.value,
         help="how the producers put ids into partitions: murmur2 is that of Java, Kafka Connect and Spark, crc32 that of librdkafka (default: %(default)s)",
     )
@@ -153,16 +153,15 @@ def add(commands: Any) -> None:
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
-    """Return what the arguments say. Raises ValueError."""
+    """Return the settings that the arguments give. Raises ValueError."""
     options: dict[str, str] = {}
     if args.kafka_file is not None:
         for number, line in enumerate(args.kafka_file.read_text("utf-8").split("\n"), 1):
             if line.strip() and not line.lstrip().startswith("#"):
-                # The number, not the line: what is secret stands in this file, and would come into
-                # a log.
+                # The message names the line by number: a secret in it would get into a log.
                 options |= [_option(line.strip(), f"{args.kafka_file}: line {number}")]
-    for each in args.kafka:
-        name, value = _option(each, f"--kafka: {each!r}")
+    for setting in args.kafka:
+        name, value = _option(setting, f"--kafka: {setting!r}")
         if any(word in name for word in _SECRET):
             msg = f"--kafka {name}=...: the list of processes shows it to everybody. Put the line into a file that --kafka-file names."
             raise ValueError(msg)
@@ -193,7 +192,7 @@ def _option(text: str, where: str) -> tuple[str, str]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Work until told to stop; returns the exit code."""
+    """Work until a signal stops the process; return the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     stopping = threading.Event()
     for stop in _STOPS:
@@ -213,9 +212,11 @@ def run(args: argparse.Namespace) -> int:
     except (Refused, Held, KafkaException, errors.LowwaterError, OSError, ValueError) as error:
         print(f"lowwater-pipeline dedup: {error}", file=sys.stderr)  # noqa: T201 - the answer to a command
         return FAILED
-    said = {name: sum(getattr(each, name) for each in total) for name in ("admitted", "duplicates", "undecidable")}
+    totals = {
+        name: sum(getattr(counts, name) for counts in total) for name in ("admitted", "duplicates", "undecidable")
+    }
     logging.getLogger("lowwater.pipeline").info(
-        "ended: %s", ", ".join(f"{name} {value}" for name, value in said.items())
+        "ended: %s", ", ".join(f"{name} {value}" for name, value in totals.items())
     )
     return REFUSED if refused else 0
 

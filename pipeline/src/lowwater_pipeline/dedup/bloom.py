@@ -1,7 +1,8 @@
-"""Which ids a set surely does not have: a Bloom filter as a string of bytes, and the hash of ids that it stands on.
+"""Bloom filters as strings of bytes, and the hash of ids that they use (Bloom, 1970).
 
-Both are the same in every process and every release: filters and hashes are stored. An id has seven bits of ten, so about eight in a thousand of those that are not in the set
-are said to be perhaps there (Bloom, 1970). Nobody who is in it is ever missed.
+Filters and hashes are stored, so they are the same in every process and release. An id sets seven
+bits, and a filter has ten bits an id. So about 8 in 1,000 foreign ids pass. An id of the set always
+passes.
 """
 
 from __future__ import annotations
@@ -20,19 +21,20 @@ __all__ = ["Hashes", "bloom", "hashed", "is_bloom", "perhaps_in"]
 Hashes = NDArray[np.uint64]
 
 _BITS: Final = 10
-"""Bits for each id."""
+"""Bits of a filter for each id."""
 _PROBES: Final = 7
 _WORD: Final = 8
-"""Bytes."""
+"""Bytes that are mixed at a time."""
 _ODD: Final = 0x9E3779B97F4A7C15
 _FIRST: Final = 0xBF58476D1CE4E5B9
 _SECOND: Final = 0x94D049BB133111EB
 
 
 def hashed(ids: pa.Array) -> Hashes:
-    """Return a 64-bit hash of each id: of large_string or large_binary by its bytes, of int64 by its value. Ids are not null. O(bytes).
+    """Return a 64-bit hash of each id, by the bytes of a text or the value of an int64. O(bytes).
 
-    It mixes eight bytes at a time as SplitMix64 does (Steele, Lea, Flood, 2014). Two ids may have one hash: who finds a hash compares the ids.
+    Ids must not be null. Eight bytes are mixed at a time, as by SplitMix64 (Steele, Lea, Flood,
+    2014). Two ids may have the same hash, so callers compare the ids as well.
     """
     import pyarrow as pa
 
@@ -43,23 +45,23 @@ def hashed(ids: pa.Array) -> Hashes:
     _, offsets, data = ids.buffers()
     ends = np.frombuffer(offsets, np.int64)[ids.offset : ids.offset + len(ids) + 1]
     starts, lengths = ends[:-1], np.diff(ends)
-    # The last word of an id is filled up with what follows, and cut by the mask.
+    # The last word of an id reads into the next id, and a mask removes those bytes.
     size = 0 if data is None else data.size
     content = np.zeros(size + _WORD, np.uint8)
     if data is not None:
         content[:size] = np.frombuffer(data, np.uint8)
-    found = _mixed(lengths.astype(np.uint64) + np.uint64(_ODD))
-    left = np.flatnonzero(lengths)
-    at = starts[left]
-    rest = lengths[left]
-    while len(left):
+    hashes = _mixed(lengths.astype(np.uint64) + np.uint64(_ODD))
+    remaining = np.flatnonzero(lengths)
+    at = starts[remaining]
+    rest = lengths[remaining]
+    while len(remaining):
         words = content[at[:, None] + np.arange(_WORD)].view("<u8").ravel()
         cut = np.uint64(64) - np.uint64(_WORD) * np.minimum(rest, _WORD).astype(np.uint64)
         words = (words << cut) >> cut
-        found[left] = _mixed((found[left] ^ words) + np.uint64(_ODD))
+        hashes[remaining] = _mixed((hashes[remaining] ^ words) + np.uint64(_ODD))
         more = rest > _WORD
-        left, at, rest = left[more], at[more] + _WORD, rest[more] - _WORD
-    return found
+        remaining, at, rest = remaining[more], at[more] + _WORD, rest[more] - _WORD
+    return hashes
 
 
 def _mixed(values: Hashes) -> Hashes:
@@ -69,22 +71,19 @@ def _mixed(values: Hashes) -> Hashes:
 
 
 def _size(ids: int) -> int:
-    """Return the bytes of a filter of so many ids."""
+    """Return the bytes of a filter for so many ids."""
     return (ids * _BITS + 7) // 8
 
 
 def _probes(hashes: Hashes, bits: int) -> Iterator[Hashes]:
-    """Yield the bits of each hash, one after the other: two hashes give all of them (Kirsch, Mitzenmacher, 2006)."""
+    """Yield the bits of each hash: two hashes give all of them (Kirsch, Mitzenmacher, 2006)."""
     step = _mixed(hashes + np.uint64(_ODD)) | np.uint64(1)
     for number in range(_PROBES):
         yield (hashes + np.uint64(number) * step) % np.uint64(bits)
 
 
 def bloom(hashes: Hashes) -> bytes:
-    """Return the filter of a set of ids, by their hashes: ten bits an id.
-
-    O(ids), some 0.2 us each.
-    """
+    """Return the filter of a set of ids, given their hashes. O(ids), about 0.2 us each."""
     size = _size(len(hashes))
     bits = np.zeros(size * 8, np.bool_)
     for probe in _probes(hashes, size * 8):
@@ -93,18 +92,18 @@ def bloom(hashes: Hashes) -> bytes:
 
 
 def is_bloom(data: bytes, ids: int) -> bool:
-    """Return whether this is the filter of so many ids, by its size: one that is missing or cut off is not, nor one of more or fewer ids."""
+    """Return True when the data has the size of a filter of so many ids; False when it is cut."""
     return ids > 0 and len(data) == _size(ids)
 
 
 def perhaps_in(data: bytes, hashes: Hashes) -> NDArray[np.bool_]:
-    """Return which of the hashes may be among those that a filter was made of. O(hashes)."""
+    """Return which hashes may be in the set of a filter. O(hashes)."""
     content = np.frombuffer(data, np.uint8)
     perhaps = np.ones(len(hashes), np.bool_)
-    left = np.arange(len(hashes))
+    remaining = np.arange(len(hashes))
     for probe in _probes(hashes, len(content) * 8):
-        place = probe[left]
+        place = probe[remaining]
         is_set = (content[place >> np.uint64(3)] >> (place & np.uint64(7)).astype(np.uint8)) & 1 == 1
-        perhaps[left[~is_set]] = False
-        left = left[is_set]
+        perhaps[remaining[~is_set]] = False
+        remaining = remaining[is_set]
     return perhaps

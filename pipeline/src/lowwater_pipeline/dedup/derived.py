@@ -1,13 +1,16 @@
-"""Ids for records that bring none, derived from where they come from: a sender that runs again derives the same ones (MillWheel 6.1.1).
+"""Ids for records that have none, derived from their origin (MillWheel 6.1.1).
 
-Each is a function of its columns alone, 16 bytes of a SHA-256, so that two records have one id by chance once in 2^64 records. Where a part is null the id is null, and
-:class:`~lowwater_pipeline.dedup.stage.Deduplication` refuses the record. So it is where a text is not valid UTF-8, since several such texts would look alike: leave keys of bytes binary. A part is no floating-point
-number: how one is written depends on the version of Java.
+A sender that runs again derives the same ids. An id depends on its columns only: 16 bytes of a
+SHA-256, so that two records share one by chance once in 2^64 records. If a part is null, the id is
+null, and :class:`~lowwater_pipeline.dedup.stage.Deduplication` refuses the record; likewise for a
+text that is not valid UTF-8, since several such texts would look alike. So leave keys of bytes
+binary. No part may be a floating-point number, because its text depends on Java's version.
 
-An id is only as good as what makes the records: where a program would make *other* records of the same input, as with a random number, a clock or an order that Spark does
-not promise, their places say nothing. Such a sender writes what it makes first (``batch.write``), and sends from there, with :func:`staged_id`.
+The program must make the same records of the same input. If it uses a random number, a clock, or an
+order that Spark does not promise, a record's place identifies nothing. Such a sender first writes
+its records (``batch.write``), and sends them from there, with :func:`staged_id`.
 
-Needs PySpark; every function returns a column and costs a hash a row.
+Needs PySpark. Every function returns a column and costs a hash a row.
 """
 
 from __future__ import annotations
@@ -23,33 +26,32 @@ if TYPE_CHECKING:
 __all__ = ["pane_id", "record_id", "staged_id"]
 
 _FILE: Final = r"([^/]+/[^/]+)$"
-"""The directory of a batch and the file in it; where they stand may change."""
+"""The batch's directory and the file in it; the path before them may change."""
 
 _AS_TEXT: Final = {
-    # Times are written as what they are, to the microsecond, and not as the session's zone shows
-    # them.
+    # Times are written in UTC, to the microsecond, whatever zone the session has.
     "timeZone": "UTC",
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
     "ignoreNullFields": "false",
 }
 _NO_UTF8: Final = "\ufffd"
-"""What Java makes of bytes that are no UTF-8."""
+"""The character that Java makes of bytes that are no UTF-8."""
 
 
 def record_id(stage: str, lives: Mapping[str, str], *, index: str | Column | None = None) -> Column:
-    """Return the id of what a deterministic program makes of a row that Spark has read from Kafka.
+    """Return the id of a record that a deterministic program makes of a row from Kafka.
 
     Args:
-        stage: The name of the program: another one that reads the same rows makes other records of
-            them. Give it another name when it is changed so that it makes other ones.
-        lives: The id of each topic by its name, in the spelling of ``kafka-topics.sh --describe``
-            or of librdkafka: a topic that is deleted and made anew counts its offsets from 0 again.
-            A row of another topic has no id.
-        index: Where one row becomes several: the place of each among them (``posexplode``), which
-            has to be the same each time.
+        stage: Name of the program. Give it a new name when it changes so that it makes other
+            records of the same rows.
+        lives: The id of each topic by name, as ``kafka-topics.sh --describe`` or librdkafka spells
+            it, because a topic that is made anew counts its offsets from 0 again. A row of another
+            topic has no id.
+        index: Position among the records made of one row (``posexplode``), the same in each run;
+            None when a row makes one record.
 
-    The frame has the columns ``topic``, ``partition`` and ``offset`` of Spark's source. Raises
+    The frame needs the columns ``topic``, ``partition`` and ``offset`` of Spark's source. Raises
     ValueError without a topic.
     """
     from pyspark.sql import functions as sf
@@ -57,19 +59,20 @@ def record_id(stage: str, lives: Mapping[str, str], *, index: str | Column | Non
     if not lives:
         msg = "lives has the id of each topic by its name; without one no row has an id"
         raise ValueError(msg)
-    known = sf.create_map(*(sf.lit(each) for name, life in sorted(lives.items()) for each in (name, same_id(life))))
-    place = [sf.try_element_at(known, sf.col("topic")), sf.col("partition"), sf.col("offset")]
+    life_of = sf.create_map(*(sf.lit(pair) for name, life in sorted(lives.items()) for pair in (name, same_id(life))))
+    place = [sf.try_element_at(life_of, sf.col("topic")), sf.col("partition"), sf.col("offset")]
     return _digest("record", sf.lit(stage), *place, *([] if index is None else [_column(index)]))
 
 
 def pane_id(stage: str, window: str | Column, *key: str | Column, pane: str | Column | None = None) -> Column:
-    """Return the id of a result of an aggregation: which stage, which window, which key, and which of its results for them.
+    """Return the id of an aggregation's result: stage, window, key and pane.
 
     Args:
-        stage: The name of the stage. Give it another one when its results for a window that it has sent before are to count as new.
+        stage: Name of the stage. Give it a new name to have results for windows that it has sent
+            before count as new.
         window: The window's start or end, or the window.
-        key: What the aggregation groups by beside it.
-        pane: Where a window has several results, such as one a batch until it is final: what tells them apart, the same each time.
+        key: The aggregation's other grouping columns.
+        pane: What tells several results of a window apart, the same in each run, such as the batch.
     """
     from pyspark.sql import functions as sf
 
@@ -78,9 +81,10 @@ def pane_id(stage: str, window: str | Column, *key: str | Column, pane: str | Co
 
 
 def staged_id(stage: str) -> Column:
-    """Return the id of a row that a stage has written by ``batch.write``, read from there as Parquet: the number of the batch, the file, and the place in it.
+    """Return the id of a row that a stage wrote with ``batch.write``, read from there as Parquet.
 
-    The directories may be moved, but not written anew. ``stage`` names the stage and its life: a checkpoint that begins anew counts its batches from 0 again.
+    It is made of batch, file and place in the file. So the directories may be moved, but not
+    written anew. ``stage`` names the stage and its life: a new checkpoint counts batches from 0.
     """
     from pyspark.sql import functions as sf
 
@@ -88,16 +92,16 @@ def staged_id(stage: str) -> Column:
     return _digest("staged", sf.lit(stage), place, sf.col("_metadata.row_index"))
 
 
-def _column(named: str | Column) -> Column:
+def _column(column: str | Column) -> Column:
     from pyspark.sql import functions as sf
 
-    return sf.col(named) if isinstance(named, str) else named
+    return sf.col(column) if isinstance(column, str) else column
 
 
 def _digest(kind: str, *parts: Column) -> Column:
-    """Hash parts with their borders: ("a", "bc") is not ("ab", "c").
+    """Hash parts with their borders: ("a", "bc") differs from ("ab", "c").
 
-    Null when one of them is, or has a text that is not UTF-8.
+    The hash is null when a part is null, or has a text that is not UTF-8.
     """
     from pyspark.sql import functions as sf
 

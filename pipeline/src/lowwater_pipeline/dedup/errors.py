@@ -1,4 +1,4 @@
-"""How a lane ends that cannot go on."""
+"""The errors that end a lane."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["Held", "Refused"]
 
 
 class Refused(Exception):
-    """It would have to guess: somebody has to look. Says what is wrong, and what to do."""
+    """The lane would have to guess, so an operator must act. Says what is wrong, and the fix."""
 
     def __init__(self, what: str, fix: str) -> None:
         super().__init__(f"{what}. {fix}")
@@ -15,4 +15,4 @@ class Refused(Exception):
 
 
 class Held(Exception):
-    """It cannot go on now, and may later: a broker is away, or a transaction of somebody else is open."""
+    """The lane cannot go on now, but may later: a broker or a transaction keeps it waiting."""

@@ -76,36 +76,35 @@ _REFUSED: Final = _gauge(
 )
 
 FIGURES: Final[tuple[Figure, ...]] = (*_READ, _FLOOR, _RUNNING, _REFUSED)
-"""All that a deduplicator exports."""
+"""All figures that a deduplicator exports."""
 
 
 class Collector(BaseCollector):
-    """Reads the figures of a job at each scrape.
+    """Reads a job's figures at each scrape.
 
-    Counters are those of every partition that the process ever had, the others of those that it
-    has.
+    Counters include partitions that the process owned earlier; gauges only those that it owns.
     """
 
     def __init__(self, job: Job) -> None:
         self._job = job
 
     def describe(self) -> Iterable[Metric]:
-        """Return the families without samples."""
+        """Return the metric families without samples."""
         return [figure.family() for figure in FIGURES]
 
     def collect(self) -> Iterable[Metric]:
-        """Return the figures as they are now."""
+        """Return the metric families with their present values."""
         settings = self._job.settings
-        workers = {each.partition: each for each in self._job.workers()}
+        workers = {worker.partition: worker for worker in self._job.workers()}
         counted = self._job.counts()
         values: dict[Figure, dict[int, float | None]] = {
-            figure: {at: read(each) for at, each in counted.items() if figure.kind == "counter" or at in workers}
+            figure: {at: read(counts) for at, counts in counted.items() if figure.kind == "counter" or at in workers}
             for figure, read in _READ.items()
         }
         by_watermark = settings.window.kind is WindowKind.WATERMARK
-        values[_FLOOR] = {at: _moment(each.counts.floor) for at, each in workers.items() if by_watermark}
-        values[_RUNNING] = {at: each.running for at, each in workers.items()}
-        values[_REFUSED] = {at: each.refused is not None for at, each in workers.items()}
+        values[_FLOOR] = {at: _moment(worker.counts.floor) for at, worker in workers.items() if by_watermark}
+        values[_RUNNING] = {at: worker.running for at, worker in workers.items()}
+        values[_REFUSED] = {at: worker.refused is not None for at, worker in workers.items()}
         for figure, samples in values.items():
             family = figure.family()
             for partition, value in samples.items():
@@ -115,5 +114,5 @@ class Collector(BaseCollector):
 
 
 def _moment(micros: int) -> float | None:
-    """Return an event time in seconds; neither of the two that mean unknown and finished is a number."""
+    """Return an event time in seconds; None for the values that mean unknown and finished."""
     return micros / 1e6 if -(2**63) < micros < 2**63 - 1 else None

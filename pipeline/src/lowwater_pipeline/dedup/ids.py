@@ -1,8 +1,8 @@
-"""What identifies a message, and which partition a producer puts it into.
+"""The id of a message, and the partition into which a producer puts it.
 
-Copies of a message meet only in one partition, and a lane remembers the ids of its own. So a lane
-asks of each id whether it belongs where it was found. Java's clients and librdkafka put most ids
-into different partitions: with both of them before one topic, copies would never meet.
+Copies meet only in one partition, because a lane remembers the ids of its own. So a lane checks
+that each id belongs to its partition. Java's clients and librdkafka put most ids into different
+partitions: if both wrote to one topic, copies would never meet.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["Field", "Partitioner", "Unreadable", "crc32", "murmur2"]
 
 
 class Unreadable(Exception):
-    """A message has no id, or no event time. Says why, in a few words."""
+    """A message has no id or no event time; the text says why in a few words."""
 
 
 class Kind(enum.Enum):
-    """Where a field of a message stands."""
+    """The part of a message that a field is in."""
 
     KEY = "key"
     HEADER = "header"
@@ -45,13 +45,13 @@ class Field:
 
     @classmethod
     def parse(cls, text: str) -> Field:
-        """Return the field that a text names. Raises ValueError.
+        """Return the field with this name. Raises ValueError.
 
         >>> Field.parse("header:message-id")
         Field(kind=<Kind.HEADER: 'header'>, name='message-id')
         """
         kind, _, name = text.partition(":")
-        kinds = {each.value: each for each in Kind}
+        kinds = {kind_.value: kind_ for kind_ in Kind}
         if kind not in kinds or (kind in {"header", "json"}) != bool(name):
             msg = f"{text!r} names no field of a message; write key, header:NAME, json:FIELD or timestamp"
             raise ValueError(msg)
@@ -61,8 +61,9 @@ class Field:
         return f"{self.kind.value}:{self.name}" if self.name else self.kind.value
 
     def reader(self) -> Callable[[Message], Any]:
-        """Return what reads it of a message: bytes of a key or header, what JSON says of a member, milliseconds of a timestamp; None when there is none.
+        """Return a function that reads the field of a message; None when the message lacks it.
 
+        It returns bytes of a key or header, a JSON value of a member, milliseconds of a timestamp.
         It raises Unreadable.
         """
         name = self.name
@@ -75,29 +76,29 @@ class Field:
         return lambda message: _member(message.value(), name)
 
     def ids(self) -> Callable[[Message], bytes]:
-        """Return what reads an id: a text as UTF-8, a whole number in decimal.
+        """Return a function that reads an id: a text as UTF-8, a whole number in decimal.
 
-        It raises Unreadable, also for an empty one.
+        It raises Unreadable for a missing, empty or other value.
         """
-        read, said = self.reader(), str(self)
+        read, field = self.reader(), str(self)
 
         def id_of(message: Message) -> bytes:
-            found = read(message)
-            if type(found) is str:
-                found = found.encode("utf-8", "surrogatepass")
-            elif type(found) is int:
-                found = b"%d" % found
-            if not found:
-                raise Unreadable(f"it has no id: its {said} is missing or empty")
-            if type(found) is not bytes:
-                raise Unreadable(f"its {said} is neither a text nor a whole number")
-            return found
+            value = read(message)
+            if type(value) is str:
+                value = value.encode("utf-8", "surrogatepass")
+            elif type(value) is int:
+                value = b"%d" % value
+            if not value:
+                raise Unreadable(f"it has no id: its {field} is missing or empty")
+            if type(value) is not bytes:
+                raise Unreadable(f"its {field} is neither a text nor a whole number")
+            return value
 
         return id_of
 
 
 def _header(headers: Any, name: str) -> Any:
-    """Return the first header of a name."""
+    """Return the value of the first header with this name."""
     return next((value for key, value in headers or () if key == name), None)
 
 
@@ -117,16 +118,14 @@ _MOST: Final = 0x7FFFFFFF
 
 
 def murmur2(ids: Sequence[bytes]) -> Sequence[int]:
-    """Return what Java's clients hash ids to, as a number of at least 0.
-
-    Ids of one length are hashed together.
+    """Return the hashes that Java's clients give ids, not negative.
 
     >>> murmur2([b"21", b"foobar"]) == [-973932308 & 0x7FFFFFFF, -790332482 & 0x7FFFFFFF]
     True
     """
     by_length: dict[int, list[int]] = defaultdict(list)
-    for place, each in enumerate(ids):
-        by_length[len(each)].append(place)
+    for place, id_ in enumerate(ids):
+        by_length[len(id_)].append(place)
     hashes = [0] * len(ids)
     for length, places in by_length.items():
         joined = b"".join([ids[place] for place in places])
@@ -137,7 +136,7 @@ def murmur2(ids: Sequence[bytes]) -> Sequence[int]:
 
 
 def _murmur2(rows: np.ndarray[Any, Any], length: int) -> np.ndarray[Any, Any]:
-    """Austin Appleby's MurmurHash2, 32 bits, of rows of one length, column by column; with the seed that Kafka gives it."""
+    """Return Austin Appleby's MurmurHash2, 32 bits, of rows of one length, with Kafka's seed."""
     h = np.full(len(rows), (_SEED ^ length) & 0xFFFFFFFF, np.uint32)
     whole = length // 4
     words = np.ascontiguousarray(rows[:, : whole * 4]).view("<u4")
@@ -157,16 +156,16 @@ def _murmur2(rows: np.ndarray[Any, Any], length: int) -> np.ndarray[Any, Any]:
 
 
 def crc32(ids: Sequence[bytes]) -> Sequence[int]:
-    """Return what librdkafka hashes ids to by default.
+    """Return the hashes that librdkafka gives ids by default.
 
     >>> crc32([b"foobar"])
     [2666930069]
     """
-    return [zlib.crc32(each) for each in ids]
+    return [zlib.crc32(id_) for id_ in ids]
 
 
 class Partitioner(enum.Enum):
-    """How the producers of a topic turn an id into a partition."""
+    """The function by which a topic's producers turn an id into a partition."""
 
     MURMUR2 = "murmur2"
     """Java's clients, and what is built on them; of librdkafka, the partitioners murmur2 and
@@ -175,6 +174,6 @@ class Partitioner(enum.Enum):
     """librdkafka by default (consistent_random), and what is built on it, Python's client too."""
 
     def partitions(self, ids: Sequence[bytes], count: int) -> list[int]:
-        """Return the partition of each id, of so many."""
+        """Return each id's partition out of ``count``."""
         hashes = murmur2(ids) if self is Partitioner.MURMUR2 else crc32(ids)
-        return [each % count for each in hashes]
+        return [number % count for number in hashes]

@@ -1,7 +1,7 @@
-"""The lanes of a process: those of the partitions that the consumer group gives it, each on a thread of its own.
+"""The lanes of a process: one thread for each partition that the consumer group assigns to it.
 
-The member of the group reads nothing. It is told which partitions are this process's, and a lane reads its own. So nothing of a lane waits for another: one that
-is fenced, held, refused or damaged leaves its neighbours alone.
+The group's member reads nothing: it only learns the assigned partitions, and each lane reads its
+own. So no lane waits for another: one that is fenced, held, refused or damaged stops no neighbour.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["Job", "Worker", "refusal"]
 logger = logging.getLogger("lowwater.pipeline")
 
 _AGAIN: Final = 0.25
-"""Seconds until a lane that is held is opened again; doubled each time,"""
+"""Seconds until a held lane is opened again, the first time; doubled each time."""
 
 _LONGEST: Final = 10.0
-"""up to so many."""
+"""Greatest number of seconds until a held lane is opened again."""
 
 _JOIN: Final = 30.0
-"""Seconds that a lane may take to end its transaction when its partition goes. After that its
+"""Seconds in which a lane may end its transaction when its partition is revoked. Later its
 successor fences it."""
 
 _HOPELESS: Final = frozenset(
@@ -47,38 +47,38 @@ _HOPELESS: Final = frozenset(
         "_INVALID_ARG",
     }
 )
-"""Errors that a new lane would meet as well."""
+"""Kafka's errors that a new lane would meet as well."""
 
 
 class Worker:
-    """The thread of one partition: it opens a lane again whenever that is held, and ends when it is refused."""
+    """The thread of one partition: it reopens a held lane, and ends when a lane is refused."""
 
     def __init__(self, partition: int, counts: Counts, lane: Callable[[], Lane], check: Callable[[], None]) -> None:
         self.partition = partition
         self.counts = counts
         self.refused: Refused | None = None
-        """Why it has ended by itself."""
+        """Reason for which the worker has ended by itself; None while it has not."""
         self.running = False
-        """Whether its lane is open."""
+        """True while its lane is open."""
         self._lane = lane
         self._check = check
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"lowwater-lane-{partition}", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask it to end behind the transaction in hand."""
+        """Ask the thread to end after the current transaction. Does not wait."""
         self._stopping.set()
 
     def join(self) -> None:
-        """Wait until it has ended, for a while."""
+        """Wait until the thread has ended, at most half a minute."""
         self._thread.join(_JOIN)
 
     def refuse(self, refused: Refused) -> None:
-        """End it for a reason."""
+        """End the worker for a reason."""
         self.refused = refused
         self.stop()
 
@@ -94,7 +94,7 @@ class Worker:
                     lane.step()
                     pause = _AGAIN
                 return
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is this partition's alone
+            except Exception as error:  # noqa: BLE001 - whatever it is, only this partition stops
                 refused = refusal(error)
                 if refused is not None:
                     logger.error("partition %d has stopped: %s", self.partition, refused)
@@ -109,11 +109,7 @@ class Worker:
 
 
 def _close(lane: Lane) -> None:
-    """Close a lane.
-
-    What goes wrong in that is only said: the thread has to live on, and everything that counts is
-    committed or aborted by Kafka.
-    """
+    """Close a lane, and only log errors: what counts is committed, or Kafka aborts it."""
     try:
         lane.close()
     except Exception:
@@ -129,12 +125,12 @@ def refusal(error: Exception) -> Refused | None:
         if name in _HOPELESS:
             return Refused(f"Kafka refuses: {error.args[0].str()} ({name})", "Mend that, and start again.")
         return None
-    # A fatal error of a producer is raised in whatever is called next. Where that is the callback
-    # of a row, Python makes a SystemError of it.
+    # A producer's fatal error is raised by whatever is called next. In the callback of a row,
+    # Python turns it into a SystemError.
     if isinstance(error, Held | OSError | SystemError):
         return None
-    logger.error("what was not expected", exc_info=error)
-    return Refused(f"what was not expected: {error!r}", "Please report it, with the traceback above.")
+    logger.error("unexpected error", exc_info=error)
+    return Refused(f"unexpected error: {error!r}", "Please report it, with the traceback above.")
 
 
 class Job:
@@ -143,8 +139,8 @@ class Job:
     ``with Job(...) as job`` joins the group, and leaves it at the end.
 
     Args:
-        settings: What it was told.
-        low: The senders' low watermark as last published.
+        settings: Settings of the deduplicator.
+        low: Returns the senders' last published low watermark.
     """
 
     def __init__(self, settings: Settings, low: Callable[[], Low | None] = lambda: None) -> None:
@@ -155,13 +151,13 @@ class Job:
         self._lock = threading.Lock()
         self._membership: Any = None
         self._coming: list[int] = []
-        """Partitions that were assigned, and whose lanes begin behind the poll."""
+        """Assigned partitions whose lanes start after the poll."""
         self._pins: Pins = pin(settings)
         self._member = Consumer(
             {
                 **settings.clients,
                 "group.id": settings.group,
-                # A partition that stays with this process goes on while others move.
+                # With this strategy a partition that stays with this process goes on.
                 "partition.assignment.strategy": "cooperative-sticky",
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
@@ -186,39 +182,36 @@ class Job:
 
     @property
     def settings(self) -> Settings:
-        """What it was told."""
+        """Settings of the deduplicator."""
         return self._settings
 
     def workers(self) -> list[Worker]:
-        """Return those of the partitions that are this process's now."""
+        """Return the workers of the partitions that this process owns now."""
         with self._lock:
             return [*self._workers.values()]
 
     def counts(self) -> dict[int, Counts]:
-        """Return what was counted, by partition, of every one that this process ever had."""
+        """Return the counts of every partition that this process ever owned, by number."""
         with self._lock:
             return dict(self._counts)
 
     def run(self, stopping: threading.Event) -> list[Refused]:
-        """Work until told to stop, or until every partition of this process has stopped by itself; returns why those have.
+        """Work until ``stopping`` is set, or until every partition has stopped by itself.
 
-        Raises KafkaException when the group will not have it.
+        Returns why partitions have stopped. Raises KafkaException when the group refuses the
+        member.
         """
         while not stopping.is_set():
             self.poll(0.2)
             workers = self.workers()
-            if workers and all(each.refused is not None for each in workers):
+            if workers and all(worker.refused is not None for worker in workers):
                 break
-        return [each.refused for each in self.workers() if each.refused is not None]
+        return [worker.refused for worker in self.workers() if worker.refused is not None]
 
     def poll(self, seconds: float) -> None:
-        """Hear from the group, for so long: partitions come and go in here.
-
-        To be called all the time.
-        """
+        """Handle the group's messages, and start and stop workers. Call it all the time."""
         message = self._member.poll(seconds)
-        # Asked for here: a thread that asks while this one polls would wait for as long as anybody
-        # polls.
+        # Read here, because another thread would have to wait until no thread polls.
         self._membership = self._member.consumer_group_metadata()
         coming, self._coming = self._coming, []
         for partition in coming:
@@ -230,7 +223,7 @@ class Job:
     def _assigned(self, member: Consumer, partitions: list[TopicPartition]) -> None:
         member.incremental_assign(partitions)
         member.pause(partitions)  # the lanes read
-        self._coming += [each.partition for each in partitions]
+        self._coming += [place.partition for place in partitions]
 
     def _start(self, partition: int) -> None:
         with self._lock:
@@ -250,33 +243,33 @@ class Job:
         worker.start()
 
     def _revoked(self, member: Consumer, partitions: list[TopicPartition]) -> None:
-        lost = {each.partition for each in partitions}
-        self._coming = [each for each in self._coming if each not in lost]
+        lost = {place.partition for place in partitions}
+        self._coming = [partition for partition in self._coming if partition not in lost]
         with self._lock:
-            gone = [self._workers.pop(each.partition, None) for each in partitions]
-        self._end([each for each in gone if each is not None])
+            revoked = [self._workers.pop(place.partition, None) for place in partitions]
+        self._end([worker for worker in revoked if worker is not None])
         member.incremental_unassign(partitions)
 
     def _end(self, workers: Iterable[Worker]) -> None:
         workers = [*workers]
-        for each in workers:
-            each.stop()
-        for each in workers:
-            each.join()
+        for worker in workers:
+            worker.stop()
+        for worker in workers:
+            worker.join()
 
     def _check(self) -> None:
-        """Raises Refused when a topic is another one by now, and Held when nobody says."""
+        """Raise Refused when a topic has been replaced or resized, Held when no broker answers."""
         self._pins.compare(pin(self._settings))
 
     def _look(self) -> None:
-        """Stop everything when a topic becomes another one: messages of a new topic must not be taken for those of the old one."""
+        """Stop all partitions when a topic is replaced: its messages are not the old topic's."""
         while not self._closing.wait(self._settings.look):
             try:
                 self._check()
             except Held:
-                continue  # no broker answers: nothing is read, either
+                continue  # no broker answers, so no lane reads either
             except Refused as refused:
                 logger.error("all partitions stop: %s", refused)
-                for each in self.workers():
-                    each.refuse(refused)
+                for worker in self.workers():
+                    worker.refuse(refused)
                 return

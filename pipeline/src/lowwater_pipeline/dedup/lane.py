@@ -1,24 +1,21 @@
 """One partition: read, look up, pass on, commit, remember.
 
-The protocol of the deduplicator stands here, in the order in which it runs.
+The output is the truth: it tells which ids were passed on, and the memory on disk is a copy. Five
+steps decide what may be passed on again, and their order matters:
 
-The output is the truth. Which ids were passed on is what it says, and the memory beside it is a
-copy. What may be passed on again is decided by five steps, and their order matters:
+1. ``init_transactions`` with the one transactional id of this partition fences the lane that owned
+   the partition before, and decides its open transaction.
+2. Read the committed offset, with its mark. No undecided transaction can move it any more.
+3. Find the end of the output: the offset of a record of our own, in a transaction that is aborted.
+   All replicas in sync acknowledge it, so no broker gives an older answer, and a fenced lane cannot
+   write before it any more. The end of the committed rows would not do: a stranger's open
+   transaction hides the rows behind it.
+4. Read from the output, up to that end, the rows that the memory lacks.
+5. Then the loop: look up, write the new rows and the offset in one transaction, commit, and only
+   then remember the ids and the vector, in one write.
 
-1. ``init_transactions`` with the one transactional id of this partition. Whoever had the partition
-   before is fenced, and what that had open is decided.
-2. The committed offset, with the mark that was committed with it. No transaction is undecided any
-   more that could still move it.
-3. The end of the output: the offset of a record of our own, in a transaction that is aborted. It is
-   acknowledged by all replicas in sync, so no broker's old word counts, and nobody who was fenced
-   can write before it any more. The end of what is committed would not do: a transaction that a
-   stranger has open hides what stands behind it.
-4. What the memory does not have yet is read from the output, up to that end.
-5. Then the loop: look up, write the new ones and the offset in one transaction, commit, and only
-   then remember, ids and vector in one write.
-
-A crash anywhere leaves the output and the offset at one point, and the memory at it or before it.
-Step 4 mends that, and only ever adds.
+After a crash anywhere the output and the offset agree, and the memory is at them or behind. Step 4
+mends the memory, and only ever adds to it.
 """
 
 from __future__ import annotations
@@ -53,7 +50,7 @@ STEPS: Final = (
     *("initialised", "marked", "ended", "opened", "mended", "assigned"),
     *("read", "decided", "begun", "produced", "sent", "committed", "stored"),
 )
-"""Where a lane may be killed: what has just been done."""
+"""Steps after which a test may kill a lane."""
 
 _WAIT: Final = 0.1
 """Seconds that a batch waits for more messages."""
@@ -68,15 +65,12 @@ _LOST_POSITION: Final = frozenset({"_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"})
 
 
 class _Foreign(Refused):
-    """The output is not what this deduplicator has written."""
+    """The output has other rows than this deduplicator has written."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """What a lane has done, as of its last commits, and where it stands.
-
-    Of one partition, over all its lanes in this process.
-    """
+    """Counts of one partition, over all its lanes in this process, as of the last commit."""
 
     admitted: int = 0
     duplicates: int = 0
@@ -84,54 +78,53 @@ class Counts:
     unreadable: int = 0
     commits: int = 0
     opened: int = 0
-    """How often the partition was taken."""
+    """Number of times that a lane of this process took the partition over."""
     mended: int = 0
     """Rows of the output that were read to mend the memory."""
     rebuilt: int = 0
-    """How often the memory was made anew."""
+    """Number of times that the memory was built anew."""
     filtered: int = 0
-    """Looks into a file of the memory that its Bloom filter has spared."""
+    """Lookups in a file of the memory that the file's Bloom filter has spared."""
     found: int = 0
-    """Those that it has let pass, and that found the id."""
+    """Lookups that the filter let pass and that found the id."""
     ids: int = 0
     bytes: int = 0
     lag: int = 0
     """Messages of the input that are not read yet."""
     floor: int = NO_FLOOR
     short_since: int | None = None
-    """Timestamp in milliseconds of the first row that a shortened window has; None when it is
-    whole."""
+    """Timestamp of the first row of a shortened window, milliseconds; None for a whole one."""
 
 
 @dataclass(slots=True)
 class _Batch:
-    """What one transaction does."""
+    """The messages and decisions of one transaction."""
 
     messages: list[Message]
     ids: list[bytes] = field(default_factory=list)
     decidable: list[Message] = field(default_factory=list)
-    """Those of the messages that have an id."""
+    """Messages that have an id, in the order of ``ids``."""
     unreadable: list[tuple[Message, str]] = field(default_factory=list)
     stamps: list[int] = field(default_factory=list)
-    known: dict[bytes, int] = field(default_factory=dict)
+    ranks: dict[bytes, int] = field(default_factory=dict)
     decisions: Decisions = field(default_factory=Decisions)
     trouble: Exception | None = None
-    """Why the message behind the last one stops the lane."""
+    """Error that stops the lane at the message behind the last one; None without one."""
     incarnations: tuple[int, ...] | None = None
-    """Of the watermark that was reached in it."""
+    """Incarnations of a watermark that began to count in this batch; None without one."""
     mark: Mark | None = None
 
 
 class Lane:
-    """One input partition and the output partition of its number. Not thread-safe. Close it.
+    """One input partition and the output partition of the same number. Not thread-safe. Close it.
 
     Args:
-        settings: What the deduplicator was told.
-        pins: The topics as they are.
-        partition: Which one.
-        group: Returns the metadata of the consumer group in which the partition was assigned.
-        low: Returns the senders' low watermark as last published; for windows by a watermark.
-        counts: Where it counts.
+        settings: Settings of the deduplicator.
+        pins: The topics' ids and sizes at the start.
+        partition: Number of the partition.
+        group: Returns the metadata of the consumer group that assigned the partition.
+        low: Returns the senders' last published low watermark; for windows by a watermark.
+        counts: Counts to add to.
         probe: Called with each of STEPS; for tests.
     """
 
@@ -160,24 +153,23 @@ class Lane:
         self._in_transaction = False
         self._memory: Memory | None = None
         self._reader: Consumer | None = None
-        """Of the input."""
+        """Consumer of the input, committed rows only."""
         self._ends: Consumer | None = None
-        """Asked where logs begin and end, whatever is committed."""
+        """Consumer that tells where logs begin and end, uncommitted rows included."""
         self._position = 0
-        """The next message of the input."""
+        """Offset of the next message of the input."""
         self._reached = 0
-        """Everything in the input before it was seen, control records too."""
+        """Offset of the input up to which everything was seen, control records too."""
         self._vector = 0
-        """Everything in the output before it is in the memory, or will be in the chunk that comes
-        next."""
+        """Offset of the output up to which all rows are in the memory, or in the next chunk."""
         self._pending: tuple[Low, int] | None = None
-        """A watermark that does not count yet, and the offset from which on it does."""
+        """A watermark that does not count yet, and the input's offset from which it will."""
         self._dirty = False
-        """Whether the mark says something that is not committed yet."""
+        """True while the mark differs from the committed one."""
 
     @property
     def position(self) -> int:
-        """The next message of the input, as of the last commit."""
+        """Offset of the next message of the input, as of the last commit."""
         return self._position
 
     @property
@@ -187,16 +179,13 @@ class Lane:
 
     @property
     def memory(self) -> Memory | None:
-        """The ids that are remembered; None while the lane is not open."""
+        """The remembered ids; None while the lane is not open."""
         return self._memory
 
     # -- opening -----------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Take the partition over, and make the memory whole.
-
-        Raises Refused, Held and KafkaException; close the lane then.
-        """
+        """Take the partition over. Close the lane after Refused, Held or KafkaException."""
         self._begin()
         self._mark = self._committed()
         end = self._end()
@@ -218,40 +207,40 @@ class Lane:
         self._probe("initialised")
 
     def _committed(self) -> Mark:
-        """Return the mark of the last commit, and set the position."""
+        """Set the position, and return the mark of the last commit."""
         settings, pins = self._settings, self._pins
         name = f"{settings.input} [{self._partition}]"
         self._reader = reader = consumer(settings, committed=True)
         self._ends = consumer(settings, committed=False)
         first, _ = self._bounds(settings.input)
-        found = committed(reader, settings.input, self._partition, settings.patience)
-        self._known = found.offset >= 0
-        if not self._known:
-            # Committed before anything is read: that there is no offset means later that it has
-            # expired.
+        stored = committed(reader, settings.input, self._partition, settings.patience)
+        self._has_offset = stored.offset >= 0
+        if not self._has_offset:
+            # A first offset is committed before anything is read. So a missing offset means later
+            # that the offset has expired.
             self._dirty = True
             self._position = self._reached = first
             mark = Mark(pins.input.id, pins.output.id, pins.partitions, settings.rule, NO_FLOOR, 0)
         else:
-            mark = self._checked(found.metadata, name)
-            self._position = self._reached = self._continued(mark, found.offset, first, name)
+            mark = self._checked(stored.metadata, name)
+            self._position = self._reached = self._continued(mark, stored.offset, first, name)
             mark = replace(mark, input=pins.input.id)
         self.counts.floor = mark.floor
         self._probe("marked")
         return mark
 
     def _checked(self, metadata: str | None, name: str) -> Mark:
-        """Return the mark that was committed with an offset.
+        """Return the mark in a committed offset's metadata.
 
-        Raises Refused when it is not of this deduplicator as it is now.
+        Raises Refused when the mark does not fit this deduplicator, or its topics, any more.
         """
         settings, pins = self._settings, self._pins
         try:
             mark = Mark.parse(metadata or "")
         except ValueError:
             raise Refused(
-                f"the offset that the group {settings.group} has committed of {name} was not committed by a deduplicator: it says nothing of what was passed on",
-                f"Somebody has set or reset the offsets of the group. {_NEW_LIFE}",
+                f"the group {settings.group} has a committed offset of {name} without a deduplicator's mark: it does not tell what was passed on",
+                f"Another program has set or reset the offsets of the group. {_NEW_LIFE}",
             ) from None
         if mark.output != pins.output.id:
             raise Refused(
@@ -268,58 +257,55 @@ class Lane:
         return mark
 
     def _continued(self, mark: Mark, offset: int, first: int, name: str) -> int:
-        """Return where the input is read from.
-
-        Raises Refused when what was to come next is not there.
-        """
+        """Return the offset to read the input from, or raise Refused if that message is gone."""
         settings = self._settings
         _, last = self._bounds(settings.input)
         if mark.input != self._pins.input.id:
-            gone = f"the topic {settings.input} was deleted and made anew: offset {offset} is none of its own"
+            loss = f"the topic {settings.input} was deleted and made anew: offset {offset} is none of its own"
         elif offset < first:
-            gone = f"retention has removed the messages {offset} to {first - 1} of {name} before they were read"
+            loss = f"retention has removed the messages {offset} to {first - 1} of {name} before they were read"
         elif offset > last:
-            gone = f"{name} ends at {last}, and was read up to {offset}: it was cut off"
+            loss = f"{name} ends at {last}, and was read up to {offset}: it was cut off"
         else:
             return offset
         if not settings.adopt:
-            raise Refused(gone, _ADOPT)
+            raise Refused(loss, _ADOPT)
         if offset >= first or mark.input != self._pins.input.id:
             self._again(first, mark.next)
-        logger.warning("%s. It goes on at offset %d, because of --adopt", gone, first)
+        logger.warning("%s. It goes on at offset %d, because of --adopt", loss, first)
         self._dirty = True
         return first
 
     def _end(self) -> int:
-        """Return where the output ends: everything that was ever committed stands before."""
+        """Return the end of the output: all rows committed so far are before it."""
         assert self._producer is not None
         producer, patience = self._producer, self._settings.patience
         producer.begin_transaction()
         self._in_transaction = True
-        said: list[Any] = []
+        answers: list[Any] = []
         producer.produce(
             self._settings.output,
             partition=self._partition,
             headers=[("lowwater", b"end")],
-            on_delivery=lambda error, message: said.append(error or message.offset()),
+            on_delivery=lambda error, message: answers.append(error or message.offset()),
         )
         producer.flush(patience)
-        if not said:
+        if not answers:
             raise Held(f"the output partition {self._partition} has not acknowledged a record within {patience:.0f} s")
-        if not isinstance(said[0], int):
-            raise KafkaException(said[0])
+        if not isinstance(answers[0], int):
+            raise KafkaException(answers[0])
         producer.abort_transaction(patience)
         self._in_transaction = False
         self._probe("ended")
-        return said[0]
+        return answers[0]
 
     def _mend(self, end: int) -> None:
-        """Make the memory have every id of the output that is not forgotten."""
+        """Bring every id of the output that is not forgotten into the memory."""
         settings = self._settings
         self._memory = memory = self._remembered(end)
         self._probe("opened")
         first, _ = self._bounds(settings.output)
-        start = self._mark.start(end) if self._known else Chunk(first, 0, NO_FLOOR)
+        start = self._mark.start(end) if self._has_offset else Chunk(first, 0, NO_FLOOR)
         standing = memory.standing
         if standing is not None and standing.vector > start.offset:
             start = Chunk(standing.vector, standing.next, NO_FLOOR)
@@ -334,7 +320,7 @@ class Lane:
             offset = (rows[-1].offset() or 0) + 1
             self._store(fresh, memory.known([*fresh]), self._mark.floor, offset, ordinal)
             self.counts.mended += len(rows)
-        if not self._known:
+        if not self._has_offset:
             self._begin_life(first, ordinal, greatest, since)
         self._compare(ordinal)
         self._vector = end
@@ -342,10 +328,11 @@ class Lane:
         self._probe("mended")
 
     def _begin_life(self, first: int, rows: int, greatest: int, since: int | None) -> None:
-        """Begin without an offset: with an output that never had a row, or, told to adopt it, with one that was written before the offset was lost.
+        """Begin without an offset: the output is empty, or its rows are adopted.
 
-        Only a log that begins at 0 says that there was nothing: retention empties an output as it lets offsets expire. ``since`` is the timestamp of the first row.
-        Raises Refused; of rows that are not to be adopted _compare does.
+        Only a log that begins at offset 0 shows that there were no rows: retention empties an
+        output while it lets offsets expire. ``since`` is the timestamp of the first row. Raises
+        Refused; for rows that may not be adopted _compare raises it.
         """
         settings, partition = self._settings, self._partition
         if not rows and first == 0:
@@ -367,8 +354,8 @@ class Lane:
                     _SHORTER,
                 )
             now = time.time_ns() // 1_000_000
-            # Nothing says their ranks. By count they come before the first one that is left; a time
-            # that has not come yet is above those of all others.
+            # The ranks of the lost rows are unknown. By count they are before the first row that is
+            # left; by time and watermark the present time is above all of them.
             ranks = {WindowKind.COUNT: -1, WindowKind.TIME: now, WindowKind.WATERMARK: now * 1000}
             short = Short(ranks[settings.window.kind], now if since is None else since)
         self._again(self._position, rows)
@@ -379,7 +366,7 @@ class Lane:
         self._dirty = True
 
     def _again(self, first: int, rows: int) -> None:
-        """Raises Refused when an input that is read again has more than a window by count remembers: its beginning would pass again."""
+        """Raise Refused if reading the input again would pass more rows than the window has."""
         settings = self._settings
         _, last = self._bounds(settings.input)
         messages, size = last - first, settings.window.size
@@ -398,8 +385,8 @@ class Lane:
         return self._settings.state / f"{self._settings.output}-{self._partition}"
 
     def _remembered(self, end: int) -> Memory:
-        """Return the memory, an empty one when what is there cannot be trusted."""
-        if self._known:
+        """Return the memory; an empty one when the stored one cannot be trusted."""
+        if self._has_offset:
             with contextlib.suppress(Damaged):
                 memory = Memory(self._directory)
                 standing = memory.standing
@@ -417,63 +404,61 @@ class Lane:
         return Memory.anew(self._directory)
 
     def _cut(self, start: Chunk, first: int, end: int) -> Chunk:
-        """Return where to read an output whose log begins too late.
+        """Return where to read an output whose log begins after the offset that is needed.
 
+        The number of rows that are left shows whether rows are lost, or only control records.
         Raises Refused when rows are gone that should be remembered.
-
-        The log may have lost nothing but control records: how many rows are left says whether it
-        has.
         """
-        left = 0
+        rest = 0
         since = -1
         for rows in self._rows(first, end):
             since = rows[0].timestamp()[1] if since < 0 else since
-            left += len(rows)
-        missing = self._mark.next - start.ordinal - left
-        # By count it is known of each row that is gone whether it is forgotten anyway. Else they
-        # count as remembered.
+            rest += len(rows)
+        missing = self._mark.next - start.ordinal - rest
+        # By count the mark shows whether the lost rows are forgotten anyway. By time and watermark
+        # it does not, so they count as remembered.
         by_count = self._settings.window.kind is WindowKind.COUNT
         if missing > 0 and not (by_count and start.ordinal + missing <= self._mark.floor):
-            said = f"{self._settings.output} [{self._partition}] begins at offset {first} ({_moment(since)}), and the window reaches back to offset {start.offset}"
+            problem = f"{self._settings.output} [{self._partition}] begins at offset {first} ({_moment(since)}), and the window reaches back to offset {start.offset}"
             if not self._settings.accept_shorter:
                 raise Refused(
-                    f"{said}: {missing} ids are gone, copies of which would pass again",
+                    f"{problem}: {missing} ids are gone, copies of which would pass again",
                     "Have the output keep its rows for longer than the window. Start with --accept-shorter-window to go on with what is left.",
                 )
-            logger.warning("%s: %d ids are gone, copies of which pass again", said, missing)
-            gone = [each for each in self._mark.chunks if each.offset < first]
-            kept = [each for each in self._mark.chunks if each.offset >= first]
-            greatest = max([each.greatest for each in gone], default=NO_FLOOR)
-            chunks = (Chunk(first, start.ordinal + missing, greatest), *kept)
+            logger.warning("%s: %d ids are gone, copies of which pass again", problem, missing)
+            lost = [chunk for chunk in self._mark.chunks if chunk.offset < first]
+            remaining = [chunk for chunk in self._mark.chunks if chunk.offset >= first]
+            greatest = max([chunk.greatest for chunk in lost], default=NO_FLOOR)
+            chunks = (Chunk(first, start.ordinal + missing, greatest), *remaining)
             self._mark = replace(self._mark, chunks=chunks, short=Short(greatest, since))
             self._dirty = True
         return Chunk(first, start.ordinal + max(missing, 0), NO_FLOOR)
 
     def _ranks(self, rows: Sequence[Message], ordinal: int) -> tuple[dict[bytes, int], int]:
-        """Return the ids of rows of the output that are to be remembered, by rank, and the ordinal behind them."""
+        """Return the ranks of those rows' ids that are not forgotten, and the ordinal behind."""
         fresh: dict[bytes, int] = {}
         by_count, floor = self._settings.window.kind is WindowKind.COUNT, self._mark.floor
         for row in rows:
             try:
-                each, rank = self._id_of(row), ordinal if by_count else self._row_stamp_of(row)
+                id_, rank = self._id_of(row), ordinal if by_count else self._row_stamp_of(row)
             except Unreadable:
                 raise self._foreign(1) from None
             ordinal += 1
             if rank >= floor:
-                fresh[each] = rank
+                fresh[id_] = rank
         return fresh, ordinal
 
     def _compare(self, ordinal: int) -> None:
-        """Raises Refused when the output has other rows than this deduplicator has written, as the mark counts them."""
+        """Raise Refused when the output's number of rows is not the mark's."""
         if ordinal != self._mark.next:
             raise self._foreign(ordinal - self._mark.next)
 
     def _foreign(self, more: int) -> _Foreign:
         settings, partition = self._settings, self._partition
-        if not self._known:
+        if not self._has_offset:
             return _Foreign(
                 f"the group {settings.group} has no offset of {settings.input} [{partition}], and {settings.output} [{partition}] has {more} rows: its offsets have "
-                "expired, or the input was deleted and made anew, or the rows are somebody else's",
+                "expired, or the input was deleted and made anew, or another program has written the rows",
                 "If they are this deduplicator's, start once with --adopt: it goes on at the beginning of the input, and remembers of the output what the window takes. Else: "
                 f"{_NEW_LIFE}",
             )
@@ -484,13 +469,13 @@ class Lane:
         )
         return _Foreign(
             f"{self._settings.output} [{self._partition}] has {count}: the output does not say any more what was passed on",
-            f"Let nobody else write to it, nor delete from it. {_NEW_LIFE}",
+            f"Let no other program write to it, nor delete from it. {_NEW_LIFE}",
         )
 
     def _rows(self, start: int, end: int) -> Iterator[list[Message]]:
-        """Yield what is committed in the output between two offsets.
+        """Yield the committed rows of the output between two offsets.
 
-        Raises Held while that is not decided.
+        Raises Held when an open transaction leaves them undecided for too long.
         """
         if start >= end:
             return
@@ -499,21 +484,21 @@ class Lane:
             reader.assign([TopicPartition(self._settings.output, self._partition, start)])
             deadline = time.monotonic() + self._settings.patience
             while time.monotonic() < deadline:
-                found = reader.consume(self._settings.most, _WAIT)
-                rows = [each for each in found if each.error() is None and (each.offset() or 0) < end]
+                messages = reader.consume(self._settings.most, _WAIT)
+                rows = [message for message in messages if message.error() is None and (message.offset() or 0) < end]
                 if rows:
                     yield rows
                     deadline = time.monotonic() + self._settings.patience
-                for each in found:
-                    error = each.error()
+                for message in messages:
+                    error = message.error()
                     if error is not None and error.name() != "_PARTITION_EOF":
                         raise KafkaException(error)
-                    if (each.offset() or 0) >= end:
+                    if (message.offset() or 0) >= end:
                         return
         finally:
             reader.close()
         raise Held(
-            f"{self._settings.output} [{self._partition}] cannot be read up to {end}: somebody else has a transaction open there, or its leader is away"
+            f"{self._settings.output} [{self._partition}] cannot be read up to {end}: another program has a transaction open there, or its leader is away"
         )
 
     def _assign(self) -> None:
@@ -527,15 +512,14 @@ class Lane:
     # -- the loop ----------------------------------------------------------------------------------
 
     def step(self) -> int:
-        """Pass on what has come in, in one transaction; returns how many messages were read.
+        """Pass on the messages that have come, in one transaction; return how many were read.
 
-        Waits a moment for more of them.
-
-        Raises Refused, Held and KafkaException; close the lane then.
+        Waits a moment for more of them. Raises Refused, Held and KafkaException; close the lane
+        then.
         """
         assert self._reader is not None
         self._look_up_watermark()
-        batch = self._taken(self._reader.consume(self._settings.most, _WAIT))
+        batch = self._next_batch(self._reader.consume(self._settings.most, _WAIT))
         self._probe("read")
         with self._trusted():
             self._decide(batch)
@@ -546,14 +530,13 @@ class Lane:
         return len(batch.messages)
 
     def _look_up_watermark(self) -> None:
-        """Take the newest watermark up, with the offset from which on it counts: the end of the input, asked for after the watermark was read."""
+        """Read the newest watermark, then the end of the input: from that offset it counts."""
         if self._settings.window.kind is not WindowKind.WATERMARK or self._pending is not None:
             return
         low = self._low()
         if low is None:
             return
-        # 0 is that of a computation which the authority has never known: then nothing is said, and
-        # W stands.
+        # Incarnation 0 means that the authority does not know the computation: then W stays.
         ours = self._mark.incarnations
         if ours and any(now not in (0, then) for now, then in zip(low.incarnations, ours, strict=True)):
             raise Refused(
@@ -570,15 +553,15 @@ class Lane:
         return head
 
     def _bounds(self, topic: str) -> tuple[int, int]:
-        """Return where the partition of a topic begins, and its high watermark."""
+        """Return the first offset of a topic's partition, and its high watermark."""
         assert self._ends is not None
         return bounds(self._ends, topic, self._partition, self._settings.patience)
 
-    def _taken(self, found: Sequence[Message]) -> _Batch:
-        """Return what of some messages belongs into the next transaction, up to the first one that stops the lane."""
+    def _next_batch(self, messages: Sequence[Message]) -> _Batch:
+        """Return the messages of the next transaction, up to the first that stops the lane."""
         batch = _Batch([])
         reached, floor = self._reached, self._mark.floor
-        for message in found:
+        for message in messages:
             error = message.error()
             offset = message.offset() or 0
             if error is not None:
@@ -594,7 +577,7 @@ class Lane:
                     batch.trouble = KafkaException(error)
                 break
             try:
-                each, stamp = self._id_of(message), self._stamp_of(message)
+                id_, stamp = self._id_of(message), self._stamp_of(message)
                 floor = self._settings.window.risen(floor, stamp)
             except Unreadable as unreadable:
                 if self._settings.unreadable is None:
@@ -604,7 +587,7 @@ class Lane:
                     break
                 batch.unreadable.append((message, str(unreadable)))
             else:
-                batch.ids.append(each)
+                batch.ids.append(id_)
                 batch.stamps.append(stamp)
                 batch.decidable.append(message)
             batch.messages.append(message)
@@ -617,14 +600,18 @@ class Lane:
         return batch
 
     def _keep_to_partition(self, batch: _Batch) -> None:
-        """Cut a batch off before the first message whose id belongs into another partition."""
+        """Cut a batch off before the first message whose id belongs to another partition."""
         count, mine = self._pins.partitions, self._partition
         places = self._settings.partitioner.partitions(batch.ids, count) if count > 1 else ()
         stray = next((place for place, partition in enumerate(places) if partition != mine), None)
         if stray is None:
             return
         message = batch.decidable[stray]
-        others = [each.value for each in Partitioner if each.partitions([batch.ids[stray]], count) == [mine]]
+        others = [
+            partitioner.value
+            for partitioner in Partitioner
+            if partitioner.partitions([batch.ids[stray]], count) == [mine]
+        ]
         hint = (
             f" {others[0]} would have: if it is what all the producers use, start with --partitioner {others[0]}."
             if others
@@ -636,10 +623,10 @@ class Lane:
             f"Have every producer put ids into partitions in one way.{hint}",
         )
         offset = message.offset() or 0
-        batch.messages = [each for each in batch.messages if (each.offset() or 0) < offset]
-        batch.unreadable = [each for each in batch.unreadable if (each[0].offset() or 0) < offset]
-        for kept in (batch.ids, batch.stamps, batch.decidable):
-            del kept[stray:]
+        batch.messages = [message for message in batch.messages if (message.offset() or 0) < offset]
+        batch.unreadable = [entry for entry in batch.unreadable if (entry[0].offset() or 0) < offset]
+        for values in (batch.ids, batch.stamps, batch.decidable):
+            del values[stray:]
 
     def _stopped(self, message: Message, why: str, fix: str) -> Refused:
         place = f"{self._settings.input} [{self._partition}] at offset {message.offset()}"
@@ -648,54 +635,54 @@ class Lane:
     def _decide(self, batch: _Batch) -> None:
         assert self._memory is not None
         mark = self._mark
-        batch.known = self._memory.known(batch.ids) if batch.ids else {}
+        batch.ranks = self._memory.known(batch.ids) if batch.ids else {}
         raised = self._raised(batch)
         batch.decisions = decide(
-            self._settings.window, batch.ids, batch.stamps, batch.known, mark.floor, mark.next, raised
+            self._settings.window, batch.ids, batch.stamps, batch.ranks, mark.floor, mark.next, raised
         )
         if raised is not None and self._pending is not None:
             batch.incarnations = self._pending[0].incarnations
         self._probe("decided")
 
     def _raised(self, batch: _Batch) -> tuple[int, int] | None:
-        """Return from which message on the pending watermark counts, and the watermark; None: not in this batch."""
+        """Return the message at which the pending watermark begins to count, and the watermark.
+
+        None if it does not count in this batch.
+        """
         if self._pending is None:
             return None
         low, head = self._pending
         if self._reached < head:
             return None
         place = next(
-            (at for at, each in enumerate(batch.decidable) if (each.offset() or 0) >= head), len(batch.decidable)
+            (at for at, message in enumerate(batch.decidable) if (message.offset() or 0) >= head), len(batch.decidable)
         )
         return place, low.micros
 
     def _finish(self, batch: _Batch) -> None:
-        """Make a batch count: first in Kafka, then in the memory.
+        """Commit a batch in Kafka, then store it in the memory.
 
-        The other way round, a crash between the two loses what was only remembered.
+        In the other order a crash in between would lose the messages that were only remembered.
         """
         batch.mark = self._next_mark(batch)
         self._publish(batch)
         self._remember(batch)
 
     def _next_mark(self, batch: _Batch) -> Mark:
-        mark, found = self._mark, batch.decisions
-        started = Chunk(self._vector, mark.next, found.greatest) if found.next > mark.next else None
+        mark, decisions = self._mark, batch.decisions
+        started = Chunk(self._vector, mark.next, decisions.greatest) if decisions.next > mark.next else None
         short = mark.short
         return replace(
             mark,
-            floor=found.floor,
-            next=found.next,
-            chunks=trail(mark.chunks, started, found.floor),
+            floor=decisions.floor,
+            next=decisions.next,
+            chunks=trail(mark.chunks, started, decisions.floor),
             incarnations=mark.incarnations if batch.incarnations is None else batch.incarnations,
-            short=None if short is not None and short.rank < found.floor else short,
+            short=None if short is not None and short.rank < decisions.floor else short,
         )
 
     def _publish(self, batch: _Batch) -> None:
-        """Write what is new and where the input goes on, in one transaction.
-
-        Durable when it returns.
-        """
+        """Write the new rows and the input's next offset in one transaction; then it is durable."""
         assert self._producer is not None
         assert batch.mark is not None
         producer, settings = self._producer, self._settings
@@ -719,14 +706,14 @@ class Lane:
         offset = TopicPartition(settings.input, self._partition, self._position, batch.mark.text())
         producer.send_offsets_to_transaction([offset], self._group(), settings.patience)
         self._probe("sent")
-        # It fails when any row has not been written; so the last one has its offset.
+        # The commit fails if any row was not written. So after it the last row has its offset.
         producer.commit_transaction(settings.patience)
         self._in_transaction = False
         self._probe("committed")
         self._vector = max(self._vector, *ends) if ends else self._vector
 
     def _put_aside(self, batch: _Batch) -> None:
-        """Write what goes to the side, with the reason and the place that it comes from in its headers."""
+        """Write undecidable and unreadable messages, with reason and origin in their headers."""
         settings = self._settings
         if settings.undecidable is not None:
             for message, verdict in zip(batch.decidable, batch.decisions.verdicts, strict=True):
@@ -755,46 +742,46 @@ class Lane:
                     headers=headers,
                 )
             except BufferError:
-                self._producer.poll(1.0)  # some have to be acknowledged first
+                self._producer.poll(1.0)  # makes room: handles acknowledgements
             else:
                 return
 
     def _remember(self, batch: _Batch) -> None:
-        """Take over what was committed."""
+        """Store what was committed in the memory, and count it."""
         assert batch.mark is not None
         assert self._memory is not None
         assert self._reader is not None
-        found, counts = batch.decisions, self.counts
+        decisions, counts = batch.decisions, self.counts
         self._mark, self._dirty = batch.mark, False
         if batch.incarnations is not None:
             self._pending = None
-        known = {each: batch.known[each] for each in found.fresh if each in batch.known}
-        self._store(found.fresh, known, found.floor, self._vector, found.next)
-        counts.admitted += found.verdicts.count(Verdict.ADMITTED)
-        counts.duplicates += found.verdicts.count(Verdict.DUPLICATE)
-        counts.undecidable += found.verdicts.count(Verdict.UNDECIDABLE)
+        ranks = {id_: batch.ranks[id_] for id_ in decisions.fresh if id_ in batch.ranks}
+        self._store(decisions.fresh, ranks, decisions.floor, self._vector, decisions.next)
+        counts.admitted += decisions.verdicts.count(Verdict.ADMITTED)
+        counts.duplicates += decisions.verdicts.count(Verdict.DUPLICATE)
+        counts.undecidable += decisions.verdicts.count(Verdict.UNDECIDABLE)
         counts.unreadable += len(batch.unreadable)
         counts.commits += 1
-        counts.floor = found.floor
+        counts.floor = decisions.floor
         counts.short_since = None if batch.mark.short is None else batch.mark.short.millis
         _, high = self._reader.get_watermark_offsets(TopicPartition(self._settings.input, self._partition), cached=True)
         counts.lag = max(high - self._position, 0)
         self._probe("stored")
 
-    def _store(self, fresh: dict[bytes, int], known: dict[bytes, int], floor: int, vector: int, ordinal: int) -> None:
+    def _store(self, fresh: dict[bytes, int], ranks: dict[bytes, int], floor: int, vector: int, ordinal: int) -> None:
         assert self._memory is not None
         standing = Standing(self._pins.output.id, self._settings.rule, vector, ordinal, 0)
-        self._memory.write(fresh, known, floor, standing)
+        self._memory.write(fresh, ranks, floor, standing)
         if self._memory.standing is not None:
             self.counts.ids = self._memory.standing.count
         self.counts.bytes = self._memory.size
-        filtered, found = self._memory.looks()
+        filtered, hits = self._memory.looks()
         self.counts.filtered += filtered
-        self.counts.found += found
+        self.counts.found += hits
 
     @contextlib.contextmanager
     def _trusted(self) -> Iterator[None]:
-        """Throw the memory away when it is damaged, or was mended with what is not ours: it is made anew at the next start."""
+        """Remove the memory when it is damaged or has foreign rows; the next start rebuilds it."""
         try:
             yield
         except (Damaged, _Foreign) as error:
@@ -811,9 +798,9 @@ class Lane:
     # -- closing -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let the partition go.
+        """Release the partition, and abort the open transaction.
 
-        What is open is aborted, if it still can; else by the next lane, or by Kafka after a minute.
+        If that fails, the next lane aborts the transaction, or Kafka does after a minute.
         """
         producer, self._producer = self._producer, None
         if producer is not None and self._in_transaction:
@@ -822,12 +809,12 @@ class Lane:
                 producer.abort_transaction(5.0)
         self._in_transaction = False
         memory, self._memory = self._memory, None
-        for each in (memory, self._reader, self._ends):
+        for resource in (memory, self._reader, self._ends):
             try:
-                if each is not None:
-                    each.close()
-            except Exception as error:  # noqa: BLE001 - a full disk, say: what is not kept is read from the output again, and the others are to be closed too
-                logger.warning("partition %d: %s has not closed: %s", self._partition, type(each).__name__, error)
+                if resource is not None:
+                    resource.close()
+            except Exception as error:  # noqa: BLE001 - on a full disk, say: the output still has the rows, and the others must be closed
+                logger.warning("partition %d: %s has not closed: %s", self._partition, type(resource).__name__, error)
 
 
 def _moment(millis: int) -> str:

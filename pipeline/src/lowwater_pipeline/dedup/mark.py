@@ -1,7 +1,7 @@
-"""What a commit says beside the offset: in the metadata that Kafka keeps with the committed offset, in the same transaction as the rows.
+"""The mark of a commit: metadata that Kafka stores with the offset, in the rows' transaction.
 
-So it is never older or newer than the rows, and no crash comes between. It says of which topics it speaks, and how far the output partition has to be read to have
-every id again that is to be remembered.
+So the mark is never older or newer than the rows, and no crash comes in between. It names the
+topics and tells from where the output must be read to find every id that is to be remembered.
 """
 
 from __future__ import annotations
@@ -14,90 +14,87 @@ from typing import Final, NamedTuple
 __all__ = ["NO_FLOOR", "Chunk", "Mark", "Short", "trail"]
 
 NO_FLOOR: Final = -(2**63)
-"""Nothing is forgotten."""
+"""Floor while nothing is forgotten."""
 
 _FORMAT: Final = 1
 
 _CHUNKS: Final = 24
-"""Chunks that are kept: the metadata of an offset has 4,096 bytes, and a chunk takes up to 60 of
-them."""
+"""Greatest number of chunks in a mark: an offset's metadata has 4,096 bytes, a chunk up to 60."""
 
 
 class Chunk(NamedTuple):
-    """A part of the output partition, up to where the next one starts."""
+    """A part of the output partition, up to the start of the next chunk."""
 
     offset: int
-    """No row of it stands before."""
+    """Offset at or before the chunk's first row."""
     ordinal: int
-    """Of its first row: how many rows this job has put into the partition before it."""
+    """Number of the job's rows in the partition before the chunk."""
     greatest: int
-    """No row of it has a greater rank."""
+    """Greatest rank in the chunk, or more."""
 
 
 class Short(NamedTuple):
-    """What could not be read any more, when the window was taken from an output whose log had been cut."""
+    """Rows that a window lacks, because the output's log had been cut when it was read."""
 
     rank: int
-    """Of the first row that could. While the floor is at or below it, the window is shorter than it
-    should be."""
+    """Rank of the first row that was there. While the floor is not above it, the window is too
+    short.
+    """
     millis: int
-    """Its timestamp."""
+    """Timestamp of that row, milliseconds."""
 
 
 def trail(chunks: Sequence[Chunk], started: Chunk | None, floor: int) -> tuple[Chunk, ...]:
-    """Return the chunks with one more, without those that are below the floor as a whole.
+    """Return the chunks with a new one, without those that are wholly below the floor.
 
-    When there are too many, the two neighbours become one that have the fewest rows together: so a
-    start reads a small part more than it needs.
+    Above the limit the two neighbours with the fewest rows become one. A start then reads a small
+    part more than it needs.
 
     >>> trail([Chunk(0, 0, 7), Chunk(9, 8, 20)], Chunk(30, 21, 25), floor=8)
     (Chunk(offset=9, ordinal=8, greatest=20), Chunk(offset=30, ordinal=21, greatest=25))
     """
-    kept = [*chunks] if started is None else [*chunks, started]
-    while kept and kept[0].greatest < floor:
-        del kept[0]
-    while len(kept) > _CHUNKS:
-        at = min(range(len(kept) - 2), key=lambda each: kept[each + 2].ordinal - kept[each].ordinal)
-        first, second = kept[at : at + 2]
-        kept[at : at + 2] = [Chunk(first.offset, first.ordinal, max(first.greatest, second.greatest))]
-    return tuple(kept)
+    trailing = [*chunks] if started is None else [*chunks, started]
+    while trailing and trailing[0].greatest < floor:
+        del trailing[0]
+    while len(trailing) > _CHUNKS:
+        at = min(range(len(trailing) - 2), key=lambda place: trailing[place + 2].ordinal - trailing[place].ordinal)
+        first, second = trailing[at : at + 2]
+        trailing[at : at + 2] = [Chunk(first.offset, first.ordinal, max(first.greatest, second.greatest))]
+    return tuple(trailing)
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Where a lane stands, as of its last commit."""
+    """The state of a lane as of its last commit."""
 
     input: str
-    """Topic ids: a topic that was made anew under its old name has another."""
+    """Ids of the topics; a topic that is deleted and made anew has another id."""
     output: str
     partitions: int
     rule: str
-    """What is an id and how long it is remembered; see Settings.rule."""
+    """The id's field and the window, as a text; see Settings.rule."""
     floor: int
-    """Every id of a lower rank is forgotten."""
+    """Rank below which ids are forgotten."""
     next: int
-    """How many rows have been put into the output partition."""
+    """Number of rows put into the output partition."""
     chunks: tuple[Chunk, ...] = ()
-    """From the first one on, the output has every row at or above the floor."""
+    """Chunks that together have every row at or above the floor."""
     incarnations: tuple[int, ...] = ()
-    """Of the computations whose low watermark is the floor."""
+    """Incarnations of the computations whose low watermark is the floor."""
     short: Short | None = None
 
     def start(self, end: int) -> Chunk:
-        """Return where the output has to be read from, when there is nothing else.
-
-        ``end``: where it ends.
-        """
+        """Return where to read the output from without a memory; ``end`` is the output's end."""
         return self.chunks[0] if self.chunks else Chunk(end, self.next, NO_FLOOR)
 
     def text(self) -> str:
-        """Return it as metadata of an offset."""
+        """Return the mark as an offset's metadata."""
         content = [_FORMAT, self.input, self.output, self.partitions, self.rule, self.floor, self.next]
         return json.dumps([*content, self.chunks, self.incarnations, self.short], separators=(",", ":"))
 
     @classmethod
     def parse(cls, text: str) -> Mark:
-        """Return what metadata says. Raises ValueError when a lane has not written it."""
+        """Return the mark in an offset's metadata. Raises ValueError for other metadata."""
         content = json.loads(text)
         try:
             form, source, target, partitions, rule, floor, following, chunks, incarnations, short = content
@@ -110,7 +107,7 @@ class Mark:
                 rule,
                 floor,
                 following,
-                tuple(Chunk(*each) for each in chunks),
+                tuple(Chunk(*chunk) for chunk in chunks),
                 tuple(incarnations),
                 None if short is None else Short(*short),
             )

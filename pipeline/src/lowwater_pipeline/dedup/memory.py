@@ -1,11 +1,11 @@
-"""What a lane remembers on its own disk: ids with their ranks, in RocksDB.
+"""The memory of a lane on its own disk: ids with their ranks, in RocksDB.
 
-It is a copy of what the output says, and only ever lags: it is written after the commit, ids and
-vector in one write batch, and what is missing is read from the output again. So it needs no sync,
-and is thrown away when anything about it is doubtful.
+It is a copy of the output that may only lag. It is written after the commit, ids and vector in one
+write batch, and missing rows are read from the output again. So it needs no sync, and is thrown
+away when it may be wrong.
 
-Each id stands there twice, and a batch changes both: under itself, with its rank, and under its
-rank, so that what is to be forgotten stands together at the beginning.
+Each id has two entries, and a write batch changes both: one under the id, with its rank, and one
+under the rank, so that the ids to forget are next to each other at the beginning.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ _LOOKS: Final = tuple(
 )
 
 _FORGOTTEN: Final = 20_000
-"""Ids that one write forgets at most: a floor that leaps must not stop the lane. Who asks compares
-ranks with the floor, so what is still there harms nothing."""
+"""Greatest number of ids that one write forgets: a floor that leaps must not stop the lane. Readers
+compare ranks with the floor, so an id that is still stored does no harm."""
 
 _BUFFER: Final = 16 << 20
 _CACHE: Final = 32 << 20
 
 
 class Damaged(Exception):
-    """RocksDB cannot read what is there."""
+    """RocksDB cannot read the directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far a memory goes."""
+    """How much of the output a memory has."""
 
     output: str
-    """Topic id of the output that it is a copy of."""
+    """Id of the output topic."""
     rule: str
-    """See Settings.rule."""
+    """The rule of the window, see Settings.rule."""
     vector: int
-    """It has every row of the output before this offset, but those below the floor."""
+    """Offset of the output before which the memory has every row that is not below the floor."""
     next: int
-    """How many rows of the job those are."""
+    """Number of the deduplicator's rows before that offset."""
     count: int
-    """How many ids it has."""
+    """Number of stored ids."""
 
 
 def _packed(rank: int) -> bytes:
@@ -71,31 +71,27 @@ def _packed(rank: int) -> bytes:
 
 
 class Memory:
-    """The ids of one lane, in a directory of its own that no other process has open. Close it."""
+    """The ids of one lane, in a directory that no other process has open. Close it."""
 
     def __init__(self, directory: Path) -> None:
-        """Open it, empty when there is none.
-
-        Raises Held when another process has it, and Damaged.
-        """
+        """Open the memory, or a new one. Raises Held if another process has it, and Damaged."""
         directory.parent.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self._options = _options()
         self._looks = (0, 0)
         with _damage():
-            # Without the second, the options of whoever made it would count, and its figures go
-            # nowhere.
+            # Without the second argument, RocksDB would use the options stored by another process,
+            # and count figures elsewhere.
             self._db = Rdict(str(directory), self._options, {"default": self._options})
         try:
             with _damage():
                 self._standing = self._read()
         except BaseException:
-            with contextlib.suppress(Damaged):  # it must not hide why
+            with contextlib.suppress(Damaged):  # a second error must not hide the first
                 self.close()
             raise
         self._seek = NO_FLOOR
-        """No id has a lower rank. To start behind what was deleted spares a walk over its
-        tombstones."""
+        """Lower bound of all ranks. A walk from here skips the tombstones of deleted entries."""
 
     def __enter__(self) -> Self:
         return self
@@ -105,73 +101,71 @@ class Memory:
 
     @classmethod
     def anew(cls, directory: Path) -> Memory:
-        """Throw away what is there, and open an empty one."""
+        """Remove the directory, and open an empty memory."""
         cls.remove(directory)
         return cls(directory)
 
     @staticmethod
     def remove(directory: Path) -> None:
-        """Throw away what is there. Raises Held when somebody has it open."""
+        """Remove the directory. Raises Held when another process has it open."""
         if directory.is_dir():
-            # RocksDB takes its lock for that: files that vanish under another process, and come
-            # again by ours, would be mixed up.
+            # RocksDB locks the directory for this. Otherwise another process that has it open would
+            # mix its files with our new ones.
             with contextlib.suppress(Damaged), _damage():
                 Rdict.destroy(str(directory), Options(raw_mode=True))
             shutil.rmtree(directory, ignore_errors=True)
 
     def close(self) -> None:
-        """Let it go. What was written stays.
-
-        Raises Damaged when it cannot be brought to the disk, which may be full.
-        """
+        """Close the memory; its files stay. Raises Damaged if they cannot be written."""
         with _damage():
             self._db.close()
 
     @property
     def standing(self) -> Standing | None:
-        """How far it goes; None while it is empty."""
+        """How much of the output it has; None while it is empty."""
         return self._standing
 
     @property
     def size(self) -> int:
-        """Bytes, about: files, and what is not in a file yet."""
+        """Approximate bytes: files, and what is not in a file yet."""
         names = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
         return sum(self._db.property_int_value(name) or 0 for name in names)
 
     def looks(self) -> tuple[int, int]:
-        """Return how many looks into a file were spared by its filter, and how many it let pass that found something, since it was asked last."""
-        said = self._options.get_statistics() or ""
-        now = tuple(int(found[1]) if (found := each.search(said)) else 0 for each in _LOOKS)
+        """Return the lookups in files since the last call: spared by filters, passed with a hit."""
+        statistics = self._options.get_statistics() or ""
+        now = tuple(int(match[1]) if (match := pattern.search(statistics)) else 0 for pattern in _LOOKS)
         before, self._looks = self._looks, (now[0], now[1])
         return now[0] - before[0], now[1] - before[1]
 
     def known(self, ids: Sequence[bytes]) -> dict[bytes, int]:
-        """Return those of some ids that it has, with their ranks. One look for all of them."""
+        """Return the ranks of those ids that are stored. One lookup for all of them."""
         with _damage():
-            found: Any = self._db.get([_ID + each for each in ids])
+            values: Any = self._db.get([_ID + id_ for id_ in ids])
         return {
-            each: _PACK.unpack(value)[0] - _SIGN for each, value in zip(ids, found, strict=True) if value is not None
+            id_: _PACK.unpack(value)[0] - _SIGN for id_, value in zip(ids, values, strict=True) if value is not None
         }
 
-    def write(self, fresh: Mapping[bytes, int], known: Mapping[bytes, int], floor: int, standing: Standing) -> None:
-        """Take ids in with their ranks, forget some of those below the floor, and say how far it goes now; all of it or nothing.
+    def write(self, fresh: Mapping[bytes, int], ranks: Mapping[bytes, int], floor: int, standing: Standing) -> None:
+        """Store ids with their ranks, forget some ids below the floor, and store the standing.
 
-        ``known`` says what :meth:`known` said of these ids; an id that is remembered anew has only its new rank from now on. ``standing.count`` is of no account.
+        All in one atomic write. ``ranks`` is what :meth:`known` returned for these ids; the new
+        rank of an id replaces the one there. ``standing.count`` is ignored.
         """
         batch = WriteBatch(raw_mode=True)
         put, delete = batch.put, batch.delete
         count = 0 if self._standing is None else self._standing.count
         replaced: set[bytes] = set()
-        for each, rank in fresh.items():
-            before = known.get(each)
+        for id_, rank in fresh.items():
+            before = ranks.get(id_)
             if before is not None:
-                key = _RANK + _packed(before) + each
+                key = _RANK + _packed(before) + id_
                 delete(key)
                 replaced.add(key)
                 count -= 1
             packed = _packed(rank)
-            put(_ID + each, packed)
-            put(_RANK + packed + each, b"")
+            put(_ID + id_, packed)
+            put(_RANK + packed + id_, b"")
             count += 1
         with _damage():
             for key in self._below(floor):
@@ -188,13 +182,13 @@ class Memory:
             self._seek = min(self._seek, *fresh.values())
 
     def items(self) -> Iterator[tuple[bytes, int]]:
-        """Yield all ids with their ranks, those below the floor that are still there too."""
+        """Yield all ids with their ranks, also those below the floor that are still stored."""
         for key in self._keys(_ID):
             value: Any = self._db[key]
             yield key[1:], _PACK.unpack(value)[0] - _SIGN
 
     def check(self) -> None:
-        """Raise AssertionError unless every id stands twice, and is counted. Reads all of them."""
+        """Raise AssertionError unless each id has both entries and is counted. Reads all."""
         ranks = {key[1 + _PACK.size :]: _PACK.unpack(key[1 : 1 + _PACK.size])[0] - _SIGN for key in self._keys(_RANK)}
         ids = dict(self.items())
         assert ranks == ids, "an id and its rank differ"
@@ -202,26 +196,26 @@ class Memory:
         assert len(ids) == (0 if self._standing is None else self._standing.count)
 
     def _read(self) -> Standing | None:
-        found: Any = self._db.get(_STANDING)
-        return None if found is None else Standing(*json.loads(found))
+        value: Any = self._db.get(_STANDING)
+        return None if value is None else Standing(*json.loads(value))
 
     def _below(self, floor: int) -> list[bytes]:
-        """Return the keys of ids that are to be forgotten, the oldest first."""
+        """Return the keys of ids to forget, the oldest first."""
         if self._seek >= floor:
             return []
-        found: list[bytes] = []
+        keys: list[bytes] = []
         end = _RANK + _packed(floor)
         walk = self._db.iter()
         walk.seek(_RANK + _packed(self._seek))
-        while walk.valid() and len(found) < _FORGOTTEN:
+        while walk.valid() and len(keys) < _FORGOTTEN:
             key = walk.key()
             if key >= end:
                 break
-            found.append(key)
+            keys.append(key)
             walk.next()
         walk.status()
-        self._seek = floor if len(found) < _FORGOTTEN else _PACK.unpack(found[-1][1 : 1 + _PACK.size])[0] - _SIGN
-        return found
+        self._seek = floor if len(keys) < _FORGOTTEN else _PACK.unpack(keys[-1][1 : 1 + _PACK.size])[0] - _SIGN
+        return keys
 
     def _keys(self, prefix: bytes) -> Iterator[bytes]:
         walk = self._db.iter()
@@ -234,16 +228,16 @@ class Memory:
 
 @contextlib.contextmanager
 def _damage() -> Iterator[None]:
-    """RocksDB raises Exception alone, with a text."""
+    """Turn RocksDB's errors, which are plain Exceptions with a text, into Held and Damaged."""
     try:
         yield
     except (Held, AssertionError):
         raise
     except Exception as error:
-        said = str(error)
-        if "lock" in said.lower() and "LOCK" in said:
-            raise Held(f"another process has the memory open: {said}") from error
-        raise Damaged(said) from error
+        text = str(error)
+        if "lock" in text.lower() and "LOCK" in text:
+            raise Held(f"another process has the memory open: {text}") from error
+        raise Damaged(text) from error
 
 
 def _options() -> Options:
@@ -251,10 +245,10 @@ def _options() -> Options:
     options.create_if_missing(create_if_missing=True)
     options.set_write_buffer_size(_BUFFER)
     options.enable_statistics()
-    options.set_compression_type(DBCompressionType.none())  # ids look random: trying costs time and saves nothing
+    options.set_compression_type(DBCompressionType.none())  # ids look random and do not compress
     options.set_keep_log_file_num(2)
     table = BlockBasedOptions()
-    # Most ids are new: a filter says so without a look into the files.
+    # Most ids are new: the filter answers without reading a file.
     table.set_bloom_filter(10, block_based=False)
     table.set_block_cache(Cache(_CACHE))
     options.set_block_based_table_factory(table)

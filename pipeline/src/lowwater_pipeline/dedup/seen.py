@@ -1,11 +1,14 @@
-"""The ids that a key range remembers, in pieces that are never changed: sorted tables, each of the ids of one slice.
+"""The ids that a key range remembers, in pieces that never change: sorted tables, one slice each.
 
-A slice is an interval of event time. A copy of a record has the event time of the original, or one that is as near as the slack allows, so an id is looked for only in the pieces whose times are
-as near to its own, and in none that is surely without it (:mod:`~lowwater_pipeline.dedup.bloom`). A piece whose greatest time is below what is forgotten goes as a whole. The others may have ids below that: none of those decides
-anything, nor does one that was pushed out.
+A slice is an interval of event time. A copy has the event time of its original, or one within the
+slack. So an id is looked up only in pieces with times that near, and in none whose filter excludes
+it (:mod:`~lowwater_pipeline.dedup.bloom`). A piece whose greatest time is below the floor is
+dropped as a whole. Ids below the floor in other pieces decide nothing, nor do ids that were pushed
+out.
 
-Slices are the narrower the nearer they were to the end of the memory when their ids came: an eighth of that distance at most. So what stays longer than it has to is an eighth at most, a
-window of any length has a few dozen slices, and nobody has to say how wide one is. Windows by size have slices by arrival instead.
+The nearer to the floor a slice was when its ids came, the narrower it is: at most an eighth of that
+distance. So ids stay at most an eighth too long, a window of any length has a few dozen slices, and
+no setting is needed. Windows by size have slices by arrival instead.
 """
 
 from __future__ import annotations
@@ -28,36 +31,38 @@ __all__ = ["Looks", "Newcomers", "Piece", "Seen"]
 HASH, ID, TIME, ARRIVAL = "hash", "id", "micros", "arrival"
 
 _NARROWEST: Final = 20
-"""Slices are two to this many microseconds wide at least: a second."""
+"""Binary logarithm of a slice's least width in microseconds: about a second."""
 _PARTS: Final = 3
-"""And two to this many in the distance at which they begin."""
+"""Binary logarithm of the number of slices in the distance from the floor to a slice."""
 _FACTOR: Final = 4
-"""A piece that is not so many times as large as what comes to its slice is merged with it. A
-smaller factor has more pieces, a larger one merges more."""
+"""Ratio of sizes below which a piece is merged with new ids of its slice. A smaller factor has more
+pieces, a larger one merges more."""
 
 
 class Looks(NamedTuple):
-    """Looks of a row into a piece that has a filter."""
+    """Numbers of lookups of a row in a piece that has a filter."""
 
-    asked: int = 0
+    lookups: int = 0
     passed: int = 0
-    """The filter did not exclude it."""
+    """Lookups that the filter did not exclude."""
     found: int = 0
 
 
 class PieceFacts(NamedTuple):
-    """What is known of a piece without opening it. Micros, and numbers of arrivals."""
+    """Facts about a piece that are known without opening it."""
 
     least: int
+    """Least event time, microseconds."""
     greatest: int
-    """Event times in it."""
+    """Greatest event time, microseconds."""
     first: int
+    """Number of the first arrival."""
     last: int
-    """Arrivals in it."""
+    """Number of the last arrival."""
     slice: int
-    """What names its slice."""
+    """Name of the slice: its start plus its width's binary logarithm, or its first arrival."""
     size: int
-    """Bytes, its filter included; about."""
+    """Approximate bytes, filter included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +72,15 @@ class Piece:
     rows: int
     facts: PieceFacts
     read: Callable[[], pa.Table]
-    """Returns the table: hash, id, event time in microseconds, number of the arrival."""
+    """Function that returns the table: hash, id, event time in microseconds, arrival number."""
     filter: Callable[[], bytes]
-    """Returns its filter, empty when there is none."""
+    """Function that returns the filter; it is empty when there is none."""
     source: Any = None
-    """By what a store knows it; None: it is new."""
+    """Name under which the store has the piece; None while it is not stored."""
 
     @classmethod
     def of(cls, table: pa.Table, slice_: int, *, filters: bool) -> Piece:
-        """Return the piece of a slice that has these ids. O(n log n)."""
+        """Return a piece of a slice with these ids. O(n log n)."""
         table = table.take(np.argsort(table[HASH].to_numpy(), kind="stable")).combine_chunks()
         times, arrivals = _numbers(table, TIME), _numbers(table, ARRIVAL)
         data = bloom(_numbers(table, HASH)) if filters else b""
@@ -90,11 +95,11 @@ class Piece:
         return cls(table.num_rows, facts, lambda: table, lambda: data)
 
     def gone(self, floor: int, since: int) -> bool:
-        """Return whether all of it is forgotten."""
+        """Return True when all of its ids are forgotten."""
         return self.facts.greatest < floor or self.facts.last < since
 
     def whole(self, floor: int, since: int) -> bool:
-        """Return whether nothing of it is forgotten."""
+        """Return True when none of its ids is forgotten."""
         return self.facts.least >= floor and self.facts.first >= since
 
     def live(self, floor: int, since: int) -> NDArray[np.bool_]:
@@ -103,83 +108,77 @@ class Piece:
         return (_numbers(table, TIME) >= floor) & (_numbers(table, ARRIVAL) >= since)
 
     def has(self, ids: pa.Array, hashes: Hashes, floor: int, since: int) -> NDArray[np.bool_]:
-        """Return which of the ids are in it and remembered. O(ids x log rows)."""
+        """Return which of some ids are in the piece and remembered. O(ids x log rows)."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         table = self.read()
-        held, times, arrivals = (_numbers(table, name) for name in (HASH, TIME, ARRIVAL))
-        found = np.zeros(len(ids), np.bool_)
-        at, end = np.searchsorted(held, hashes, "left"), np.searchsorted(held, hashes, "right")
-        left = np.flatnonzero(at < end)
-        at, end = at[left], end[left]
-        while len(left):  # almost always once: two ids seldom have one hash
-            same = np.asarray(pc.equal(table[ID].chunk(0).take(pa.array(at)), ids.take(pa.array(left))))
+        own_hashes, times, arrivals = (_numbers(table, name) for name in (HASH, TIME, ARRIVAL))
+        present = np.zeros(len(ids), np.bool_)
+        at, end = np.searchsorted(own_hashes, hashes, "left"), np.searchsorted(own_hashes, hashes, "right")
+        remaining = np.flatnonzero(at < end)
+        at, end = at[remaining], end[remaining]
+        while len(remaining):  # runs once almost always: two ids seldom have one hash
+            same = np.asarray(pc.equal(table[ID].chunk(0).take(pa.array(at)), ids.take(pa.array(remaining))))
             same &= (times[at] >= floor) & (arrivals[at] >= since)
-            found[left[same]] = True
+            present[remaining[same]] = True
             more = ~same & (at + 1 < end)
-            left, at, end = left[more], at[more] + 1, end[more]
-        return found
+            remaining, at, end = remaining[more], at[more] + 1, end[more]
+        return present
 
 
 @dataclass(frozen=True, slots=True)
 class Newcomers:
-    """Ids that are not remembered, in the order in which they count as arrived."""
+    """New ids, in the order in which they count as arrived."""
 
     ids: pa.Array
     times: NDArray[np.int64]
-    """Micros."""
+    """Event times, microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """All ids that a key range remembers, and what it forgets by.
-
-    A value: each batch makes the next one.
-    """
+    """All ids that a key range remembers, as a value: each batch makes a new one."""
 
     pieces: Sequence[Piece] = field(default=())
-    """Those of a slice in the order in which they were made, each at least four times as large as
-    the next."""
+    """Pieces; those of one slice from old to new, each at least four times as large as the next."""
     floor: int = MIN
-    """Ids below this event time were forgotten."""
+    """Event time below which ids were forgotten, microseconds."""
     highest: int = MIN
-    """Rows below it were called late."""
+    """Greatest low watermark so far, microseconds: rows below it were late."""
     arrivals: int = 0
-    """How many ids have come so far; so the number of the next one."""
+    """Number of ids that have come so far, so the number of the next one."""
     since: int = 0
-    """Ids that came before this one were pushed out."""
+    """Number of the first arrival that was not pushed out."""
     kind: int = -1
-    """Of what type the ids are: text, bytes or integers; -1: none has come."""
+    """Type of the ids as a position in the sieve's list; -1 before the first id."""
 
     @property
     def facts(self) -> tuple[int, ...]:
-        """What is kept of it beside the pieces."""
+        """The numbers that are stored beside the pieces."""
         return self.floor, self.highest, self.arrivals, self.since, self.kind
 
     @property
     def size(self) -> int:
-        """Bytes of the pieces, about."""
+        """Approximate bytes of all pieces."""
         return sum(piece.facts.size for piece in self.pieces)
 
     def known(
         self, ids: pa.Array, hashes: Hashes, times: NDArray[np.int64], floor: int, apart: int | None
     ) -> tuple[NDArray[np.bool_], Looks]:
-        """Return which ids are remembered, and how the filters did.
+        """Return which ids are remembered, and the numbers of lookups.
 
-        O(ids x pieces that may have them).
-
-        ``apart``: how far from its original's a copy's event time may be, microseconds; None:
-        anywhere.
+        ``apart`` is the greatest distance of a copy's event time from its original's, microseconds;
+        None for any. O(ids x pieces that may have them).
         """
         import pyarrow as pa
 
-        known = np.zeros(len(ids), np.bool_)
-        asked = passed = hits = 0
+        remembered = np.zeros(len(ids), np.bool_)
+        lookups = passed = hits = 0
         for piece in self.pieces:
             if piece.gone(floor, self.since):
                 continue
-            asks = ~known
+            asks = ~remembered
             if apart is not None:
                 least, greatest = max(MIN, piece.facts.least - apart), min(MAX, piece.facts.greatest + apart)
                 asks &= (times >= least) & (times <= greatest)
@@ -189,37 +188,34 @@ class Seen:
             filter_ = piece.filter()
             filtered = is_bloom(filter_, piece.rows)
             if filtered:
-                asked += len(looked)
+                lookups += len(looked)
                 looked = looked[perhaps_in(filter_, hashes[looked])]
             if not len(looked):
                 continue
-            found = looked[piece.has(ids.take(pa.array(looked)), hashes[looked], floor, self.since)]
-            known[found] = True
+            hit_rows = looked[piece.has(ids.take(pa.array(looked)), hashes[looked], floor, self.since)]
+            remembered[hit_rows] = True
             if filtered:
-                passed, hits = passed + len(looked), hits + len(found)
-        return known, Looks(asked, passed, hits)
+                passed, hits = passed + len(looked), hits + len(hit_rows)
+        return remembered, Looks(lookups, passed, hits)
 
     def remembered(self, floor: int) -> int:
-        """Return how many ids are remembered.
-
-        O(pieces, and the ids of those of which some are forgotten).
-        """
+        """Return the number of remembered ids. O(pieces, and ids of partly forgotten ones)."""
         return sum(
             piece.rows if piece.whole(floor, self.since) else int(piece.live(floor, self.since).sum())
             for piece in self.pieces
             if not piece.gone(floor, self.since)
         )
 
-    def joined(self, new: Newcomers, floor: int, each: int = 0, *, filters: bool) -> Seen:
-        """Return what is remembered with these.
+    def joined(self, new: Newcomers, floor: int, slice_size: int = 0, *, filters: bool) -> Seen:
+        """Return the state with new ids.
 
-        ``each``: so many arrivals to a slice, 0 for slices of event time. O(new, and now and then
-        what is merged).
+        ``slice_size`` is the number of arrivals in a slice; 0 makes slices of event time. O(new),
+        and sometimes a merge.
         """
         import pyarrow as pa
 
         numbers = np.arange(self.arrivals, self.arrivals + len(new.ids))
-        slices = numbers // each * each if each else self._slices(new.times)
+        slices = numbers // slice_size * slice_size if slice_size else self._slices(new.times)
         columns = {HASH: hashed(new.ids), ID: new.ids, TIME: new.times, ARRIVAL: numbers}
         table = pa.table({name: pa.array(column) for name, column in columns.items()})
         pieces = list(self.pieces)
@@ -229,18 +225,18 @@ class Seen:
             while own and own[-1].rows < _FACTOR * added.num_rows:
                 piece = own.pop()
                 pieces.remove(piece)
-                held = piece.read()
+                stored = piece.read()
                 if not piece.whole(floor, self.since):
-                    held = held.filter(pa.array(piece.live(floor, self.since)))
-                added = pa.concat_tables([held, added])
+                    stored = stored.filter(pa.array(piece.live(floor, self.since)))
+                added = pa.concat_tables([stored, added])
             pieces.append(Piece.of(added, slice_, filters=filters))
         return replace(self, pieces=pieces, arrivals=self.arrivals + len(new.ids))
 
     def _slices(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the slices of event times: where each begins, and added to it the power of two that is its width."""
+        """Return the names of the slices of event times: a start plus a width's logarithm."""
         if not len(times):
             return times
-        # As long as nothing is forgotten, from the oldest that there is.
+        # Before anything is forgotten, distances begin at the oldest id.
         end = (
             min([int(times.min()), *(piece.facts.least for piece in self.pieces)]) if self.floor == MIN else self.floor
         )
@@ -250,12 +246,9 @@ class Seen:
         return (times >> power << power) + power
 
     def first_of(self, floor: int, over: int) -> int:
-        """Return the number of the arrival before which there are ``over`` ids that are remembered.
-
-        O(ids of the pieces with the oldest).
-        """
+        """Return the arrival before which ``over`` remembered ids came. O(ids of old pieces)."""
         counted: list[NDArray[np.int64]] = []
-        for piece in sorted(self.pieces, key=lambda each: each.facts.first):
+        for piece in sorted(self.pieces, key=lambda piece: piece.facts.first):
             numbers = np.sort(np.concatenate([np.zeros(0, np.int64), *counted]))
             if len(numbers) > over and numbers[over] < piece.facts.first:
                 break
@@ -265,7 +258,7 @@ class Seen:
         return int(numbers[over]) if over < len(numbers) else self.arrivals
 
     def pushed_out(self, since: int, least: int) -> int:
-        """Return how many ids at or above ``least`` are remembered now, and are not when those before ``since`` are forgotten. O(ids of their pieces)."""
+        """Return how many remembered ids >= ``least`` a new ``since`` pushes out. O(their ids)."""
         out = 0
         for piece in self.pieces:
             if piece.facts.first < since and not piece.gone(least, self.since):
@@ -274,11 +267,11 @@ class Seen:
         return out
 
     def without_gone(self, floor: int) -> Seen:
-        """Return it without the pieces of which nothing is remembered. O(pieces)."""
+        """Return the state without pieces whose ids are all forgotten. O(pieces)."""
         return replace(self, pieces=[piece for piece in self.pieces if not piece.gone(floor, self.since)])
 
 
 def _numbers(table: pa.Table, name: str) -> NDArray[Any]:
-    """Return a column of a piece, which is in one chunk, as it lies in memory."""
-    found: NDArray[Any] = table[name].chunk(0).to_numpy()
-    return found
+    """Return a column of a piece, which has one chunk, without a copy."""
+    numbers: NDArray[Any] = table[name].chunk(0).to_numpy()
+    return numbers

@@ -1,4 +1,4 @@
-"""The low watermark of the senders, for windows that are bounded by it."""
+"""The low watermark of the senders, for windows that it bounds."""
 
 from __future__ import annotations
 
@@ -18,28 +18,25 @@ __all__ = ["Low", "Senders"]
 logger = logging.getLogger("lowwater.pipeline")
 
 EVERY: Final = 1.0
-"""Seconds between two questions. Between them the watermark stands, and more is remembered than
-needs to be."""
+"""Seconds between two reads. Until the next read the watermark is too low, which is safe: more ids
+are remembered than need be."""
 
 
 @dataclass(frozen=True, slots=True)
 class Low:
-    """What the authority has published: microseconds of event time, and the incarnations that it belongs to."""
+    """A published low watermark, microseconds, and the incarnations of its computations."""
 
     micros: int
     incarnations: tuple[int, ...]
 
 
 def low_of(names: Sequence[str], views: Mapping[str, WatermarkView]) -> Low:
-    """Return the least low watermark of some computations.
-
-    Raises Refused for one that promises nothing.
-    """
+    """Return the least low watermark of some computations. Raises Refused for an estimated one."""
     for name in names:
         view = views[name]
         if view.estimated:
             raise Refused(
-                f"the watermark of {name} is estimated: nobody promises that nothing older comes",
+                f"the watermark of {name} is estimated: older records may still come",
                 "Name the computations of the senders that track their work exactly.",
             )
     least = min(views[name].low.micros for name in names)
@@ -47,10 +44,7 @@ def low_of(names: Sequence[str], views: Mapping[str, WatermarkView]) -> Low:
 
 
 class Senders:
-    """Asks for the watermark on a thread of its own, until it is closed.
-
-    While the authority is away the last answer stands.
-    """
+    """Reads the watermark on its own thread. While the authority is away the last value stays."""
 
     def __init__(
         self, names: Sequence[str], ask: Callable[..., Mapping[str, WatermarkView]], every: float = EVERY
@@ -65,7 +59,7 @@ class Senders:
 
     @classmethod
     def of(cls, names: Sequence[str], client: lowwater.Client) -> Self:
-        """Return those of some computations."""
+        """Return the reader of some computations' watermarks."""
         return cls(names, client.get)
 
     def __enter__(self) -> Self:
@@ -77,7 +71,7 @@ class Senders:
         self._thread.join()
 
     def low(self) -> Low | None:
-        """Return what was answered last; None before the first answer. Raises Refused."""
+        """Return the last value read; None before the first. Raises Refused."""
         if self._refused is not None:
             raise self._refused
         return self._low
@@ -93,6 +87,6 @@ class Senders:
                 return
             except errors.LowwaterError as error:
                 if not away:
-                    logger.warning("the watermark stands: the authority says nothing: %s", error)
+                    logger.warning("the watermark stays: the authority does not answer: %s", error)
                 away = True
             self._closing.wait(self._every)

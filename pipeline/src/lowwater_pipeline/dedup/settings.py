@@ -1,4 +1,4 @@
-"""What a deduplicator is told, and what of a user's settings for Kafka's client it takes."""
+"""The settings of a deduplicator, and which of Kafka's client settings a user may choose."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _OURS: Final[Mapping[str, str]] = {
     "partitioner": "a row goes into the partition that it came from",
     "transactional.id": "each partition has a fixed one, by which a successor ends its predecessor",
 }
-"""Settings that the promises stand on, with the reason."""
+"""Client settings on which the guarantees depend, with the reason."""
 
 
 def client_settings(brokers: str, options: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of every client. Raises ValueError for what is not the user's to set.
+    """Return the settings of every client. Raises ValueError for one that a user may not choose.
 
     >>> client_settings("broker:9092", {"security.protocol": "ssl"})["security.protocol"]
     'ssl'
@@ -44,43 +44,43 @@ def client_settings(brokers: str, options: Mapping[str, str]) -> dict[str, str]:
         if name in {"bootstrap.servers", "metadata.broker.list"}:
             msg = f"--kafka {name}={value} says again what --brokers says. Remove it."
             raise ValueError(msg)
-    # What goes wrong is raised, and needs no log of the client's own.
+    # Errors are raised, so the client's own log is not needed.
     return {"log_level": "0", **options, "bootstrap.servers": brokers}
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One deduplicator: the same for every process of it. Raises ValueError for what cannot be."""
+    """Settings of one deduplicator, the same in all its processes. Raises ValueError."""
 
     input: str
     output: str
     group: str
-    """The consumer group. With the output it names the life of the deduplicator: another group is
-    another one, which remembers nothing."""
+    """Consumer group. With the output it identifies the deduplicator: under another group it
+    begins anew and remembers nothing."""
     state: Path
-    """A directory that stays, in which each partition has its memory."""
+    """Permanent directory for the memories of the partitions."""
     clients: Mapping[str, str]
-    """As :func:`client_settings` returns them."""
+    """Client settings, from :func:`client_settings`."""
     id: Field
     window: Window
     partitioner: Partitioner = Partitioner.MURMUR2
     unreadable: str | None = None
-    """Where messages go that have no id or no event time. None: a lane stops at one."""
+    """Topic for messages without an id or event time. None stops a lane at such a message."""
     undecidable: str | None = None
-    """Where messages go that are below the watermark."""
+    """Topic for messages below the watermark."""
     accept_shorter: bool = False
-    """Whether to begin with a window that the output's log does not hold whole any more."""
+    """True begins even if the output's log has no longer all rows of the window."""
     adopt: bool = False
-    """Whether to read an input that was made anew, from its beginning."""
+    """True reads an input that was made anew from its beginning."""
     most: int = field(default=5_000)
-    """Messages in a transaction, at most."""
+    """Greatest number of messages in a transaction."""
     patience: float = field(default=60.0)
-    """Seconds for one answer of Kafka."""
+    """Longest wait for one answer of Kafka, seconds."""
     look: float = field(default=5.0)
-    """Seconds between two looks whether the topics are still the same ones."""
+    """Seconds between two checks that the topics are still the same."""
     until_known: float = field(default=5.0)
-    """Seconds until a topic is believed to be missing. A broker that has just started does not know
-    all of them yet."""
+    """Seconds after which an unknown topic counts as missing. A broker that has just started does
+    not know all topics."""
 
     def __post_init__(self) -> None:
         by_watermark = self.window.kind is WindowKind.WATERMARK
@@ -93,28 +93,24 @@ class Settings:
         if self.id.kind is Kind.TIMESTAMP:
             msg = "a timestamp identifies no message; write --id key, header:NAME or json:FIELD"
             raise ValueError(msg)
-        sides = [each for each in (self.unreadable, self.undecidable) if each is not None]
+        sides = [topic for topic in (self.unreadable, self.undecidable) if topic is not None]
         if len({self.input, self.output, *sides}) != 2 + len(sides):
             msg = "the topics must differ: the input, the output, and those of what goes to the side"
             raise ValueError(msg)
 
     @property
     def rule(self) -> str:
-        """What is an id and how long it is remembered, as a text.
-
-        A memory that was made by another rule is of no use.
-        """
+        """The field of the ids and the window, as a text. A memory of another rule is useless."""
         return f"{self.id}/{self.window}"
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """All topics that are written."""
-        return tuple(each for each in (self.output, self.unreadable, self.undecidable) if each is not None)
+        """Names of all topics that are written."""
+        return tuple(topic for topic in (self.output, self.unreadable, self.undecidable) if topic is not None)
 
     def transactional_id(self, partition: int) -> str:
-        """Return that of a lane: the same in every process and after every start.
+        """Return a lane's transactional id, the same in every process and after every start.
 
-        No name of a topic may have the character that separates, so no other deduplicator has the
-        same one.
+        No topic's name may contain a slash, so no other deduplicator has the same id.
         """
         return f"{self.group}/{self.output}/{partition}"

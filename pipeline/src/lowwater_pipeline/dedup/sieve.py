@@ -1,24 +1,21 @@
-"""Which rows of a batch are new: each id passes once, as long as it is remembered.
+"""Sift the rows of a batch: each id passes once, as long as it is remembered. Pure: tables only.
 
-Pure: tables in, tables out.
+One value decides two things: W, the least low watermark of the senders. A row whose event time is
+at or above W may still be the first of its id; an id whose time is below W is forgotten. That is
+sound for two reasons. A record without an acknowledgement is its sender's oldest work, which W does
+not pass (MillWheel 6.1.2); and every copy has the event time of the original. Below W a copy of a
+forgotten id looks like a late original: it is *undecidable*, and set aside.
 
-One value decides both ways, W, the least low watermark of the senders. A row whose event time is at
-or above W may still be the first of its id; an id whose time is below W is forgotten. That is sound
-because a record that its sender has not got an acknowledgement for is the sender's oldest work,
-which W does not pass (MillWheel 6.1.2), and because every copy has the event time of the original.
-A copy of a forgotten id is below W, and looks like a late original there: it is *undecidable*, and
-set aside.
+Forgotten ids are never admitted again: W and the floor only grow, also when the stage starts again
+with more slack, or with other inputs whose W is lower. So both are part of the state.
 
-What was forgotten is not admitted again: W and what lies below it only grow, also when the stage is
-started with more slack, or with other inputs whose W is lower. So both are part of the state.
+With ``slack`` ids are kept that much longer. Rows between ``W - slack`` and W can then still be
+told: rows with an unknown id are *late*. They go to an output of their own, because the main
+output's low watermark has passed them. A copy whose sender stamped it anew, by no more than the
+slack, is known as well: above W its original is not forgotten yet.
 
-With ``slack`` ids are kept that much longer, so that rows between ``W - slack`` and W can still be
-told: those whose id is not known are *late*. A copy that its sender has stamped anew, by no more
-than that, is known, too: above W its original is not forgotten yet. They must not go where the
-others go, since the output's own low watermark has passed them.
-
-A window by size believes no watermark: it remembers the last so many ids of a key range. What W
-says of a row decides then only whether it is late, and an id that was pushed out is admitted again.
+A window by size needs no watermark: it remembers the last ids of a key range, a fixed number. W
+then decides only whether a row is late, and an id that was pushed out is admitted again.
 """
 
 from __future__ import annotations
@@ -40,34 +37,31 @@ if TYPE_CHECKING:
 __all__ = ["ROUTE", "Counts", "Route", "Sieve", "Window", "WindowFull"]
 
 ROUTE: Final = "lowwater_route"
-"""The column that says what has become of a row."""
+"""Name of the column that holds the route of a row."""
 
 _MICRO: Final = timedelta(microseconds=1)
 _ID, _TIME = "id", "micros"
 _SLICES: Final = 8
-"""Slices of a window by size: what stays longer than it has to is one of them at most."""
+"""Number of slices of a window by size; at most one of them outlives the window."""
 
 
 class Route(StrEnum):
-    """What has become of a row."""
+    """The output that a row goes to."""
 
     MAIN = "main"
-    """The first of its id, and not late."""
+    """The first row of its id, not late."""
     LATE = "late"
-    """The first of its id, below W."""
+    """The first row of its id, below W."""
     UNDECIDABLE = "undecidable"
-    """So late that its id would be forgotten: an original or a copy."""
+    """A row so late that its id may be forgotten: an original or a copy."""
 
 
 class WindowFull(ValueError):  # what has happened, as the others of the pipeline say it
-    """More ids are to be remembered than the bound allows, and forgetting one early was not asked for."""
+    """A key range has more ids to remember than ``most``, and may not forget one early."""
 
 
 class Counts(NamedTuple):
-    """What became of the rows of a batch, and what is remembered behind it.
-
-    Of several key ranges the sums.
-    """
+    """Rows of a batch by route, and the ids remembered after it; of several ranges the sums."""
 
     main: int = 0
     late: int = 0
@@ -75,33 +69,32 @@ class Counts(NamedTuple):
     duplicates: int = 0
     """Rows whose id had passed before; they are dropped."""
     forgotten_early: int = 0
-    """Ids that the bound has pushed out and W, less the slack, has not passed: a copy of one passes
+    """Ids that ``most`` has pushed out before W, less the slack, passed them: a copy of one passes
     once more. With windows by size those at or above W, whose copies pass into ``main``."""
     remembered: int = 0
-    """Ids that are in the state now."""
+    """Ids in the state after the batch."""
     state_bytes: int = 0
-    """Bytes of the segments that they are in, with their filters, about. Files may take twice as
-    much."""
+    """Approximate bytes of the ids' segments, with filters. Files may take twice as much."""
     looks: int = 0
-    """Looks of a row into a segment of the state that has a filter."""
+    """Lookups of a row in a segment that has a filter."""
     passed: int = 0
-    """Of these: those that the filter did not spare."""
+    """Lookups that the filter did not spare."""
     found: int = 0
-    """Of these: those that found the id."""
+    """Lookups that found the id."""
 
     @property
     def duplicate_rate(self) -> float:
-        """The share of copies among the rows of which that could be said; 0 without any."""
+        """Share of duplicates among the decidable rows; 0 without any."""
         return _share(self.duplicates, self.main + self.late + self.duplicates)
 
     @property
     def filter_hit_rate(self) -> float:
-        """The share of the looks that filters have spared."""
+        """Share of the lookups that filters have spared."""
         return _share(self.looks - self.passed, self.looks)
 
     @property
     def false_positive_rate(self) -> float:
-        """The share of the looks for what was not there that filters have not spared."""
+        """Share of the lookups of unknown ids that filters have not spared."""
         return _share(self.passed - self.found, self.looks - self.found)
 
 
@@ -110,18 +103,18 @@ def _share(part: int, whole: int) -> float:
 
 
 class Window(StrEnum):
-    """By what ids are forgotten."""
+    """The rule by which ids are forgotten."""
 
     WATERMARK = "watermark"
-    """When W, less ``slack``, has passed them."""
+    """Forget an id when W, less ``slack``, has passed it."""
     SIZE = "size"
-    """When ``most`` others have come to the key range after them."""
+    """Forget an id when ``most`` others have come to the key range after it."""
     BOTH = "both"
-    """By W, and there are ``most`` at most."""
+    """Forget by W, and remember at most ``most`` ids."""
 
     @classmethod
     def of(cls, text: str) -> Window:
-        """Return the window of that name. Raises ValueError."""
+        """Return the window with this name. Raises ValueError."""
         try:
             return cls(text)
         except ValueError:
@@ -131,30 +124,27 @@ class Window(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sieve:
-    """How ids are told apart, and for how long they are remembered.
-
-    A value: it travels to the executors.
-    """
+    """Settings of a deduplication, as a value that executors get."""
 
     id: str
-    """The column of the ids: text, bytes or integers."""
+    """Name of the id column: text, bytes or integers."""
     event_time: str
-    """The column of the event times, timestamps with a zone (Spark's timestamp). A copy of a record
-    has the same, or one that is ``slack`` apart at most; with windows by size any."""
+    """Name of the event-time column, timestamps with a zone (Spark's timestamp). A copy has its
+    original's time, or one at most ``slack`` apart; with windows by size any time."""
     window: Window = Window.WATERMARK
     slack: timedelta = timedelta(0)
-    """For how long below W an id is still remembered, and how far from its original's a copy's
-    event time may be."""
+    """Time below W for which an id is still remembered, and greatest distance of a copy's event
+    time from its original's."""
     most: int = 0
-    """Ids that one key range remembers at most."""
+    """Greatest number of ids that one key range remembers."""
     forget: bool = False
-    """With windows by both: whether the ids that came first are forgotten when there are more, and
-    counted; else the batch is refused."""
+    """With windows by both: True forgets the oldest ids above ``most``, and counts them; False
+    refuses the batch."""
     filters: bool = True
-    """Whether there are Bloom filters. Nothing but time depends on them."""
+    """True builds Bloom filters. They change the cost only."""
 
     def __post_init__(self) -> None:
-        """Refuse what means nothing. Raises ValueError."""
+        """Raise ValueError for settings that contradict each other."""
         window = self.window
         if self.slack < timedelta(0):
             msg = f"slack is how much longer ids are remembered, and cannot be negative: {self.slack}"
@@ -170,14 +160,14 @@ class Sieve:
             raise ValueError(msg)
 
     def floor(self, low: int) -> int:
-        """Return the event time, in microseconds, below which ids are forgotten when the senders' low watermark is ``low``. Not with windows by size."""
+        """Return the time, microseconds, below which ids are forgotten. Not for size windows."""
         return low if low in (MIN, MAX) else max(MIN, low - self.slack // _MICRO)
 
     def sift(self, seen: Seen, rows: pa.Table, low: int) -> tuple[Seen, pa.Table, Counts]:
-        """Return the ids to remember, the rows that are not dropped with their :data:`ROUTE`, and how many there were of each.
+        """Return the ids to remember, the rows that pass with their :data:`ROUTE`, and counts.
 
-        ``seen`` is what the batch before returned. O(rows x log ids), and now and then what is merged. Raises ValueError for a row without id or event time, and
-        WindowFull.
+        ``seen`` is what the batch before returned. O(rows x log ids), and sometimes a merge. Raises
+        ValueError for a row without id or event time, and WindowFull.
         """
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -187,16 +177,16 @@ class Sieve:
         by_size = self.window == Window.SIZE
         floor, low = max(self.floor(low), seen.floor), max(low, seen.highest)
         if by_size:
-            floor = MIN  # nothing is forgotten by time, and what was before stays noted
+            floor = MIN  # this window forgets by no time; an earlier floor stays in the state
         seen = replace(seen, highest=low, floor=max(floor, seen.floor))
         micros = np.asarray(times)
         below, late = micros < floor, micros < low
         candidates = np.flatnonzero(~below)
-        asked = ids.take(pa.array(candidates))
+        candidate_ids = ids.take(pa.array(candidates))
         apart = None if by_size else self.slack // _MICRO
-        known, looks = seen.known(asked, hashed(asked), micros[candidates], floor, apart)
-        candidates = candidates[~known]
-        # Of copies in one batch the oldest passes: they ought to be the same.
+        remembered, looks = seen.known(candidate_ids, hashed(candidate_ids), micros[candidates], floor, apart)
+        candidates = candidates[~remembered]
+        # Of copies in one batch the oldest passes; they should be the same.
         named = pa.table({_ID: ids, _TIME: times}).take(pa.array(candidates))
         ranked = candidates[np.asarray(pc.sort_indices(named, [(_ID, "ascending"), (_TIME, "ascending")]), np.int64)]
         names = ids.take(pa.array(ranked))
@@ -210,16 +200,16 @@ class Sieve:
         route[first] = Route.MAIN.value
         route[first & late] = Route.LATE.value
         route[below] = Route.UNDECIDABLE.value
-        # They arrive by time and id: the order of the rows is another one in every replay.
+        # Ids count as arrived by time and id, because each replay has another order of rows.
         passes = passes[np.argsort(micros[passes], kind="stable")]
         early = 0
-        if by_size and len(passes) > self.most:  # the others of their batch push them out
-            gone, passes = passes[: -self.most], passes[-self.most :]
-            seen, early = replace(seen, arrivals=seen.arrivals + len(gone)), int((micros[gone] >= low).sum())
+        if by_size and len(passes) > self.most:  # later ids of the same batch push them out
+            pushed, passes = passes[: -self.most], passes[-self.most :]
+            seen, early = replace(seen, arrivals=seen.arrivals + len(pushed)), int((micros[pushed] >= low).sum())
         newcomers = Newcomers(ids.take(pa.array(passes)), micros[passes])
-        each = max(1, self.most // _SLICES) if by_size else 0
-        kept, pushed_out = self._bounded(seen.joined(newcomers, floor, each, filters=self.filters), floor, low)
-        kept = kept.without_gone(floor)
+        slice_size = max(1, self.most // _SLICES) if by_size else 0
+        after, pushed_out = self._bounded(seen.joined(newcomers, floor, slice_size, filters=self.filters), floor, low)
+        after = after.without_gone(floor)
         stays = route != ""
         out = rows.filter(pa.array(stays)).append_column(ROUTE, pa.array(route[stays].tolist(), pa.string()))
         counts = Counts(
@@ -228,19 +218,16 @@ class Sieve:
             undecidable=int(below.sum()),
             duplicates=int((~first & ~below).sum()),
             forgotten_early=early + pushed_out,
-            remembered=kept.remembered(floor),
-            state_bytes=kept.size,
-            looks=looks.asked,
+            remembered=after.remembered(floor),
+            state_bytes=after.size,
+            looks=looks.lookups,
             passed=looks.passed,
             found=looks.found,
         )
-        return kept, out, counts
+        return after, out, counts
 
     def _of_kind(self, seen: Seen, ids: pa.DataType) -> Seen:
-        """Return the state with the type of the ids.
-
-        Raises ValueError when it has ids of another one.
-        """
+        """Return the state with the type of the ids. Raises ValueError when it has another type."""
         kinds = _kinds()
         kind = kinds.index(ids)
         if seen.pieces and seen.kind != kind:
@@ -249,7 +236,7 @@ class Sieve:
         return replace(seen, kind=kind)
 
     def _bounded(self, seen: Seen, floor: int, low: int) -> tuple[Seen, int]:
-        """Return what the bound leaves, and how many ids it has pushed out that :attr:`Counts.forgotten_early` counts. Those that came first go first."""
+        """Return the ids within the bound, and how many were pushed out early. The oldest go."""
         if self.window == Window.WATERMARK:
             return seen, 0
         if self.window == Window.SIZE:
@@ -268,29 +255,29 @@ class Sieve:
         return replace(seen, since=since), seen.pushed_out(since, least)
 
     def _ids(self, rows: pa.Table) -> pa.Array:
-        """Return the ids, in one type for each kind. Raises ValueError."""
+        """Return the ids: large_string, large_binary or int64. Raises ValueError."""
         import pyarrow as pa
 
-        found = self._column(rows, self.id, "id")
+        column = self._column(rows, self.id, "id")
         types = pa.types
-        if types.is_string(found.type) or types.is_large_string(found.type):
-            return found.cast(pa.large_string())
-        if types.is_binary(found.type) or types.is_large_binary(found.type):
-            return found.cast(pa.large_binary())
-        if types.is_integer(found.type):
-            return found.cast(pa.int64())
-        msg = f"ids are text, bytes or integers, and the column {self.id} is of {found.type}: cast it to a text that says the same for every copy"
+        if types.is_string(column.type) or types.is_large_string(column.type):
+            return column.cast(pa.large_string())
+        if types.is_binary(column.type) or types.is_large_binary(column.type):
+            return column.cast(pa.large_binary())
+        if types.is_integer(column.type):
+            return column.cast(pa.int64())
+        msg = f"ids are text, bytes or integers, and the column {self.id} is of {column.type}: cast it to a text that says the same for every copy"
         raise ValueError(msg)
 
     def _times(self, rows: pa.Table) -> pa.Array:
         """Return the event times in microseconds. Raises ValueError."""
         import pyarrow as pa
 
-        found = self._column(rows, self.event_time, "event time")
-        if not pa.types.is_timestamp(found.type) or found.type.tz is None:
-            msg = f"event times are timestamps with a zone, and the column {self.event_time} is of {found.type}: make it one, as with to_timestamp"
+        column = self._column(rows, self.event_time, "event time")
+        if not pa.types.is_timestamp(column.type) or column.type.tz is None:
+            msg = f"event times are timestamps with a zone, and the column {self.event_time} is of {column.type}: make it one, as with to_timestamp"
             raise ValueError(msg)
-        return found.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+        return column.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
 
     @staticmethod
     def _column(rows: pa.Table, name: str, what: str) -> pa.Array:
@@ -301,20 +288,20 @@ class Sieve:
                 f"the rows have no column {name}, which is to be their {what}; they have {', '.join(rows.column_names)}"
             )
             raise ValueError(msg)
-        found = rows[name].combine_chunks()
-        if isinstance(found, pa.ChunkedArray):  # of no rows
-            found = pa.array([], found.type)
-        if found.null_count:
+        column = rows[name].combine_chunks()
+        if isinstance(column, pa.ChunkedArray):  # a column without rows
+            column = pa.array([], column.type)
+        if column.null_count:
             msg = (
-                f"{found.null_count} of {rows.num_rows} rows have no {what} (column {name}): whether they came before nobody could say. Give each record one, or filter "
+                f"{column.null_count} of {rows.num_rows} rows have no {what} (column {name}): so their copies cannot be found. Give each record one, or filter "
                 "these rows out before they are deduplicated"
             )
             raise ValueError(msg)
-        return found
+        return column
 
 
 def _kinds() -> list[pa.DataType]:
-    """Return the types of ids. The state has their places in the list."""
+    """Return the types of ids. The state stores a type's position in this list."""
     import pyarrow as pa
 
     return [pa.large_string(), pa.large_binary(), pa.int64()]

@@ -1,7 +1,9 @@
-"""Deduplication in a tracked stage of Spark: what its senders may send twice passes once, and ids are forgotten by the senders' low watermark.
+"""Deduplication in a tracked stage of Spark, bounded by the senders' low watermark.
 
-The ids are the stage's own state (``batch.stateful``): a version for each batch, durable before the output and one with it. So a batch that runs again finds what it
-has decided, and a restart finds all ids. A version has segments for each key range (:mod:`lowwater_spark.track.segments`), of which a batch writes those that it changes, into one file. It needs ``lowwater-spark`` and, in the executors, pyarrow and numpy.
+The ids are the stage's state (``batch.stateful``): each batch makes a version of it, durable before
+the output. So a batch that runs again finds its decisions, and a restart finds all ids. A version
+has segments for each key range (:mod:`lowwater_spark.track.segments`); a batch writes those that it
+changes into one file. Needs ``lowwater-spark``, and in the executors pyarrow and numpy.
 """
 
 from __future__ import annotations
@@ -27,15 +29,15 @@ __all__ = ["Deduplicated", "Deduplication"]
 
 @dataclass(frozen=True, slots=True)
 class IdUpdate:
-    """What every key range does with its rows of a batch; see ``Batch.stateful``.
+    """The work of every key range with its rows of a batch; see ``Batch.stateful``.
 
-    Travels in the closure.
+    Spark sends it to the executors in the closure.
     """
 
     sieve: Sieve
     promised: int
-    """The senders' low watermark before the batch, microseconds. That of the batch itself may have
-    passed rows that it reads in time."""
+    """The senders' low watermark before the batch, microseconds. The batch's own low watermark may
+    have passed rows that it reads in time."""
 
     def update_segments(
         self,
@@ -43,46 +45,49 @@ class IdUpdate:
         rows: pa.Table,
         low: lowwater.Watermark,
     ) -> tuple[NextSegments, pa.Table, None, list[Any]]:
-        seen, out, counts = self.sieve.sift(self._seen(before), rows, self.promised)
+        seen, out, counts = self.sieve.sift(self._stored_ids(before), rows, self.promised)
         segments = [
             piece.source or FreshSegment(piece.read(), tuple(piece.facts), piece.filter()) for piece in seen.pieces
         ]
-        # It emits on arrival: it holds no record back.
+        # Rows are emitted on arrival, so no record is held.
         return NextSegments(segments, (*seen.facts, *counts)), out, None, []
 
-    def _seen(self, before: Segments) -> Seen:
-        """Return the ids that the batch before has left."""
+    def _stored_ids(self, before: Segments) -> Seen:
+        """Return the ids stored by the batch before."""
         if before.whole or (before.facts and len(before.facts) != len(Seen().facts) + len(Counts._fields)):
             msg = "the state of this stage was made by another function: give the deduplication a stage of its own, or begin a new checkpoint, with adopt=True"
             raise ValueError(msg)
         pieces = [
-            Piece(each.rows, PieceFacts(*each.facts), partial(before.read, each), partial(before.filter, each), each)
-            for each in before.segments
+            Piece(
+                segment.rows,
+                PieceFacts(*segment.facts),
+                partial(before.read, segment),
+                partial(before.filter, segment),
+                segment,
+            )
+            for segment in before.segments
         ]
         return Seen(pieces, *before.facts[: -len(Counts._fields)])
 
 
 @dataclass(frozen=True, slots=True)
 class Deduplicated:
-    """The rows of a batch, by what has become of them.
-
-    Write all that you want to keep in the same batch.
-    """
+    """The rows of a batch by route. Write all that you want to keep in the same batch."""
 
     main: DataFrame
-    """The first of each id."""
+    """The first row of each id that is not late."""
     late: DataFrame
-    """The first of each id below the senders' low watermark: into another output than :attr:`main`,
-    whose watermark has passed them."""
+    """First rows of ids below the senders' low watermark. Write them into another output than
+    :attr:`main`, because the watermark of that one has passed them."""
     undecidable: DataFrame
-    """Rows so late that their ids are forgotten: originals and copies look alike. None with windows
-    by size."""
+    """Rows so late that their ids are forgotten: originals and copies look alike. No rows with
+    windows by size."""
     counts: Counts
-    """How many rows were of each kind, and what is remembered, over all key ranges."""
+    """Numbers of rows by route, and of remembered ids, over all key ranges."""
 
 
 class Deduplication:
-    """Lets each record through once, behind senders that send until they are acknowledged (MillWheel 6.1.1, 6.1.2)."""
+    """Passes each record once, behind senders that repeat until acknowledged (MillWheel 6.1.1)."""
 
     def __init__(
         self,
@@ -94,25 +99,24 @@ class Deduplication:
         most: int = 0,
         forget: bool = False,
     ) -> None:
-        """Say how ids are told apart, and when they are forgotten.
+        """Take the settings: how ids are told apart, and when they are forgotten.
 
         Args:
-            id: The column of the ids. Key the stage by it, or by a column that every copy has the
-                same value of.
-            event_time: The column of the event times, the stage's. Every copy of a record must have
-                the same: it is fixed where the record is made, not where it is sent.
-            window: By what ids are forgotten. ``"watermark"``: when W, the low watermark of the
-                senders, has passed them, which is exact. ``"size"``: when ``most`` others have come
-                to the key range, whatever W; a copy that comes after that is admitted again.
-                ``"both"``: by W, and ``most`` is a bound beside it.
-            slack: With W: for how much longer than it asks for ids are remembered, so that late
-                rows can be told from copies, and so that a copy is known whose sender stamps it
-                anew by no more than that. One that is further from its original passes.
-            most: With a size: how many ids a key range remembers. The stage has as many ranges as
-                it was declared with.
-            forget: With ``"both"``: whether the ids that came first are pushed out when there are
-                more (a copy of one passes once more, and ``counts.forgotten_early`` says how many);
-                else the batch fails, and nothing is lost.
+            id: Name of the id column. Key the stage by it, or by a column in which all copies of a
+                record have the same value.
+            event_time: Name of the event-time column, the stage's. All copies of a record must have
+                the same time, so it is set where the record is made, not where it is sent.
+            window: ``"watermark"`` forgets an id when W, the senders' low watermark, has passed it;
+                that is exact. ``"size"`` forgets it when ``most`` others have come to the key
+                range, whatever W is; a later copy passes. ``"both"`` forgets by W, and bounds the
+                number of ids by ``most``.
+            slack: Extra time for which ids are remembered below W. It lets late rows be told from
+                copies, and finds copies that a sender stamped anew, by no more than the slack.
+            most: Greatest number of ids of a key range, with ``"size"`` and ``"both"``. A stage has
+                as many key ranges as it declares.
+            forget: With ``"both"``: True pushes out the oldest ids above ``most`` (a copy of one
+                passes once more, and ``counts.forgotten_early`` counts them); False fails the
+                batch, and nothing is lost.
 
         Raises ValueError.
         """
@@ -121,12 +125,10 @@ class Deduplication:
     def of(self, batch: Batch, rows: DataFrame) -> Deduplicated:
         """Return the rows of a batch without copies.
 
-        Call it once in every batch, with all of its rows.
-
-        What a row's time is compared with is ``batch.promised``. It takes the place of
-        ``batch.stateful``. Each key range reads the segments in which its rows' ids can be, and
-        writes what is new. Raises what that raises, and ValueError, through the query, for a row
-        without id or event time, and WindowFull.
+        Call it once in every batch, with all of its rows, in place of ``batch.stateful``. Rows are
+        compared with ``batch.promised``. Each key range reads the segments that may have its rows'
+        ids, and writes new ids. Raises what ``batch.stateful`` raises; through the query ValueError
+        for a row without id or event time, and WindowFull.
         """
         from pyspark.sql import functions as sf
         from pyspark.sql.types import StringType, StructField, StructType
@@ -137,6 +139,6 @@ class Deduplication:
         out = StructType([*rows.schema.fields, StructField(ROUTE, StringType())])
         sifted = batch.stateful(rows, IdUpdate(self._sieve, batch.promised.micros), out)
         routed = {route: sifted.where(sf.col(ROUTE) == route.value).drop(ROUTE) for route in Route}
-        noted = zip(*(each[-len(Counts._fields) :] for each in batch.noted), strict=True)
+        noted = zip(*(facts[-len(Counts._fields) :] for facts in batch.noted), strict=True)
         counts = Counts(*(sum(column) for column in noted))
         return Deduplicated(routed[Route.MAIN], routed[Route.LATE], routed[Route.UNDECIDABLE], counts)

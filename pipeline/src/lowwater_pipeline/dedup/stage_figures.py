@@ -1,17 +1,15 @@
-"""Figures of stages that deduplicate, for Prometheus, for a driver that is scraped.
+"""Figures of deduplicating stages for Prometheus, for a driver that is scraped.
 
     from lowwater_pipeline.dedup import stage_figures
 
-    figures = stage_figures.register()               # prometheus_client's registry has them from
-    now on
+    figures = stage_figures.register()               # prometheus_client's registry exports them now
 
     def write(rows, batch):
         found = once.of(batch, rows)
         ...
         figures.count("unique", batch, found.counts)
 
-Neither Spark nor a Kafka client is imported. ``computation`` is the stage's name in the pipeline
-graph.
+Imports neither Spark nor a Kafka client. ``computation`` is the stage's name in the pipeline graph.
 """
 
 from __future__ import annotations
@@ -72,23 +70,23 @@ _READ: Final[dict[Figure, Mapping[tuple[str, ...], Callable[[Counts], int]]]] = 
         "Bytes of the segments that they are in, with their filters, about. Files may take twice as much.",
     ): {(): lambda c: c.state_bytes},
 }
-"""By figure and its labels but the first."""
+"""For each figure, functions that read its value, by its labels after ``computation``."""
 
 FIGURES: Final[tuple[Figure, ...]] = tuple(_READ)
-"""All that a stage exports."""
+"""All figures that a stage exports."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """What a stage has counted in this process."""
+    """The counts of a stage in this process."""
 
     batch: tuple[int, str]
     """Number and digest of the last batch."""
     total: Counts
-    """The sums over all batches; what is remembered and its bytes are those of the last one."""
+    """Sums over all batches; remembered ids and their bytes are those of the last batch."""
 
     def and_then(self, batch: tuple[int, str], counts: Counts) -> _Counted:
-        """Return it with one more batch, and as it is if that is the last one, which has run again."""
+        """Return the counts with one more batch; unchanged if the last batch has run again."""
         if batch == self.batch:
             return self
         sums = Counts(*map(sum, zip(self.total, counts, strict=True)))
@@ -96,13 +94,11 @@ class _Counted:
 
 
 class StageCollector(BaseCollector):
-    """Adds up what the stages of a process have counted.
+    """Adds up the counts of a process's stages. A scrape only reads the sums.
 
-    A scrape costs nothing but reading the sums.
-
-    A batch that runs again in this process, which only the last one of a stage does, is counted
-    once. One name is one stage. A new process counts from nothing, with the batch that it runs
-    again: so of a batch during which the driver dies both may tell.
+    A batch that runs again in this process is counted once; only a stage's last batch can. A
+    computation's name stands for one stage. A new process counts from 0, beginning with the batch
+    that it runs again, so two processes may both count a batch during which a driver died.
     """
 
     def __init__(self) -> None:
@@ -110,10 +106,9 @@ class StageCollector(BaseCollector):
         self._stages: dict[str, _Counted] = {}
 
     def count(self, computation: str, batch: Batch, counts: Counts) -> None:
-        """Count a batch of the stage of this name.
+        """Count a batch of a stage, given ``Deduplicated.counts``.
 
-        Call it in every batch, with what ``Deduplicated.counts`` says; a second call for a batch
-        changes nothing.
+        Call it in every batch; a second call for a batch changes nothing.
         """
         number = batch.id, batch.digest
         with self._lock:
@@ -122,11 +117,11 @@ class StageCollector(BaseCollector):
             self._stages = {**self._stages, computation: now}
 
     def describe(self) -> Iterable[Metric]:
-        """Return the families without samples."""
+        """Return the metric families without samples."""
         return [figure.family() for figure in FIGURES]
 
     def collect(self) -> Iterable[Metric]:
-        """Return the figures as they are now. A stage that has ended stays as it stood."""
+        """Return the metric families. A stage that has ended keeps its last values."""
         stages = self._stages
         for figure, samples in _READ.items():
             family = figure.family()
@@ -137,9 +132,9 @@ class StageCollector(BaseCollector):
 
 
 def register(registry: CollectorRegistry = REGISTRY) -> StageCollector:
-    """Export the figures of stages until ``registry.unregister`` of what is returned, which is to be told of every batch.
+    """Export the figures of stages, and return the collector that every batch must be given to.
 
-    A registry takes this once. Raises ValueError when it has them already.
+    ``registry.unregister`` ends it. Raises ValueError when the registry exports them already.
     """
     collector = StageCollector()
     registry.register(collector)

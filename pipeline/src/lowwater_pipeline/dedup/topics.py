@@ -1,4 +1,4 @@
-"""The topics of a deduplicator, pinned by their ids when it starts: a topic that is made anew under its old name is another one."""
+"""The topics of a deduplicator, pinned by their ids: a topic that is made anew gets another id."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SOON: Final = frozenset(
         "_UNKNOWN_TOPIC",
     }
 )
-"""Answers while a leader or a coordinator changes, or a broker does not know a new topic yet."""
+"""Kafka's errors while a leader or a coordinator changes, or a broker does not know a new topic."""
 
 _NO_ID: Final = "AAAAAAAAAAAAAAAAAAAAAA"
 
@@ -41,7 +41,7 @@ _STAMPED_BY_BROKER: Final = "LogAppendTime"
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic as it is."""
+    """Name, id and number of partitions of a topic."""
 
     name: str
     id: str
@@ -50,68 +50,68 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """The topics as they were at the start."""
+    """The input and the output as they were at the start."""
 
     input: Topic
     output: Topic
 
     @property
     def partitions(self) -> int:
-        """Of the input, and of every output."""
+        """Number of partitions of the input, and of every output."""
         return self.input.partitions
 
     def compare(self, now: Pins) -> None:
-        """Raises Refused when they are other ones by now."""
+        """Raise Refused when a topic has been replaced or resized since."""
         for mine, theirs in ((self.input, now.input), (self.output, now.output)):
             if mine.id != theirs.id:
                 raise Refused(
                     f"the topic {mine.name} was deleted and made anew while this ran",
-                    "Start again: what is wrong, and what can be done, is said then.",
+                    "Start again: the start says what can be done.",
                 )
             if mine.partitions != theirs.partitions:
                 raise grown(mine.name, mine.partitions, theirs.partitions)
 
 
 def grown(name: str, before: int, now: int) -> Refused:
-    """Return why a topic with another number of partitions is refused."""
+    """Return the refusal of a topic whose number of partitions has changed."""
     return Refused(
-        f"the topic {name} had {before} partitions, and has {now} now: ids have moved to other partitions, where nobody remembers them",
+        f"the topic {name} had {before} partitions, and has {now} now: ids have moved to other partitions, where no lane remembers them",
         "This takes a new life: another output topic and another --group, of as many partitions as the input.",
     )
 
 
 def pin(settings: Settings) -> Pins:
-    """Return the topics as they are, if a deduplicator can stand on them.
+    """Return the topics as they are now, after checking that a deduplicator can work with them.
 
     Raises Refused, and Held when no broker answers.
     """
     admin = AdminClient(dict(settings.clients))
     names = (settings.input, *settings.outputs)
     try:
-        found = {name: _topic(name, future) for name, future in _descriptions(admin, names, settings)}
+        topics = {name: _topic(name, future) for name, future in _descriptions(admin, names, settings)}
         configs = {name: _config(admin, name, settings.patience) for name in names}
     except (KafkaException, TimeoutError) as error:
         raise Held(
             f"no broker at {settings.clients['bootstrap.servers']} says what topics there are: {str(error) or 'no answer in time'}"
         ) from error
-    source = found[settings.input]
-    if any(each.id == _NO_ID for each in found.values()):
+    source = topics[settings.input]
+    if any(topic.id == _NO_ID for topic in topics.values()):
         raise Refused(
             "the brokers give topics no ids, so a topic that is made anew looks like the old one",
             "Use Kafka 2.8 or newer.",
         )
     for name in settings.outputs:
-        if found[name].partitions != source.partitions:
+        if topics[name].partitions != source.partitions:
             raise Refused(
-                f"the topic {name} has {found[name].partitions} partitions, and {source.name} has {source.partitions}",
+                f"the topic {name} has {topics[name].partitions} partitions, and {source.name} has {source.partitions}",
                 "A row goes into the partition that it came from: make the topics with equally many.",
             )
     _check(settings, configs)
-    return Pins(source, found[settings.output])
+    return Pins(source, topics[settings.output])
 
 
 def _check(settings: Settings, configs: Mapping[str, Mapping[str, str]]) -> None:
-    """Raises Refused for a setting of a topic by which the window would be another one."""
+    """Raise Refused for a topic's setting under which the window would be wrong."""
     output = configs[settings.output]
     if "compact" in output["cleanup.policy"]:
         raise Refused(
@@ -143,38 +143,38 @@ def _descriptions(admin: AdminClient, names: Collection[str], settings: Settings
     patience = settings.patience
     deadline = time.monotonic() + min(patience, settings.until_known)
     while True:
-        asked = admin.describe_topics(TopicCollection([*names]), request_timeout=patience)
-        missing, found = "", []
-        for name, future in asked.items():
+        futures = admin.describe_topics(TopicCollection([*names]), request_timeout=patience)
+        missing, descriptions = "", []
+        for name, future in futures.items():
             try:
-                found.append((name, future.result(patience)))
+                descriptions.append((name, future.result(patience)))
             except KafkaException as error:
                 if error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
                     raise
                 missing = name
         if not missing:
-            return found
+            return descriptions
         if time.monotonic() > deadline:
             raise Refused(f"there is no topic {missing}", "Make it, with as many partitions as the input.")
         time.sleep(0.1)
 
 
-def _topic(name: str, found: TopicDescription) -> Topic:
-    return Topic(name, str(found.topic_id), len(found.partitions))
+def _topic(name: str, description: TopicDescription) -> Topic:
+    return Topic(name, str(description.topic_id), len(description.partitions))
 
 
 def _config(admin: AdminClient, name: str, patience: float) -> dict[str, str]:
     resource = ConfigResource(ResourceType.TOPIC, name)
-    found: Any = admin.describe_configs([resource], request_timeout=patience)[resource].result(patience)
-    return {entry.name: entry.value or "" for entry in found.values()}
+    entries: Any = admin.describe_configs([resource], request_timeout=patience)[resource].result(patience)
+    return {entry.name: entry.value or "" for entry in entries.values()}
 
 
 def consumer(settings: Settings, *, committed: bool) -> Consumer:
-    """Return a consumer that is in no group, and tells where a partition ends."""
+    """Return a consumer outside of any group, which tells where a partition ends."""
     return Consumer(
         {
             **settings.clients,
-            "group.id": settings.group,  # whose offsets it may ask for; it joins nothing
+            "group.id": settings.group,  # to read the group's offsets; it does not join
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
             "enable.partition.eof": True,
@@ -186,33 +186,33 @@ def consumer(settings: Settings, *, committed: bool) -> Consumer:
 
 
 def bounds(reader: Consumer, topic: str, partition: int, patience: float) -> tuple[int, int]:
-    """Return the first offset of a partition, and its end as this consumer sees it.
+    """Return a partition's first offset, and its end at this consumer's isolation level.
 
     Waits for a leader. Raises KafkaException.
     """
     place = TopicPartition(topic, partition)
-    low, high = _asked(lambda: reader.get_watermark_offsets(place, timeout=patience), patience)
+    low, high = _settled(lambda: reader.get_watermark_offsets(place, timeout=patience), patience)
     return low, high
 
 
 def committed(reader: Consumer, topic: str, partition: int, patience: float) -> TopicPartition:
-    """Return the offset that the group of a consumer has committed, with its metadata.
+    """Return the offset that the consumer's group has committed, with its metadata.
 
     Waits until no transaction can change it any more. Raises KafkaException.
     """
 
     def ask() -> TopicPartition:
-        (found,) = reader.committed([TopicPartition(topic, partition)], timeout=patience)
-        if found.error is not None:
-            raise KafkaException(found.error)
-        return found
+        (offset,) = reader.committed([TopicPartition(topic, partition)], timeout=patience)
+        if offset.error is not None:
+            raise KafkaException(offset.error)
+        return offset
 
-    found: TopicPartition = _asked(ask, patience)
-    return found
+    offset: TopicPartition = _settled(ask, patience)
+    return offset
 
 
-def _asked(ask: Callable[[], Any], patience: float) -> Any:
-    """Return an answer, behind those that soon become another one."""
+def _settled(ask: Callable[[], Any], patience: float) -> Any:
+    """Return an answer; ask again, while patience lasts, after errors that pass soon."""
     deadline = time.monotonic() + patience
     while True:
         try:

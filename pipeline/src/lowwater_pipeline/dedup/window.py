@@ -1,17 +1,17 @@
 """How long an id is remembered, and what becomes of a message. Pure: no I/O, no clock.
 
-Each id has a rank, and one number decides both ways: an id is forgotten when its rank is below the
-floor. There are three windows.
+Each id has a rank, and an id is forgotten when its rank is below the floor. There are three
+windows.
 
-- By count: the rank is the ordinal of the row in the output partition. The floor lies N below the
-  next one.
-- By time: the rank is when the broker has appended the message to the input (LogAppendTime). The
-  floor lies a span below the greatest so far. A message that the broker has not stamped, or whose
-  stamp is below the floor, has no rank to be remembered by: :meth:`Window.stamps` and
-  :meth:`Window.risen` say so.
-- By a low watermark W of the senders: the rank is the message's event time. The floor is W; it is
-  moved from outside, when W may count. A message below it is *undecidable*: a late original and a
-  copy of a forgotten one look alike.
+- By count: the rank is the row's ordinal in the output partition. The floor is N below the next
+  one.
+- By time: the rank is the time at which the broker appended the message to the input
+  (LogAppendTime). The floor is a span below the greatest rank so far. A message without a broker's
+  stamp, or with one below the floor, cannot be remembered: :meth:`Window.stamps` and
+  :meth:`Window.risen` refuse it.
+- By a low watermark W of the senders: the rank is the message's event time. The floor is W, raised
+  by the lane when W may count. A message below it is *undecidable*: a late original and a copy of a
+  forgotten one look alike.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["Decisions", "Verdict", "Window", "WindowKind", "decide"]
 
 
 class WindowKind(enum.Enum):
-    """By what a window is bounded."""
+    """The kind of bound of a window."""
 
     COUNT = "count"
     TIME = "time"
@@ -49,19 +49,21 @@ _NUMBER: Final = re.compile(r"-?[0-9]{1,20}")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How long ids are remembered."""
+    """The bound up to which ids are remembered."""
 
     kind: WindowKind
     size: int = 0
-    """Rows of the output partition, or milliseconds."""
+    """Rows of the output partition, or milliseconds; 0 for a window by a watermark."""
     names: tuple[str, ...] = ()
-    """The computations of the senders: the least of their low watermarks counts."""
+    """Names of the senders' computations; the least of their low watermarks counts."""
     event_time: Field | None = None
-    """Where a message has its event time. It has to be the same in every copy."""
+    """Field of a message that has its event time, the same in every copy."""
 
     @classmethod
     def parse(cls, text: str, event_time: Field | None = None) -> Window:
-        """Return the window of a text: a number of rows, a duration, or ``watermark:NAME[,NAME...]``. Raises ValueError.
+        """Return the window of a text: rows, a duration, or ``watermark:NAME[,NAME...]``.
+
+        Raises ValueError.
 
         >>> Window.parse("1000000").kind, Window.parse("1h").size
         (<WindowKind.COUNT: 'count'>, 3600000)
@@ -79,13 +81,13 @@ class Window:
             msg = f"--event-time belongs to a window by a watermark, and --window is {text}"
             raise ValueError(msg)
         if text.isascii() and text.isdigit():
-            found = cls(WindowKind.COUNT, int(text))
+            window = cls(WindowKind.COUNT, int(text))
         else:
-            found = cls(WindowKind.TIME, round(_seconds(text) * 1000))
-        if found.size < 1:
+            window = cls(WindowKind.TIME, round(_seconds(text) * 1000))
+        if window.size < 1:
             msg = f"the window {text!r} is empty: every copy would pass"
             raise ValueError(msg)
-        return found
+        return window
 
     def __str__(self) -> str:
         if self.kind is WindowKind.WATERMARK:
@@ -93,24 +95,27 @@ class Window:
         return f"{self.size}ms" if self.kind is WindowKind.TIME else str(self.size)
 
     def stamps(self) -> Callable[[Message], int]:
-        """Return what reads the number by which a message of the input is ranked; of a window by count it is of no account. It raises Unreadable."""
+        """Return a function that reads the stamp of an input message; it raises Unreadable.
+
+        Windows by count ignore the stamp.
+        """
         return _by_broker if self.kind is WindowKind.TIME else self.row_stamps()
 
     def row_stamps(self) -> Callable[[Message], int]:
-        """Return the same for rows of the output, which keep the timestamps that their messages came with."""
+        """Return a function that reads an output row's stamp: rows keep their timestamps."""
         if self.kind is WindowKind.COUNT:
             return lambda _: 0
         if self.kind is WindowKind.TIME or self.event_time is None:
             return lambda row: row.timestamp()[1]
-        read, said = self.event_time.reader(), str(self.event_time)
+        read, field = self.event_time.reader(), str(self.event_time)
         if self.event_time.kind is Kind.TIMESTAMP:
-            return lambda message: _within(read(message) * 1000, said)
-        return lambda message: _micros(read(message), said)
+            return lambda message: _within(read(message) * 1000, field)
+        return lambda message: _micros(read(message), field)
 
     def risen(self, floor: int, stamp: int) -> int:
-        """Return the floor of a window by time at a message.
+        """Return the floor of a window by time after a message.
 
-        Raises Unreadable when its id would be forgotten at once, and every copy of it pass.
+        Raises Unreadable for a message whose id would be forgotten at once, so that copies pass.
         """
         if self.kind is not WindowKind.TIME:
             return floor
@@ -122,7 +127,7 @@ class Window:
 
 
 def _by_broker(message: Message) -> int:
-    """Return when the broker has appended a message."""
+    """Return the time at which the broker appended a message, milliseconds."""
     kind, millis = message.timestamp()
     if kind != TIMESTAMP_LOG_APPEND_TIME:
         raise Unreadable(
@@ -141,24 +146,24 @@ def _seconds(text: str) -> float:
         raise ValueError(msg) from None
 
 
-def _micros(found: Any, said: str) -> int:
-    """Return the microseconds since the epoch that a field says: a whole number of them, or a time of ISO 8601 with its zone."""
-    if type(found) is bytes:
-        found = found.decode("utf-8", "replace")
-    if type(found) is int or (type(found) is str and _NUMBER.fullmatch(found)):
-        return _within(int(found), said)
-    if type(found) is str:
+def _micros(value: Any, field: str) -> int:
+    """Return a field's event time, microseconds: a whole number of them, or ISO 8601 with zone."""
+    if type(value) is bytes:
+        value = value.decode("utf-8", "replace")
+    if type(value) is int or (type(value) is str and _NUMBER.fullmatch(value)):
+        return _within(int(value), field)
+    if type(value) is str:
         try:
-            return Watermark.of(datetime.fromisoformat(found)).micros
+            return Watermark.of(datetime.fromisoformat(value)).micros
         except ValueError:
             pass
-    raise Unreadable(f"its {said} is no event time: a whole number of microseconds, or ISO 8601 with a time zone")
+    raise Unreadable(f"its {field} is no event time: a whole number of microseconds, or ISO 8601 with a time zone")
 
 
-def _within(micros: int, said: str) -> int:
-    """Return an event time, which is neither of the two that mean unknown and finished."""
+def _within(micros: int, field: str) -> int:
+    """Return an event time that means neither unknown nor finished; else raise Unreadable."""
     if not -(2**63) < micros < 2**63 - 1:
-        raise Unreadable(f"its {said} is no event time: it is beyond a 64-bit count of microseconds")
+        raise Unreadable(f"its {field} is no event time: it is beyond a 64-bit count of microseconds")
     return micros
 
 
@@ -166,56 +171,53 @@ class Verdict(enum.Enum):
     """What becomes of a message."""
 
     ADMITTED = enum.auto()
-    """It is the first one with its id, as far as is remembered: it goes into the output."""
+    """The first message with its id, as far as ids are remembered: it goes into the output."""
     DUPLICATE = enum.auto()
-    """Its id is remembered: it goes nowhere."""
+    """A message whose id is remembered: it is dropped."""
     UNDECIDABLE = enum.auto()
-    """It is below the watermark: it goes to the side."""
+    """A message below the watermark: it goes to the topic for undecidable ones."""
 
 
 @dataclass(slots=True)
 class Decisions:
-    """What became of some messages, in their order."""
+    """Verdicts on some messages, in their order."""
 
     verdicts: list[Verdict] = field(default_factory=list)
     fresh: dict[bytes, int] = field(default_factory=dict)
-    """The ids that are new, by their rank."""
+    """Ranks of the new ids."""
     floor: int = NO_FLOOR
     next: int = 0
     greatest: int = NO_FLOOR
-    """Rank of those that are new."""
+    """Greatest rank of a new id."""
 
 
 def decide(
     window: Window,
     ids: Sequence[bytes],
     stamps: Sequence[int],
-    known: Mapping[bytes, int],
+    ranks: Mapping[bytes, int],
     floor: int,
     following: int,
     raised: tuple[int, int] | None = None,
 ) -> Decisions:
-    """Return what becomes of messages.
+    """Return the verdicts on messages. O(1) for each.
 
     Args:
-        window: How long ids are remembered.
-        ids: Theirs.
-        stamps: As :meth:`Window.stamps` reads them; by time none is below the floor, see
+        window: Bound up to which ids are remembered.
+        ids: Ids of the messages.
+        stamps: Stamps as :meth:`Window.stamps` reads them; by time none is below the floor, see
             :meth:`Window.risen`.
-        known: Of these ids those that the memory has, by their rank; also such as are below the
-            floor.
-        floor: Every id of a lower rank is forgotten.
-        following: The ordinal of the next row of the output.
-        raised: From which message on the floor is another one, and which; the watermark counts from
-            there on.
-
-    O(1) for each.
+        ranks: Ranks of those ids that the memory has, also ranks below the floor.
+        floor: Rank below which ids are forgotten.
+        following: Ordinal of the next row of the output.
+        raised: Position of the message from which a new watermark counts, and the watermark; None
+            without one.
     """
-    found = Decisions(floor=floor, next=following)
-    verdicts, fresh = found.verdicts, found.fresh
+    decisions = Decisions(floor=floor, next=following)
+    verdicts, fresh = decisions.verdicts, decisions.fresh
     kind, size = window.kind, window.size
     from_place = -1 if raised is None else raised[0]
-    for place, (each, stamp) in enumerate(zip(ids, stamps, strict=True)):
+    for place, (id_, stamp) in enumerate(zip(ids, stamps, strict=True)):
         if kind is WindowKind.COUNT:
             stamp, floor = following, following - size
         elif kind is WindowKind.TIME:
@@ -225,17 +227,17 @@ def decide(
         if kind is WindowKind.WATERMARK and stamp < floor:
             verdicts.append(Verdict.UNDECIDABLE)
             continue
-        rank = fresh.get(each)
+        rank = fresh.get(id_)
         if rank is None:
-            rank = known.get(each)
+            rank = ranks.get(id_)
         if rank is not None and rank >= floor:
             verdicts.append(Verdict.DUPLICATE)
             continue
         verdicts.append(Verdict.ADMITTED)
-        fresh[each] = stamp
+        fresh[id_] = stamp
         following += 1
     if raised is not None and from_place >= len(ids):
         floor = max(floor, raised[1])
-    found.floor, found.next = floor, following
-    found.greatest = max(fresh.values(), default=NO_FLOOR)
-    return found
+    decisions.floor, decisions.next = floor, following
+    decisions.greatest = max(fresh.values(), default=NO_FLOOR)
+    return decisions

@@ -1,4 +1,4 @@
-"""Pipelines of computations: declared once, drawn, and run by one command. docs/pipelines.md says what is promised."""
+"""Pipelines of computations: declared once, drawn and run. docs/pipelines.md has the guarantees."""
 
 from lowwater_pipeline.graph.pipeline import Pipeline, PipelineError
 from lowwater_pipeline.graph.places import Folder, Frame, Table, Topic

@@ -1,4 +1,4 @@
-"""Columns as DDL says them, without Spark: as much as is needed to find a wrong name before anything starts."""
+"""The columns of a DDL schema, without Spark, to find a wrong name before anything starts."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ _AFTER_TYPE = re.compile(r"\s+(?:not\s+null|comment\s|default\s|collate\s).*", r
 
 
 def columns_of(schema: str) -> dict[str, str]:
-    """Return the columns of a schema, each with its type, all in small letters: what Spark takes for equal is equal.
+    """Return the columns of a schema with their types, in lower case: Spark ignores case.
 
     >>> columns_of("Query string, `start` timestamp NOT NULL, at: struct<x: int, y: decimal(3,1)>")
     {'query': 'string', 'start': 'timestamp', 'at': 'struct<x: int, y: decimal(3,1)>'}
     """
-    found: dict[str, str] = {}
+    columns: dict[str, str] = {}
     for column in _split(schema):
         match = _COLUMN.fullmatch(column)
         if match is not None:
             name = match["plain"] if match["quoted"] is None else match["quoted"].replace("``", "`")
-            found[name.lower()] = _AFTER_TYPE.sub("", match["type"].lower()).strip()
-    return found
+            columns[name.lower()] = _AFTER_TYPE.sub("", match["type"].lower()).strip()
+    return columns
 
 
 def _split(schema: str) -> Iterator[str]:
-    """Yield what stands between the commas that are in no brackets and no quotes."""
+    """Yield the texts between commas that are outside of brackets and quotes."""
     depth, quoted, begin = 0, "", 0
     for at, letter in enumerate(schema):
         if quoted:

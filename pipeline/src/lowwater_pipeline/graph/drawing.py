@@ -1,4 +1,4 @@
-"""A pipeline as a picture: aligned text, mermaid, dot, and a drawing in layers of its own.
+"""Pictures of a pipeline: aligned text, mermaid, dot, and an SVG drawing in layers.
 
 Pure: the same pipeline gives the same text.
 """
@@ -27,13 +27,13 @@ def _key(declared: Input) -> str:
 
 
 def _kind(computation: Computation) -> list[str]:
-    """Return what is declared of a computation as a whole."""
+    """Return the words for a computation's stamp, productions and order."""
     productions: object = getattr(computation, "productions", None)
-    said = [
+    kinds = [
         "event time" if computation.stamp is None else f"windows of {computation.stamp}",
         "strong" if productions is None else type(productions).__name__.lower(),
     ]
-    return [*said, "in order"] if computation.in_order else said
+    return [*kinds, "in order"] if computation.in_order else kinds
 
 
 # -- text ------------------------------------------------------------------------------------------
@@ -44,12 +44,12 @@ def _text(pipeline: Pipeline) -> str:
     outputs = [["COMPUTATION", "OUTPUT", "STANDS IN", "EVENT TIME", "READ BY"]]
     kinds = [["COMPUTATION", "STAMP", "PRODUCTIONS", "ORDER"]]
     for name in pipeline.order:
-        for each in pipeline.reads_of(name):
-            row = [each.input.label, each.origin, each.place.told(each.path)]
-            inputs.append([name, *row, _key(each.input), each.input.event_time, each.input.id or "-"])
+        for read in pipeline.reads_of(name):
+            row = [read.input.label, read.origin, read.place.describe(read.path)]
+            inputs.append([name, *row, _key(read.input), read.input.event_time, read.input.id or "-"])
         for write in pipeline.writes_of(name):
-            readers = [each.computation for each in pipeline.reads if each.source is write]
-            row = [write.output, write.stands.told(write.path), write.declared.event_time or "-"]
+            readers = [read.computation for read in pipeline.reads if read.source is write]
+            row = [write.output, write.stands.describe(write.path), write.declared.event_time or "-"]
             outputs.append([name, *row, ", ".join(dict.fromkeys(readers)) or "-"])
         stamp, productions, *order = _kind(pipeline.computations[name])
         kinds.append([name, stamp, productions, "by time" if order else "as it comes"])
@@ -57,7 +57,7 @@ def _text(pipeline: Pipeline) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as a table. A computation is named in the first of its rows."""
+    """Return rows as a table. Only a computation's first row shows its name."""
     widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
     lines, before = [], ""
     for row in rows:
@@ -72,7 +72,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
 
 @dataclass(frozen=True)
 class _Box:
-    """A computation, or a place at the rim that is read or written."""
+    """A computation, or a place outside of the pipeline that it reads or writes."""
 
     title: str
     lines: Sequence[str]
@@ -87,26 +87,26 @@ class _Arrow:
 
 
 def _boxes(pipeline: Pipeline) -> tuple[dict[str, _Box], list[_Arrow]]:
-    """Return the boxes, each after those that point to it, and the arrows."""
+    """Return the boxes, each behind the boxes that point to it, and the arrows."""
     sources: dict[str, _Box] = {}
     computations: dict[str, _Box] = {}
     arrows: list[_Arrow] = []
     for name in pipeline.order:
         lines = []
-        for each in pipeline.reads_of(name):
-            lines.append(f"{each.input.label}: key {_key(each.input)}, time {each.input.event_time}")
-            if isinstance(each.source, Writes):
-                label = f"{each.source.output} by {each.source.declared.event_time}"
-                arrows.append(_Arrow(each.source.computation, name, label))
+        for read in pipeline.reads_of(name):
+            lines.append(f"{read.input.label}: key {_key(read.input)}, time {read.input.event_time}")
+            if isinstance(read.source, Writes):
+                label = f"{read.source.output} by {read.source.declared.event_time}"
+                arrows.append(_Arrow(read.source.computation, name, label))
             else:
-                sources[f"source {each.origin}"] = _Box(each.origin, [each.place.told(each.path)])
-                arrows.append(_Arrow(f"source {each.origin}", name))
+                sources[f"source {read.origin}"] = _Box(read.origin, [read.place.describe(read.path)])
+                arrows.append(_Arrow(f"source {read.origin}", name))
         computations[name] = _Box(name, [*lines, ", ".join(_kind(pipeline.computations[name]))], computes=True)
     rim: dict[str, _Box] = {}
     for write in pipeline.writes:
-        if all(each.source is not write for each in pipeline.reads):
+        if all(read.source is not write for read in pipeline.reads):
             time = write.declared.event_time
-            rim[f"output {write.called}"] = _Box(write.output, [write.stands.told(write.path)])
+            rim[f"output {write.called}"] = _Box(write.output, [write.stands.describe(write.path)])
             arrows.append(_Arrow(write.computation, f"output {write.called}", "" if time is None else f"by {time}"))
     return {**sources, **computations, **rim}, list(dict.fromkeys(arrows))
 
@@ -134,7 +134,7 @@ def _dot(pipeline: Pipeline) -> str:
     for name, box in boxes.items():
         style = "" if box.computes else " style=rounded"
         lines.append(f"  {quoted(name)} [label={quoted(chr(10).join([box.title, *box.lines]))}{style}]")
-    lines += [f"  {quoted(each.start)} -> {quoted(each.end)} [label={quoted(each.label)}]" for each in arrows]
+    lines += [f"  {quoted(arrow.start)} -> {quoted(arrow.end)} [label={quoted(arrow.label)}]" for arrow in arrows]
     return "\n".join([*lines, "}"])
 
 
@@ -142,7 +142,7 @@ def _dot(pipeline: Pipeline) -> str:
 
 _LETTER: Final = 6.9
 _TITLE: Final = 8.6
-"""Pixels of a letter at most, in the sizes below."""
+"""Greatest width of a letter in pixels, in a box's lines and in its title."""
 _LINE: Final = 18
 _GAP: Final = 22
 _MARGIN: Final = 24
@@ -160,7 +160,7 @@ _STYLE: Final = """\
 
 @dataclass(frozen=True)
 class _Placed:
-    """A box on the ground, pixels."""
+    """A box in the drawing; all numbers are pixels."""
 
     x: float
     y: float
@@ -200,47 +200,46 @@ def _svg(pipeline: Pipeline) -> str:
             f'  <rect class="{kind}" x="{at.x:.0f}" y="{at.y:.0f}" width="{at.width:.0f}" height="{at.height:.0f}" rx="{round_:.0f}"/>'
         )
         for i, line in enumerate([box.title, *box.lines]):
-            said = ' class="title"' if i == 0 else ""
-            drawn.append(f'  <text{said} x="{at.x + 16:.0f}" y="{at.y + 23 + i * _LINE:.0f}">{escape(line)}</text>')
+            style = ' class="title"' if i == 0 else ""
+            drawn.append(f'  <text{style} x="{at.x + 16:.0f}" y="{at.y + 23 + i * _LINE:.0f}">{escape(line)}</text>')
     return "\n".join([*drawn, "</svg>"])
 
 
 def _in_words(pipeline: Pipeline) -> str:
-    """Return the picture for those who cannot see it."""
+    """Return the picture in words, for people who cannot see it."""
     return " ".join(
-        f"{name} reads {' and '.join(each.origin for each in pipeline.reads_of(name))}, "
-        f"and writes {' and '.join(each.output for each in pipeline.writes_of(name))}."
+        f"{name} reads {' and '.join(read.origin for read in pipeline.reads_of(name))}, "
+        f"and writes {' and '.join(write.output for write in pipeline.writes_of(name))}."
         for name in pipeline.order
     )
 
 
 def _layout(boxes: Mapping[str, _Box], arrows: Sequence[_Arrow]) -> tuple[dict[str, _Placed], float, float]:
-    """Return where each box is, and the size of the ground.
+    """Return the place of each box, and the drawing's width and height. O(boxes x arrows).
 
-    A box is right of all that point to it, and at the height of these as far as there is room.
-    O(boxes x arrows).
+    A box is to the right of all boxes that point to it, and at their middle if there is room.
     """
     layers: dict[str, int] = {}
-    for name in boxes:  # each after those that point to it
-        layers[name] = max((layers[each.start] + 1 for each in arrows if each.end == name), default=0)
+    for name in boxes:  # each behind the boxes that point to it
+        layers[name] = max((layers[arrow.start] + 1 for arrow in arrows if arrow.end == name), default=0)
     placed: dict[str, _Placed] = {}
     x, height = float(_MARGIN), 0.0
     for layer in range(max(layers.values()) + 1):
         column = [name for name in boxes if layers[name] == layer]
-        before = {name: [placed[each.start].middle for each in arrows if each.end == name] for name in column}
-        wanted = {name: sum(found) / len(found) if found else 0.0 for name, found in before.items()}
-        column.sort(key=lambda name: wanted[name])
+        before = {name: [placed[arrow.start].middle for arrow in arrows if arrow.end == name] for name in column}
+        heights = {name: sum(middles) / len(middles) if middles else 0.0 for name, middles in before.items()}
+        column.sort(key=lambda name: heights[name])
         wide = max(_width(boxes[name]) for name in column)
         y = float(_MARGIN)
         for name in column:
             tall = 16.0 + _LINE * (1 + len(boxes[name].lines))
-            y = max(y, wanted[name] - tall / 2)
+            y = max(y, heights[name] - tall / 2)
             placed[name] = _Placed(x, y, wide, tall)
             y += tall + _GAP
         height = max(height, y - _GAP)
-        after = max((len(each.label) for each in arrows if layers[each.start] == layer), default=0)
+        after = max((len(arrow.label) for arrow in arrows if layers[arrow.start] == layer), default=0)
         x += wide + max(70.0, after * _LETTER + 30)
-    right = max(each.x + each.width for each in placed.values())
+    right = max(box.x + box.width for box in placed.values())
     return placed, right + _MARGIN, height + _MARGIN
 
 
@@ -249,4 +248,4 @@ def _width(box: _Box) -> float:
 
 
 FORMATS: Final[Mapping[str, Callable[[Pipeline], str]]] = {"text": _text, "mermaid": _mermaid, "dot": _dot, "svg": _svg}
-"""By name, the first by default."""
+"""Functions that draw a pipeline, by format; the first is the default."""

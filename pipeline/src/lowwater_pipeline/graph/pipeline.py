@@ -1,4 +1,4 @@
-"""Computations that read from one another, declared once: what each is called, where it reads, where it writes and where it keeps its checkpoint is derived, and checked whole before anything starts."""
+"""Pipelines: computations declared together. Names, places and order are derived and checked."""
 
 from __future__ import annotations
 
@@ -24,14 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["Pipeline", "PipelineError", "Reads", "Writes"]
 
 _PLAIN: Final = re.compile(r"`[^`]+`|[A-Za-z_]\w*")
-"""A key that is the name of a column."""
+"""Pattern of a key that is just a column's name."""
 
 
 class PipelineError(ValueError):
-    """A pipeline that cannot run as it is declared.
-
-    Each of ``problems`` names the computation and the field, and how to mend it.
-    """
+    """A pipeline cannot run as declared. Each of ``problems`` names the field and the fix."""
 
     def __init__(self, pipeline: str, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
@@ -41,29 +38,29 @@ class PipelineError(ValueError):
 
 @dataclass(frozen=True)
 class Writes:
-    """An output of a computation, and where it stands."""
+    """An output of a computation, and its place."""
 
     computation: str
     output: str
     declared: Output
     place: Place
     sent: Sent | None = None
-    """The topic that tasks send it to by themselves, by ``productions = Weak(...)``; None: it is
-    written when its batch is done."""
+    """Topic into which tasks send the rows, by ``productions = Weak(...)``; None when the driver
+    writes them after the batch."""
 
     @property
     def path(self) -> str:
-        """Its path below the root."""
+        """Path below the root."""
         return self.place.path or f"outputs/{self.computation}/{self.output}"
 
     @property
     def stands(self) -> Place:
-        """Where its rows are put, by whomever."""
+        """The place into which tasks or driver put the rows."""
         return self.sent or self.place
 
     @property
     def called(self) -> str:
-        """Its name in the pipeline."""
+        """Name of the output in the pipeline: ``COMPUTATION.OUTPUT``."""
         return f"{self.computation}.{self.output}"
 
 
@@ -74,42 +71,47 @@ class Reads:
     computation: str
     input: Input
     source: Writes | Place
-    """An output of the pipeline, or a place that others write."""
+    """An output of the pipeline, or a place that other programs write."""
 
     @property
     def place(self) -> Place:
-        """Where the rows stand."""
+        """The place of the rows."""
         return self.source.place if isinstance(self.source, Writes) else self.source
 
     @property
     def path(self) -> str:
-        """Its path below the root."""
+        """Path of the place below the root."""
         return self.source.path if isinstance(self.source, Writes) else self.source.path or ""
 
     @property
     def schema(self) -> str | None:
-        """The columns; None where only Spark knows them."""
+        """Columns of the rows as DDL; None when only Spark knows them."""
         return self.source.declared.schema if isinstance(self.source, Writes) else self.source.schema
 
     @property
     def origin(self) -> str:
-        """What it reads, by its name: the output, or who writes the source."""
+        """Name of the output that is read, or of the writers of the source."""
         return self.source.called if isinstance(self.source, Writes) else "+".join(self.input.names)
 
 
 class Pipeline:
-    """Computations, where they read and where they write: ``pipeline = Pipeline("zeitgeist", [Counts(), Spikes()], sources={"searches": Folder(...)})``.
+    """Computations, with the places that they read and write.
 
-    An input that names a computation of the pipeline reads the output of that one, ``output=`` of :class:`Input` says which of several. Any other input is a source.
+    ``pipeline = Pipeline("zeitgeist", [Counts(), Spikes()], sources={"searches": Folder(...)})``.
+    An input that names a computation of the pipeline reads its output; if that one has several,
+    ``output=`` of :class:`Input` says which. Any other input is a source.
 
     Args:
-        name: Of the pipeline.
+        name: Name of the pipeline.
         computations: Instances, in any order.
-        sources: Where an input reads that no computation of the pipeline writes, by the input's name; ``"a+b"`` for several writers.
-        outputs: Where outputs stand that are no parquet folder below the root, by ``"COMPUTATION.OUTPUT"``, or the computation alone if it has one.
-        ranges: Key ranges of each computation; a checkpoint keeps its number.
+        sources: Places of inputs that no computation of the pipeline writes, by the input's name;
+            ``"a+b"`` for an input with several writers.
+        outputs: Places of outputs that are no parquet folder below the root, by
+            ``"COMPUTATION.OUTPUT"``, or by the computation alone if it has one output.
+        ranges: Number of key ranges of each computation. A checkpoint keeps its number.
 
-    Raises :class:`PipelineError` with all that is wrong; ValueError and TypeError for a computation that is not whole. Nothing is started, and Spark not asked.
+    Raises :class:`PipelineError` with all problems; ValueError and TypeError for an incomplete
+    computation. Starts nothing, and does not use Spark.
     """
 
     def __init__(
@@ -123,12 +125,12 @@ class Pipeline:
     ) -> None:
         self.name = name
         self.ranges = ranges
-        for each in computations:
-            check_whole(each)
+        for computation in computations:
+            check_whole(computation)
         problems = [*_names(computations)]
         if problems:
             raise PipelineError(name, problems)
-        self.computations: Mapping[str, Computation] = {each.name: each for each in computations}
+        self.computations: Mapping[str, Computation] = {computation.name: computation for computation in computations}
         self.writes: Sequence[Writes] = list(_writes(computations, outputs or {}, problems))
         """All outputs."""
         self.reads: Sequence[Reads] = list(_reads(computations, self.writes, sources or {}, problems))
@@ -136,35 +138,35 @@ class Pipeline:
         for read in self.reads:
             problems += _check_columns(read)
         problems += _unused(self.reads, sources or {})
-        for written in self.writes:
-            problems += _check_output(written)
+        for write in self.writes:
+            problems += _check_output(write)
         problems += _shared(self.writes, self.reads)
         self.order: Sequence[str] = _ordered(self, problems)
-        """The computations by name, each after those that it reads."""
+        """Names of the computations, each behind those that it reads."""
         if problems:
             raise PipelineError(name, problems)
 
     def reads_of(self, computation: str) -> list[Reads]:
-        """Return the inputs of a computation, in its order."""
-        return [each for each in self.reads if each.computation == computation]
+        """Return the inputs of a computation, in the order of its declaration."""
+        return [read for read in self.reads if read.computation == computation]
 
     def writes_of(self, computation: str) -> list[Writes]:
         """Return the outputs of a computation."""
-        return [each for each in self.writes if each.computation == computation]
+        return [write for write in self.writes if write.computation == computation]
 
     def upstream_of(self, computation: str) -> list[str]:
-        """Return the computations of the pipeline that one reads, each once."""
-        found = [each.source.computation for each in self.reads_of(computation) if isinstance(each.source, Writes)]
-        return list(dict.fromkeys(found))
+        """Return the computations of the pipeline that this one reads, each once."""
+        sources = [read.source.computation for read in self.reads_of(computation) if isinstance(read.source, Writes)]
+        return list(dict.fromkeys(sources))
 
     def readers_of(self, computation: str) -> list[str]:
-        """Return the computations of the pipeline that read one."""
+        """Return the computations of the pipeline that read this one."""
         return [name for name in self.computations if computation in self.upstream_of(name)]
 
     def named(self, only: Sequence[str]) -> list[str]:
-        """Return computations in the order in which they start; all, if none is named.
+        """Return the named computations in starting order; all of them without a name.
 
-        Raises ValueError for a name that is none.
+        Raises ValueError for an unknown name.
         """
         unknown = [name for name in only if name not in self.computations]
         if unknown:
@@ -182,18 +184,20 @@ class Pipeline:
         only: Sequence[str] = (),
         **options: Any,
     ) -> Running:
-        """Start the computations, or those that are named, each as a query of one session, and return them.
+        """Start computations, each as a query of its own in one session, and return them.
 
         Args:
             spark: The session.
-            root: An absolute directory that all executors see, with ``checkpoints/COMPUTATION`` and ``outputs/COMPUTATION/OUTPUT``; relative paths of places are below it.
-            address: As for :func:`lowwater_spark.stage`.
-            client: The same.
-            only: Names.
-            options: Of each query, as for :func:`~lowwater_pipeline.computation.start`.
+            root: An absolute directory that all executors see. It gets ``checkpoints/COMPUTATION``
+                and ``outputs/COMPUTATION/OUTPUT``; relative paths of places are below it.
+            address: See :func:`lowwater_spark.stage`.
+            client: See :func:`lowwater_spark.stage`.
+            only: Names of the computations to start; all of them when it is empty.
+            options: Options of each query, see :func:`~lowwater_pipeline.computation.start`.
 
-        All frames are made, and compared with what the inputs declare, before the first query starts. Raises :class:`PipelineError` with all that is wrong then. What fails later, as a name that another checkpoint
-        has, ends that computation alone.
+        Before the first query starts, all frames are made and compared with the declared inputs.
+        Raises :class:`PipelineError` with all problems of that. A later failure, such as a name
+        that another checkpoint owns, ends its computation alone.
         """
         from lowwater_pipeline.graph.running import start
 
@@ -210,10 +214,12 @@ class Pipeline:
         until_finished: bool = False,
         **options: Any,
     ) -> int:
-        """Start as :meth:`start` does, tell how it goes on standard output, and return when all have ended, or were stopped by Ctrl-C or SIGTERM.
+        """Start as :meth:`start` does, print progress, and return when all computations have ended.
 
-        With ``until_finished`` also when all inputs are finished and all that comes of them is written. Returns 0, or 1 if a computation has failed: it tells the reason, and the others go on. So
-        ``sys.exit(pipeline.run(spark, root))`` is a whole program for ``spark-submit``.
+        Ctrl-C and SIGTERM end them; with ``until_finished`` also the moment when all inputs are
+        finished and all rows are written. Returns 0, or 1 if a computation has failed: its reason
+        is printed, and the others go on. So ``sys.exit(pipeline.run(spark, root))`` is a whole
+        program for ``spark-submit``.
         """
         running = self.start(spark, root, address=address, client=client, only=only, **options)
         return running.wait(until_finished=until_finished)
@@ -222,68 +228,70 @@ class Pipeline:
 def _names(computations: Sequence[Computation]) -> Iterator[str]:
     if not computations:
         yield "it has no computations: name one at least, Pipeline(NAME, [Counts(), ...])"
-    seen: dict[str, Computation] = {}
-    for each in computations:
-        other = seen.setdefault(each.name.lower(), each)
-        if other is not each:
-            yield f"{each.name}: two computations have the name, {type(other).__name__} and {type(each).__name__}; give one of them another name="
-        if "/" in each.name or each.name in (".", ".."):
-            yield f"{each.name}: name= is also that of a folder in a pipeline; take one without /"
+    by_name: dict[str, Computation] = {}
+    for computation in computations:
+        other = by_name.setdefault(computation.name.lower(), computation)
+        if other is not computation:
+            yield f"{computation.name}: two computations have the name, {type(other).__name__} and {type(computation).__name__}; give one of them another name="
+        if "/" in computation.name or computation.name in (".", ".."):
+            yield f"{computation.name}: name= is also that of a folder in a pipeline; take one without /"
 
 
 def _sent(computation: Computation, output: str) -> Sent | None:
-    """Return the topic that an output is sent to by its tasks; None: it is not."""
+    """Return the topic into which tasks send an output; None for another output."""
     weak = computation.productions
     if not isinstance(weak, Weak) or output not in weak.topics:
         return None
-    servers = {name.lower(): str(told) for name, told in weak.options.items()}.get("kafka.bootstrap.servers", "")
+    servers = {name.lower(): str(value) for name, value in weak.options.items()}.get("kafka.bootstrap.servers", "")
     return Sent(weak.topics[output], servers)
 
 
 def _outputs(computation: Computation) -> Mapping[str, str | Output]:
-    """Return the outputs that a computation declares, and that of the rows of which it cannot be said whether they are copies."""
-    once = any(each.once for each in computation.inputs)
+    """Return the declared outputs of a computation, and the one for undecidable rows if any."""
+    once = any(source.once for source in computation.inputs)
     return {**computation.outputs, **({UNDECIDABLE: UNDECIDABLE_OUTPUT} if once else {})}
 
 
 def _writes(computations: Sequence[Computation], places: Mapping[str, Place], problems: list[str]) -> Iterator[Writes]:
-    left = dict(places)
-    for each in computations:
-        outputs = _outputs(each)
-        for output, given in outputs.items():
-            declared = given if isinstance(given, Output) else Output(given, None)
-            place = left.pop(f"{each.name}.{output}", None)
-            if place is None and len(each.outputs) == 1:
-                place = left.pop(each.name, None)
-            sent = _sent(each, output)
+    unused = dict(places)
+    for computation in computations:
+        outputs = _outputs(computation)
+        for output, declaration in outputs.items():
+            declared = declaration if isinstance(declaration, Output) else Output(declaration, None)
+            place = unused.pop(f"{computation.name}.{output}", None)
+            if place is None and len(computation.outputs) == 1:
+                place = unused.pop(computation.name, None)
+            sent = _sent(computation, output)
             if sent is not None:
                 if place is not None and not isinstance(place, Frame):
                     problems.append(
-                        f"{each.name}: outputs[{output!r}] is sent to the topic {sent.topic} by productions = Weak(...), and written nowhere else; leave its place out, or give the Frame by which it is read"
+                        f"{computation.name}: outputs[{output!r}] is sent to the topic {sent.topic} by productions = Weak(...), and written nowhere else; leave its place out, or give the Frame by which it is read"
                     )
-                yield Writes(each.name, output, declared, place or sent, sent)
+                yield Writes(computation.name, output, declared, place or sent, sent)
                 continue
             if isinstance(place, Frame):
                 problems.append(
-                    f"{each.name}: outputs[{output!r}] is a Frame, which is read only; take Folder, Topic or Table"
+                    f"{computation.name}: outputs[{output!r}] is a Frame, which is read only; take Folder, Topic or Table"
                 )
             if place is not None and place.schema is not None:
                 problems.append(
-                    f"{each.name}: the place of outputs[{output!r}] has a schema= beside that of the output; leave it out"
+                    f"{computation.name}: the place of outputs[{output!r}] has a schema= beside that of the output; leave it out"
                 )
-            yield Writes(each.name, output, declared, place or Folder())
-    declared_all = ", ".join(f"{each.name}.{output}" for each in computations for output in _outputs(each))
-    for name in left:
+            yield Writes(computation.name, output, declared, place or Folder())
+    declared_all = ", ".join(
+        f"{computation.name}.{output}" for computation in computations for output in _outputs(computation)
+    )
+    for name in unused:
         problems.append(f"outputs={{{name!r}: ...}} is no output of a computation; there are {declared_all}")
 
 
 def _reads(
     computations: Sequence[Computation], writes: Sequence[Writes], sources: Mapping[str, Place], problems: list[str]
 ) -> Iterator[Reads]:
-    names = [each.name for each in computations]
-    for each in computations:
-        for declared in each.inputs:
-            what = f"{each.name}: the input {declared.label}"
+    names = [computation.name for computation in computations]
+    for computation in computations:
+        for declared in computation.inputs:
+            what = f"{computation.name}: the input {declared.label}"
             inside = [name for name in declared.names if name in names]
             source = sources.get("+".join(declared.names))
             if inside and (len(declared.names) > 1 or source is not None):
@@ -294,12 +302,12 @@ def _reads(
                 )
                 problems.append(f"{what} {why}")
             elif inside:
-                found = _output(declared, [write for write in writes if write.computation == inside[0]])
-                if isinstance(found, str):
-                    problems.append(f"{what} {found}")
+                source_output = _output(declared, [write for write in writes if write.computation == inside[0]])
+                if isinstance(source_output, str):
+                    problems.append(f"{what} {source_output}")
                 else:
-                    problems += _read_twice(what, declared, found)
-                    yield Reads(each.name, declared, found)
+                    problems += _read_twice(what, declared, source_output)
+                    yield Reads(computation.name, declared, source_output)
             elif source is None:
                 problems.append(
                     f"{what} is no computation of the pipeline and in no sources=: say where its rows stand, sources={{{'+'.join(declared.names)!r}: Folder(SCHEMA, PATH)}}, or mend the name; "
@@ -312,24 +320,21 @@ def _reads(
             elif isinstance(source, Topic) and source.schema is None:
                 problems.append(f"{what} reads a Topic without its columns: declare them, Topic(..., schema=SCHEMA)")
             else:
-                yield Reads(each.name, declared, source)
+                yield Reads(computation.name, declared, source)
 
 
 def _output(declared: Input, outputs: Sequence[Writes]) -> Writes | str:
-    """Return the output that an input reads, or what is wrong.
-
-    The undecidable rows are read only by name.
-    """
-    names = ", ".join(each.output for each in outputs)
+    """Return the output that an input reads, or the problem. Undecidable rows need their name."""
+    names = ", ".join(write.output for write in outputs)
     if declared.output is None:
-        own = [each for each in outputs if each.declared is not UNDECIDABLE_OUTPUT]
+        own = [write for write in outputs if write.declared is not UNDECIDABLE_OUTPUT]
         return own[0] if len(own) == 1 else f"does not say which output it reads: add output=, one of {names}"
-    found = [each for each in outputs if each.output == declared.output]
-    return found[0] if found else f"reads output={declared.output!r}, which nobody declares: take one of {names}"
+    matches = [write for write in outputs if write.output == declared.output]
+    return matches[0] if matches else f"reads output={declared.output!r}, which is not declared: take one of {names}"
 
 
 def _read_twice(what: str, declared: Input, source: Writes) -> Iterator[str]:
-    """Yield what is missing to read rows once that may come twice."""
+    """Yield what an input needs to read rows once that may come twice."""
     if source.sent is None:
         return
     where = f"{what} reads {source.called}, which productions = Weak(...) send to the topic {source.sent.topic}, perhaps twice"
@@ -343,7 +348,7 @@ def _read_twice(what: str, declared: Input, source: Writes) -> Iterator[str]:
 
 
 def _check_columns(read: Reads) -> Iterator[str]:
-    """Yield what an input declares that is not in what it reads, as far as it can be known without Spark."""
+    """Yield columns that an input declares and its source lacks, as far as known without Spark."""
     what, declared = f"{read.computation}: the input {read.input.label}", read.input
     written = read.source.declared if isinstance(read.source, Writes) else None
     if written is not None:
@@ -358,48 +363,44 @@ def _check_columns(read: Reads) -> Iterator[str]:
     if read.schema is None:
         return
     columns = columns_of(read.schema)
-    there = f"{read.origin} has {', '.join(columns)}"
+    has_columns = f"{read.origin} has {', '.join(columns)}"
     kind = columns.get(declared.event_time.lower())
     if kind is None:
-        yield f"{what} has event_time={declared.event_time!r}, and {there}: name one of these, a timestamp"
+        yield f"{what} has event_time={declared.event_time!r}, and {has_columns}: name one of these, a timestamp"
     elif kind not in ("timestamp", "timestamp_ltz"):
         yield f"{what} has event_time={declared.event_time!r}, which is of {kind} in {read.origin}: make it a timestamp there"
-    # The id of a row that is sent is in the header of its message, and so in no column of the
-    # output.
+    # Weak productions have the row's id in the message's header, so in no column.
     named = [("id", None if isinstance(read.source, Writes) and read.source.sent else declared.id)]
     if isinstance(declared.key, str) and _PLAIN.fullmatch(declared.key):
         named.append(("key", declared.key))
     for field, column in named:
         if column is not None and column.strip("`").lower() not in columns:
-            yield f"{what} has {field}={column!r}, and {there}: name one of these, or write it there"
+            yield f"{what} has {field}={column!r}, and {has_columns}: name one of these, or write it there"
 
 
 def _unused(reads: Sequence[Reads], sources: Mapping[str, Place]) -> Iterator[str]:
-    used = {"+".join(each.input.names) for each in reads}
+    used = {"+".join(read.input.names) for read in reads}
     for name in sources:
         if name not in used:
             yield f"sources={{{name!r}: ...}} is read by no input; leave it out, or name it in inputs="
 
 
 def _shared(writes: Sequence[Writes], reads: Sequence[Reads]) -> Iterator[str]:
-    """Yield outputs that stand where another one stands, or a source.
-
-    Of a folder all that is below it is read.
-    """
-    seen: list[tuple[object, str]] = []
-    for each in writes:
-        place = each.stands.identity(each.path)
-        other = next((called for known, called in seen if _meet(place, known)), None)
+    """Yield outputs in the place of another output or a source, or below it."""
+    places: list[tuple[object, str]] = []
+    for write in writes:
+        place = write.stands.identity(write.path)
+        other = next((called for occupied, called in places if _meet(place, occupied)), None)
         if other is not None:
-            yield f"{each.computation}: outputs[{each.output!r}] and {other} stand in one place, {each.stands.told(each.path)}; give each its own, none below another"
-        seen.append((place, each.called))
+            yield f"{write.computation}: outputs[{write.output!r}] and {other} stand in one place, {write.stands.describe(write.path)}; give each its own, none below another"
+        places.append((place, write.called))
     for read in reads:
         if isinstance(read.source, Writes):
             continue
         place = read.place.identity(read.path)
-        other = next((called for known, called in seen if _meet(place, known)), None)
+        other = next((called for occupied, called in places if _meet(place, occupied)), None)
         if other is not None:
-            yield f"{read.computation}: the input {read.input.label} reads {read.place.told(read.path)}, where {other} is written; name the computation as the input, or give one another place"
+            yield f"{read.computation}: the input {read.input.label} reads {read.place.describe(read.path)}, where {other} is written; name the computation as the input, or give one another place"
 
 
 def _meet(one: object, other: object) -> bool:
@@ -409,7 +410,7 @@ def _meet(one: object, other: object) -> bool:
 
 
 def _check_output(written: Writes) -> Iterator[str]:
-    """Yield what is wrong in the declaration of an output, as far as it can be known without Spark."""
+    """Yield problems in an output's declaration, as far as they show without Spark."""
     what = f"{written.computation}: outputs[{written.output!r}]"
     if "/" in written.output or written.output in (".", ".."):
         yield f"{what} is also the name of a folder in a pipeline; take one without /"
@@ -422,24 +423,24 @@ def _check_output(written: Writes) -> Iterator[str]:
 
 
 def _ordered(pipeline: Pipeline, problems: list[str]) -> list[str]:
-    """Return the computations, each after those that it reads; tell a ring."""
-    left = {name: set(pipeline.upstream_of(name)) for name in pipeline.computations}
+    """Return the computations, each behind those that it reads; add a problem for a ring."""
+    remaining = {name: set(pipeline.upstream_of(name)) for name in pipeline.computations}
     order: list[str] = []
-    while left:
-        free = [name for name, others in left.items() if not others & left.keys()]
+    while remaining:
+        free = [name for name, others in remaining.items() if not others & remaining.keys()]
         if not free:
             problems.append(
-                f"{_ring(left)}: each waits for the other, and none would ever go on; take one of these inputs= out"
+                f"{_ring(remaining)}: each waits for the other, and none would ever go on; take one of these inputs= out"
             )
             break
         order += free
-        left = {name: others for name, others in left.items() if name not in free}
+        remaining = {name: others for name, others in remaining.items() if name not in free}
     return order
 
 
-def _ring(left: Mapping[str, set[str]]) -> str:
-    """Return a ring in words, each computation before its reader."""
-    way = [next(iter(left))]
+def _ring(remaining: Mapping[str, set[str]]) -> str:
+    """Return a ring's names for a message, each computation before its reader."""
+    way = [next(iter(remaining))]
     while way[-1] not in way[:-1]:
-        way.append(next(name for name in left if name in left[way[-1]]))
+        way.append(next(name for name in remaining if name in remaining[way[-1]]))
     return " -> ".join(reversed(way[way.index(way[-1]) :]))

@@ -1,6 +1,6 @@
-"""Where rows stand between computations, and before and after all of them: a folder of files, a topic of Kafka, a Delta table.
+"""Places of rows between computations and at both ends: a folder of files, a Kafka topic, a table.
 
-One place is said once. Who writes it and who reads it are made of the same words.
+A place is declared once; its writer and its readers are derived from that.
 """
 
 from __future__ import annotations
@@ -21,35 +21,32 @@ __all__ = ["Folder", "Frame", "Place", "Sent", "Table", "Topic"]
 
 
 class Place(Protocol):
-    """Where rows stand.
-
-    ``path`` is the one that it has said, or that is derived for it; ``schema`` its columns as DDL.
-    """
+    """A place of rows. ``path`` in its methods is the declared path, or one that is derived."""
 
     @property
     def schema(self) -> str | None:
-        """The columns, if it says them itself."""
+        """Columns as DDL, if the place declares them."""
         ...
 
     @property
     def path(self) -> str | None:
-        """Its own path, below the root of the pipeline if it is relative; None: it has none, or says none."""
+        """Declared path, below the pipeline's root if relative; None without one."""
         ...
 
-    def told(self, path: str) -> str:
-        """Return the place in few words."""
+    def describe(self, path: str) -> str:
+        """Return the place in a few words."""
         ...
 
     def identity(self, path: str) -> object:
-        """Return what is equal for two that are the same place: of one in a file system its path."""
+        """Return a value that is equal for equal places: in a file system the path."""
         ...
 
     def prepare(self, spark: SparkSession, path: str, schema: str) -> None:
-        """Make an output that is not there yet, so that it can be read before its first row."""
+        """Create an output that is missing, so that readers can start before its first row."""
         ...
 
     def read(self, spark: SparkSession, path: str, schema: str) -> DataFrame:
-        """Return a streaming frame of it."""
+        """Return a streaming frame of the rows."""
         ...
 
     def write(self, rows: DataFrame, batch: lws.Batch, path: str) -> None:
@@ -59,21 +56,21 @@ class Place(Protocol):
 
 @dataclass(frozen=True)
 class Folder:
-    """Files of one format in a folder: an output is written by ``batch.write``, in a sub-folder for each batch."""
+    """Files of one format in a folder; ``batch.write`` writes a sub-folder for each batch."""
 
     schema: str | None = None
-    """The columns, as DDL. An output of a computation has its own."""
+    """Columns as DDL. Leave it out for a computation's output, which declares its own."""
     path: str | None = None
-    """A folder on a local or NFS file system, below the root if it is relative. Of an output by
-    default ``outputs/COMPUTATION/OUTPUT``."""
+    """Folder on a local or NFS file system, below the root if relative. Default for an output:
+    ``outputs/COMPUTATION/OUTPUT``."""
     format: str = "parquet"
     keep: timedelta | None = None
-    """Of an output: how long files stay at least that all its readers have read, see
-    ``Batch.write``. By default for ever."""
+    """Shortest time for which an output's files stay after all readers have read them, see
+    ``Batch.write``. None keeps them for ever."""
     options: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Of Spark's source."""
+    """Options of Spark's source."""
 
-    def told(self, path: str) -> str:
+    def describe(self, path: str) -> str:
         """See Place."""
         return f"{self.format} {path}"
 
@@ -97,23 +94,20 @@ class Folder:
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic of Kafka whose values are JSON objects.
-
-    It must be there. An output is written by ``batch.write_kafka``.
-    """
+    """An existing topic of Kafka with JSON objects as values; ``batch.write_kafka`` writes it."""
 
     topic: str
     servers: str
-    """Of Kafka, ``HOST:PORT,...``."""
+    """Addresses of Kafka's brokers, ``HOST:PORT,...``."""
     brokers: int
-    """How many brokers the cluster has, see ``lowwater.brokers``."""
+    """Number of brokers of the cluster, see ``lowwater.brokers``."""
     schema: str | None = None
-    """The columns, as DDL. An output of a computation has its own."""
+    """Columns as DDL. Leave it out for a computation's output, which declares its own."""
     options: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Of Kafka's client, as Spark names them (``kafka.security.protocol``)."""
+    """Options of Kafka's client, named as in Spark (``kafka.security.protocol``)."""
     path: str | None = field(default=None, init=False)
 
-    def told(self, path: str) -> str:
+    def describe(self, path: str) -> str:
         """See Place."""
         return f"topic {self.topic}"
 
@@ -122,7 +116,7 @@ class Topic:
         return _topic(self.servers, self.topic)
 
     def prepare(self, spark: SparkSession, path: str, schema: str) -> None:
-        """Do nothing: who makes a topic says how many partitions it has."""
+        """Do nothing: only a user can choose a topic's number of partitions."""
 
     def read(self, spark: SparkSession, path: str, schema: str) -> DataFrame:
         """See Place."""
@@ -132,14 +126,13 @@ class Topic:
 
     @staticmethod
     def rows(messages: DataFrame, schema: str) -> DataFrame:
-        """Return what messages say.
+        """Return the rows of messages.
 
-        Times may have a fraction of a second, of any length, or none, as who is not a computation
-        writes them.
+        Times may have a fraction of a second, of any length, or none, as other programs write them.
         """
         from pyspark.sql import functions as sf
 
-        # Without a format: one with a fraction would make null of a time that has none.
+        # No format is given: one with a fraction would turn a time without it into null.
         value = sf.from_json(sf.col("value").cast("string"), schema)
         return messages.select(value.alias("value")).select("value.*")
 
@@ -158,18 +151,15 @@ class Topic:
 
 @dataclass(frozen=True)
 class Table:
-    """A Delta table.
-
-    An output is written by ``batch.write_table``, and the table made if it is not there.
-    """
+    """A Delta table; ``batch.write_table`` writes an output, and creates a missing table."""
 
     path: str | None = None
-    """Below the root if it is relative. Of an output by default ``outputs/COMPUTATION/OUTPUT``."""
+    """Path, below the root if relative. Default for an output: ``outputs/COMPUTATION/OUTPUT``."""
     schema: str | None = None
-    """The columns, as DDL, so that they are compared before anything starts; the table's own count.
-    An output of a computation has its own."""
+    """Columns as DDL, to compare before anything starts; the table's own columns count. Leave it
+    out for a computation's output, which declares its own."""
 
-    def told(self, path: str) -> str:
+    def describe(self, path: str) -> str:
         """See Place."""
         return f"delta {path}"
 
@@ -192,18 +182,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Frame:
-    """What a function of the session returns: any source that a tracked stage may read.
-
-    It is no output.
-    """
+    """A streaming frame made by a function: any source of a tracked stage, but no output."""
 
     make: Callable[[SparkSession], DataFrame]
     schema: str | None = None
-    """The columns, as DDL, so that they are compared before anything starts; the frame's own count.
-    """
+    """Columns as DDL, to compare before anything starts; the frame's own columns count."""
     path: str | None = field(default=None, init=False)
 
-    def told(self, path: str) -> str:
+    def describe(self, path: str) -> str:
         """See Place."""
         return f"{getattr(self.make, '__name__', 'a frame').replace('<lambda>', 'a frame')}"
 
@@ -219,20 +205,20 @@ class Frame:
         return self.make(spark)
 
     def write(self, rows: DataFrame, batch: lws.Batch, path: str) -> Any:
-        """Raises TypeError: a frame is read only. A pipeline refuses it before."""
+        """Raise TypeError: a frame is read only. A pipeline refuses it before."""
         raise TypeError
 
 
 @dataclass(frozen=True)
 class Sent:
-    """The topic of weak productions, which tasks write by themselves while their batch runs."""
+    """The topic of weak productions, which tasks write while their batch runs."""
 
     topic: str
     servers: str
     schema: str | None = field(default=None, init=False)
     path: str | None = field(default=None, init=False)
 
-    def told(self, path: str) -> str:
+    def describe(self, path: str) -> str:
         """See Place."""
         return f"topic {self.topic}, sent"
 
@@ -241,14 +227,14 @@ class Sent:
         return _topic(self.servers, self.topic)
 
     def prepare(self, spark: SparkSession, path: str, schema: str) -> None:
-        """Do nothing: the start of the computation looks for the topic."""
+        """Do nothing: the start of the computation checks the topic."""
 
     def read(self, spark: SparkSession, path: str, schema: str) -> DataFrame:
-        """Raises TypeError: a pipeline asks for the frame by which it is read, and refuses it without."""
+        """Raise TypeError: a pipeline demands a Frame for reading it, and refuses it without."""
         raise TypeError
 
     def write(self, rows: DataFrame, batch: lws.Batch, path: str) -> None:
-        """Raises TypeError: its tasks have written it."""
+        """Raise TypeError: the tasks have written it."""
         raise TypeError
 
 

@@ -1,6 +1,6 @@
 """Takes a computation out of a pipeline while the others run.
 
-What is read is not removed, nor what runs; what would be lost is lost only when that is said.
+A computation that others read, or that runs, is not removed. Work is lost only on request.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from lowwater_spark.errors import CheckpointMismatch, StateLost
 __all__ = ["SILENCE", "Refused", "check_unread", "drain", "mark_running", "remove"]
 
 SILENCE: Final = 15.0
-"""Seconds in which nothing is heard of a claim whose worker is gone: one that lives repeats itself
-every few seconds."""
+"""Seconds after which a claim without a report has no live worker: a live one reports every few
+seconds."""
 
 _EVERY: Final = 0.5
 """Seconds between two looks."""
 
 _MOST: Final = 1000
-"""Key ranges that are looked at for a worker that lives."""
+"""Greatest number of key ranges that are watched for a live worker."""
 
 
 class Refused(Exception):
-    """A computation that cannot be removed now, and what to do first."""
+    """A computation cannot be removed now; the message says what to do first."""
 
 
 def mark_running(root: Path, name: str) -> IO[bytes]:
-    """Return a file that says, as long as it is open in a process that lives, that a computation runs. Several processes may: the authority decides between them.
+    """Return a file that marks a computation as running while a live process has it open.
 
-    A removal that was interrupted before is forgotten.
+    Several processes may: the authority decides between them. An interrupted removal is forgotten.
     """
     file = _mark(root, name).open("ab")
     fcntl.flock(file, fcntl.LOCK_SH)
@@ -66,37 +66,35 @@ def _mark(root: Path, name: str) -> Path:
 
 
 def _begun(root: Path, name: str) -> Path:
-    """Return the file that says that a computation is being removed: nothing of it is missed any more."""
+    """Return the file that marks a removal as begun: from then on nothing is checked for loss."""
     return root / "removing" / name
 
 
 def check_unread(pipeline: Pipeline, name: str) -> None:
-    """Raise Refused for a computation that others of the pipeline read, also one that the module does not declare any more."""
-    readers = [each.computation for each in pipeline.reads if name in each.input.names]
+    """Raise Refused if others of the pipeline read a computation, which may be undeclared."""
+    readers = [read.computation for read in pipeline.reads if name in read.input.names]
     if readers:
         msg = f"{', '.join(dict.fromkeys(readers))} of the pipeline {pipeline.name} reads {name}: remove that first, or take {name} out of its inputs="
         raise Refused(msg)
 
 
 def drain(root: Path, name: str, *, within: float, tell: Callable[[str], object], every: float = _EVERY) -> None:
-    """Wait until a computation that runs has nothing left to do, and its process is stopped.
+    """Wait until a running computation has nothing left to do, and its process has stopped.
 
-    ``tell`` takes a line whenever what is left has changed.
-
-    Returns at once for one that does not run. Raises :class:`Refused` after ``within`` seconds,
-    with what is left.
+    ``tell`` takes a line whenever the work left has changed. Returns at once for a computation that
+    does not run. Raises :class:`Refused` after ``within`` seconds, with the work left.
     """
     _check_there(root, name)
-    deadline, said = time.monotonic() + within, ""
+    deadline, line = time.monotonic() + within, ""
     while _runs(root, name):
-        with contextlib.suppress(FileNotFoundError, StateLost):  # it goes on meanwhile, and removes what was looked at
-            left = Remains.of(root / "checkpoints" / name)
-            stop = "" if left else ". Stop its process now, by Ctrl-C or SIGTERM"
-            if said != f"{name} has left: {left}{stop}":
-                said = f"{name} has left: {left}{stop}"
-                tell(said)
+        with contextlib.suppress(FileNotFoundError, StateLost):  # it goes on, and removes files that are being read
+            remains = Remains.of(root / "checkpoints" / name)
+            stop = "" if remains else ". Stop its process now, by Ctrl-C or SIGTERM"
+            if line != f"{name} has left: {remains}{stop}":
+                line = f"{name} has left: {remains}{stop}"
+                tell(line)
         if time.monotonic() >= deadline:
-            msg = f"{name} still runs after {within:g} seconds. {said}. Nothing has changed: wait longer by --within, or stop it and say --discard"
+            msg = f"{name} still runs after {within:g} seconds. {line}. Nothing has changed: wait longer by --within, or stop it and say --discard"
             raise Refused(msg)
         time.sleep(every)
 
@@ -104,12 +102,15 @@ def drain(root: Path, name: str, *, within: float, tell: Callable[[str], object]
 def remove(
     root: Path, name: str, client: lowwater.Client, *, discard: bool, drained: bool = False, silence: float = SILENCE
 ) -> str:
-    """Drop a stopped computation at the authority, put its checkpoint aside, and return in words what was done. Again after a crash it does what is left.
+    """Drop a stopped computation at the authority, move its checkpoint aside, and say so in words.
 
-    With ``drained`` it need not be finished, but must have left nothing of what it has read. Takes ``silence`` seconds when it has a claim: so long is listened for who reports under it.
+    Call it again after a crash: it does the rest. With ``drained`` the computation need not be
+    finished, but must have done all work of the rows that it has read. If it has a claim, watches
+    for reports under the claim for ``silence`` seconds.
 
-    Raises :class:`Refused`, and then nothing has changed: while it runs, here or elsewhere, while another computation reads it, and without ``discard`` if something would be lost. Raises LowwaterError when the
-    authority is away.
+    Raises :class:`Refused`, without a change, while the computation runs, here or elsewhere, while
+    another computation reads it, and without ``discard`` if work would be lost. Raises
+    LowwaterError when the authority is away.
     """
     checkpoint, begun = root / "checkpoints" / name, _begun(root, name)
     _check_there(root, name)
@@ -122,24 +123,24 @@ def remove(
                 _check_finished(name, view)
         if view.registered:
             _check_silent(name, client, silence)
-        # From here on it is removed, also by who comes after a crash.
+        # From here on the removal goes on, also in another call after a crash.
         make_directory(begun.parent)
         write_once(begun, b"")
         if view.registered:
             try:
-                # It is stopped, and its key ranges hold for its next start: that is what ends here.
+                # Its worker has stopped, and key ranges wait for the next start, which never comes.
                 client.drop(name, force=True)
             except errors.StillRead as failure:
                 begun.unlink()
                 msg = f"{failure.metadata.get('consumers', 'another computation')} reads {name}, as the authority knows it: remove that first, or change its inputs"
                 raise Refused(msg) from failure
-        told = _put_aside(root, checkpoint, name)
+        moved = _put_aside(root, checkpoint, name)
         begun.unlink()
-        return f"{name} is removed{told}. Its outputs stay"
+        return f"{name} is removed{moved}. Its outputs stay"
 
 
 def _check_there(root: Path, name: str) -> None:
-    """Raise Refused for what is no computation of the root."""
+    """Raise Refused for a name that is no computation of the root."""
     if name in ("", ".", "..") or "/" in name:
         msg = f"{name!r} is no name of a computation"
         raise Refused(msg)
@@ -158,40 +159,43 @@ def _runs(root: Path, name: str) -> bool:
 
 
 def _check_silent(name: str, client: lowwater.Client, silence: float) -> None:
-    """Raise Refused when somebody reports under a claim of a computation: a query that holds no lock here, of another root or on a file system without locks."""
-    heard: dict[bytes, int] = {}
+    """Raise Refused when a worker elsewhere reports for a computation.
+
+    Such a query has no lock here: it uses another root, or a file system without locks.
+    """
+    last_reports: dict[bytes, int] = {}
     deadline = time.monotonic() + silence
     while True:
-        owned = [each for each in client.ranges(name, limit=_MOST) if each.state is RangeState.OWNED]
-        for each in owned:
-            if heard.setdefault(each.start, each.last_report_micros) != each.last_report_micros:
-                msg = f"{name} runs elsewhere: {each.worker or 'a worker'} on {each.host or 'an unknown host'} reports for it, at {each.last_report}. Stop that first; is --root that of its pipeline?"
+        owned = [claim for claim in client.ranges(name, limit=_MOST) if claim.state is RangeState.OWNED]
+        for claim in owned:
+            if last_reports.setdefault(claim.start, claim.last_report_micros) != claim.last_report_micros:
+                msg = f"{name} runs elsewhere: {claim.worker or 'a worker'} on {claim.host or 'an unknown host'} reports for it, at {claim.last_report}. Stop that first; is --root that of its pipeline?"
                 raise Refused(msg)
-        left = deadline - time.monotonic()
-        if not owned or left <= 0:
+        rest = deadline - time.monotonic()
+        if not owned or rest <= 0:
             return
-        time.sleep(min(_EVERY, left))
+        time.sleep(min(_EVERY, rest))
 
 
 def _check_drained(name: str, checkpoint: Path) -> None:
-    """Raise Refused for a computation that has stopped before all was done that it has read."""
+    """Raise Refused for a computation that has stopped with work left from rows it has read."""
     try:
-        left, batch = Remains.of(checkpoint), cut_off(checkpoint)
+        remains, batch = Remains.of(checkpoint), cut_off(checkpoint)
     except (CheckpointMismatch, StateLost) as failure:
         msg = f"what {name} has left cannot be read: {failure}. Mend that, or say --discard"
         raise Refused(msg) from failure
     if batch is not None:
         msg = f"{name} has stopped within batch {batch}, after it had read its rows: start it again and let it finish that batch, or say --discard"
         raise Refused(msg)
-    if left:
-        msg = f"{name} has stopped, and has left: {left}. Start it again and let it go on, or say --discard"
+    if remains:
+        msg = f"{name} has stopped, and has left: {remains}. Start it again and let it go on, or say --discard"
         raise Refused(msg)
 
 
 def _check_finished(name: str, view: lowwater.WatermarkView) -> None:
-    """Raise Refused for a computation that has something to lose, or of which nobody can say."""
+    """Raise Refused for a computation that would lose work, or that the authority does not know."""
     if not view.registered:
-        msg = f"the authority does not know {name}, so nobody can say whether it is finished: is --address that of the pipeline? Or say --discard"
+        msg = f"the authority does not know {name}, and so not whether it is finished: is --address that of the pipeline? Or say --discard"
         raise Refused(msg)
     if not view.low.finished:
         msg = (
@@ -202,12 +206,12 @@ def _check_finished(name: str, view: lowwater.WatermarkView) -> None:
 
 
 def _put_aside(root: Path, checkpoint: Path, name: str) -> str:
-    """Move a checkpoint to where no start finds it."""
+    """Move a checkpoint to where no start finds it, and return where in words."""
     if not checkpoint.exists():
         return ""
     folder = root / "removed"
     folder.mkdir(exist_ok=True)
-    number = 1 + max((int(each.name.rpartition(".")[2]) for each in folder.glob(f"{name}.*")), default=0)
+    number = 1 + max((int(path.name.rpartition(".")[2]) for path in folder.glob(f"{name}.*")), default=0)
     aside = folder / f"{name}.{number}"
     checkpoint.rename(aside)
     return f", its checkpoint is {aside} now"

@@ -1,4 +1,4 @@
-"""The computations of a pipeline in one Spark session: each is a query of its own, and one that fails ends alone."""
+"""The computations of a pipeline in one Spark session: one query each, and one may fail alone."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 __all__ = ["Running", "print_line", "start"]
 
 _EVERY: Final = 1.0
-"""Seconds between two looks at how the computations stand."""
+"""Seconds between two looks at the queries."""
 
 _STOPS: Final = (signal.SIGINT, signal.SIGTERM)
 
 _RAISED: Final = re.compile(
     r"^[A-Za-z_][\w.]*(?:Error|Exception|Mismatch|Changed|Conflict|Unsupported): .+", re.MULTILINE
 )
-"""The line of a traceback that says what was raised."""
+"""Pattern of the line of a traceback that has the exception's message."""
 
 
 def start(
@@ -45,15 +45,15 @@ def start(
         msg = f"{root} is not absolute: executors would look for it where they stand"
         raise ValueError(msg)
 
-    for each in pipeline.writes:
-        # Also of what is not started now: a reader of it begins before its first row.
-        if each.computation in names or any(each.computation in pipeline.upstream_of(name) for name in names):
-            each.place.prepare(spark, _at(root, each.path), each.declared.schema)
+    for write in pipeline.writes:
+        # Also for computations that do not start now: their readers begin before the first row.
+        if write.computation in names or any(write.computation in pipeline.upstream_of(name) for name in names):
+            write.place.prepare(spark, _at(root, write.path), write.declared.schema)
     frames = _frames(pipeline, spark, root, names)
     running = Running(pipeline)
     for name in names:
         running.marks[name] = mark_running(root, name)
-        written = [each for each in pipeline.writes_of(name) if each.sent is None]
+        written = [write for write in pipeline.writes_of(name) if write.sent is None]
         try:
             running.queries[name] = start_computation(
                 pipeline.computations[name],
@@ -63,31 +63,31 @@ def start(
                 ranges=pipeline.ranges,
                 **options,
             )
-        except Exception as failure:  # noqa: BLE001 - that of one is not that of the others
+        except Exception as failure:  # noqa: BLE001 - a failed start ends its computation alone
             running.failed[name] = failure
             running.marks.pop(name).close()
     return running
 
 
 def _at(root: Path, path: str) -> str:
-    """Return where a path below the root is; one that says where it is stays so."""
+    """Return a path below the root as an absolute one; URLs stay as they are."""
     return str(root / path) if path and "://" not in path else path
 
 
 def _frames(
     pipeline: Pipeline, spark: SparkSession, root: Path, names: Sequence[str]
 ) -> dict[str, dict[str, DataFrame]]:
-    """Return what each computation reads.
+    """Return the frames that each computation reads.
 
-    Raises PipelineError with all that does not go with what it declares.
+    Raises PipelineError with every frame that does not fit the declared inputs.
     """
     frames: dict[str, dict[str, DataFrame]] = {}
     problems: list[str] = []
     for name in names:
         try:
             frames[name] = {
-                each.input.label: each.place.read(spark, _at(root, each.path), each.schema or "")
-                for each in pipeline.reads_of(name)
+                read.input.label: read.place.read(spark, _at(root, read.path), read.schema or "")
+                for read in pipeline.reads_of(name)
             }
             united(pipeline.computations[name], frames[name])
         except Exception as failure:  # noqa: BLE001 - whatever Spark raises
@@ -99,31 +99,31 @@ def _frames(
 
 
 def _write(root: Path, writes: Sequence[Writes], outputs: Mapping[str, DataFrame], batch: lws.Batch) -> None:
-    """Write each output of a batch where it stands."""
-    for each in writes:
-        each.place.write(outputs[each.output], batch, _at(root, each.path))
+    """Write each output of a batch into its place."""
+    for write in writes:
+        write.place.write(outputs[write.output], batch, _at(root, write.path))
 
 
 def reason(failure: BaseException) -> str:
-    """Return what was raised in one line: of a query that has failed, what was raised in it, and not Spark's report of it."""
-    said = str(failure)
-    raised = _RAISED.findall(said) if "Traceback" in said else []
-    line = raised[-1] if raised else f"{type(failure).__name__}: {said.splitlines()[0] if said else ''}"
+    """Return an exception in one line; for a failed query the Python exception, not Spark's."""
+    text = str(failure)
+    raised = _RAISED.findall(text) if "Traceback" in text else []
+    line = raised[-1] if raised else f"{type(failure).__name__}: {text.splitlines()[0] if text else ''}"
     return line.strip()
 
 
 @dataclass
 class Running:
-    """The queries of a pipeline that runs, and what has ended some of them."""
+    """The queries of a running pipeline, and the failures of those that have ended."""
 
     pipeline: Pipeline
     queries: dict[str, lws.TrackedQuery] = field(default_factory=dict[str, Any])
-    """Those that run, by computation."""
+    """Running queries by computation."""
     failed: dict[str, BaseException] = field(default_factory=dict[str, BaseException])
     finished: set[str] = field(default_factory=set[str])
-    """Whose inputs are finished, and whose rows are all written."""
+    """Computations whose inputs are finished and whose rows are all written."""
     marks: dict[str, IO[bytes]] = field(default_factory=dict[str, Any])
-    """What says of each query that it runs."""
+    """Open files that mark computations as running, see ``mark_running``."""
 
     def wait(
         self,
@@ -132,19 +132,21 @@ class Running:
         tell: Callable[[str], object] | None = None,
         stopping: threading.Event | None = None,
     ) -> int:
-        """Tell how the computations stand when that changes, and return when they have ended, with the code of :meth:`Pipeline.run`. All queries have stopped then.
+        """Print progress when it changes; return when all queries have stopped.
 
-        ``tell`` takes a line, by default for standard output; ``stopping`` ends it, by default SIGINT and SIGTERM do, if this is the main thread.
+        Returns the exit code of :meth:`Pipeline.run`. ``tell`` takes a line, by default for
+        standard output. ``stopping`` ends the queries; by default SIGINT and SIGTERM do, in the
+        main thread.
         """
         tell = print_line if tell is None else tell
         ends = threading.Event() if stopping is None else stopping
         handled = stopping is None and threading.current_thread() is threading.main_thread()
-        before = {each: signal.signal(each, lambda *_: ends.set()) for each in _STOPS} if handled else {}
-        told: dict[str, str] = {}
+        before = {stop: signal.signal(stop, lambda *_: ends.set()) for stop in _STOPS} if handled else {}
+        printed: dict[str, str] = {}
         try:
             for name, failure in self.failed.items():
                 tell(f"{name}  has not started: {reason(failure)}")
-            while self.look(tell, told) and not (until_finished and self._done()) and not ends.is_set():
+            while self.look(tell, printed) and not (until_finished and self._done()) and not ends.is_set():
                 ends.wait(_EVERY)
             if ends.is_set():
                 tell("stopping, since it was told to")
@@ -152,16 +154,16 @@ class Running:
             try:
                 self.stop()
             finally:
-                for each, handler in before.items():
-                    signal.signal(each, handler)
-        self.look(tell, told)
+                for stop, handler in before.items():
+                    signal.signal(stop, handler)
+        self.look(tell, printed)
         for name in self.pipeline.order:
             if name in self.finished:
                 tell(f"{name}  is finished")
         return 1 if self.failed else 0
 
-    def look(self, tell: Callable[[str], object], told: dict[str, str]) -> bool:
-        """Tell what has changed, and find what has ended. Returns whether a query runs."""
+    def look(self, tell: Callable[[str], object], printed: dict[str, str]) -> bool:
+        """Print changed progress, and drop ended queries. Returns True while a query runs."""
         width = max(map(len, self.pipeline.computations))
         for name, query in list(self.queries.items()):
             status = query.stage_status()
@@ -170,8 +172,8 @@ class Running:
             )
             line += f"  late {status.late_rows}" if status.late_rows else ""
             line += f"  holds: {status.holding}" if status.holding else ""
-            if told.get(name) != line:
-                told[name] = line
+            if printed.get(name) != line:
+                printed[name] = line
                 tell(f"{name.ljust(width)}  {line}")
             if status.reported == lowwater.Watermark.FINISHED:
                 self.finished.add(name)
@@ -181,7 +183,7 @@ class Running:
                 self.failed[name] = failure
                 ended = True
                 tell(f"{name}  has failed: {reason(failure)}")
-                others = [each for each in self.queries if each != name]
+                others = [other for other in self.queries if other != name]
                 if others:
                     tell(
                         f"{name}  is stopped; {', '.join(others)} go on"
@@ -194,10 +196,9 @@ class Running:
         return bool(self.queries)
 
     def stop(self) -> None:
-        """Stop all queries, each before those that read it.
+        """Stop all queries, each before those that read it. What they committed is reported.
 
-        What they have committed is reported. Raises what the first of them raised that could not be
-        stopped, when the others are stopped.
+        Raises the first exception of a stop, after the other queries have been stopped.
         """
         failures: list[Exception] = []
         for name in self.pipeline.order:
@@ -217,7 +218,7 @@ class Running:
             self.marks.pop(name).close()
 
     def _done(self) -> bool:
-        """Return whether each query has finished, or waits for one that has failed and will not."""
+        """Return True when each query is finished, or waits for one that has failed."""
         blocked = set(self.failed)
         for name in self.pipeline.order:
             if blocked & set(self.pipeline.upstream_of(name)):
@@ -226,6 +227,6 @@ class Running:
 
 
 def print_line(line: str) -> None:
-    """Print a line with the time of the day."""
+    """Print a line with the time of day."""
     sys.stdout.write(f"{datetime.now().astimezone():%H:%M:%S}  {line}\n")
     sys.stdout.flush()

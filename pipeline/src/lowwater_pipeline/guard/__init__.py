@@ -1,4 +1,4 @@
-"""Guarded writes: an output's own store refuses whoever does not own it any more (MillWheel 6.2).
+"""Guarded writes: an output's own store refuses a writer that owns it no longer (MillWheel 6.2).
 
     claim = Claim.of(lw, lease)                      # the authority has acknowledged it
     with PostgresGuard(dsn, name="hourly") as guard:
@@ -6,10 +6,10 @@
         state = read_state()                         # only now
         writer.write(batch, digest, fill)            # all or nothing, once
 
-The stores are modules of their own, since each needs packages of its own:
-:mod:`lowwater_pipeline.guard.postgres`, :mod:`lowwater_pipeline.guard.redis`,
-:mod:`lowwater_pipeline.guard.delta` and :mod:`lowwater_pipeline.guard.files`; so are outputs of
-Spark stages: :mod:`lowwater_pipeline.guard.postgres_out`. Importing this starts nothing.
+Each store is a module with packages of its own: :mod:`lowwater_pipeline.guard.postgres`,
+:mod:`lowwater_pipeline.guard.redis`, :mod:`lowwater_pipeline.guard.delta` and
+:mod:`lowwater_pipeline.guard.files`. :mod:`lowwater_pipeline.guard.postgres_out` has an output of
+Spark stages. Importing this package starts nothing.
 """
 
 from lowwater_pipeline.guard.claim import Claim, slot_bounds, slot_of
@@ -37,7 +37,7 @@ __all__ = [
     "Row",
     "slot_bounds",
     "slot_of",
-    # What a write is refused for.
+    # Reasons for which a write is refused.
     "GuardError",
     "Blocked",
     "Damaged",

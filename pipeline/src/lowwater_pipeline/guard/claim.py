@@ -1,4 +1,4 @@
-"""What a writer shows a store, and for which part of the key space."""
+"""A writer's claim as it is shown to a store, and the slots of the key space that it covers."""
 
 from __future__ import annotations
 
@@ -20,30 +20,28 @@ _U64: Final = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One claim that the authority has acknowledged, as the stores know it.
+    """One claim that the authority has acknowledged, as stores see it. Plain values, picklable.
 
-    Plain values: it may be sent to other processes.
-
-    Two claims with one token are told apart by the nonce, which is drawn when this is made. So make
-    it once for each lease, by :meth:`of`, and keep it.
+    The nonce, drawn by :meth:`of`, tells two claims with one token apart. So make a claim once for
+    each lease, and keep it.
     """
 
     server_token: str
-    """The deployment of the authority."""
+    """Identity of the authority's deployment."""
     computation: str
-    """Its full name. That of the whole for a claim in a slice of it: keys may move to another
-    slice, whose later sequencers are above those that they had before."""
+    """Full name of the computation; for a claim in a slice the name of the whole computation. If
+    keys move to another slice, that slice's later sequencers are above their earlier ones."""
     incarnation: int
     """The computation's life number."""
     token: int
     """The sequencer, an unsigned 64-bit number."""
     nonce: str
     configuration: int = 0
-    """The version of the configuration by which the writer works. A change gets a higher number,
-    one that takes a change back, too."""
+    """Version of the configuration by which the writer works. Every change gets a higher number,
+    also one that takes a change back."""
     identity: str = ""
-    """Who counts the batches, such as a query's checkpoint: what the computation was claimed with.
-    Another one counts anew, in a new incarnation."""
+    """Who counts the batches, such as a query's checkpoint: the identity of the authority's claim.
+    Another identity begins to count anew, in a new incarnation."""
 
     def __post_init__(self) -> None:
         for name in ("incarnation", "token", "configuration"):
@@ -59,10 +57,7 @@ class Claim:
 
     @classmethod
     def of(cls, client: lowwater.Client, lease: lowwater.Lease, *, configuration: int = 0, identity: str = "") -> Self:
-        """Return what a lease of this client shows; ``identity`` is the worker's.
-
-        Costs nothing on the network.
-        """
+        """Return the claim of a lease of this client; ``identity`` is the worker's. No network."""
         return cls(
             client.server_token,
             lease.computation.partition("~")[0],
@@ -74,14 +69,15 @@ class Claim:
         )
 
     def same_grant(self, other: Claim) -> bool:
-        """Return whether another one shows the same answer of the authority, whatever its nonce."""
+        """Return True if both are the same grant of the authority, whatever the nonces."""
         return replace(self, nonce=other.nonce) == other
 
 
 def slot_bounds(slots: int) -> list[bytes]:
-    """Return the ``slots + 1`` bounds of equal slots over hashed keys of 8 bytes; the first and the last are empty: nothing is left out.
+    """Return the ``slots + 1`` bounds of equal slots over hashed keys of 8 bytes.
 
-    They are those of a tracked stage's key ranges, so a stage of 64 ranges is aligned to 64 slots and to each number that divides 64.
+    The first and the last are empty: no bound. They are the bounds of a tracked stage's key ranges,
+    so a stage of 64 ranges is aligned to 64 slots and to each divisor of 64.
 
     >>> [bound.hex() for bound in slot_bounds(4)]
     ['', '4000000000000000', '8000000000000000', 'c000000000000000', '']
@@ -94,7 +90,7 @@ def slot_bounds(slots: int) -> list[bytes]:
 
 
 def slot_of(key: bytes, slots: int) -> int:
-    r"""Return the slot of a key, which is a hash of 8 bytes; a shorter one is the least that begins with it. O(1).
+    r"""Return the slot of a hashed key of 8 bytes; a shorter key is padded with zeros. O(1).
 
     >>> slot_of(b"\x40", 4), slot_of(b"\x3f\xff", 4), slot_of(b"", 4)
     (1, 0, 0)
@@ -103,10 +99,10 @@ def slot_of(key: bytes, slots: int) -> int:
 
 
 def slots_between(bounds: Iterable[bytes], slots: int) -> range:
-    r"""Return the slots of a claim, given its first and last bound or all of them.
+    r"""Return the slots of a claim, given its first and last bound or all bounds.
 
-    Raises Unaligned when it ends inside of a slot: its other part may belong to another owner, who
-    would share the row.
+    Raises Unaligned when the claim ends inside of a slot: another owner may have the rest of it,
+    and both would share its row.
 
     >>> slots_between([b"\x40", b"\x80"], 4), slots_between([b"", b""], 4)
     (range(1, 2), range(0, 4))

@@ -1,20 +1,20 @@
-"""Guarded writes into a Delta table, by the options that Delta's own writer has.
+"""Guarded writes into a Delta table, by options of Delta's own writer.
 
-Delta writes a version once for each ``txnAppId`` and ``txnVersion``, and a lower number than the
-last one not at all. That is a fence, if the numbers are chosen well:
+Delta writes a version once for each ``txnAppId`` and ``txnVersion``, and skips a number that is not
+above the last one. That is a fence, if the numbers are chosen well:
 
-    txnVersion = raise << 40 | batch + 1          the raises of a guard count densely: 1, 2, 3, ...
+    txnVersion = raise << 40 | batch + 1          a guard's raises count densely: 1, 2, 3, ...
 
-A raise is a version without rows at ``raise << 40``. What an older owner writes has a lower number
-from then on: if Delta reads the table after the raise, it skips the write, and if it has read it
-before, the commit conflicts. It skips *without a word*, so after each save the writer looks for its
-own mark in the log.
+A raise is a version without rows, with the number ``raise << 40``. From then on an older owner's
+numbers are too low. If Delta reads the table after the raise, it skips the write; if it read the
+table before, the commit conflicts. It skips *without an error*, so after each save the writer looks
+for its own mark in the log.
 
-With the number of the batch alone, a copied checkpoint would be skipped as well, or would make
-Delta skip the live one: its rows would be lost, silently.
+With the batch's number alone, Delta would skip a copied checkpoint, or skip the live one after the
+copy: rows would be lost without an error.
 
-The row of the guard stands in the ``userMetadata`` of the newest version that the guard has
-written. Needs the extra ``lowwater-pipeline[spark]``, and a session with Delta.
+The guard's row is in the ``userMetadata`` of the newest version that the guard has written. Needs
+the extra ``lowwater-pipeline[spark]``, and a session with Delta.
 """
 
 from __future__ import annotations
@@ -43,35 +43,32 @@ BATCH_BITS: Final = 40
 MOST_BATCHES: Final = (1 << BATCH_BITS) - 1
 
 _TRIES: Final = 20
-"""How often a save is made that others come before."""
+"""Greatest number of attempts to save a version when other writers come first."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """What the log says of a guard."""
+    """A guard's state in the table's log."""
 
     table: Table
     number: int
     """The last ``txnVersion``; 0 before the first raise."""
     row: Row | None
     version: int
-    """Of the table, that has it."""
+    """Version of the table that has the number; -1 before the first raise."""
 
     @property
     def ordinal(self) -> int:
-        """How many raises there were."""
+        """Number of raises so far."""
         return self.number >> BATCH_BITS
 
 
 class DeltaGuard:
-    """One guard in one Delta table, which is there.
+    """One guard in one existing Delta table. Several guards of one table are independent.
 
-    Several may stand in one table, and know nothing of each other.
-
-    ``table`` is an absolute path, or a name in the session's catalog. ``name`` is the guard's,
-    ``computation`` the full name of the computation whose output it is: readers see it as the
-    writer. It has one slot: a Spark query owns the whole key space. Not for several threads at a
-    time.
+    ``table`` is an absolute path, or a name in the session's catalog. ``name`` is the guard's.
+    ``computation`` is the full name of the computation whose output it is; readers see it as the
+    writer. The guard has one slot, because a Spark query owns the whole key space. Not thread-safe.
     """
 
     def __init__(self, spark: SparkSession, table: str, name: str, *, computation: str) -> None:
@@ -83,19 +80,17 @@ class DeltaGuard:
         self.computation = computation
         self.log = DeltaLog(spark, path_of(spark, table))
         self.app = app_id(computation, f"guard-{name}")
-        """Under which name the table counts."""
+        """Name under which the table counts the guard's versions."""
         self.probe: Callable[[str], None] = lambda point: None
         """Called at the named points of a write; for tests."""
 
     def raise_(self, claim: Claim, *, begin: int = 0) -> DeltaWriter:
         """Raise a claim that the authority has acknowledged, and return its writer.
 
-        From now on no older claim writes, and all that one wrote is there to be read.
-
         As :meth:`lowwater_pipeline.guard.postgres.PostgresGuard.raise_`. Costs one version of the
-        table, and the reading of those since the guard's last one. Raises Unfit when the table is
-        not there, lowwater_spark.Unsupported for one that could not tell, OSError when its log
-        cannot be read, InDoubt when others came before again and again.
+        table, and reads the versions since the guard's last one. Raises Unfit when the table is
+        missing, lowwater_spark.Unsupported for a table that cannot be fenced, OSError when its log
+        cannot be read, InDoubt when other writers came first again and again.
         """
         if claim.computation != self.computation:
             msg = f"{self._where} is made for {self.computation}, and the claim is of {claim.computation}"
@@ -113,10 +108,7 @@ class DeltaGuard:
         raise self._crowded()
 
     def standing(self) -> _Standing:
-        """Return what the log says of the guard now.
-
-        Raises Damaged, Unfit, Unsupported, OSError.
-        """
+        """Return the guard's state in the log now. Raises Damaged, Unfit, Unsupported, OSError."""
         table = self.log.table()
         if table.version < 0:
             msg = f"there is no Delta table at {self.log.path}: create it first, with the columns that will be written"
@@ -125,7 +117,7 @@ class DeltaGuard:
         number = self.log.apps().get(self.app, 0)
         if not number:
             return _Standing(table, 0, None, -1)
-        # Asked once more: what was counted may be newer than the first answer.
+        # The table is read again, because the counted number may be newer than the first answer.
         table = self.log.table()
         for version in range(table.version, -1, -1):
             commit = self.log.commit(version)
@@ -141,7 +133,7 @@ class DeltaGuard:
         raise self._damaged(f"no version of {self.log.path} has its number {number}")
 
     def write(self, writer: DeltaWriter, batch: int, digest: str, frame: DataFrame, after: int | None = None) -> bool:
-        """Do what :meth:`DeltaWriter.write` says."""
+        """See :meth:`DeltaWriter.write`."""
         for _ in range(_TRIES):
             stands = self.standing()
             if not judge({0: stands.row}, writer.claim, stands.table.id, {0: batch}, digest, self.name, after):
@@ -155,9 +147,9 @@ class DeltaGuard:
         raise self._crowded()
 
     def _save(self, frame: DataFrame, stands: _Standing, number: int, row: Row) -> bool:
-        """Save a version; False when somebody else came before. Durable when it is true."""
+        """Save a version, durably; return False when another writer came first."""
         own = secrets.token_hex(16)
-        mark = {**_said(row), "guard": self.name, "save": own}
+        mark = {**_fields(row), "guard": self.name, "save": own}
         writer = frame.write.format(DELTA).mode("append").option("txnAppId", self.app).option("txnVersion", str(number))
         try:
             writer.option("userMetadata", marked(self.computation, **mark)).save(self.log.path)
@@ -167,17 +159,17 @@ class DeltaGuard:
             raise
         self.probe("saved")
         after = self.log.table()
-        if not self._found(own, after, stands.table.version + 1):
+        if not self._has_save(own, after, stands.table.version + 1):
             return False
         sync_versions(self.log, after, stands.table.version + 1, after.version)
         return True
 
     def _settle(self, stands: _Standing) -> None:
-        """Make durable what is there already: who wrote it may have been killed before it did."""
+        """Sync a version that is there already: its writer may have died before it did."""
         sync_versions(self.log, stands.table, stands.version, stands.version)
 
-    def _found(self, own: str, table: Table, first: int) -> bool:
-        """Return whether the log has a save. Delta does not say when it has skipped one."""
+    def _has_save(self, own: str, table: Table, first: int) -> bool:
+        """Return True if the log has a save. Delta does not report a skipped one."""
         for version in range(table.version, first - 1, -1):
             commit = self.log.commit(version)
             if commit is not None and commit.mark.get("save") == own:
@@ -185,19 +177,19 @@ class DeltaGuard:
         return False
 
     def _row(self, commit: Commit) -> Row:
-        said = commit.mark
+        mark = commit.mark
         try:
             return Row(
-                said["server_token"],
-                said["computation"],
-                said["identity"],
-                int(said["incarnation"]),
-                int(said["token"]),
-                said["nonce"],
-                int(said["configuration"]),
-                said["life"],
-                int(said["last"]),
-                said["digest"],
+                mark["server_token"],
+                mark["computation"],
+                mark["identity"],
+                int(mark["incarnation"]),
+                int(mark["token"]),
+                mark["nonce"],
+                int(mark["configuration"]),
+                mark["life"],
+                int(mark["last"]),
+                mark["digest"],
             )
         except (KeyError, TypeError, ValueError) as error:
             raise self._damaged(f"{commit} of {self.log.path} does not say what stands there: {error!r}") from error
@@ -218,26 +210,24 @@ class DeltaGuard:
 
 
 class DeltaWriter:
-    """The owner of an output, from its raise until the next one: what :meth:`DeltaGuard.raise_` returns."""
+    """The owner of an output until the next raise; :meth:`DeltaGuard.raise_` returns it."""
 
     def __init__(self, guard: DeltaGuard, claim: Claim, ordinal: int, row: Row) -> None:
         self.guard = guard
         self.claim = claim
         self.ordinal = ordinal
-        """The number of its raise."""
+        """Number of the claim's raise among the guard's."""
         self.found: Mapping[int, Row] = {0: row}
-        """The row as the raise has left it: up to which batch the table is written."""
+        """Row after the raise; its batch is the last one that the table has."""
 
     def write(self, batch: int, digest: str, frame: DataFrame, *, after: int | None = None) -> bool:
-        """Append the rows of a batch as one version, once; False when it stands there already.
+        """Append the rows of a batch as one version, once; return False if it is there already.
 
-        Durable when it returns, in local directories by syncing what was written.
-
-        ``batch``, ``digest`` and ``after`` as for
-        :meth:`lowwater_pipeline.guard.postgres.PostgresWriter.write`. The frame runs again when
-        another guard of the table came before it. Raises Fenced when a newer claim was raised,
-        another GuardError, OSError when the log cannot be read, and what Spark raises. Costs the
-        reading of the versions since the guard's last one, twice.
+        Durable when it returns; local directories are synced. ``batch``, ``digest`` and ``after``
+        as for :meth:`lowwater_pipeline.guard.postgres.PostgresWriter.write`. The frame runs again
+        when another guard of the table came first. Raises Fenced when a newer claim was raised,
+        another GuardError, OSError when the log cannot be read, and what Spark raises. Reads the
+        versions since the guard's last one, twice.
         """
         check_steps(range(1), {0: batch}, digest, self.guard.name)
         if batch >= MOST_BATCHES:
@@ -249,9 +239,8 @@ class DeltaWriter:
 class DeltaOutput:
     """One Delta table that one tracked stage appends to, under its claim.
 
-    Make one for each output, beside the stage; it serves all runs of the process.
-
-    ``table``, ``name`` as for :class:`DeltaGuard`; ``configuration`` as for
+    Make one for each output, beside the stage; it serves all runs of the process. ``table`` and
+    ``name`` as for :class:`DeltaGuard`; ``configuration`` as for
     :class:`lowwater_pipeline.guard.Claim`.
     """
 
@@ -262,7 +251,7 @@ class DeltaOutput:
         self.probe: Callable[[str], None] = lambda point: None
         """Called at the named points of a write; for tests."""
         self._claim: Claim | None = None
-        """Kept from before its raise: one whose answer was lost is repeated with the same nonce."""
+        """The run's claim, stored before its raise: a repeated raise must have the same nonce."""
         self._writer: DeltaWriter | None = None
         self._last: tuple[DeltaWriter, int] | None = None
 
@@ -281,25 +270,25 @@ class DeltaOutput:
         return self._writer
 
     def write(self, batch: lws.Batch, frame: DataFrame) -> bool:
-        """Append the rows of a batch, once and whole; False if they were there.
+        """Append the rows of a batch, once and whole; return False if they were there.
 
-        The function may leave batches out. Raises and costs as :meth:`own` and
+        Not every batch needs a write. Raises and costs as :meth:`own` and
         :meth:`DeltaWriter.write`.
         """
         writer = self.own(batch, frame.sparkSession)
         if self._last == (writer, batch.id):
             msg = f"batch {batch.id} has been written to {self.table} already; a second write would be skipped. Unite the rows first."
             raise Unfit(msg)
-        made = writer.write(batch.id, batch.digest, frame, after=batch_before(batch, self.name, writer.found[0]))
+        written = writer.write(batch.id, batch.digest, frame, after=batch_before(batch, self.name, writer.found[0]))
         self._last = writer, batch.id
         batch.note_in(output_of(self.name))
-        return made
+        return written
 
 
-def _said(row: Row) -> dict[str, Any]:
-    """Return a row as a version has it.
+def _fields(row: Row) -> dict[str, Any]:
+    """Return a row as a version's metadata.
 
-    Numbers of 64 bits are texts: who reads JSON into doubles would make two of them one.
+    Numbers of 64 bits are texts, because readers that use doubles would confuse two of them.
     """
     return {
         "server_token": row.server_token,
@@ -315,8 +304,8 @@ def _said(row: Row) -> dict[str, Any]:
 
 
 def _conflicts(failure: Exception) -> bool:
-    """Return whether Delta has refused a commit because another one came before."""
-    said = f"{type(failure).__name__} {failure}"
+    """Return True if Delta has refused a commit because another one came first."""
+    text = f"{type(failure).__name__} {failure}"
     return any(
-        kind in said for kind in ("ConcurrentTransactionException", "DELTA_CONCURRENT_TRANSACTION", "ConcurrentAppend")
+        kind in text for kind in ("ConcurrentTransactionException", "DELTA_CONCURRENT_TRANSACTION", "ConcurrentAppend")
     )

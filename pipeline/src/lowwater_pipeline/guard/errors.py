@@ -1,16 +1,14 @@
-"""What a guarded write is refused for.
+"""Reasons for which a guarded write is refused.
 
-Nothing has been changed in the store, but for :class:`InDoubt`.
+Nothing has changed in the store, except perhaps after :class:`InDoubt`. What to do:
 
-Who must react:
-
-* this writer has been replaced, and stops: :class:`Fenced`, :class:`OldConfiguration`;
-* this writer claims again, raises again and reads its state again: :class:`NotRaised`,
-  :class:`NonceMismatch`, :class:`StoreReplaced`;
-* the same write is made again, with the same number and digest: :class:`InDoubt`, :class:`Blocked`,
-  :class:`StagingLost`, :class:`Unclaimed`;
-* an operator must look: :class:`Rewound`, :class:`WrongOwner`, :class:`Damaged`;
-* the caller's code is wrong: :class:`Unaligned`, :class:`Unfit`.
+* :class:`Fenced`, :class:`OldConfiguration`: stop, because another writer has replaced this one.
+* :class:`NotRaised`, :class:`NonceMismatch`, :class:`StoreReplaced`: claim again, raise the new
+  claim, and read the state again.
+* :class:`InDoubt`, :class:`Blocked`, :class:`StagingLost`, :class:`Unclaimed`: make the same write
+  again, with the same number and digest.
+* :class:`Rewound`, :class:`WrongOwner`, :class:`Damaged`: an operator must look.
+* :class:`Unaligned`, :class:`Unfit`: mend the caller's code.
 """
 
 from __future__ import annotations
@@ -35,10 +33,7 @@ __all__ = [
 
 
 class GuardError(RuntimeError):
-    """The root of what a guard refuses.
-
-    The message names the guard, the slot, what stands there, and what to do.
-    """
+    """Base class. The message names the guard, the slot, what is there, and what to do."""
 
 
 class Fenced(GuardError):
@@ -49,15 +44,15 @@ class Fenced(GuardError):
 
 
 class NotRaised(GuardError):
-    """The claim has not been raised in this store: what stands there is of an older one, or there is nothing."""
+    """The claim was not raised in this store: its row has an older claim, or there is no row."""
 
 
 class NonceMismatch(GuardError):
-    """Another claim with the same number was raised: the authority has lost the epoch that it had granted it in."""
+    """Another claim of the same number was raised: the authority has granted the number twice."""
 
 
 class WrongOwner(GuardError):
-    """The guard belongs to another computation, or to another deployment of the authority: their numbers do not compare."""
+    """The guard belongs to another computation or deployment, whose numbers do not compare."""
 
 
 class OldConfiguration(GuardError):
@@ -65,45 +60,36 @@ class OldConfiguration(GuardError):
 
 
 class StoreReplaced(GuardError):
-    """The store is not the one in which the claim was raised: it was restored, or another server has taken over, and a raise may be lost."""
+    """The store was restored or has failed over since the raise, so a later raise may be lost."""
 
 
 class Rewound(GuardError):
-    """The batch does not follow the last one that the store has: the store has lost its tail, or the writer's own state is older than the store."""
+    """The batch does not follow the store's last one: the store or the writer's state is older."""
 
 
 class Damaged(GuardError):
-    """What stands in the store is no row of a guard, or one that was made with other slots.
-
-    Other guards are not concerned.
-    """
+    """The store's data is no row of a guard, or of one with other slots. Other guards go on."""
 
 
 class Unaligned(GuardError, ValueError):
-    """The bounds of a claim are not those of slots: two owners would share a row, and each would fence the other."""
+    """The claim's bounds are not bounds of slots: two owners would share and fence one row."""
 
 
 class Unfit(GuardError, ValueError):
-    """What was to be written cannot be written under a guard.
-
-    The message says what to write instead.
-    """
+    """The write cannot be made under a guard. The message says what to write instead."""
 
 
 class Blocked(GuardError):
-    """Somebody holds the guard's row, and could not be ended. The message names the sessions."""
+    """Sessions hold the guard's row and could not be ended. The message names them."""
 
 
 class Unclaimed(GuardError):
-    """The authority has not acknowledged a claim of this run yet: there is nothing that the store could compare."""
+    """The authority has not acknowledged a claim of this run: the store has nothing to compare."""
 
 
 class StagingLost(GuardError):
-    """The rows that tasks have staged are not all there any more. The batch runs again."""
+    """Some of the rows that tasks have staged are gone. The batch runs again."""
 
 
 class InDoubt(GuardError):
-    """The store did not answer: nobody knows whether the write was made.
-
-    Make the same write again: it is made once.
-    """
+    """The store did not answer. Make the same write again: it is made once."""

@@ -1,19 +1,19 @@
 """Guarded writes into directories of a local or NFS file system.
 
-A file system cannot compare before it writes. But of those who link a file to a name that is not
-taken, one succeeds. So a guard is a log of numbered entries, made like that, each complete and
-synced before it has its name:
+A file system cannot compare before it writes. But of several writers that link a file to a free
+name, only one succeeds. So a guard is a log of numbered entries, made in that way. Each entry is
+complete and synced before it has its name:
 
     FOLDER/guard/NAME/00000000000000000007      {"rows": {...}, "directory": "..."}
 
-Who writes the next entry has judged by the last one, and it is the next one only if nobody came
-between. So a raise, and each batch, has one place in one order. The files of a batch stand in a
-directory of their own, ``FOLDER/rows/N-TOKEN-UNIQUE``, which nobody else ever writes into; the
-entry *names* it. Readers follow the names (:meth:`FileGuard.directories`), and never list.
+A writer judges by the last entry, and its own entry is the next one only if no other came between.
+So every raise and every batch has one place in one order. A batch's files are in a directory of
+their own, ``FOLDER/rows/N-TOKEN-UNIQUE``, into which no other batch writes; the entry *names* it.
+Readers follow the names (:meth:`FileGuard.directories`), and never list.
 
-A rename would not do: a directory that is renamed onto an empty one replaces it, without a word.
+A rename would not do: a directory renamed onto an empty one replaces it without an error.
 
-Needs the extra ``lowwater-pipeline[spark]``, whose durable files it uses, and no Spark.
+Needs the extra ``lowwater-pipeline[spark]``, for its durable files, and no Spark.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ __all__ = ["FileGuard", "FileWriter"]
 _FORMAT: Final = 1
 _DIGITS: Final = 20
 _TRIES: Final = 1_000
-"""How often an entry is made that others come before."""
+"""Greatest number of attempts to append an entry when other writers come first."""
 
 
 class _Entry(NamedTuple):
     """The newest entry of the log."""
 
     number: int
-    """-1: there is none."""
+    """Number of the entry; -1 when the log is empty."""
     rows: Mapping[int, Row]
 
 
 class FileGuard:
-    """One guard in one folder. Several may stand in one folder, and know nothing of each other.
+    """One guard in one folder. Several guards of one folder are independent.
 
     ``folder`` is an absolute directory on a local or NFS file system. ``name`` and ``slots`` as for
-    :class:`lowwater_pipeline.guard.postgres.PostgresGuard`; the name is that of a directory. An
-    entry has the rows of all slots, so keep them few.
+    :class:`lowwater_pipeline.guard.postgres.PostgresGuard`; the name becomes a directory. An entry
+    has the rows of all slots, so use few.
     """
 
     def __init__(self, folder: str | Path, name: str, *, slots: int = 1) -> None:
@@ -68,20 +68,18 @@ class FileGuard:
         self.slots = slots
         self.probe: Callable[[str], None] = lambda point: None
         """Called at the named points of a write; for tests."""
-        self._known = -1
+        self._last_seen = -1
 
     @property
     def log(self) -> Path:
-        """Where the entries stand."""
+        """Directory of the entries."""
         return self.folder / "guard" / self.name
 
     def raise_(self, claim: Claim, *, bounds: Iterable[bytes] = (b"", b""), begin: int = 0) -> FileWriter:
         """Raise a claim that the authority has acknowledged, and return its writer.
 
-        From now on no older claim writes, and all that one wrote is there to be read.
-
-        As :meth:`lowwater_pipeline.guard.postgres.PostgresGuard.raise_`, but there is nobody to
-        wait for. Costs an entry, with three fsyncs. Raises OSError.
+        As :meth:`lowwater_pipeline.guard.postgres.PostgresGuard.raise_`, but without a lock to wait
+        for. Costs an entry, with three fsyncs. Raises OSError.
         """
         slots = slots_between(bounds, self.slots)
         if type(begin) is not int or not 0 <= begin <= MAX_BATCH:
@@ -92,18 +90,18 @@ class FileGuard:
         def change(rows: Mapping[int, Row]) -> dict[int, Row]:
             return {slot: raised(rows.get(slot), claim, self._life(), begin, self._where(slot)) for slot in slots}
 
-        made, _ = self._append(change, "")
-        return FileWriter(self, claim, slots, {slot: made[slot] for slot in slots})
+        new_rows, _ = self._append(change, "")
+        return FileWriter(self, claim, slots, {slot: new_rows[slot] for slot in slots})
 
     def write(self, claim: Claim, steps: Mapping[int, int], digest: str, fill: Callable[[Path], object]) -> bool:
-        """Do what :meth:`FileWriter.write` says."""
+        """See :meth:`FileWriter.write`."""
 
         def change(rows: Mapping[int, Row]) -> dict[int, Row]:
-            found = {slot: rows.get(slot) for slot in steps}
-            if not judge(found, claim, self._life(), steps, digest, self.name):
+            current = {slot: rows.get(slot) for slot in steps}
+            if not judge(current, claim, self._life(), steps, digest, self.name):
                 return {}
             return {
-                slot: replace(row, batch=steps[slot], digest=digest) for slot, row in found.items() if row is not None
+                slot: replace(row, batch=steps[slot], digest=digest) for slot, row in current.items() if row is not None
             }
 
         if not change(self._newest().rows):
@@ -119,25 +117,22 @@ class FileGuard:
             self.probe("filled")
             _, named = self._append(change, directory.name)
         except BaseException:
-            # An entry that could not be made durable may have its name all the same.
+            # An entry may have its name even though it could not be made durable.
             if not self._names(directory.name):
                 shutil.rmtree(directory, ignore_errors=True)
             raise
-        # Over NFS a link may have been made though it is said to have failed.
+        # Over NFS a link may exist although the call reported a failure.
         if not named and not (named := self._names(directory.name)):
             shutil.rmtree(directory, ignore_errors=True)
         return named
 
     def directories(self) -> list[Path]:
-        """Return the directories of all batches, in order: what readers read, and nothing else.
-
-        Costs the reading of all entries.
-        """
-        found = [self._read(number)[1] for number in range(self._newest().number + 1)]
-        return [self.folder / "rows" / name for name in found if name]
+        """Return the batches' directories in order: readers must read only these. O(entries)."""
+        names = [self._read(number)[1] for number in range(self._newest().number + 1)]
+        return [self.folder / "rows" / name for name in names if name]
 
     def rows(self) -> dict[int, Row | None]:
-        """Return what stands in each slot now. Raises Damaged, OSError."""
+        """Return the row of each slot now. Raises Damaged, OSError."""
         rows = self._newest().rows
         return {slot: rows.get(slot) for slot in range(self.slots)}
 
@@ -146,9 +141,9 @@ class FileGuard:
     def _append(
         self, change: Callable[[Mapping[int, Row]], dict[int, Row]], directory: str
     ) -> tuple[Mapping[int, Row], bool]:
-        """Add an entry with what is judged by the newest one; no entry when that changes nothing.
+        """Append an entry with what ``change`` makes of the newest one's rows, if it changes any.
 
-        Return the rows, and whether there is one. Durable when it returns.
+        Returns the rows, and whether an entry was appended. Durable when it returns.
         """
         for _ in range(_TRIES):
             newest = self._newest()
@@ -161,67 +156,73 @@ class FileGuard:
                 "format": _FORMAT,
                 "slots": self.slots,
                 "directory": directory,
-                "rows": {str(slot): _said(row) for slot, row in sorted(rows.items())},
+                "rows": {str(slot): _fields(row) for slot, row in sorted(rows.items())},
             }
             if write_once(self._path(newest.number + 1), json.dumps(entry).encode()):
-                self._known = newest.number + 1
+                self._last_seen = newest.number + 1
                 return rows, True
         msg = f"the guard {self.name}: others have written before, {_TRIES} times. Make the same write again."
         raise InDoubt(msg)
 
     def _settle(self) -> None:
-        """Make the names of the entries durable: who linked the last one may have been killed before it did."""
+        """Sync the names of the entries: the writer of the last one may have died before it did."""
         sync_directory(self.log)
 
     def _newest(self) -> _Entry:
-        number = self._known
+        number = self._last_seen
         while self._path(number + 1).exists():
             number += 1
-        if self._known < 0:
+        if self._last_seen < 0:
             number = self._whole(number)
-        self._known = number
+        self._last_seen = number
         return _Entry(-1, {}) if number < 0 else _Entry(number, self._read(number)[0])
 
     def _whole(self, number: int) -> int:
-        """Return the newest entry, given the last one of those that follow each other from the first on. Raises Damaged when there are others: one before them is gone."""
-        there = [int(path.name) for path in self.log.iterdir() if path.name.isdigit()] if self.log.exists() else []
-        # Others may have added some meanwhile.
+        """Return the newest entry's number, given the last of the entries without a gap.
+
+        Raises Damaged when there are entries behind a gap.
+        """
+        numbers = [int(path.name) for path in self.log.iterdir() if path.name.isdigit()] if self.log.exists() else []
+        # Other writers may have appended entries meanwhile.
         while self._path(number + 1).exists():
             number += 1
-        if there and max(there) > number:
-            msg = f"the entry {number + 1} is not there, and {max(there)} is: somebody has removed or not restored a part of the log"
+        if numbers and max(numbers) > number:
+            msg = f"the entry {number + 1} is not there, and {max(numbers)} is: a part of the log was removed, or not restored"
             raise damaged(f"the guard {self.name} in {self.log}", msg)
         return number
 
     def _read(self, number: int) -> tuple[dict[int, Row], str]:
-        """Return the rows of an entry, and the directory that it names. Raises Damaged."""
+        """Return an entry's rows, and the directory that it names. Raises Damaged."""
         path = self._path(number)
         try:
-            said: dict[str, Any] = json.loads(path.read_bytes())
-            known, slots, directory = said["format"], said["slots"], said["directory"]
-            rows = {int(slot): _row(values) for slot, values in said["rows"].items()}
+            entry: dict[str, Any] = json.loads(path.read_bytes())
+            format_, slots, directory = entry["format"], entry["slots"], entry["directory"]
+            rows = {int(slot): _row(values) for slot, values in entry["rows"].items()}
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise damaged(f"{path} of the guard {self.name}", repr(error)) from error
-        if known != _FORMAT:
+        if format_ != _FORMAT:
             raise damaged(
-                f"{path} of the guard {self.name}", f"it is of format {known}, and this release reads {_FORMAT}"
+                f"{path} of the guard {self.name}", f"it is of format {format_}, and this release reads {_FORMAT}"
             )
         if slots != self.slots:
             raise damaged(f"the guard {self.name}", f"it was made with {slots} slots and is opened with {self.slots}")
         return rows, directory
 
     def _names(self, directory: str) -> bool:
-        """Return whether any of the newest entries names a directory; true when that cannot be known."""
+        """Return True if an entry names a directory, or if that cannot be known."""
         try:
             return any(self._read(number)[1] == directory for number in range(self._newest().number + 1))
-        except Exception:  # noqa: BLE001 - what cannot be known must stay
+        except Exception:  # noqa: BLE001 - a directory that may be named must stay
             return True
 
     def _path(self, number: int) -> Path:
         return self.log / f"{number:0{_DIGITS}}"
 
     def _life(self) -> str:
-        """Return the store's life: a folder that was copied is another one, while the first one is there. One that was removed may leave its inode to a copy that is put back."""
+        """Return the store's life, the log directory's inode: a copied folder has another one.
+
+        After the folder was removed, a copy put back may get the same inode.
+        """
         return f"inode {self.log.stat().st_ino}" if self.log.exists() else ""
 
     def _where(self, slot: int) -> str:
@@ -229,54 +230,50 @@ class FileGuard:
 
 
 class FileWriter:
-    """The owner of some slots, from its raise until the next one: what :meth:`FileGuard.raise_` returns."""
+    """The owner of some slots until the next raise; :meth:`FileGuard.raise_` returns it."""
 
     def __init__(self, guard: FileGuard, claim: Claim, slots: range, rows: Mapping[int, Row]) -> None:
         self.guard = guard
         self.claim = claim
         self.slots = slots
         self.found = dict(rows)
-        """The row of each slot as the raise has left it: up to which batch the folder is written.
-        """
+        """Row of each slot after the raise; its batch is the last one that the folder has."""
 
     def write(self, batch: int | Mapping[int, int], digest: str, fill: Callable[[Path], object]) -> bool:
-        """Write a batch once; False when it stands there already.
+        """Write a batch once; return False if it is there already. Durable when it returns.
 
-        Durable when it returns, by syncing.
+        ``fill(directory)`` puts the batch's files into a directory of its own. If it raises, the
+        directory is removed; a killed writer leaves one that no entry names. ``batch`` and
+        ``digest`` as for :meth:`lowwater_pipeline.guard.postgres.PostgresWriter.write`.
 
-        ``fill(directory)`` puts the batch's files into a directory of its own, and nothing else.
-        What it raises is raised, and the directory goes; one that a kill leaves is named by no
-        entry. ``batch`` and ``digest`` as for
-        :meth:`lowwater_pipeline.guard.postgres.PostgresWriter.write`.
-
-        Raises Fenced when a newer claim was raised, also while the files were written, another
-        GuardError, OSError, and lowwater_spark's NotDurable. After that one the entry may be there
-        and not on the disk, and a repeat that returns False proves nothing: look at the disk, and
-        begin a new guard.
+        Raises Fenced when a newer claim was raised, also while the files were written; another
+        GuardError, OSError, and lowwater_spark's NotDurable. After NotDurable the entry may exist
+        without being on the disk, and a repeat that returns False proves nothing: check the disk,
+        and begin a new guard.
         """
         steps = dict.fromkeys(self.slots, batch) if isinstance(batch, int) else dict(batch)
         check_steps(self.slots, steps, digest, self.guard.name)
         return self.guard.write(self.claim, steps, digest, fill)
 
 
-def _said(row: Row) -> dict[str, Any]:
-    """Return a row as an entry has it.
+def _fields(row: Row) -> dict[str, Any]:
+    """Return a row as an entry's JSON.
 
-    Numbers of 64 bits are texts: who reads JSON into doubles would make two of them one.
+    Numbers of 64 bits are texts, because readers that use doubles would confuse two of them.
     """
     return {name: str(value) if type(value) is int else value for name, value in asdict(row).items()}
 
 
-def _row(said: Mapping[str, str]) -> Row:
+def _row(fields: Mapping[str, str]) -> Row:
     return Row(
-        said["server_token"],
-        said["computation"],
-        said["identity"],
-        int(said["incarnation"]),
-        int(said["token"]),
-        said["nonce"],
-        int(said["configuration"]),
-        said["life"],
-        int(said["batch"]),
-        said["digest"],
+        fields["server_token"],
+        fields["computation"],
+        fields["identity"],
+        int(fields["incarnation"]),
+        int(fields["token"]),
+        fields["nonce"],
+        int(fields["configuration"]),
+        fields["life"],
+        int(fields["batch"]),
+        fields["digest"],
     )

@@ -1,16 +1,18 @@
-"""Guarded writes into PostgreSQL: the check and the rows are one transaction, under a lock on the guard's row.
+"""Guarded writes into PostgreSQL: one transaction checks the guard's row and writes the rows.
 
-The rows stand in the table ``lowwater_guard`` of the connection's first schema, which the first raise makes. A write is
+The guard's rows are in the table ``lowwater_guard`` of the connection's first schema, which the
+first raise creates. A write is
 
-    BEGIN; SELECT ... FROM lowwater_guard ... ORDER BY slot FOR UPDATE      -- from here on nobody raises
+    BEGIN; SELECT ... FROM lowwater_guard ... ORDER BY slot FOR UPDATE      -- now no raise can pass
     (the judgement, and what the caller writes)
     UPDATE lowwater_guard SET batch = N, digest = ...; COMMIT
 
-Only ``FOR UPDATE`` will do: without it, or with ``FOR KEY SHARE``, a raise passes between the check and the COMMIT of a zombie, whose rows then land after its successor
-has read the state (MillWheel's figure 12), at every isolation level. When the answer to COMMIT is lost, the row is looked at under the same lock: a plain look sees
-what was before, while the COMMIT may still be under way.
+Only ``FOR UPDATE`` will do. Without it, or with ``FOR KEY SHARE``, a raise passes between a
+zombie's check and its COMMIT, at every isolation level. The zombie's rows then land after its
+successor has read the state (MillWheel's figure 12). When the answer to COMMIT is lost, the row is
+read under the same lock: a plain read shows the old row while the COMMIT may still be under way.
 
-Needs the extra ``lowwater-pipeline[postgres]``. PostgreSQL 13 or newer.
+Needs the extra ``lowwater-pipeline[postgres]``, and PostgreSQL 13 or newer.
 """
 
 from __future__ import annotations
@@ -40,14 +42,14 @@ T = TypeVar("T")
 _Connection = psycopg.Connection[tuple[Any, ...]]
 _Cursor = psycopg.Cursor[tuple[Any, ...]]
 _Check = Callable[[Mapping[int, Row | None], str], None]
-"""Raises why something is refused, given the rows that are committed, and the store's life."""
+"""Raises the refusal, if any, given the committed rows and the store's life."""
 
 PATIENCE: Final = 10.0
-"""Seconds that a transaction waits for the guard's row, before it looks who holds it, and a raise
-ends them."""
+"""Seconds that a transaction waits for the guard's row before it looks for the sessions that hold
+it; a raise then ends those."""
 
 GRACE: Final = 5.0
-"""Seconds that sessions that are ended have, at the least, to be gone."""
+"""Shortest time that sessions have to be gone after they were ended, seconds."""
 
 _LOCK: Final = "FOR UPDATE"
 
@@ -80,9 +82,9 @@ SELECT set_config('lock_timeout', %s, true),
        txid_current()
 FROM pg_control_system()
 """
-"""What a transaction begins with. A COMMIT that is acknowledged must be durable, whatever the
-session's default is. The timeline is that of the log that is written: what the last checkpoint says
-is older for a while after another server has taken over."""
+"""First statement of a transaction. It makes an acknowledged COMMIT durable, whatever the session's
+default is. The timeline is that of the log being written, because after a failover the timeline of
+the last checkpoint is out of date for a while."""
 
 _UPDATE: Final = """
 UPDATE lowwater_guard SET batch = new.batch, digest = %(digest)s
@@ -99,25 +101,25 @@ ON CONFLICT DO NOTHING
 
 
 class _Begun(NamedTuple):
-    """What a transaction knows of itself."""
+    """The store and the number of a transaction, read at its beginning."""
 
     life: str
-    """Of the store: the database system and its timeline. It changes when a backup is restored to a
+    """Life of the store: database system and timeline. It changes when a backup is restored to a
     point in time, and when a standby takes over."""
     transaction: int
 
 
 class PostgresGuard:
-    """One guard in one database. Several may stand in one database, and know nothing of each other.
+    """One guard in one database. Several guards of one database are independent.
 
-    ``dsn`` says how to connect, as libpq understands it. ``name`` is the guard's, of one output of
-    one computation. ``slots``: one for a writer that owns the whole key space, as a Spark query
-    does; as many as stay for good, where workers own parts of it
-    (:func:`lowwater_pipeline.guard.slot_bounds`). ``patience`` is how many seconds a transaction
-    waits for the row. Then a raise ends those who hold it, if what is committed lets it pass; a
-    write waits once more as long, and ends nobody.
+    ``dsn`` is the connection string of libpq. ``name`` is the guard's, for one output of one
+    computation. ``slots``: 1 for a writer that owns the whole key space, as a Spark query does;
+    more, a fixed number, for workers that own parts of it
+    (:func:`lowwater_pipeline.guard.slot_bounds`). ``patience`` is the time in seconds that a
+    transaction waits for the row. Then a raise ends the sessions that hold the row, unless the
+    committed rows refuse the raise; a write waits once more as long, and ends none.
 
-    It has one connection, made when it is needed. Not for several threads at a time.
+    It has one connection, made when it is needed. Not thread-safe.
     """
 
     def __init__(self, dsn: str, name: str, *, slots: int = 1, patience: float = PATIENCE) -> None:
@@ -146,7 +148,7 @@ class PostgresGuard:
         self.close()
 
     def close(self) -> None:
-        """Let the connection go. The next call makes another one."""
+        """Close the connection. The next call makes a new one."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -154,12 +156,11 @@ class PostgresGuard:
     def raise_(self, claim: Claim, *, bounds: Iterable[bytes] = (b"", b""), begin: int = 0) -> PostgresWriter:
         """Raise a claim that the authority has acknowledged, and return its writer.
 
-        From now on no older claim writes, and all that one wrote is there to be read.
-
-        ``bounds`` are the claim's (``lease.bounds``); ``begin`` is the number of the first batch,
-        where none was written yet, or another identity has counted before. Read the state only
-        after this. Whoever holds the row longer than ``patience`` is ended: a writer that is raised
-        over is a zombie. A raise that is refused by what is committed ends nobody.
+        From now on no older claim writes, and all that older claims wrote can be read. Read the
+        state only after this. ``bounds`` are the claim's (``lease.bounds``). ``begin`` is the
+        number of the first batch, for slots that have no row yet or counted under another identity.
+        A session that holds the row for longer than ``patience`` is ended: its writer is a zombie.
+        A raise that the committed rows refuse ends none.
 
         Costs a transaction, and one row for each slot. A repeat with the same claim changes
         nothing. Raises Fenced when a newer claim was raised, another GuardError, Unaligned for
@@ -172,23 +173,23 @@ class PostgresGuard:
 
         def work(cursor: _Cursor, begun: _Begun) -> dict[int, Row]:
             self._make(cursor, slots)
-            found = self._lock(cursor, slots)
-            made = {slot: raised(row, claim, begun.life, begin, self._where(slot)) for slot, row in found.items()}
+            rows = self._lock(cursor, slots)
+            new_rows = {slot: raised(row, claim, begun.life, begin, self._where(slot)) for slot, row in rows.items()}
             self.probe("raise checked")
             cursor.executemany(
                 f"UPDATE lowwater_guard SET ({_COLUMNS}) = (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s) WHERE guard = %s AND slot = %s",
-                [(*_values(row), self.name, slot) for slot, row in made.items() if row != found[slot]],
+                [(*_values(row), self.name, slot) for slot, row in new_rows.items() if row != rows[slot]],
             )
-            return made
+            return new_rows
 
-        def check(found: Mapping[int, Row | None], life: str) -> None:
-            for slot, row in found.items():
+        def check(rows: Mapping[int, Row | None], life: str) -> None:
+            for slot, row in rows.items():
                 raised(row, claim, life, begin, self._where(slot))
 
         return PostgresWriter(self, claim, slots, self.transact(work, slots, check, ends=True))
 
     def rows(self) -> dict[int, Row | None]:
-        """Return what stands in each slot now, for people: nothing is locked, and it may be older than what is committed next. Raises Damaged."""
+        """Return each slot's row, read without a lock, for people. Raises Damaged."""
         with self._connected().transaction(), self._connected().cursor(row_factory=tuple_row) as cursor:
             cursor.execute("SELECT to_regclass('lowwater_guard') IS NOT NULL")
             if not _one(cursor)[0]:
@@ -201,9 +202,11 @@ class PostgresGuard:
     def transact(
         self, work: Callable[[_Cursor, _Begun], T], slots: Iterable[int], check: _Check, *, ends: bool = False
     ) -> T:
-        """Run what locks the guard's rows first, and commit; once more when the answer to COMMIT was lost, since it begins with a locked look.
+        """Run ``work``, which locks the guard's rows first, and commit.
 
-        ``check`` raises what is refused by the rows of ``slots`` as they are committed. ``ends``: end those who hold the rows too long, unless it is.
+        If the answer to COMMIT is lost, runs it once more, which the locked read makes safe.
+        ``check`` raises the refusal, given the committed rows of ``slots``. ``ends`` ends sessions
+        that hold the rows too long, if ``check`` passes.
         """
         patiently = partial(self._patiently, work, tuple(slots), check, ends)
         try:
@@ -214,7 +217,7 @@ class PostgresGuard:
             return patiently()
         except (_Unknown, psycopg.OperationalError) as again:
             msg = (
-                f"the guard {self.name}: PostgreSQL did not answer to COMMIT, nor when it was asked again: {again}. Nobody knows whether the write was made. Make the same "
+                f"the guard {self.name}: PostgreSQL did not answer to COMMIT, nor when it was asked again: {again}. The write may or may not have been made. Make the same "
                 "write again: it is made once."
             )
             raise InDoubt(msg) from again
@@ -227,7 +230,7 @@ class PostgresGuard:
         fill: Callable[[_Cursor], object],
         after: int | None = None,
     ) -> bool:
-        """Do what :meth:`PostgresWriter.write` says."""
+        """See :meth:`PostgresWriter.write`."""
 
         def work(cursor: _Cursor, begun: _Begun) -> bool:
             if not self._judged(cursor, claim, begun, steps, digest, after):
@@ -251,10 +254,10 @@ class PostgresGuard:
                 raise Unfit(msg)
             return True
 
-        def check(found: Mapping[int, Row | None], life: str) -> None:
-            # A batch before may be under way yet: only the locked look tells what follows.
+        def check(rows: Mapping[int, Row | None], life: str) -> None:
+            # The batch before may not be committed yet: only the locked read tells what follows.
             with suppress(Rewound):
-                judge(found, claim, life, steps, digest, self.name)
+                judge(rows, claim, life, steps, digest, self.name)
 
         return self.transact(work, sorted(steps), check)
 
@@ -268,16 +271,16 @@ class PostgresGuard:
         after: int | None,
     ) -> bool:
         cursor.execute("SELECT to_regclass('lowwater_guard') IS NOT NULL")
-        found = self._lock(cursor, sorted(steps)) if _one(cursor)[0] else dict.fromkeys(steps)
-        return judge(found, claim, begun.life, steps, digest, self.name, after)
+        rows = self._lock(cursor, sorted(steps)) if _one(cursor)[0] else dict.fromkeys(steps)
+        return judge(rows, claim, begun.life, steps, digest, self.name, after)
 
     # -- transactions ------------------------------------------------------------------------------
 
     def _patiently(self, work: Callable[[_Cursor, _Begun], T], slots: tuple[int, ...], check: _Check, ends: bool) -> T:
-        """Wait for the row as long as patience lasts.
+        """Run a transaction with ``patience``, and once more if the row stays locked.
 
-        Then say what is refused anyway, or wait once more, while those who hold it are named, or
-        ended.
+        Before the second run, raises the refusal if there is one. During it, names or ends the
+        sessions that hold the row.
         """
 
         def look(connection: _Connection) -> None:
@@ -288,7 +291,7 @@ class PostgresGuard:
             return self._once(work)
         except _Held:
             logger.warning("guard %s: its row is held for more than %g s", self.name, self.patience)
-        # Who is refused anyway, a zombie or a stranger, must not end the session of the owner.
+        # A zombie or a stranger, which is refused anyway, must not end the owner's session.
         look(self._connected())
         self._holders = holders = _Holders(self.dsn, look if ends else None)
         try:
@@ -296,10 +299,12 @@ class PostgresGuard:
         except _Held as held:
             look(self._connected())
             why = (
-                f"this role could not end them: {holders.problem or 'they hold on'}" if ends else "a write ends nobody"
+                f"this role could not end them: {holders.problem or 'they hold on'}"
+                if ends
+                else "a write ends no session"
             )
             msg = (
-                f"the guard {self.name} is held by the sessions {sorted(holders.found)} of PostgreSQL, and {why}. End them with pg_terminate_backend(), or stop the old "
+                f"the guard {self.name} is held by the sessions {sorted(holders.pids)} of PostgreSQL, and {why}. End them with pg_terminate_backend(), or stop the old "
                 "writer; then do the same again."
             )
             raise Blocked(msg) from held
@@ -307,7 +312,7 @@ class PostgresGuard:
             self._holders = None
 
     def _committed(self, connection: _Connection, slots: tuple[int, ...]) -> tuple[dict[int, Row | None], str]:
-        """Return the rows of slots as they are committed, without a lock, and the life of the store. Raises Damaged."""
+        """Return the committed rows of slots, without a lock, and the store's life; or Damaged."""
         with connection.transaction(), connection.cursor(row_factory=tuple_row) as cursor:
             _, _, life, _ = self._begin(cursor)
             cursor.execute("SELECT to_regclass('lowwater_guard') IS NOT NULL")
@@ -318,7 +323,7 @@ class PostgresGuard:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Around what waits for the guard's rows, and nothing else: who holds what the caller writes is nobody's to end."""
+        """Surround waits for the guard's rows, and no others: only their holders may be ended."""
         holders = nullcontext() if self._holders is None else self._holders.of(self._connected().info.backend_pid)
         with holders:
             try:
@@ -353,8 +358,8 @@ class PostgresGuard:
     def _connected(self) -> _Connection:
         if self._connection is None or self._connection.closed:
             connection = psycopg.connect(self.dsn)
-            # What was committed before the lock was got must be seen, whatever the role's default
-            # is.
+            # The transaction must see what was committed before it got the lock, whatever the
+            # role's default is.
             connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
             connection.read_only = False
             self._connection = connection
@@ -363,13 +368,10 @@ class PostgresGuard:
     # -- rows --------------------------------------------------------------------------------------
 
     def _make(self, cursor: _Cursor, slots: range) -> None:
-        """Make what is missing of the guard's rows, empty.
-
-        The row of slot 0 tells of all guards of this name how many slots they have.
-        """
+        """Insert the guard's missing rows, empty. Slot 0's row has the guard's number of slots."""
         cursor.execute("SELECT to_regclass('lowwater_guard') IS NOT NULL")
         if not _one(cursor)[0]:
-            # Of two who make a table at a time, one would fail.
+            # If two sessions created the table at once, one of them would fail.
             with self._waiting():
                 cursor.execute("SELECT pg_advisory_xact_lock(hashtext('lowwater_guard'))")
             cursor.execute(_CREATE)
@@ -380,11 +382,11 @@ class PostgresGuard:
             cursor.execute(_INSERT, (self.name, self.slots, list(slots)))
 
     def _check_slots(self, cursor: _Cursor) -> None:
-        """Raises Damaged for a guard that was made with other slots."""
+        """Raise Damaged for a guard that was made with another number of slots."""
         cursor.execute("SELECT slots FROM lowwater_guard WHERE guard = %s AND slot = 0", (self.name,))
-        for [made] in cursor.fetchall():
-            if made != self.slots:
-                msg = f"it was made with {made} slots and is opened with {self.slots}: their number stays for good"
+        for [stored] in cursor.fetchall():
+            if stored != self.slots:
+                msg = f"it was made with {stored} slots and is opened with {self.slots}: their number stays for good"
                 raise damaged(f"the guard {self.name}", msg)
 
     def _lock(self, cursor: _Cursor, slots: Iterable[int]) -> dict[int, Row | None]:
@@ -393,16 +395,16 @@ class PostgresGuard:
             return self._read(cursor, slots, _LOCK)
 
     def _read(self, cursor: _Cursor, slots: Iterable[int], lock: LiteralString = "") -> dict[int, Row | None]:
-        asked = list(slots)
+        wanted_slots = list(slots)
         cursor.execute(
             f"SELECT slot, {_COLUMNS} FROM lowwater_guard WHERE guard = %s AND slot = ANY(%s) ORDER BY slot {lock}",
-            (self.name, asked),
+            (self.name, wanted_slots),
         )
-        found = {row[0]: self._row(row) for row in cursor.fetchall()}
-        return {slot: found.get(slot) for slot in asked}
+        rows = {row[0]: self._row(row) for row in cursor.fetchall()}
+        return {slot: rows.get(slot) for slot in wanted_slots}
 
-    def _row(self, said: Sequence[Any]) -> Row | None:
-        slot, *values = said
+    def _row(self, record: Sequence[Any]) -> Row | None:
+        slot, *values = record
         if all(value is None for value in values):
             return None
         if any(value is None for value in values):
@@ -426,14 +428,14 @@ class PostgresGuard:
 
 
 class PostgresWriter:
-    """The owner of some slots, from its raise until the next one: what :meth:`PostgresGuard.raise_` returns."""
+    """The owner of some slots until the next raise; :meth:`PostgresGuard.raise_` returns it."""
 
     def __init__(self, guard: PostgresGuard, claim: Claim, slots: range, rows: Mapping[int, Row]) -> None:
         self.guard = guard
         self.claim = claim
         self.slots = slots
         self.found = dict(rows)
-        """The row of each slot as the raise has left it: up to which batch the store is written."""
+        """Row of each slot after the raise; its batch is the last one that the store has."""
 
     def write(
         self,
@@ -443,20 +445,18 @@ class PostgresWriter:
         *,
         after: int | None = None,
     ) -> bool:
-        """Write a batch once; False when it stands there already.
+        """Write a batch once; return False if the store has it already. Durable when it returns.
 
-        Durable when it returns, as far as the database keeps what it has acknowledged.
-
-        ``fill(cursor)`` writes the rows. It is called under the lock, and again when the answer to
-        its COMMIT was lost and the rows are not there. What it raises is raised, and nothing is
-        written. ``batch`` is the number in all slots of the writer, or by slot those that it
-        touches: each follows the last one of its slot by one, so write a batch without rows, too. A
-        writer that leaves batches out, and durably notes which one it has written last, says that
-        number by ``after``. ``digest`` tells the content of one batch from another's under the same
-        number, such as the digest of its plan.
+        ``fill(cursor)`` writes the rows. It runs under the lock, and runs again when the answer to
+        its COMMIT was lost and the rows are not there. If it raises, nothing is written. ``batch``
+        is the number in all slots of the writer, or a mapping by slot. In each slot it follows the
+        last one by one, so write batches without rows, too. A writer that skips batches, and
+        durably notes the last one written, passes that number as ``after``. ``digest`` tells the
+        content of one batch from another's under the same number, such as the digest of its plan.
 
         Raises Fenced when a newer claim was raised, another GuardError, and what psycopg raises.
-        Costs four round trips beside those of ``fill``.
+        Costs four round trips beside those of ``fill``. Durable as far as the database keeps what
+        it has acknowledged.
         """
         steps = dict.fromkeys(self.slots, batch) if isinstance(batch, int) else dict(batch)
         check_steps(self.slots, steps, digest, self.guard.name)
@@ -468,20 +468,21 @@ class _Unknown(Exception):
 
 
 class _Held(Exception):
-    """Somebody holds a row of the guard for longer than patience lasts."""
+    """A session holds a row of the guard for longer than patience lasts."""
 
 
 class _Holders:
-    """Looks, while a session waits for a lock, for the sessions that it waits for; and ends them, if it may.
+    """Finds the sessions that a waiting session waits for, and ends them if it may.
 
-    ``check`` raises a GuardError when what is committed refuses who waits; it is asked again before each end, since the rows may have changed. None: end nobody.
+    ``check`` raises a GuardError when the committed rows refuse the waiting writer. It runs again
+    before each end, since the rows may have changed. None: no session is ended.
     """
 
     PAUSE: Final = 0.2
     """Seconds between two looks."""
 
     def __init__(self, dsn: str, check: Callable[[_Connection], None] | None) -> None:
-        self.found: set[int] = set()
+        self.pids: set[int] = set()
         self.problem = ""
         self.ends = check is not None
         self._dsn = dsn
@@ -489,7 +490,7 @@ class _Holders:
 
     @contextmanager
     def of(self, waiting: int) -> Iterator[None]:
-        """Look as long as this is open."""
+        """Look for holders while this context is open; ``waiting`` is the waiting session's pid."""
         over = threading.Event()
         thread = threading.Thread(target=self._run, args=(waiting, over), name="lowwater-guard-holders", daemon=True)
         thread.start()
@@ -508,7 +509,7 @@ class _Holders:
         except psycopg.Error as failure:
             self.problem = str(failure)
         except GuardError as refused:
-            # Who waits says so itself, when its wait is over.
+            # The waiting writer raises this itself when its wait is over.
             self.problem = str(refused)
 
     def _look(self, connection: _Connection, waiting: int) -> None:
@@ -516,7 +517,7 @@ class _Holders:
             "SELECT DISTINCT pid FROM unnest(pg_blocking_pids(%s)) AS pid", (waiting,)
         ).fetchall()
         for [pid] in holding:
-            self.found.add(pid)
+            self.pids.add(pid)
             if self._check is None:
                 continue
             self._check(connection)
@@ -543,6 +544,6 @@ def _values(row: Row) -> tuple[object, ...]:
 
 
 def _one(cursor: _Cursor) -> tuple[Any, ...]:
-    found = cursor.fetchone()
-    assert found is not None
-    return found
+    row = cursor.fetchone()
+    assert row is not None
+    return row

@@ -7,14 +7,14 @@
 
     stage.foreach_batch(stream, write_batch, checkpoint=...)
 
-Tasks only *stage*: each attempt inserts its rows, under a name of its own, into a table beside the
-output, and returns that name. Spark returns the names of exactly one attempt a partition, so the
-driver knows which count. It moves their rows into the output, in the transaction that checks the
-run's claim and its batch (:mod:`lowwater_pipeline.guard.postgres`). What failed attempts, and
-zombies, have staged is never moved, and removed later.
+Tasks only *stage*: each attempt inserts its rows into a table beside the output, under a name of
+its own, and returns that name. Spark returns the names of exactly one attempt for each partition,
+so the driver knows which rows count. It moves them into the output, in the transaction that checks
+the run's claim and its batch (:mod:`lowwater_pipeline.guard.postgres`). Rows that failed attempts
+and zombies have staged are never moved, and deleted later.
 
-The run raises its claim when it writes first. So a function that reads the output calls
-:meth:`PostgresOutput.own` before: what it reads then is what no zombie changes any more.
+The run raises its claim at its first write. A function that reads the output calls
+:meth:`PostgresOutput.own` before: from then on no zombie changes what it reads.
 
 Needs the extras ``lowwater-pipeline[postgres,spark]``, the first on the executors as well.
 """
@@ -48,29 +48,27 @@ __all__ = ["PostgresOutput"]
 _STAGED: Final = "attempt string, rows long"
 
 _MARKS: Final = ("lowwater_guard", "lowwater_batch", "lowwater_partition", "lowwater_attempt")
-"""The columns that a staged row has beside its own."""
+"""Columns of a staged row beside those of the output."""
 
 _WITHOUT_ZONE: Final = 1114
 _WITH_ZONE: Final = 1184
-"""PostgreSQL's types of timestamps."""
+"""Oids of PostgreSQL's timestamp types."""
 
 _TYPES: Final = """
 SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped
 """
-"""What each column of a table takes, as numeric(10,2)."""
+"""Selects the type of each column of a table, such as numeric(10,2)."""
 
 
 class PostgresOutput:
     """One table of PostgreSQL that one tracked stage appends to.
 
-    Make one for each output, beside the stage; it serves all runs of the process.
-
-    ``dsn`` says how to connect, as libpq understands it: from the driver and from the executors, so
-    it travels with the tasks. Keep a password out of it, in ``PGPASSFILE``. ``table`` has at least
-    the frame's columns, in any order, and may have a schema before its name. ``name`` is the
-    guard's, by default the table's; two stages that write into one table have guards of their own.
-    ``configuration`` is the version of what the rows are made by: see
-    :class:`lowwater_pipeline.guard.Claim`. ``patience`` as for
+    Make one for each output, beside the stage; it serves all runs of the process. ``dsn`` is
+    libpq's connection string for the driver and the executors. It travels with the tasks, so keep
+    the password in ``PGPASSFILE``. ``table`` has at least the frame's columns, in any order, and
+    its name may have a schema before it. ``name`` is the guard's, by default the table's; two
+    stages that write into one table need guards of their own. ``configuration`` is the version of
+    the code that makes the rows, see :class:`lowwater_pipeline.guard.Claim`. ``patience`` as for
     :class:`lowwater_pipeline.guard.postgres.PostgresGuard`.
     """
 
@@ -84,21 +82,20 @@ class PostgresOutput:
         self.probe: Callable[[str], None] = lambda point: None
         """Called at the named points of a batch; for tests."""
         self._claim: Claim | None = None
-        """Kept from before its raise: one whose answer was lost is repeated with the same nonce."""
+        """The run's claim, stored before its raise: a repeated raise must have the same nonce."""
         self._writer: PostgresWriter | None = None
         self._last: tuple[PostgresWriter, int] | None = None
 
     def close(self) -> None:
-        """Let the connection go. The next batch makes another one."""
+        """Close the connection. The next batch makes a new one."""
         self.guard.close()
 
     def own(self, batch: lws.Batch) -> PostgresWriter:
         """Raise the claim of the batch's run, once, and return its writer.
 
-        From now on no older run writes into the output.
-
-        Costs a transaction for each run. Raises Unclaimed when the authority has not acknowledged a
-        claim of the run yet, Fenced when a newer run was raised, and another GuardError.
+        From now on no older run writes into the output. Costs a transaction for each run. Raises
+        Unclaimed when the authority has not acknowledged a claim of the run yet, Fenced when a
+        newer run was raised, and another GuardError.
         """
         claim = claim_of(batch, self.configuration, self.table)
         if self._claim is None or not self._claim.same_grant(claim):
@@ -108,17 +105,15 @@ class PostgresOutput:
         return self._writer
 
     def write(self, batch: lws.Batch, frame: DataFrame) -> bool:
-        """Append the rows of a batch, once and whole; False if they were there.
+        """Append the rows of a batch, once and whole; return False if they were there.
 
-        Durable when it returns, as far as the database keeps what it has acknowledged.
-
-        The frame runs once; its rows may be anything but repeatable. Its columns are of types that
-        PostgreSQL has: no structs and no maps. Call it once in a batch, or, if there is nothing to
-        write, not at all.
+        The result is as durable as what the database acknowledges. The frame runs once, so its rows
+        need not be repeatable. Its columns need types that PostgreSQL has: no structs and no maps.
+        Call it at most once in a batch.
 
         Raises what :meth:`own` and :meth:`lowwater_pipeline.guard.postgres.PostgresWriter.write`
         raise, Unfit for a table or columns that do not fit, and StagingLost when the server was
-        started anew after the rows were staged. Costs one Spark job, a COPY for each task, and a
+        restarted after the rows were staged. Costs one Spark job, a COPY for each task, and a
         transaction that moves the rows.
         """
         writer = self.own(batch)
@@ -127,13 +122,13 @@ class PostgresOutput:
             raise Unfit(msg)
         after = batch_before(batch, self.guard.name, writer.found[0])
         if writer.found[0].batch == batch.id:
-            # An earlier run has written it, or it is refused: nothing is staged for that.
-            made = writer.write(batch.id, batch.digest, _nothing, after=after)
+            # An earlier run has written it, or the write is refused: no rows need to be staged.
+            written = writer.write(batch.id, batch.digest, _nothing, after=after)
         else:
-            made = self._append(writer, batch, frame, after)
+            written = self._append(writer, batch, frame, after)
         self._last = writer, batch.id
         batch.note_in(output_of(self.guard.name))
-        return made
+        return written
 
     def _append(self, writer: PostgresWriter, batch: lws.Batch, frame: DataFrame, after: int) -> bool:
         """Have the tasks stage the rows, and move them."""
@@ -143,27 +138,24 @@ class PostgresOutput:
         staged = {row.attempt: row.rows for row in map_in_arrow(frame, task, _STAGED).collect()}
         self.probe("staged")
         move = partial(self._move, staging, columns, batch.id, staged)
-        made = writer.write(batch.id, batch.digest, move, after=after)
+        written = writer.write(batch.id, batch.digest, move, after=after)
         self.probe("written")
-        return made
+        return written
 
     def _prepare(self, frame: DataFrame) -> str:
-        """Make the table for what is staged, if it is not there, and return its name.
-
-        Raises Unfit for columns that do not fit.
-        """
+        """Return the staging table, made if missing. Raises Unfit for columns that do not fit."""
         columns = tuple(frame.columns)
         with psycopg.connect(self.dsn) as connection:
             try:
-                said = connection.execute(
+                description = connection.execute(
                     sql.SQL("SELECT {} FROM {} LIMIT 0").format(_names(columns), _table(self.table))
                 ).description
             except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
                 msg = f"{self.table} cannot take the columns {', '.join(columns)}: {error}. Make the table with them, or select those that it has."
                 raise Unfit(msg) from error
-            for field, column in zip(frame.schema.fields, said or (), strict=True):
+            for field, column in zip(frame.schema.fields, description or (), strict=True):
                 _check_type(self.table, field.name, field.dataType.typeName(), column.type_code)
-            # The output may have been altered since the last batch.
+            # Types are read again, because the output may have been altered since the last batch.
             types: dict[str, str] = dict(connection.execute(_TYPES, (_table(self.table).as_string(connection),)))
             staging = _staging(self.table, [(column, types[column]) for column in columns])
             connection.execute(
@@ -177,7 +169,7 @@ class PostgresOutput:
     def _move(
         self, staging: str, columns: Sequence[str], batch: int, staged: Mapping[str, int], cursor: psycopg.Cursor[Any]
     ) -> None:
-        """Move what the accepted attempts have staged, and remove what others have."""
+        """Move the rows that the accepted attempts have staged, and delete other staged rows."""
         place, names = _table(staging), _names(columns)
         cursor.execute(
             sql.SQL(
@@ -188,7 +180,7 @@ class PostgresOutput:
         expected = sum(staged.values())
         if cursor.rowcount != expected:
             msg = (
-                f"{self.table}: the tasks of batch {batch} have staged {expected:,} rows, and {cursor.rowcount:,} of them are there: PostgreSQL was started anew meanwhile, or somebody has "
+                f"{self.table}: the tasks of batch {batch} have staged {expected:,} rows, and {cursor.rowcount:,} of them are there: PostgreSQL was started anew meanwhile, or another program has "
                 f"removed some from {staging}. Start the query again: the batch runs again."
             )
             raise StagingLost(msg)
@@ -206,7 +198,7 @@ def stage_rows(
     batch: int,
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """Insert one attempt's rows into the table for what is staged, and return its name and how many they are. Runs in an executor's task."""
+    """Insert one attempt's rows, in its task, into the staging table; return name and number."""
     import pyarrow as pa
     from pyspark import TaskContext
 
@@ -216,21 +208,24 @@ def stage_rows(
     copy_into = sql.SQL("COPY {} ({}) FROM STDIN").format(_table(staging), _names(columns))
     with psycopg.connect(dsn) as connection, connection.cursor() as cursor:
         with cursor.copy(copy_into) as copy:
-            for each in batches:
-                for row in zip(*(column.to_pylist() for column in each.columns), strict=True):
+            for record_batch in batches:
+                for row in zip(*(column.to_pylist() for column in record_batch.columns), strict=True):
                     copy.write_row((*marks, *row))
-                rows += each.num_rows
+                rows += record_batch.num_rows
     yield pa.RecordBatch.from_pydict({"attempt": [attempt], "rows": pa.array([rows], pa.int64())})
 
 
 def _nothing(cursor: psycopg.Cursor[Any]) -> None:
-    """Write nothing: the batch is there."""
+    """Fail: the batch was in the store when the claim was raised, so no rows are written."""
     msg = "a batch that was there when the claim was raised is not there any more"
     raise AssertionError(msg)
 
 
 def _staging(table: str, columns: Iterable[tuple[str, str]]) -> str:
-    """Return the name of the table for what is staged, in the table's schema: another one for other columns, or other types of them, which round what is staged."""
+    """Return the name of the staging table, in the table's schema.
+
+    Other columns or types give another name, because types round the staged values.
+    """
     schema, dot, _ = table.rpartition(".")
     digest = hashlib.sha256("\0".join([table, *itertools.chain(*columns)]).encode()).hexdigest()[:16]
     return f"{schema}{dot}lowwater_staged_{digest}"
@@ -245,7 +240,7 @@ def _names(columns: Iterable[str]) -> sql.Composed:
 
 
 def _check_type(table: str, column: str, of_spark: str, of_postgres: int) -> None:
-    """Refuse what would be written as something else. Raises Unfit."""
+    """Raise Unfit for a column that PostgreSQL would store as something else."""
     if of_spark in ("struct", "map", "variant"):
         msg = f"the column {column} is a {of_spark}, which PostgreSQL has not: write it as text, by to_json()"
         raise Unfit(msg)

@@ -1,13 +1,16 @@
-"""Guarded writes into Redis: the check and the commands are one Lua script, which nothing interrupts.
+"""Guarded writes into Redis: one Lua script checks the guard's rows and runs the commands.
 
-A guard is one hash a slot, ``lowwater:guard:{NAME}:SLOT``. All keys of a write have ``{NAME}`` in them too: that is Redis Cluster's hash tag, so they stand on one server, and the
-script may touch them together.
+A guard is one hash for each slot, ``lowwater:guard:{NAME}:SLOT``. All keys of a write contain
+``{NAME}`` as well. It is Redis Cluster's hash tag, so all of them are on one server, and the script
+may touch them together.
 
-Numbers are texts of 20 digits, and compared as texts: Lua's numbers are doubles, and ``tonumber`` makes two different tokens above 2**53 equal.
+Numbers are texts of 20 digits, and compared as texts: Lua's numbers are doubles, and ``tonumber``
+makes two different tokens above 2**53 equal.
 
-A script is not undone when one of its commands fails. So it looks at the types of the keys before it writes, and only commands are taken that then cannot fail.
+Redis does not undo a script when one of its commands fails. So the script checks the types of the
+keys before it writes, and takes only commands that then cannot fail.
 
-Needs the extra ``lowwater-pipeline[redis]``. Redis 7.0 or newer.
+Needs the extra ``lowwater-pipeline[redis]``, and Redis 7.0 or newer.
 """
 
 from __future__ import annotations
@@ -32,12 +35,12 @@ from lowwater_pipeline.guard.row import (
 __all__ = ["Command", "RedisGuard", "RedisWriter"]
 
 Command = Sequence[str | bytes | int | float]
-"""One command and its arguments, as ``("HSET", "counts:{hourly}", "09:00", 17)``."""
+"""One command with its arguments, as ``("HSET", "counts:{hourly}", "09:00", 17)``."""
 
 _DIGITS: Final = 20
 
 _TYPES: Final[Mapping[str, tuple[str, int, int]]] = {
-    # The type of the key; how many arguments after it at least, and in steps of how many.
+    # Type of the key, least number of further arguments, and step of their number (0: exactly).
     "SET": ("", 1, 0),
     "DEL": ("", 0, 0),
     "HSET": ("hash", 2, 2),
@@ -49,15 +52,15 @@ _TYPES: Final[Mapping[str, tuple[str, int, int]]] = {
     "ZADD": ("zset", 2, 2),
     "ZREM": ("zset", 1, 1),
 }
-"""Commands that cannot fail on a key of their type. Of each, one key."""
+"""Commands on one key that cannot fail if the key has their type."""
 
 MOST: Final = 500_000
-"""Arguments of one write: Redis does nothing else while it runs."""
+"""Greatest number of arguments of one write: Redis serves no other client while it runs."""
 
 _LIFE: Final = """
 local life = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
 """
-"""The store's life changes when the server is started anew, and when a replica takes over."""
+"""Reads the store's life. It changes when the server restarts, and when a replica takes over."""
 
 _ROWS: Final = """
 local names = {'server_token', 'computation', 'identity', 'incarnation', 'token', 'nonce', 'configuration', 'life', 'batch', 'digest'}
@@ -96,7 +99,7 @@ local function found()
   return all
 end
 """
-"""What stands there, from which the caller says why it was refused."""
+"""Returns the rows, from which the caller finds the reason of a refusal."""
 
 RAISE: Final = (
     _LIFE
@@ -211,14 +214,11 @@ _FIELDS: Final = (
 
 
 class RedisGuard:
-    """One guard in one Redis. Several may stand in one Redis, and know nothing of each other.
+    """One guard in one Redis. Several guards of one Redis are independent. Not thread-safe.
 
-    ``client`` is the caller's, and stays it: of a single server, of the master that a Sentinel
-    names, or of a Cluster. ``name`` and ``slots`` as for
-    :class:`lowwater_pipeline.guard.postgres.PostgresGuard`; the name is the hash tag of all keys,
-    so it has no braces.
-
-    Each call is one script. Not for several threads at a time.
+    ``client`` is the caller's: of a single server, of a Sentinel's master, or of a Cluster.
+    ``name`` and ``slots`` as for :class:`lowwater_pipeline.guard.postgres.PostgresGuard`; the name
+    is the hash tag of all keys, so it has no braces. Each call is one script.
     """
 
     def __init__(self, client: redis.Redis | redis.RedisCluster, name: str, *, slots: int = 1) -> None:
@@ -234,7 +234,7 @@ class RedisGuard:
 
     @property
     def tag(self) -> str:
-        """What each key of a write has in it."""
+        """The hash tag that each key of a write contains."""
         return f"{{{self.name}}}"
 
     def key(self, slot: int) -> str:
@@ -244,11 +244,9 @@ class RedisGuard:
     def raise_(self, claim: Claim, *, bounds: Iterable[bytes] = (b"", b""), begin: int = 0) -> RedisWriter:
         """Raise a claim that the authority has acknowledged, and return its writer.
 
-        From now on no older claim writes, and all that one wrote is there to be read.
-
-        As :meth:`lowwater_pipeline.guard.postgres.PostgresGuard.raise_`, but there is nobody to
-        wait for, and it raises InDoubt when Redis did not answer, and Unfit when Redis may evict
-        keys that do not expire.
+        As :meth:`lowwater_pipeline.guard.postgres.PostgresGuard.raise_`, but without a lock to wait
+        for. Raises InDoubt when Redis did not answer, and Unfit when Redis may evict keys that do
+        not expire.
         """
         slots = slots_between(bounds, self.slots)
         if type(begin) is not int or not 0 <= begin <= MAX_BATCH:
@@ -266,24 +264,26 @@ class RedisGuard:
             str(begin - 1),
             claim.identity,
         ]
-        verdict, *said = self._run(self._raise, keys, arguments)
+        verdict, *details = self._run(self._raise, keys, arguments)
         if verdict == "slots":
-            raise damaged(f"the guard {self.name}", f"it was made with {said[0]} slots and is opened with {self.slots}")
+            raise damaged(
+                f"the guard {self.name}", f"it was made with {details[0]} slots and is opened with {self.slots}"
+            )
         if verdict == "evicts":
             msg = (
-                f"the guard {self.name}: Redis may evict it at any time, by maxmemory-policy {said[0]} and maxmemory {said[1]}, and keep what it guards. Set the policy to noeviction "
+                f"the guard {self.name}: Redis may evict it at any time, by maxmemory-policy {details[0]} and maxmemory {details[1]}, and keep what it guards. Set the policy to noeviction "
                 "or to a volatile one, or maxmemory to 0; then raise again. Nothing was written."
             )
             raise Unfit(msg)
         if verdict == "damaged":
-            raise damaged(f"the guard {self.name}", said[0])
-        life, rows = self._found(slots, said[0])
+            raise damaged(f"the guard {self.name}", details[0])
+        life, rows = self._rows_of(slots, details[0])
         if verdict == "raised":
             return RedisWriter(self, claim, slots, cast(dict[int, Row], rows))
         raise self._first(refused_raise(row, claim, life, self._where(slot)) for slot, row in rows.items())
 
     def write(self, claim: Claim, steps: Mapping[int, int], digest: str, commands: Iterable[Command]) -> bool:
-        """Do what :meth:`RedisWriter.write` says."""
+        """See :meth:`RedisWriter.write`."""
         touched = sorted(steps)
         keys = {self.key(slot): None for slot in touched}
         arguments: list[str | bytes] = [
@@ -304,16 +304,16 @@ class RedisGuard:
         if len(arguments) > MOST:
             msg = f"a write has at most {MOST:,} arguments, and this one has {len(arguments):,}: Redis does nothing else meanwhile. Write smaller batches."
             raise Unfit(msg)
-        verdict, *said = self._run(self._write, list(keys), arguments)
+        verdict, *details = self._run(self._write, list(keys), arguments)
         if verdict in ("written", "done"):
             return bool(verdict == "written")
         if verdict == "denied":
-            msg = f"this user of Redis may not {said[0]} the key {said[1]}: nothing was written. Give it the command and the key by ACL SETUSER."
+            msg = f"this user of Redis may not {details[0]} the key {details[1]}: nothing was written. Give it the command and the key by ACL SETUSER."
             raise Unfit(msg)
         if verdict == "type":
-            msg = f"the key {said[0]} is a {said[1]}, and a command of the batch needs a {said[2]}: nothing was written"
+            msg = f"the key {details[0]} is a {details[1]}, and a command of the batch needs a {details[2]}: nothing was written"
             raise Unfit(msg)
-        life, rows = self._found(touched, said[0])
+        life, rows = self._rows_of(touched, details[0])
         if verdict == "half":
             msg = f"the guard {self.name} has the batch {digest} in some of its slots and not in others: the store was restored in part. Restore all of it from one moment."
             raise Rewound(msg)
@@ -322,18 +322,18 @@ class RedisGuard:
         )
 
     def rows(self) -> dict[int, Row | None]:
-        """Return what stands in each slot now, for people. Raises Damaged."""
-        found: dict[int, Row | None] = {}
+        """Return the row of each slot now, for people. Raises Damaged."""
+        rows: dict[int, Row | None] = {}
         for slot in range(self.slots):
-            said = cast(dict[Any, Any], self.client.hgetall(self.key(slot)))
-            values = {_text(name): _text(value) for name, value in said.items()}
-            found[slot] = self._row(slot, [values.get(name, "") for name in _FIELDS])
-        return found
+            fields = cast(dict[Any, Any], self.client.hgetall(self.key(slot)))
+            values = {_text(name): _text(value) for name, value in fields.items()}
+            rows[slot] = self._row(slot, [values.get(name, "") for name in _FIELDS])
+        return rows
 
     def _checked(self, command: Command) -> tuple[str, list[str | bytes]]:
-        """Return a command as it is sent, with the type of its key.
+        """Return the type of a command's key, and the command as it is sent.
 
-        Raises Unfit for one that could fail half-way.
+        Raises Unfit for a command that could fail half-way.
         """
         name, *values = command
         name = str(name).upper()
@@ -369,19 +369,19 @@ class RedisGuard:
         try:
             return cast(list[Any], _texts(script(keys=keys, args=arguments)))
         except (redis.ConnectionError, redis.TimeoutError) as failure:
-            msg = f"the guard {self.name}: Redis did not answer: {failure}. Nobody knows whether it was done. Do the same again: it is done once."
+            msg = f"the guard {self.name}: Redis did not answer: {failure}. It may or may not have been done. Do the same again: it is done once."
             raise InDoubt(msg) from failure
 
-    def _found(self, slots: Iterable[int], said: Sequence[Any]) -> tuple[str, dict[int, Row | None]]:
-        life, *rows = said
+    def _rows_of(self, slots: Iterable[int], reply: Sequence[Any]) -> tuple[str, dict[int, Row | None]]:
+        life, *rows = reply
         return life, {slot: self._row(slot, row) for slot, row in zip(slots, rows, strict=True)}
 
-    def _row(self, slot: int, said: Sequence[str]) -> Row | None:
-        if len(said) == 1:
-            raise damaged(self._where(slot), said[0])
-        if not any(said):
+    def _row(self, slot: int, values: Sequence[str]) -> Row | None:
+        if len(values) == 1:
+            raise damaged(self._where(slot), values[0])
+        if not any(values):
             return None
-        server, computation, identity, incarnation, token, nonce, configuration, life, batch, digest = said
+        server, computation, identity, incarnation, token, nonce, configuration, life, batch, digest = values
         try:
             return Row(
                 server,
@@ -399,7 +399,7 @@ class RedisGuard:
             raise damaged(self._where(slot), error) from error
 
     def _first(self, problems: Iterable[GuardError | None]) -> GuardError:
-        """Return the first reason why the script has refused."""
+        """Return the first reason for which the script has refused."""
         for problem in problems:
             if problem is not None:
                 return problem
@@ -410,27 +410,26 @@ class RedisGuard:
 
 
 class RedisWriter:
-    """The owner of some slots, from its raise until the next one: what :meth:`RedisGuard.raise_` returns."""
+    """The owner of some slots until the next raise; :meth:`RedisGuard.raise_` returns it."""
 
     def __init__(self, guard: RedisGuard, claim: Claim, slots: range, rows: Mapping[int, Row]) -> None:
         self.guard = guard
         self.claim = claim
         self.slots = slots
         self.found = dict(rows)
-        """The row of each slot as the raise has left it: up to which batch the store is written."""
+        """Row of each slot after the raise; its batch is the last one that the store has."""
 
     def write(self, batch: int | Mapping[int, int], digest: str, commands: Iterable[Command]) -> bool:
-        """Write a batch once; False when it stands there already.
+        """Write a batch once; return False if the store has it already.
 
-        Durable when it returns, as far as this Redis keeps what it has acknowledged.
-
-        ``commands`` are done in their order, all or none: SET, DEL, HSET, HDEL, SADD, SREM, RPUSH,
-        LPUSH, ZADD and ZREM, each of one key, which has the guard's ``{NAME}`` in it. ``batch`` and
-        ``digest`` as for :meth:`lowwater_pipeline.guard.postgres.PostgresWriter.write`.
+        ``commands`` run in their order, all or none: SET, DEL, HSET, HDEL, SADD, SREM, RPUSH,
+        LPUSH, ZADD and ZREM, each on one key that contains the guard's ``{NAME}``. ``batch`` and
+        ``digest`` as for :meth:`lowwater_pipeline.guard.postgres.PostgresWriter.write`. The result
+        is as durable as what this Redis acknowledges.
 
         Raises Fenced when a newer claim was raised, InDoubt when Redis did not answer, Unfit for
         other commands and for a key of another type, another GuardError, and what the client raises
-        when Redis refuses all writes. Redis does nothing else while it runs.
+        when Redis refuses all writes. Redis serves no other client while it runs.
         """
         steps = dict.fromkeys(self.slots, batch) if isinstance(batch, int) else dict(batch)
         check_steps(self.slots, steps, digest, self.guard.name)
@@ -438,11 +437,11 @@ class RedisWriter:
 
 
 _ROOM: Final = 4_000
-"""Arguments of one command: they go over Lua's stack."""
+"""Greatest number of arguments of one command, which go over Lua's stack."""
 
 
 def _digits(number: int) -> str:
-    """Return a number as the texts that are compared.
+    """Return a number as the text that is compared.
 
     >>> _digits(7) < _digits(2**53) < _digits(2**53 + 1)
     True
@@ -463,5 +462,5 @@ def _text(value: str | bytes) -> str:
     return value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
 
 
-def _texts(said: Any) -> Any:
-    return [_texts(each) for each in said] if isinstance(said, list) else _text(said)
+def _texts(reply: Any) -> Any:
+    return [_texts(item) for item in reply] if isinstance(reply, list) else _text(reply)

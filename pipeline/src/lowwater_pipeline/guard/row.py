@@ -1,15 +1,14 @@
-"""The row of a guard, and what is judged by it.
+"""The row of a guard, and the judgement by it.
 
-Pure: a store reads the rows under its lock, asks here, and writes what it is told.
-
-The order of things is what fences (MillWheel 6.2, figure 12):
+Pure: a store reads the rows under its lock, asks here, and writes the answer. The order of steps is
+what fences (MillWheel 6.2, figure 12):
 
     claim acknowledged -> raise in the store -> read the state -> write
 
-The raise is where one owner ends and the next one begins, in this store: what an older owner has
-written before it, the new one reads; what comes after it, is refused. So a raise goes up only, and
-a write needs *equality*: a lower token is a zombie's, a higher one has skipped its raise, and has
-read a state that others could still change.
+The raise is where one owner ends and the next begins, in this store: the new owner reads what an
+older one wrote before it, and the store refuses what an older one writes after it. So a raise only
+goes up. A write needs an *equal* token: a lower one is a zombie's, and a higher one has skipped its
+raise, and has read a state that others could still change.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ from lowwater_pipeline.guard.errors import (
 __all__ = ["NOTHING", "Row", "check_steps", "judge", "raised", "refused", "refused_raise"]
 
 NOTHING: Final = -1
-"""The number before the first batch."""
+"""Number before the first batch."""
 
 MAX_BATCH: Final = (1 << 63) - 1
 MAX_DIGEST: Final = 256
-"""Characters."""
+"""Greatest number of characters of a digest."""
 
 _ANEW: Final = "Claim again, raise the new claim, and read the state again before the next write."
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What stands in a store for one slot of a guard."""
+    """A store's record of one slot of a guard."""
 
     server_token: str
     computation: str
@@ -56,27 +55,25 @@ class Row:
     nonce: str
     configuration: int
     life: str
-    """The store's own, when the claim was raised in it."""
+    """Life of the store when the claim was raised in it."""
     batch: int
-    """The last one that was written; the one before the first when none was."""
+    """Number of the last batch that was written; one below the first batch when none was."""
     digest: str
-    """Of that batch; empty: none was written."""
+    """Digest of that batch; empty when none was written."""
 
 
 def raised(row: Row | None, claim: Claim, life: str, begin: int, where: str) -> Row:
-    """Return the row as the raise of a claim leaves it.
+    """Return the row after a claim's raise. Raises a GuardError when the raise is refused.
 
-    Raises a GuardError when it must not be raised.
-
-    ``begin`` is the number of the first batch: it counts where there is no row yet, or another
-    identity counted in an earlier incarnation. A repeat changes nothing.
+    ``begin`` is the number of the first batch. It counts for a slot without a row, or with one of
+    another identity and an earlier incarnation. A repeat changes nothing.
     """
     problem = refused_raise(row, claim, life, where)
     if problem is not None:
         raise problem
     if row is not None and row.token == claim.token:
         return row
-    made = Row(
+    fresh = Row(
         claim.server_token,
         claim.computation,
         claim.identity,
@@ -89,12 +86,12 @@ def raised(row: Row | None, claim: Claim, life: str, begin: int, where: str) -> 
         "",
     )
     if row is not None and row.identity == claim.identity:
-        return replace(made, batch=row.batch, digest=row.digest)
-    return made
+        return replace(fresh, batch=row.batch, digest=row.digest)
+    return fresh
 
 
 def refused_raise(row: Row | None, claim: Claim, life: str, where: str) -> GuardError | None:
-    """Return why a claim must not be raised over a row, None if it may be, or is."""
+    """Return why a claim must not be raised over a row; None if it may be, or was raised."""
     if row is None:
         return None
     if problem := _stranger(row, claim, where):
@@ -125,34 +122,33 @@ def judge(
     guard: str,
     after: int | None = None,
 ) -> bool:
-    """Return whether a batch is to be written; False when it stands there already.
+    """Return True if a batch is to be written, False if the store has it. O(slots touched).
 
-    Raises a GuardError when it must not be.
-
-    ``steps`` has the number of the batch for each slot that it touches; ``after`` is the last one
-    that its writer has noted as written, by default the number before. Costs O(slots touched).
+    ``steps`` has the batch's number for each slot that it touches. ``after`` is the last batch that
+    the writer has noted as written; by default the number before. Raises a GuardError when the
+    batch is refused.
     """
-    done = set()
+    states = set()
     for slot in sorted(steps):
         row, where = rows[slot], f"slot {slot} of the guard {guard}"
         problem = refused(row, claim, life, steps[slot], digest, where, after)
         if problem is not None:
             raise problem
         assert row is not None
-        done.add(row.batch == steps[slot])
-    if len(done) == 2:
+        states.add(row.batch == steps[slot])
+    if len(states) == 2:
         msg = (
             f"the guard {guard} has the batch {digest} in some of its slots and not in others, though a store writes it in all or none: the store was restored in "
             "part. Restore all of it from one moment."
         )
         raise Rewound(msg)
-    return done == {False}
+    return states == {False}
 
 
 def refused(
     row: Row | None, claim: Claim, life: str, batch: int, digest: str, where: str, after: int | None = None
 ) -> GuardError | None:
-    """Return why a batch must not be written over a row, None if it may be, or stands there already."""
+    """Return why a batch must not be written over a row; None if it may be, or is there."""
     if row is None:
         return NotRaised(f"nothing was ever raised for {where}. {_ANEW}")
     if problem := _stranger(row, claim, where):
@@ -174,19 +170,21 @@ def refused(
         )
     before = batch - 1 if after is None else after
     if row.batch != before:
-        lost = "the store has lost its tail" if row.batch < before else "the writer's own state is older than the store"
+        fault = (
+            "the store has lost its tail" if row.batch < before else "the writer's own state is older than the store"
+        )
         skipped = (
             ", or a batch was left out: write one under every number, also one without rows" if after is None else ""
         )
         return Rewound(
-            f"{where} has the batches up to {row.batch}, and batch {batch} follows {before}: it does not follow. {lost[0].upper()}{lost[1:]}{skipped}. Restore both from one "
+            f"{where} has the batches up to {row.batch}, and batch {batch} follows {before}: it does not follow. {fault[0].upper()}{fault[1:]}{skipped}. Restore both from one "
             f"moment, or begin a new incarnation of {row.computation}."
         )
     return None
 
 
 def check_steps(slots: range, steps: Mapping[int, int], digest: str, guard: str) -> None:
-    """Refuse what is no batch of a writer. Raises Unfit."""
+    """Raise Unfit for numbers or a digest that are no batch of this writer."""
     if not steps or not all(slot in slots for slot in steps):
         msg = f"a batch of this writer touches one or more of the slots {slots.start} to {slots.stop - 1} of the guard {guard}, not {sorted(steps)}"
         raise Unfit(msg)
@@ -215,7 +213,7 @@ def _fenced(row: Row, claim: Claim, where: str) -> Fenced:
 
 
 def _unequal(row: Row, claim: Claim, life: str, where: str) -> GuardError | None:
-    """Return what else than the token differs."""
+    """Return the refusal for a row that has the claim's token but differs otherwise."""
     if row.nonce != claim.nonce:
         return NonceMismatch(
             f"{where} was taken over by another claim with the same number {claim.token}: the authority has granted it twice, so it has lost its epoch. {_ANEW}"
@@ -233,7 +231,7 @@ def _unequal(row: Row, claim: Claim, life: str, where: str) -> GuardError | None
 
 
 def damaged(where: str, what: object) -> Damaged:
-    """Return the error of a row that cannot be read."""
+    """Return the error for a row that cannot be read."""
     return Damaged(
         f"{where} cannot be read: {what}. Nothing was written. Restore the store, or remove the rows of this guard once no writer of it runs."
     )

@@ -1,4 +1,4 @@
-"""What a run of a tracked Spark stage shows to a guard."""
+"""The claim and the batch numbers that a run of a tracked Spark stage gives a guard."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["batch_before", "claim_of", "first_batch", "output_of"]
 
 
 def claim_of(batch: lws.Batch, configuration: int, where: str) -> Claim:
-    """Return the claim of a batch's run, with a nonce of its own.
+    """Return the claim of a batch's run, with a new nonce.
 
-    Raises Unclaimed before the authority has acknowledged one.
+    Raises Unclaimed before the authority has acknowledged a claim of the run.
     """
     claimed = batch.claimed
     if claimed is None:
@@ -36,21 +36,25 @@ def claim_of(batch: lws.Batch, configuration: int, where: str) -> Claim:
 
 
 def first_batch(batch: lws.Batch, guard: str) -> int:
-    """Return the number that a guard without a row begins at: this batch, for an output that is new to the checkpoint. Of one that it knows, a guard that is not there was lost."""
+    """Return the number of the first batch for a guard that has no row.
+
+    It is this batch for an output that is new to the checkpoint, else 0: that guard's row was lost.
+    """
     return batch.id if batch.newest_in(output_of(guard)) is None else 0
 
 
-def batch_before(batch: lws.Batch, guard: str, found: Row) -> int:
-    """Return the last batch that a guarded output should have before this one, by what the checkpoint has noted of it: the function may have left out batches in between.
+def batch_before(batch: lws.Batch, guard: str, row: Row) -> int:
+    """Return the last batch before this one that a guarded output should have, by the checkpoint.
 
-    ``found`` is the row as the run's raise has left it. Where nothing is noted, and nothing was written, it is where the guard begins.
+    Batches in between may have written nothing. ``row`` is the row after the run's raise. If the
+    checkpoint notes nothing, and nothing was written, it is the number before the guard's first.
     """
     noted = batch.newest_in(output_of(guard))
     if noted is not None:
         return noted
-    return batch.id - 1 if found.digest else found.batch
+    return batch.id - 1 if row.digest else row.batch
 
 
 def output_of(guard: str) -> str:
-    """Return what a checkpoint knows a guarded output by."""
+    """Return the name under which a checkpoint knows a guarded output."""
     return f"guard:{guard}"

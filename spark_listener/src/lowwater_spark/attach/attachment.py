@@ -1,8 +1,9 @@
-"""One line, and the watermarks of every streaming query of a session are seen beside those of everything else.
+"""``attach()``: publishes the watermark of every streaming query of a session, as an estimate.
 
-What is published is Spark's own watermark, *estimated*: "the greatest event time seen, less a constant" is a guess of the user's and
-nobody's promise, so no exact computation may read it. Spark notices nothing: its threads only write into a book, one thread of ours
-talks to the authority, and no error of ours ever reaches a query.
+Published is Spark's own watermark. "The greatest event time seen, less a constant" is a guess of
+the user's and no promise, so no exact computation may read it. Spark is not disturbed: its threads
+only write into a book, one thread of ours calls the authority, and none of our errors reaches a
+query.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ __all__ = ["AttachStatus", "Attachment", "QueryStatus", "attach"]
 logger = logging.getLogger("lowwater.spark")
 
 CALL_TIMEOUT: Final = 3.0
-"""Seconds that the sender waits for an answer at most. Nothing of Spark's waits for it."""
+"""Longest wait of the sender for one answer, seconds. Spark's threads do not wait for it."""
 
 
 def attach(
@@ -49,27 +50,33 @@ def attach(
     enabled: bool | None = None,
     inputs: Mapping[str, Sequence[str]] | None = None,
 ) -> Attachment:
-    """Publish Spark's watermark of every streaming query of a session, as estimated, and keep count of what its queries do.
+    """Publish Spark's watermark of every streaming query of a session as estimated, with counts.
 
-    Each query becomes a computation: PREFIX and its name (``queryName``), else its id, which its checkpoint keeps. Repeating the call
-    for a session returns the same attachment. Queries of ``spark.newSession()`` are not seen: attach that session too.
+    Each query becomes a computation, named by PREFIX and the query's name (``queryName``), else its
+    id, which its checkpoint keeps. A second call for a session returns the same attachment. Queries
+    of ``spark.newSession()`` are not seen: attach that session too.
 
     Args:
         spark: A classic session, or one of Spark Connect.
-        address: The authority's; else the session's ``spark.lowwater.address``, else ``LOWWATER_ADDRESS``. Without any, an
-            authority is started beside the driver, which ends with it; it needs ``lowwater-spark[embedded]``.
-        client: Instead of an address, and of token and certificates by ``spark.lowwater.*``: a client of your own. Only its settings are used.
-        namespace: Of the computations; else ``spark.lowwater.namespace``.
-        prefix: Before each name, ``"spark."`` by default; else ``spark.lowwater.prefix``.
-        data: Folder in which the embedded authority keeps its journal, so that it knows tomorrow what it published today; else
-            ``spark.lowwater.data``, else a temporary one.
-        enabled: The kill switch; else ``spark.lowwater.enabled``, else ``LOWWATER_ENABLED``. False attaches nothing.
-        inputs: What queries read, by their names, for example ``{"hourly": ["enriched"], "enriched": ["flights"]}``: an input that is a query of
-            the mapping itself, or else any computation by its own name. The page and ``lowwater why`` then show the graph, and such a query
-            is published no higher than its inputs. It stays an estimate.
+        address: Address of the authority; default the session's ``spark.lowwater.address``, else
+            ``LOWWATER_ADDRESS``. Without any an authority is started beside the driver, and ends
+            with it; that needs ``lowwater-spark[embedded]``.
+        client: A client of your own, instead of the address and of token and certificates from
+            ``spark.lowwater.*``. Only its settings are used.
+        namespace: Namespace of the computations; default ``spark.lowwater.namespace``.
+        prefix: Text before each name; default ``spark.lowwater.prefix``, else ``"spark."``.
+        data: Folder for the journal of the embedded authority, so that watermarks outlive it;
+            default ``spark.lowwater.data``, else a temporary one.
+        enabled: Kill switch; default ``spark.lowwater.enabled``, else ``LOWWATER_ENABLED``. False
+            attaches nothing.
+        inputs: Inputs of queries by query name, for example ``{"hourly": ["enriched"], "enriched":
+            ["flights"]}``. A name is a query of the mapping, else any computation. The page and
+            ``lowwater why`` then show the graph, and such a query is published no higher than its
+            inputs. It stays an estimate.
 
-    Raises ValueError for settings that mean nothing, and when the session is attached with others; ModuleNotFoundError and
-    RuntimeError when an embedded authority is missing or does not start. Never waits for, nor fails for, an authority that is away.
+    Raises ValueError for contradictory settings, and when the session is attached with others;
+    ModuleNotFoundError and RuntimeError when an embedded authority is missing or does not start.
+    Never waits for an authority that is away, nor fails because of it.
     """
     if client is not None:
         address = client.settings.address
@@ -81,64 +88,64 @@ def attach(
     settings = resolve(
         conf, address=address, namespace=namespace, prefix=prefix, data=data, enabled=enabled, inputs=inputs
     )
-    for each in tuple(_attached):
-        if each.over:
-            each.stop()
+    for attachment in tuple(_attached):
+        if attachment.over:
+            attachment.stop()
     with _lock:
-        found = next((each for each in _attached if each.of(spark)), None)
-        if found is not None:
-            if found.settings != settings:
-                msg = f"this session is attached already, with {found.settings}; stop() that attachment first"
+        existing = next((attachment for attachment in _attached if attachment.of(spark)), None)
+        if existing is not None:
+            if existing.settings != settings:
+                msg = f"this session is attached already, with {existing.settings}; stop() that attachment first"
                 raise ValueError(msg)
-            return found
-        made = Attachment(spark, settings, client)
+            return existing
+        attachment = Attachment(spark, settings, client)
         if settings.enabled:
-            _attached.append(made)
-        return made
+            _attached.append(attachment)
+        return attachment
 
 
 @dataclass(frozen=True, slots=True)
 class AttachStatus:
-    """How an attachment stands. All counts begin with it."""
+    """The state of an attachment. All counts begin with it."""
 
     enabled: bool
     address: str
-    """Of the authority; empty when nothing is attached."""
+    """Address of the authority; empty when nothing is attached."""
     authority: str
-    """"answers", "away" (tried again at the next value) or "left alone" (it was away several times,
-    and is tried again later)."""
+    """"answers", "away" (the next value is tried), or "left alone" (after several failures it is
+    tried again later)."""
     problem: str
-    """Why it is away; empty while it answers."""
+    """Reason why the authority is away; empty while it answers."""
     delivered: int
-    """Values that the authority has answered."""
+    """Number of values that the authority has answered."""
     failures: int
-    """Values that it has not."""
+    """Number of attempts without an answer."""
     conflated: int
-    """Values that a newer one of the same query replaced before they were sent."""
+    """Number of values replaced by a newer one of the same query before they were sent."""
     dropped: int
-    """Events of queries beyond the thousand that are remembered."""
+    """Number of events of queries beyond the thousand that are remembered."""
     swallowed: int
-    """Errors that were kept from Spark; they are bugs."""
+    """Number of errors that were kept from Spark; each is a bug."""
     last_swallowed: str
     queries: tuple[QueryStatus, ...]
 
     def query(self, name: str) -> QueryStatus:
-        """Return the newest query of a name, Spark's or the computation's. Raises KeyError."""
-        for each in reversed(self.queries):
-            if name in {each.name, each.computation}:
-                return each
+        """Return the newest query by its name, Spark's or the computation's. Raises KeyError."""
+        for query in reversed(self.queries):
+            if name in {query.name, query.computation}:
+                return query
         raise KeyError(name)
 
 
 class Attachment:
-    """What :func:`attach` returns: what its queries do, and the switch that ends it."""
+    """The result of :func:`attach`: the status of its queries, and the switch that ends it."""
 
     def __init__(self, spark: SparkSession, settings: AttachSettings, client: lowwater.Client | None) -> None:
         self.settings = settings
         self.address: str = ""
-        """The authority's; empty when nothing is attached."""
+        """Address of the authority; empty when nothing is attached."""
         self.embedded: Embedded | None = None
-        """The authority that was started for it."""
+        """The authority that was started for it, if any."""
         self._spark = spark
         self._session = _session_of(spark)
         self._book = Book(lambda name, query: computation_name(settings.prefix, name, query), time.monotonic)
@@ -152,7 +159,7 @@ class Attachment:
         if self.settings.address is None:
             self.embedded = acquire(self.settings.data)
             self.address = self.embedded.address
-            print(  # noqa: T201 - the one line that whoever works in a notebook needs
+            print(  # noqa: T201 - the one line that a notebook's user needs
                 f"lowwater: this session's watermarks are at {self.address}; to look: lowwater watch --address {self.address}"
             )
         else:
@@ -182,9 +189,9 @@ class Attachment:
                 self.embedded.release()
             raise
         self._sender.start()
-        for query in self._spark.streams.active:  # they were started before
+        for query in self._spark.streams.active:  # queries that started before the listener
             self._book.started(str(query.id), str(query.runId), query.name)
-            if not query.isActive:  # its end came before it was known here
+            if not query.isActive:  # its end may have come before its start was noted
                 self._book.terminated(str(query.id), str(query.runId), None)
         atexit.register(self.stop)
 
@@ -193,24 +200,24 @@ class Attachment:
         if not _is_connect(self._spark):
             streams.addListener(listener)
             return
-        # Spark Connect hears events in a thread made here, which inherits this: a program that does
-        # not stop its session still ends.
+        # Spark Connect handles events in a thread made here, which inherits the daemon flag. So a
+        # program that does not stop its session still ends.
         thread = threading.Thread(target=streams.addListener, args=(listener,), daemon=True)
         thread.start()
         thread.join()
 
     def of(self, spark: SparkSession) -> bool:
-        """Return whether this is the living attachment of a session."""
+        """Return True if this is the live attachment of a session."""
         return not self._stopped and self._session == _session_of(spark)
 
     @property
     def over(self) -> bool:
-        """Whether the session was stopped, and nothing more will come."""
+        """True after the session was stopped, so that no event can come."""
         spark: Any = self._spark
         return bool(spark.is_stopped if _is_connect(spark) else spark.sparkContext._jsc is None)
 
     def status(self) -> AttachStatus:
-        """Return how it stands, and its queries. Costs nothing on the network."""
+        """Return the status of the attachment and its queries. No network."""
         book, sender = self._book, self._sender
         with book.changed:
             problem = "" if sender is None else sender.problem
@@ -232,7 +239,7 @@ class Attachment:
             )
 
     def stop(self) -> None:
-        """End it: queries go on unseen, and their computations hold where they stand.
+        """End the attachment: queries go on unseen, and their computations hold.
 
         Waits a few seconds at most; may be repeated.
         """
@@ -240,9 +247,9 @@ class Attachment:
             if self._stopped:
                 return
             self._stopped = True
-            _attached[:] = [each for each in _attached if each is not self]
+            _attached[:] = [attachment for attachment in _attached if attachment is not self]
         atexit.unregister(self.stop)
-        # In Spark Connect the listener stays, and hears nothing: removing it waits for a thread
+        # In Spark Connect the listener stays, inactive: removing it would deadlock with a thread
         # that waits for the remover's lock.
         if self._listener is not None and not _is_connect(self._spark):
             try:
@@ -263,7 +270,7 @@ class Attachment:
 
 _lock = threading.Lock()
 _attached: list[Attachment] = []
-"""The living attachments of this process, one a session."""
+"""Live attachments of this process, one a session."""
 
 
 def _is_connect(spark: SparkSession) -> bool:
@@ -271,15 +278,12 @@ def _is_connect(spark: SparkSession) -> bool:
 
 
 def _session_of(spark: SparkSession) -> Any:
-    """Return what is the same for all Python objects of one session."""
+    """Return a value that is equal for all Python objects of one session."""
     return spark.session_id if _is_connect(spark) else spark._jsparkSession  # type: ignore[attr-defined]  # of Spark Connect
 
 
 def _listener(book: Book, stopped: Callable[[], bool]) -> StreamingQueryListener:
-    """Return a listener that writes into the book.
-
-    ``onQueryStarted`` holds up ``start()``: nothing here waits for anything.
-    """
+    """Return a listener that writes into the book. It never waits: Spark's start() waits for it."""
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
     def guarded(take: Callable[[Any], None], event: Any) -> None:
@@ -287,22 +291,22 @@ def _listener(book: Book, stopped: Callable[[], bool]) -> StreamingQueryListener
             return
         try:
             take(event)
-        except Exception as failure:  # noqa: BLE001 - no error of ours may reach a query
+        except Exception as failure:  # noqa: BLE001 - none of our errors may reach a query
             book.swallow(failure)
 
     class Listener(StreamingQueryListener):
-        """Spark calls it on threads of its own."""
+        """Listener that Spark calls on threads of its own."""
 
         def onQueryStarted(self, event: Any) -> None:  # noqa: N802
-            guarded(lambda each: book.started(str(each.id), str(each.runId), each.name), event)
+            guarded(lambda event: book.started(str(event.id), str(event.runId), event.name), event)
 
         def onQueryProgress(self, event: Any) -> None:  # noqa: N802
-            guarded(lambda each: book.progressed(read_progress(json.loads(each.progress.json))), event)
+            guarded(lambda event: book.progressed(read_progress(json.loads(event.progress.json))), event)
 
         def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-            guarded(lambda each: book.idle(str(each.id), str(each.runId)), event)
+            guarded(lambda event: book.idle(str(event.id), str(event.runId)), event)
 
         def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-            guarded(lambda each: book.terminated(str(each.id), str(each.runId), each.exception), event)
+            guarded(lambda event: book.terminated(str(event.id), str(event.runId), event.exception), event)
 
     return Listener()

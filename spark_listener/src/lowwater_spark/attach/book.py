@@ -1,8 +1,8 @@
-"""What is known of each attached query, and what the authority has not heard yet.
+"""The book: the status of each attached query, and the watermarks that are not yet reported.
 
-Spark's threads write here and go on; they never wait for more than a lock that nobody holds across
-a call. One entry a query, the newest value wins: what was not sent yet is replaced, so the book is
-bounded by the number of queries.
+Spark's threads write here and go on; they wait only for a lock that is never held across a call.
+Each query has one entry, and a newer value replaces one that was not sent. So the book is bounded
+by the number of queries.
 """
 
 from __future__ import annotations
@@ -18,142 +18,139 @@ from lowwater_spark.attach.progress import BatchProgress
 __all__ = ["Book", "QueryStatus", "Saying"]
 
 MOST_QUERIES: Final = 1_000
-"""Queries that are remembered. Beyond them those that ended longest ago are forgotten; living ones
-never."""
+"""Greatest number of remembered queries. Above it those that ended longest ago are forgotten; live
+ones never."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryStatus:
-    """How one attached query stands.
-
-    The counts begin with the attachment, and go on when the query is started again.
-    """
+    """The status of one query. Counts begin with the attachment, and survive restarts."""
 
     computation: str
-    """The name it is registered under, without the namespace."""
+    """Name of its computation, without the namespace."""
     query: str
     run: str
     name: str | None
     state: str = "running"
-    """"running", "idle" (it found no new data) or "ended"."""
+    """State: "running", "idle" (no new data) or "ended"."""
     failure: str = ""
-    """Why it ended, when it failed."""
+    """Reason of its end, when it failed."""
     batch: int | None = None
-    """The last batch that Spark reported."""
+    """Number of the last batch that Spark reported."""
     batches: int = 0
-    """Batches that Spark reported."""
+    """Number of batches that Spark reported."""
     rows: int = 0
-    """Rows that were read."""
+    """Number of rows that were read."""
     late_rows: int = 0
-    """Rows that Spark dropped as late, as it counts them: an aggregation adds up the rows of one
-    group and task first, so that they count as one, and a query without state drops none."""
+    """Number of rows that Spark dropped as late, as Spark counts them: an aggregation first adds up
+    the rows of one group and task, which then count as one; a query without state drops none."""
     state_rows: int = 0
-    """Rows in its state after the last batch."""
+    """Number of rows in its state after the last batch."""
     rows_per_second: float = 0.0
     """Input rate of the last batch."""
     batch_seconds: float = 0.0
-    """How long the last batch took."""
+    """Duration of the last batch."""
     idle_beats: int = 0
-    """How often Spark said that it is idle."""
+    """Number of times that Spark reported it as idle."""
     watermark: Watermark = Watermark.UNKNOWN
-    """Spark's, that the last batch ran with; unknown without ``withWatermark``."""
+    """Spark's watermark in the last batch; unknown without ``withWatermark``."""
     reported: Watermark = Watermark.UNKNOWN
-    """What the authority has taken over of it, durably."""
+    """Watermark that the authority has acknowledged, durably."""
     published: Watermark = Watermark.UNKNOWN
-    """What readers see. It never goes back: a query that begins anew, from a new checkpoint, must
-    catch up with it first."""
+    """Watermark that readers see. It never goes down: a query that begins anew, from a new
+    checkpoint, must first catch up with it."""
     problem: str = ""
-    """Why the authority does not have it; empty while it does."""
+    """Reason why the authority lacks the newest value; empty while it has it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saying:
-    """The newest that the authority should hear of a query."""
+    """The newest state of a query to report."""
 
     computation: str
     query: str
     watermark: int | None
-    """Microseconds; None while it is unknown."""
+    """Watermark, microseconds; None while it is unknown."""
     ended: bool
 
 
 class Book:
-    """Safe for threads.
+    """The statuses and waiting reports of all queries. Thread-safe.
 
     ``clock`` is monotonic, in seconds; ``most`` queries are remembered. Every method is O(1), but
-    :meth:`take` is O(queries that wait).
+    :meth:`take` is O(waiting queries).
     """
 
     def __init__(
         self, name_of: Callable[[str | None, str], str], clock: Callable[[], float], *, most: int = MOST_QUERIES
     ) -> None:
         self.changed: threading.Condition = threading.Condition()
-        """Notified when there is something to say."""
+        """Notified when there is something to report."""
         self.conflated: int = 0
-        """Values that were replaced before they were sent."""
+        """Number of values replaced before they were sent."""
         self.dropped: int = 0
-        """Events of queries for which there was no room."""
+        """Number of events of queries for which there was no room."""
         self.swallowed: int = 0
-        """Errors of ours that were kept from Spark."""
+        """Number of our errors that were kept from Spark."""
         self.last_swallowed: str = ""
         self._name_of = name_of
         self._clock = clock
         self._most = most
         self._queries: dict[str, QueryStatus] = {}
-        # In the order in which they began to wait, and not before when.
+        # Earliest times of sending by query, in the order in which queries began to wait.
         self._waiting: dict[str, float] = {}
         self._ended: dict[str, None] = {}
 
     # -- Spark's side ------------------------------------------------------------------------------
 
     def started(self, query: str, run: str, name: str | None) -> None:
-        """A query starts, or starts again."""
+        """Note that a query starts, or starts again."""
         with self.changed:
-            known = self._queries.get(query) or self._enter(query, run, name)
-            if known is not None:
-                self._put(replace(known, run=run, name=name, state="running", failure=""))
+            status = self._queries.get(query) or self._enter(query, run, name)
+            if status is not None:
+                self._put(replace(status, run=run, name=name, state="running", failure=""))
 
-    def progressed(self, said: BatchProgress) -> None:
-        """A batch was committed."""
+    def progressed(self, progress: BatchProgress) -> None:
+        """Note a committed batch."""
         with self.changed:
-            known = self._queries.get(said.query) or self._enter(said.query, said.run, said.name)
-            if known is None:
+            status = self._queries.get(progress.query) or self._enter(progress.query, progress.run, progress.name)
+            if status is None:
                 return
-            # The events of a run that was replaced may come late: they count, but say nothing of
-            # where the new one is.
+            # Events of a replaced run may come late: they count, but do not tell the new run's
+            # state.
             counted = replace(
-                known,
-                batches=known.batches + 1,
-                rows=known.rows + said.rows,
-                late_rows=known.late_rows + said.late_rows,
+                status,
+                batches=status.batches + 1,
+                rows=status.rows + progress.rows,
+                late_rows=status.late_rows + progress.late_rows,
             )
-            if known.run != said.run:
-                self._queries[said.query] = counted
+            if status.run != progress.run:
+                self._queries[progress.query] = counted
                 return
             newest = replace(
                 counted,
-                state="ended" if known.state == "ended" else "running",
-                batch=said.batch,
-                state_rows=said.state_rows,
-                rows_per_second=said.rows_per_second,
-                batch_seconds=said.seconds,
-                watermark=Watermark.UNKNOWN if said.watermark is None else Watermark(said.watermark),
+                state="ended" if status.state == "ended" else "running",
+                batch=progress.batch,
+                state_rows=progress.state_rows,
+                rows_per_second=progress.rows_per_second,
+                batch_seconds=progress.seconds,
+                watermark=Watermark.UNKNOWN if progress.watermark is None else Watermark(progress.watermark),
             )
             self._put(newest)
 
     def idle(self, query: str, run: str) -> None:
-        """A query found no new data."""
+        """Note that a query found no new data."""
         with self.changed:
-            known = self._queries.get(query)
-            if known is not None and known.run == run and known.state != "ended":
-                self._put(replace(known, state="idle", idle_beats=known.idle_beats + 1))
+            status = self._queries.get(query)
+            if status is not None and status.run == run and status.state != "ended":
+                self._put(replace(status, state="idle", idle_beats=status.idle_beats + 1))
 
     def terminated(self, query: str, run: str, failure: str | None) -> None:
-        """A query ended."""
+        """Note that a query ended."""
         with self.changed:
-            known = self._queries.get(query)
-            if known is not None and known.run == run:
-                self._put(replace(known, state="ended", failure=failure or ""))
+            status = self._queries.get(query)
+            if status is not None and status.run == run:
+                self._put(replace(status, state="ended", failure=failure or ""))
 
     def swallow(self, error: BaseException) -> None:
         """Count an error that Spark must not see."""
@@ -162,9 +159,9 @@ class Book:
             self.last_swallowed = repr(error)
 
     def _enter(self, query: str, run: str, name: str | None) -> QueryStatus | None:
-        """Make room for a query; None when there is none. Hold the lock."""
+        """Make room for a query; return None when there is none. Hold the lock."""
         if len(self._queries) >= self._most:
-            oldest = next((each for each in self._ended if each not in self._waiting), None)
+            oldest = next((candidate for candidate in self._ended if candidate not in self._waiting), None)
             if oldest is None:
                 self.dropped += 1
                 return None
@@ -173,7 +170,7 @@ class Book:
         return QueryStatus(self._name_of(name, query), query, run, name)
 
     def _put(self, status: QueryStatus) -> None:
-        """Take over a status that the authority should hear of. Hold the lock."""
+        """Store a status that the authority should get. Hold the lock."""
         query = status.query
         self._queries[query] = status
         self._ended.pop(query, None)
@@ -188,7 +185,7 @@ class Book:
     # -- the sender's side -------------------------------------------------------------------------
 
     def take(self) -> Saying | None:
-        """Return the newest of a query that waits, of those that may be sent now the one that waits longest; None without one."""
+        """Return the report that waits longest of those that may be sent now; None without one."""
         with self.changed:
             now = self._clock()
             for query, due in self._waiting.items():
@@ -202,45 +199,42 @@ class Book:
         return None
 
     def within(self) -> float | None:
-        """Return in how many seconds there is something to take; None when nothing waits.
-
-        Hold ``changed``.
-        """
+        """Return the seconds until a report may be taken; None without one. Hold the lock."""
         return max(0.0, min(self._waiting.values()) - self._clock()) if self._waiting else None
 
     def waits(self, query: str) -> bool:
-        """Return whether there is something to say of a query."""
+        """Return True if a report of a query waits."""
         with self.changed:
             return query in self._waiting
 
     def reported(self, query: str, watermark: int, published: int) -> None:
-        """The authority has taken over what was said of a query."""
+        """Note that the authority has acknowledged a report."""
         self._note(query, reported=Watermark(watermark), published=Watermark(published), problem="")
 
     def failed(self, query: str, problem: str, *, again: float) -> None:
-        """The authority did not take it over: say the newest again after so many seconds at the earliest."""
+        """Note that a report failed; report the newest value after ``again`` seconds or later."""
         with self.changed:
             self._note(query, problem=problem)
             if query in self._queries:
                 self._waiting[query] = self._clock() + again
 
     def look_again(self, query: str, after: float) -> None:
-        """What was said of a query depends on its inputs: say the newest again after so many seconds, or when Spark says something new."""
+        """Report a query again after some seconds, because its inputs may have moved by then."""
         with self.changed:
             if query in self._queries:
                 self._waiting.setdefault(query, self._clock() + after)
 
     def refused(self, query: str, problem: str) -> None:
-        """The authority will not take it over, and there is nothing to say before Spark says something new."""
+        """Note that the authority refuses a report; wait for Spark's next value."""
         self._note(query, problem=problem)
 
     def _note(self, query: str, **changes: Watermark | str) -> None:
         with self.changed:
             if query not in self._queries:
-                return  # it had ended, and room was made while its end was said
+                return  # it had ended, and was forgotten while its end was being reported
             self._queries[query] = replace(self._queries[query], **changes)  # type: ignore[arg-type]  # by name
 
     def queries(self) -> tuple[QueryStatus, ...]:
-        """Return how the queries stand, in the order in which they were first seen."""
+        """Return the statuses of all queries, in the order in which they were first seen."""
         with self.changed:
             return tuple(self._queries.values())

@@ -1,4 +1,4 @@
-"""An authority of the driver's own: a child process that ends with it, however the driver ends."""
+"""An authority of the driver: a child process that ends with it, however the driver ends."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from lowwater.core.private import make_private_folder, open_private
 __all__ = ["Embedded", "acquire"]
 
 START: Final = 30.0
-"""Seconds that it may take to serve."""
+"""Longest time until it serves, seconds."""
 
 STOP: Final = 10.0
-"""Seconds that it may take to stop in order."""
+"""Longest time for an orderly stop, seconds."""
 
 _READY: Final = "lowwater: serving on "
 _LOG: Final = "authority.log"
 _LINES: Final = 5
-"""Last lines of its log that an error shows."""
+"""Number of last lines of its log that an error shows."""
 
 
 class Embedded:
     """A running authority over a folder of its own, on a free port of the loopback interface.
 
-    Its standard input is a pipe that only this process holds the other end of. When that closes, by
+    Only this process holds the other end of its standard input, a pipe. When the pipe closes, by
     :meth:`release` or because this process is gone, the authority stops.
     """
 
     def __init__(self, data: Path | None) -> None:
         self.temporary = data is None
-        """Whether its folder goes when it does."""
+        """True if its folder is removed with it."""
         self.data = Path(tempfile.mkdtemp(prefix="lowwater-")) if data is None else data
         make_private_folder(self.data)
         self._users = 0
         command = [sys.executable, "-m", "lowwater_spark.attach.embedded_child", str(self.data)]
         command += ["--temporary"] if self.temporary else []
-        # What this process can import, the child can, too.
+        # The child gets this process's import path.
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with open_private(self.data / _LOG, "a") as log:
             self.process = subprocess.Popen(
@@ -53,15 +53,12 @@ class Embedded:
                 stderr=log,
                 text=True,
                 env=environ,
-                start_new_session=True,  # a notebook's interrupt is not meant for it
+                start_new_session=True,  # a notebook's interrupt must not stop it
             )
         self.address = self._ready()
 
     def _ready(self) -> str:
-        """Return where it serves.
-
-        Raises RuntimeError, with the end of its log, when it does not.
-        """
+        """Return its address, or raise RuntimeError with the end of its log."""
         assert self.process.stdout is not None
         late = threading.Timer(START, self.process.kill)
         late.start()
@@ -75,30 +72,27 @@ class Embedded:
         self._end()
         if self.temporary:
             shutil.rmtree(self.data, ignore_errors=True)
-        told = "\n".join(log.splitlines()[-_LINES:]) or "it said nothing"
-        msg = f"the embedded authority did not start over {self.data}:\n{told}\nName another folder, or the address of an authority."
+        excerpt = "\n".join(log.splitlines()[-_LINES:]) or "it said nothing"
+        msg = f"the embedded authority did not start over {self.data}:\n{excerpt}\nName another folder, or the address of an authority."
         raise RuntimeError(msg)
 
     @property
     def ended(self) -> bool:
-        """Whether the process is gone, though it is still used."""
+        """True when the process is gone, though it is still used."""
         return self.process.poll() is not None
 
     def use(self) -> None:
-        """Count one more user."""
+        """Add a user."""
         self._users += 1
 
     def release(self) -> None:
-        """Count one user less; after the last one it stops.
-
-        Waits for that :data:`STOP` seconds at most.
-        """
+        """Remove a user, and stop after the last one. Waits at most :data:`STOP` seconds."""
         with _lock:
             self._users -= 1
             if self._users:
                 return
             key = _key(None if self.temporary else self.data)
-            if _running.get(key) is self:  # when this one has died, the next user has started another
+            if _running.get(key) is self:  # after it died, the next user has started another one
                 del _running[key]
         self._end()
 
@@ -115,7 +109,7 @@ class Embedded:
 
 _lock = threading.Lock()
 _running: dict[str, Embedded] = {}
-"""By folder; all sessions of a process share the one over a temporary folder."""
+"""Authorities by folder; all sessions of a process share the one over a temporary folder."""
 
 
 def _key(data: Path | None) -> str:
@@ -123,12 +117,10 @@ def _key(data: Path | None) -> str:
 
 
 def acquire(data: Path | None) -> Embedded:
-    """Return the authority over a folder, None for a temporary one; starts it unless it runs.
+    """Return the authority over a folder, None for a temporary one; start it if needed.
 
-    Call ``release`` when done.
-
-    Raises ModuleNotFoundError when the authority is not installed, RuntimeError when it does not
-    start.
+    Call ``release`` when done. Raises ModuleNotFoundError when the authority is not installed,
+    RuntimeError when it does not start.
     """
     if importlib.util.find_spec("lowwater_authority") is None:
         msg = (
@@ -138,8 +130,8 @@ def acquire(data: Path | None) -> Embedded:
         )
         raise ModuleNotFoundError(msg, name="lowwater_authority")
     with _lock:
-        found = _running.get(_key(data))
-        if found is None or found.ended:
-            found = _running[_key(data)] = Embedded(data)
-        found.use()
-        return found
+        embedded = _running.get(_key(data))
+        if embedded is None or embedded.ended:
+            embedded = _running[_key(data)] = Embedded(data)
+        embedded.use()
+        return embedded

@@ -12,20 +12,16 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 GRACE: Final = 8.0
-"""Seconds for an orderly stop, after which the process ends all the same: its journal is made for
-that."""
+"""Seconds for an orderly stop, after which the process exits; its journal survives that."""
 
 
 def main() -> int:
-    """Serve on a free port of the loopback interface.
-
-    Returns the exit code of ``lowwater serve``.
-    """
+    """Serve on a free port of the loopback interface; return ``lowwater serve``'s exit code."""
     parse = argparse.ArgumentParser(description=__doc__)
     parse.add_argument("data", type=Path)
     parse.add_argument("--temporary", action="store_true")
     args = parse.parse_args()
-    # Until the server has a handler of its own; SystemExit, so that the folder is removed.
+    # Until the server installs its own handler. SystemExit lets the folder be removed.
     signal.signal(signal.SIGTERM, _leave)
     threading.Thread(target=_follow, args=(args.data, args.temporary), daemon=True).start()
     try:
@@ -41,8 +37,8 @@ def _leave(_number: int, _frame: object) -> NoReturn:
 
 
 def _follow(data: Path, temporary: bool) -> None:
-    """Stop this process when the other end of its standard input is closed, or gone with its process."""
-    # Not by sys.stdin, whose lock this thread would still hold when the interpreter ends.
+    """Stop this process when the other end of its standard input is closed."""
+    # os.read, since this thread would hold the lock of sys.stdin when the interpreter ends.
     while os.read(0, 1 << 16):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What Spark tells of a streaming query, as plain values: its progress, and the name it is registered under."""
+"""Spark's progress reports as plain values, and the name of a query's computation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final
 __all__ = ["BatchProgress", "computation_name", "read_progress"]
 
 _LONGEST: Final = 128
-"""Characters of a name that the authority takes."""
+"""Greatest length of a name at the authority, characters."""
 
 _UNUSABLE: Final = re.compile(r"[^A-Za-z0-9_.-]")
 
@@ -21,7 +21,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class BatchProgress:
-    """What ``onQueryProgress`` said of one committed batch."""
+    """One committed batch, as ``onQueryProgress`` reports it."""
 
     query: str
     """Spark's id of the query, which its checkpoint keeps."""
@@ -30,26 +30,22 @@ class BatchProgress:
     name: str | None
     batch: int
     watermark: int | None
-    """The watermark that the batch ran with, microseconds: made of the batches before it. None
-    without one, or while Spark's stands at 1970, where it begins and which says nothing."""
+    """Watermark of the batch, microseconds, made of the batches before it. None without one, and at
+    1970, where Spark's watermark begins and means nothing."""
     rows: int
-    """Rows that were read."""
+    """Number of rows that were read."""
     rows_per_second: float
-    """Rows that came in per second since the batch before, as Spark has it; 0 where Spark has no
-    number."""
+    """Rows per second since the batch before, by Spark; 0 where Spark has no number."""
     late_rows: int
-    """Rows that its stateful operators dropped as late."""
+    """Number of rows that its stateful operators dropped as late."""
     state_rows: int
-    """Rows in the state of all its stateful operators, afterwards."""
+    """Number of rows in the state of all its stateful operators, after the batch."""
     seconds: float
-    """How long the batch took."""
+    """Duration of the batch."""
 
 
 def read_progress(progress: Mapping[str, Any]) -> BatchProgress:
-    """Return what the JSON of a ``StreamingQueryProgress`` says.
-
-    Raises KeyError, TypeError, ValueError for what is none.
-    """
+    """Return the batch in a progress report's JSON. Raises KeyError, TypeError, ValueError."""
     operators = progress.get("stateOperators") or ()
     event_time = progress.get("eventTime") or {}
     return BatchProgress(
@@ -60,14 +56,14 @@ def read_progress(progress: Mapping[str, Any]) -> BatchProgress:
         watermark=_micros(event_time.get("watermark")),
         rows=int(progress.get("numInputRows") or 0),
         rows_per_second=float(progress.get("inputRowsPerSecond") or 0),
-        late_rows=sum(int(each.get("numRowsDroppedByWatermark") or 0) for each in operators),
-        state_rows=sum(int(each.get("numRowsTotal") or 0) for each in operators),
+        late_rows=sum(int(operator.get("numRowsDroppedByWatermark") or 0) for operator in operators),
+        state_rows=sum(int(operator.get("numRowsTotal") or 0) for operator in operators),
         seconds=int(progress.get("batchDuration") or 0) / 1e3,
     )
 
 
 def _micros(text: str | None) -> int | None:
-    """Return an event time as Spark writes it; None also for one that no clock of ours knows: it holds rather than guesses."""
+    """Return Spark's text of an event time as microseconds; None, which holds, if unreadable."""
     if text is None:
         return None
     try:
@@ -78,9 +74,9 @@ def _micros(text: str | None) -> int | None:
 
 
 def computation_name(prefix: str, name: str | None, query: str) -> str:
-    """Return the name of a query's computation, without its namespace: by the query's name, else by its id.
+    """Return the name of a query's computation, without its namespace: by its name, else its id.
 
-    What cannot stand in a name becomes "_", and a digest of the whole keeps such names apart.
+    A character that no name may have becomes "_", and a digest keeps such names apart.
 
     >>> computation_name("spark.", "hourly", "5f0c...")
     'spark.hourly'
@@ -89,9 +85,9 @@ def computation_name(prefix: str, name: str | None, query: str) -> str:
     >>> computation_name("spark.", "per hour", "5f0c...")
     'spark.per_hour-77db65a5'
     """
-    wanted = prefix + (name or f"query-{query}")
-    clean = _UNUSABLE.sub("_", wanted)
-    if clean == wanted and len(clean) <= _LONGEST:
+    readable = prefix + (name or f"query-{query}")
+    clean = _UNUSABLE.sub("_", readable)
+    if clean == readable and len(clean) <= _LONGEST:
         return clean
-    digest = hashlib.sha256(wanted.encode()).hexdigest()[:8]
+    digest = hashlib.sha256(readable.encode()).hexdigest()[:8]
     return f"{clean[: _LONGEST - len(digest) - 1]}-{digest}"

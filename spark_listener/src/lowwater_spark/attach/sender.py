@@ -1,12 +1,12 @@
-"""The one thread that tells the authority what the book says. Nothing of Spark's ever waits for it.
+"""The one thread that reports the book to the authority. Spark's threads never wait for it.
 
-A query's computation has one key range, claimed as long as the query runs and given back when it
-ends: then it holds. Nobody is told that anything is finished: a query that stops may go on
-tomorrow. Where a query's inputs are declared, its computation reads them, and stands no higher than
-they do.
+A query's computation has one key range. It is claimed while the query runs and released when the
+query ends; then it holds. Nothing is ever reported as finished: a query that stops may go on
+tomorrow. If a query's inputs are declared, its computation reads them, and its watermark is not
+above theirs.
 
-A circuit breaker spares an authority that is away: after some failures in a row nothing is tried
-for a while, then one attempt decides.
+A circuit breaker spares an authority that is away: after some failures in a row it waits for a
+while, and then one attempt decides.
 """
 
 from __future__ import annotations
@@ -30,41 +30,41 @@ __all__ = ["IDENTITY", "Breaker", "Sender"]
 logger = logging.getLogger("lowwater.spark")
 
 IDENTITY: Final = "spark-attach"
-"""What attached computations are bound to: no other kind of worker reports under their names."""
+"""Identity of attached computations: no other kind of worker may report under their names."""
 
 SILENCE: Final = 15.0
-"""Seconds between two looks at another owner of the name. Living ones repeat themselves every few
+"""Seconds after which an owner without a report counts as gone; live ones report every few
 seconds."""
 
 RETRY: Final = 1.0
-"""Seconds before what got no answer is said again, while the breaker is closed."""
+"""Seconds before a report without an answer is repeated, while the breaker is closed."""
 
 LEAVE: Final = 5.0
-"""Seconds that giving back all claims may take, and that whoever stops the sender waits."""
+"""Longest time for releasing all claims, which the caller of ``stop`` waits, seconds."""
 
 
 @dataclass(slots=True)
 class _Speaker:
-    """What the authority knows of one query."""
+    """The authority's state of one query, as this thread knows it."""
 
     worker: lowwater.Worker | None = None
     lease: lowwater.Lease | None = None
-    said: int | None = None
-    """What it took over last."""
+    reported: int | None = None
+    """Watermark that the authority acknowledged last, microseconds; None before the first."""
     published: int = MIN
-    """What was published under the name before; that never goes back."""
-    seen: tuple[int, int] | None = None
-    """Sequencer and last report of the other owner of the name, when it was looked at last."""
-    looked: float = 0.0
+    """Greatest watermark published under the name, microseconds. It never goes down."""
+    last_owner: tuple[int, int] | None = None
+    """Sequencer and last report of another owner of the name, at the last look; None without."""
+    looked_at: float = 0.0
     registered: bool = False
-    """Whether it was registered for this query before."""
+    """True after this query has been registered once."""
     warned: set[str] = field(default_factory=set)
 
 
 class Sender:
-    """Takes from the book, says it, and keeps what was not said for later.
+    """Takes watermarks from the book, reports them, and repeats those without an answer.
 
-    Owns the client. ``inputs`` are those of computations, by their names.
+    Owns the client. ``inputs`` are the computations' inputs by name.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class Sender:
         inputs: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.delivered: int = 0
-        """What the authority has answered."""
+        """Number of values that the authority has answered."""
         self.failures: int = 0
-        """Attempts without an answer."""
+        """Number of attempts without an answer."""
         self.problem: str = ""
-        """Why the last one had none."""
+        """Reason why the last attempt had no answer; empty after an answer."""
         self.breaker: Breaker = Breaker()
         self._book = book
         self._client = client
@@ -90,11 +90,11 @@ class Sender:
         self._thread = threading.Thread(target=self._run, name="lowwater-attach", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Give all claims back and end; waits :data:`LEAVE` seconds at most, and leaves the rest to itself."""
+        """Release all claims and end. Waits at most :data:`LEAVE` seconds; the thread may go on."""
         with self._book.changed:
             self._stopping = True
             self._book.changed.notify_all()
@@ -111,7 +111,7 @@ class Sender:
             self._client.close()
 
     def _next(self) -> Saying | None:
-        """Wait for something to say, and for the breaker; None when it is time to leave."""
+        """Wait for a value to report, and for the breaker; return None after ``stop``."""
         book = self._book
         with book.changed:
             while not self._stopping:
@@ -129,15 +129,15 @@ class Sender:
         speaker = self._speakers.setdefault(saying.query, _Speaker())
         try:
             self._deliver(saying, speaker)
-        except AWAY as failure:  # these count for the breaker; every other refusal is an answer about one query
+        except AWAY as failure:  # counts for the breaker; every other refusal is an answer about one query
             self._away(saying, failure)
         except errors.TooFarAhead as refusal:
             self._answered()
             self._warn(saying, speaker, refusal)
-            self._book.refused(saying.query, _words(refusal))  # the lease repeats it until it is taken over
+            self._book.refused(saying.query, _words(refusal))  # the lease repeats it until it is accepted
         except errors.LowwaterError as refusal:
-            # Another query has the name, or it is registered as something else: that may change
-            # while this one runs, so look again.
+            # Another query owns the name, or it is registered in another way. That may change while
+            # this query runs, so it is tried again.
             self._answered()
             self._forget(speaker)
             self._warn(saying, speaker, refusal)
@@ -146,8 +146,7 @@ class Sender:
             else:
                 self._book.failed(saying.query, _words(refusal), again=SILENCE)
         except Exception as failure:
-            # The thread must go on: the other queries, and the next value of this one, have nothing
-            # to do with it.
+            # The thread must go on: other queries, and this one's next value, are not affected.
             logger.exception("an attached query could not be reported")
             self._book.swallow(failure)
             self._away(saying, failure)
@@ -180,24 +179,21 @@ class Sender:
     # -- what is said ------------------------------------------------------------------------------
 
     def _deliver(self, saying: Saying, speaker: _Speaker) -> None:
-        """Bring the authority up to the newest of a query.
-
-        Raises LowwaterError; a repetition goes on where it stopped.
-        """
+        """Report the newest watermark; a repeat goes on from there. Raises LowwaterError."""
         lease = speaker.lease or self._claim(saying, speaker)
-        # A query that has no watermark yet promises nothing, and takes nothing back: it stays where
-        # the last run left it.
+        # A query without a watermark promises nothing and takes nothing back: it stays where its
+        # last run left it.
         before = lease.watermarks[0]
         watermark = saying.watermark if saying.watermark is not None else MIN if before.finished else before.micros
         reads = bool(self._inputs.get(saying.computation))
-        seen = speaker.worker.inputs() if reads and speaker.worker is not None else None
-        stands = watermark if seen is None else min(watermark, seen.low.micros)
+        inputs = speaker.worker.inputs() if reads and speaker.worker is not None else None
+        stands = watermark if inputs is None else min(watermark, inputs.low.micros)
         try:
-            if speaker.said != stands:
-                if seen is None:
+            if speaker.reported != stands:
+                if inputs is None:
                     lease.advance(None, oldest=None, frontier=watermark)
                 else:
-                    lease.advance(seen, oldest=watermark)
+                    lease.advance(inputs, oldest=watermark)
                 lease.flush()
                 self._took_over(saying, speaker, stands)
         except errors.TooFarAhead:
@@ -207,10 +203,10 @@ class Sender:
         if saying.ended:
             self._give_back(lease, speaker)
         elif stands < watermark:
-            self._book.look_again(saying.query, RETRY)  # it waits for its inputs, and Spark says nothing when they move
+            self._book.look_again(saying.query, RETRY)  # its inputs hold it, and Spark does not report their moves
 
     def _took_over(self, saying: Saying, speaker: _Speaker, watermark: int) -> None:
-        speaker.said = watermark
+        speaker.reported = watermark
         if saying.watermark is not None and saying.watermark < speaker.published and "behind" not in speaker.warned:
             speaker.warned.add("behind")
             logger.warning(
@@ -227,10 +223,7 @@ class Sender:
         self._forget(speaker)
 
     def _claim(self, saying: Saying, speaker: _Speaker) -> lowwater.Lease:
-        """Register and claim, unless another living query reports under the name.
-
-        Raises LowwaterError.
-        """
+        """Register and claim, unless another live query owns the name; or raise LowwaterError."""
         client = self._client
         if speaker.registered:
             self._refuse_dropped(saying.computation)
@@ -241,55 +234,55 @@ class Sender:
         if speaker.worker is None:
             speaker.worker = client.worker(saying.computation, name=worker, identity=IDENTITY)
         speaker.lease = speaker.worker.claim()
-        speaker.said = speaker.seen = None
+        speaker.reported = speaker.last_owner = None
         speaker.warned.clear()
         speaker.published = client.get(saying.computation)[saying.computation].low.micros
         return speaker.lease
 
     def _register(self, computation: str, worker: str, speaker: _Speaker) -> None:
-        """Register it with its inputs; where it has others, and nobody reports under the name, with these in their place."""
+        """Register with the inputs; replace other inputs if no live query owns the name."""
         inputs = self._inputs.get(computation, ())
         try:
             self._client.register(computation, inputs, heuristics=(), estimated=True)
         except errors.RegistrationConflict:
-            known = self._client.topology().computations.get(full_name(self._client.settings.namespace, computation))
-            if computation not in self._inputs or known is None or not known.estimated:
+            existing = self._client.topology().computations.get(full_name(self._client.settings.namespace, computation))
+            if computation not in self._inputs or existing is None or not existing.estimated:
                 raise
             self._look(computation, worker, speaker)
             self._client.set_inputs(computation, inputs)
 
     def _refuse_dropped(self, computation: str) -> None:
-        """Raise UnknownComputation for what an operator has dropped: it must not come back by itself while the query goes on."""
-        found = self._client.get(computation)[computation]
-        if not found.registered and found.incarnation:
+        """Raise UnknownComputation if an operator dropped it: a query must not undo that."""
+        view = self._client.get(computation)[computation]
+        if not view.registered and view.incarnation:
             msg = f"{computation} was dropped while this query reported it; start the query again, or register the name, to go on"
             raise errors.UnknownComputation(msg, metadata={"computation": computation})
 
     def _look(self, computation: str, worker: str, speaker: _Speaker) -> None:
-        """Raise OlderClaim while another query reports under the name: until it leaves, or has been silent from one look to the next."""
-        [held] = self._client.ranges(computation, limit=1)
-        if held.state is not RangeState.OWNED or held.worker == worker:
+        """Raise OlderClaim while another query owns the name and reports between two looks."""
+        [claim] = self._client.ranges(computation, limit=1)
+        if claim.state is not RangeState.OWNED or claim.worker == worker:
             return
-        now, seen = self._clock(), (held.sequencer, held.last_report_micros)
-        if seen == speaker.seen and now - speaker.looked >= SILENCE:
+        now, owner = self._clock(), (claim.sequencer, claim.last_report_micros)
+        if owner == speaker.last_owner and now - speaker.looked_at >= SILENCE:
             return
-        if seen != speaker.seen:
-            speaker.seen, speaker.looked = seen, now
+        if owner != speaker.last_owner:
+            speaker.last_owner, speaker.looked_at = owner, now
         msg = (
-            f"{held.worker} on {held.host} reports under the name {computation}, or did until a moment ago. Give one of the two another "
+            f"{claim.worker} on {claim.host} reports under the name {computation}, or did until a moment ago. Give one of the two another "
             "name with queryName(), or attach one with another prefix; this one takes over when the other has left."
         )
-        raise errors.OlderClaim(msg, metadata={"computation": computation, "worker": held.worker, "host": held.host})
+        raise errors.OlderClaim(msg, metadata={"computation": computation, "worker": claim.worker, "host": claim.host})
 
     @staticmethod
     def _forget(speaker: _Speaker) -> None:
-        """End the claim here; at the authority it is over, or another's, or holds."""
+        """Forget the claim; at the authority it was released, was taken over, or holds."""
         if speaker.worker is not None:
             speaker.worker.close()
-        speaker.worker = speaker.lease = speaker.said = None
+        speaker.worker = speaker.lease = speaker.reported = None
 
     def _leave(self) -> None:
-        """Say what waits and give back what is claimed, unless the authority is away: the claims hold just as well."""
+        """Report the rest and release all claims; while the authority is away they just hold."""
         deadline = self._clock() + LEAVE
         while not self.breaker.is_open and self._clock() < deadline and (saying := self._book.take()) is not None:
             self._say(saying)
@@ -308,19 +301,16 @@ def _words(failure: Exception) -> str:
 
 
 FAILURES: Final = 3
-"""Failures in a row that open the breaker."""
+"""Number of failures in a row that open the breaker."""
 
 FIRST_WAIT: Final = 5.0
-"""Seconds that the breaker stays open at first; twice as long after each attempt that fails."""
+"""Seconds that the breaker stays open at first; doubled after each failed attempt."""
 
 LONGEST_WAIT: Final = 60.0
 
 
 class Breaker:
-    """Pure: the time is passed in, in seconds by any clock that does not go back.
-
-    Used by one thread, read by any.
-    """
+    """A circuit breaker. Callers pass monotonic seconds. One thread uses it, any may read it."""
 
     def __init__(self) -> None:
         self._failures = 0
@@ -329,24 +319,21 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether the last attempts failed.
-
-        The next one is the probe that closes it, or keeps it open.
-        """
+        """True after the last attempts failed. The next attempt closes it, or keeps it open."""
         return self._until is not None
 
     def within(self, now: float) -> float:
-        """Return in how many seconds an attempt may be made; 0 for now."""
+        """Return the seconds until an attempt may be made; 0 for now."""
         return 0.0 if self._until is None else max(0.0, self._until - now)
 
     def succeeded(self) -> None:
-        """An attempt got an answer."""
+        """Note an attempt that got an answer."""
         self._failures = 0
         self._wait = FIRST_WAIT
         self._until = None
 
     def failed(self, now: float) -> None:
-        """An attempt got none."""
+        """Note an attempt without an answer."""
         self._failures += 1
         if self._failures >= FAILURES:
             self._until = now + self._wait

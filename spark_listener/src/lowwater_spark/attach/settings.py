@@ -1,4 +1,4 @@
-"""What ``attach`` is told: by arguments, by the session's ``spark.lowwater.*`` settings, by the environment, in this order."""
+"""The settings of ``attach``: from arguments, else ``spark.lowwater.*``, else the environment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lowwater_spark.attach.progress import computation_name
 __all__ = ["AttachSettings", "resolve"]
 
 PREFIX: Final = "spark."
-"""Before the query's name: apart from the names of tracked stages, which are exact."""
+"""Default prefix of names, so that they differ from tracked stages, which are exact."""
 
 _CONF: Final = "spark.lowwater."
 _TRUE: Final = frozenset({"true", "1", "yes", "on"})
@@ -24,18 +24,18 @@ _PREFIXES: Final = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 
 @dataclass(frozen=True, slots=True)
 class AttachSettings:
-    """How a session is attached."""
+    """Settings of one session's attachment."""
 
     enabled: bool
-    """False: nothing is started, listened to or sent."""
+    """False starts, listens to and sends nothing."""
     address: str | None
-    """The authority's; None for an embedded one."""
+    """Address of the authority; None for an embedded one."""
     namespace: str
     prefix: str
     data: Path | None
-    """Folder of the embedded authority's journal; None for one that goes with it."""
+    """Folder of the embedded authority's journal; None for a temporary one."""
     inputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """What queries read, by the computations' names, without the namespace."""
+    """Inputs by computation, without the namespace."""
 
 
 def resolve(
@@ -49,14 +49,13 @@ def resolve(
     enabled: bool | None,
     inputs: Mapping[str, Sequence[str]] | None = None,
 ) -> AttachSettings:
-    """Return what counts.
+    """Return the settings. ``conf`` returns a setting of the session by its full name.
 
-    ``conf`` returns a setting of the session by its whole name. Raises ValueError for what means
-    nothing.
+    Raises ValueError for values without a meaning.
     """
 
-    def setting(given: str | None, name: str, variable: str = "") -> str | None:
-        return given if given is not None else conf(_CONF + name) or environ.get(variable) or None
+    def setting(argument: str | None, name: str, variable: str = "") -> str | None:
+        return argument if argument is not None else conf(_CONF + name) or environ.get(variable) or None
 
     if enabled is None:
         enabled = _flag(setting(None, "enabled", "LOWWATER_ENABLED"))
@@ -77,15 +76,15 @@ def resolve(
 
 
 def _graph(prefix: str, inputs: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
-    """Return what each computation reads.
+    """Return the inputs of each computation.
 
-    An input that is a query of the mapping is its computation; any other is one by its own name.
+    An input that is a query of the mapping becomes its computation; another is one by its own name.
     """
 
     def computation(query: str) -> str:
         return computation_name(prefix, query, "")
 
-    found: dict[str, tuple[str, ...]] = {}
+    graph: dict[str, tuple[str, ...]] = {}
     for query, reads in inputs.items():
         if not query or isinstance(reads, str) or not all(reads):
             msg = f"inputs is a mapping from a query's name to the list of what it reads, as in {{'hourly': ['flights']}}, and not {query!r}: {reads!r}"
@@ -93,8 +92,8 @@ def _graph(prefix: str, inputs: Mapping[str, Sequence[str]]) -> dict[str, tuple[
         if query in reads:
             msg = f"inputs has {query!r} among what {query!r} reads; nothing can wait for itself"
             raise ValueError(msg)
-        found[computation(query)] = tuple(computation(name) if name in inputs else name for name in reads)
-    return found
+        graph[computation(query)] = tuple(computation(name) if name in inputs else name for name in reads)
+    return graph
 
 
 def _flag(text: str | None) -> bool:

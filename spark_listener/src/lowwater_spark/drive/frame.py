@@ -1,19 +1,21 @@
-"""``drive()``: gives a streaming frame a watermark that follows computations of the pipeline instead of the frame's own rows.
+"""``drive()``: a streaming frame under a watermark that follows computations, not its own rows.
 
-The frame that comes back is a union: first the control source under ``withWatermark``, then the data, which has no
-watermark of its own. Why it looks the way it does (probed on PySpark 4.3):
+The frame that comes back is a union: first the control source under ``withWatermark``, then the
+data, which has no watermark of its own. The reasons for its form (probed on PySpark 4.3):
 
-* The delay of ``withWatermark`` is how long ``dropDuplicatesWithinWatermark`` keeps a key, ``within``. The control row is later by the same
-  length, so that the watermark is the value all the same.
-* The control comes *first*: Spark takes the watermark's column from a union's first child, and from no other.
-* The control row is taken out again by a filter that *cannot be pushed down*: it depends on the partition, which Spark takes for not
-  deterministic. That holds back the user's own filters as well, and those that Spark makes itself (``isnotnull`` of join keys). The control row
-  is null everywhere but in its time, so each of them would throw it away below the watermark, which then would never move, silently.
-* A random number does not do: Spark knows its bounds and folds the comparison away, with the whole control.
-* The control row's nulls and its mark are no literals (:func:`~lowwater_spark.sources.nulls.nulls_of`): a batch may bring a join
-  nothing but the control row on one side, and what Spark infers from a literal there would remove the rows of the other side.
-* Rows at or before 1970 fail the query: Spark's watermark begins there, so that it would drop them before anything was promised.
-* Rows of the year 75,042 or later fail it too: no watermark would close their windows, also when all inputs are finished.
+* The delay of ``withWatermark`` is how long ``dropDuplicatesWithinWatermark`` keeps a key,
+  ``within``. The control row is later by the same length, so the watermark is the value.
+* The control comes *first*: Spark takes the watermark's column from a union's first child only.
+* The filter that removes the control row *cannot be pushed down*: it uses the partition, which
+  Spark takes for not deterministic. That also holds back the user's filters, and Spark's own
+  (``isnotnull`` of join keys). The control row is null but for its time. So such a filter below the
+  watermark would drop it, and the watermark would never move, without an error.
+* A random number would not do: Spark knows its bounds and folds the comparison away.
+* The control row's nulls and its mark are no literals
+  (:func:`~lowwater_spark.sources.nulls.nulls_of`). A batch may bring a join only the control row on
+  one side, and what Spark infers from a literal would remove the rows of the other side.
+* Rows at or before 1970 fail the query: Spark's watermark begins there, and would drop them.
+* Rows of the year 75,042 or later fail it too: no watermark would ever close their windows.
 """
 
 from __future__ import annotations
@@ -45,12 +47,12 @@ __all__ = ["control_time", "drive", "drive_of"]
 _MARK: Final = "__lowwater_control"
 
 _drives: Final[dict[str, Drive]] = {}
-"""What this process has declared, by directory: a plan names no more than that. A frame whose query
-has ended may be started again, so that it is kept, some hundred bytes a call; its directory is
-there only while a query is driven."""
+"""Declarations of this process by directory, the only name that a plan has. They stay, some hundred
+bytes a call, because a frame may be started again after its query has ended. The directory exists
+only while a query is driven."""
 
-_knows: Final[weakref.WeakSet[SparkSession]] = weakref.WeakSet()
-"""The sessions that have the control source."""
+_registered: Final[weakref.WeakSet[SparkSession]] = weakref.WeakSet()
+"""Sessions in which the control source is registered."""
 
 
 def drive(
@@ -67,33 +69,32 @@ def drive(
     """Return ``df`` under a watermark that is the low watermark of ``inputs``, to the millisecond.
 
     Windows, ``dropDuplicatesWithinWatermark``, joins of two such frames and event-time timers then
-    wait for all that the inputs still hold, and no longer. The frame is started by
+    wait for all rows that the inputs still hold, and no longer. Start the frame by
     :meth:`~lowwater_spark.Stage.start` or :meth:`~lowwater_spark.Stage.foreach_batch` of a stage
     with the same inputs; started by ``writeStream`` it fails.
 
     Args:
-        df: A streaming frame over files, Delta tables, or Kafka whose brokers are declared, without
+        df: A streaming frame over files, Delta tables, or Kafka with declared brokers, without
             streaming state and without ``withWatermark``.
-        inputs: The computations whose output it reads.
-        event_time: Its event time, a column of type timestamp.
-        step: How far the watermark moves at least, of event time, and to multiples of which; a
-            whole number of milliseconds. Each move costs two small batches. By default the slide of
-            the windows, or a second where there is anything else than windows.
-        within: For ``dropDuplicatesWithinWatermark``: how far apart in event time the duplicates of
-            a row may be. Spark keeps a key for that long beyond the time of its first row;
-            ``timedelta(0)`` is right where duplicates are copies, with one event time.
-        approximate: Follow the heuristic watermark of this share instead, for example 0.99. Rows
+        inputs: Names of the computations whose output it reads.
+        event_time: Name of its event-time column, a timestamp.
+        step: Least move of the watermark, in event time; values are multiples of it. A whole number
+            of milliseconds. Each move costs two small batches. Default: the slide of the windows,
+            or a second if the query has other stateful operators.
+        within: For ``dropDuplicatesWithinWatermark``: greatest distance in event time between the
+            duplicates of a row. Spark keeps a key for that long beyond its first row's time.
+            ``timedelta(0)`` is right for copies, which have one event time.
+        approximate: Share, for example 0.99, of the heuristic watermark to follow instead. Rows
             then come late, so it needs ``late``, and the computation is marked as approximate.
-        lateness_budget: Follow the inputs' lateness budget of this share instead, for example 0.01:
-            of their records at most about so many come behind it in the long run. An input with a
-            smaller budget stands with that, one without any with its low watermark. It needs
-            ``late``, and marks the computation as approximate, likewise.
-        late: A directory on a file system that driver and executors share. What Spark drops of
-            batch N as late stands in ``late/batch=N``, as Parquet, with the watermark that each row
+        lateness_budget: Share, for example 0.01, of the inputs' lateness budget to follow instead:
+            in the long run at most about that share of their records comes behind it. Of an input
+            with only a smaller budget that one is followed, of one without any its low watermark.
+            It needs ``late`` and marks the computation as approximate, likewise.
+        late: Directory on a file system that driver and executors share. Rows that Spark drops as
+            late in batch N are in ``late/batch=N``, as Parquet, with the watermark that each row
             met in the column ``lowwater_watermark``. Without ``approximate`` and
-            ``lateness_budget`` a row is late only when an input has broken its promise, or when its
-            sender repeats what it was acknowledged for. Costs one round through Arrow for every
-            row.
+            ``lateness_budget`` a row is late only if an input broke its promise, or if its sender
+            repeats what was acknowledged. Costs one round through Arrow for every row.
 
     Raises ValueError for arguments that drive nothing, TypeError when ``event_time`` is no
     timestamp, Unsupported for a session that cannot be driven.
@@ -108,14 +109,14 @@ def drive(
     if late is not None and MET in [name.lower() for name in df.columns]:
         msg = f"the frame has a column {MET}, which is to say of late rows which watermark each met: rename it before lws.drive()"
         raise ValueError(msg)
-    kept = None if late is None else str(Path(late).resolve())
+    late_path = None if late is None else str(Path(late).resolve())
     directory = str(Path(_root().name, uuid.uuid4().hex))
-    declared = Drive(directory, tuple(inputs), event_time, step, approximate, kept, within, lateness_budget)
+    declared = Drive(directory, tuple(inputs), event_time, step, approximate, late_path, within, lateness_budget)
     _drives[declared.directory] = declared
     data = observe_untimed(df, event_time)
     data = data if declared.late is None else keep_late(data, declared)
-    # Spark subtracts the delay again: its watermark is the value, and only the memory of duplicates
-    # is longer.
+    # Spark subtracts the delay again, so its watermark is the value. Only keys of duplicates stay
+    # longer.
     control = spark.readStream.format(FORMAT).option(DIRECTORY, declared.directory).load()
     value = control_time(control["value"], delay)
     fields = df.schema.fields
@@ -130,11 +131,11 @@ def drive(
 
 
 def control_time(value: Column, delay: int) -> Column:
-    """Return the event time of the control row: its value, later by the delay, milliseconds both.
+    """Return the event time of the control row: its value plus the delay, both milliseconds.
 
-    The sum is of numbers. Spark adds an interval of a day or more in the calendar of the session's
-    time zone. Where the clocks change in between, the watermark would be an hour beside the value,
-    and WatermarkLost would end the query.
+    It adds numbers, because Spark adds an interval of a day or more in the calendar of the
+    session's time zone. If the clocks changed in between, the watermark would be an hour beside the
+    value, and WatermarkLost would end the query.
     """
     from pyspark.sql import functions as sf
 
@@ -143,20 +144,17 @@ def control_time(value: Column, delay: int) -> Column:
 
 @functools.cache
 def _root() -> tempfile.TemporaryDirectory[str]:
-    """Return where this process has the directories of its controls; it goes when the process ends."""
+    """Return the directory of this process's controls; it is removed when the process ends."""
     return tempfile.TemporaryDirectory(prefix="lowwater-drive-", ignore_cleanup_errors=True)
 
 
 def _unite(control: DataFrame, data: DataFrame) -> DataFrame:
-    """Return both in one stream, the control first: it has the watermark."""
+    """Return both in one stream, the control first, because it has the watermark."""
     return control.union(data)
 
 
 def drive_of(directory: str) -> Drive:
-    """Return what was declared for a control's directory.
-
-    Raises ValueError for one that another process has made.
-    """
+    """Return the declaration of a control's directory. Raises ValueError for another process's."""
     try:
         return _drives[directory]
     except KeyError:
@@ -165,11 +163,11 @@ def drive_of(directory: str) -> Drive:
 
 
 def _data_rows(event_time: str) -> Column:
-    """Return the filter that lets the data through and not the control row, and that Spark can push nowhere."""
+    """Return the filter that removes the control row, and that Spark can push nowhere."""
     from pyspark.sql import functions as sf
 
-    # One comparison: of two joined by AND, Spark would take the one without the partition for a
-    # fact about the rows.
+    # One comparison only: of two joined by AND, Spark would take the one without the partition for
+    # a fact about the rows.
     micros = sf.unix_micros(quoted(event_time))
     never = micros + sf.spark_partition_id() < -(1 << 56)
     data = sf.lit(col=True)
@@ -231,15 +229,15 @@ def _delay(within: timedelta | None) -> int:
 def _check_session(spark: SparkSession) -> None:
     check_classic(spark, "A driven query in a Spark Connect session")
     check_version(spark, "A driven query")
-    if spark not in _knows:
+    if spark not in _registered:
         from lowwater_spark.sources.control_reader import ControlDataSource
 
         spark.dataSource.register(ControlDataSource)
-        _knows.add(spark)
+        _registered.add(spark)
 
 
 def _event_time(df: DataFrame, event_time: str) -> str:
-    """Return the frame's own name of its event time. Raises as :func:`drive`."""
+    """Return the event time's name as the frame spells it. Raises what :func:`drive` raises."""
     if not df.isStreaming:
         raise Unsupported("A DataFrame that is not streaming", "it has no watermark", "Read it with spark.readStream.")
     kinds: dict[str, Any] = {field.name: field.dataType for field in df.schema.fields}

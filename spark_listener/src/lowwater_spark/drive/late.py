@@ -1,12 +1,14 @@
-"""Keeps the rows that the watermark has passed: a step right above the data that writes down what Spark is about to drop.
+"""Keeps the rows that Spark drops as late: a step right above the data writes them down.
 
-The step lets every row through and copies those that a stateful operator will drop, or drop from some of their windows, to
-``late/batch=N/part-<partition>.parquet``. It finds out by itself which those are: Spark's late filter in batch N is the watermark of
-batch N - 1, from Spark's own offset log, and the rule is that of the query's operators.
+The step lets every row through, and copies the rows that a stateful operator will drop, from all or
+some of their windows, to ``late/batch=N/part-<partition>.parquet``. Spark's late filter in batch N
+is the watermark of batch N - 1. The step reads it from Spark's offset log, and has the rule of the
+query's operators.
 
-Each attempt of a task writes a file of its own and renames it at its end, so that a retried or a speculative one leaves the same file. Below a ``coalesce`` a
-task runs the step for several partitions, one after the other, and each of those has a file with a number (``part-00000-1.parquet``). What a batch
-leaves behind that is never committed is removed when the query starts again, before Spark runs that batch once more.
+Each attempt of a task writes a file of its own and renames it at its end, so that a retried or
+speculative attempt leaves the same file. Below a ``coalesce`` a task runs the step for several
+partitions in turn; their files have numbers (``part-00000-1.parquet``). The files of a batch that
+was never committed are removed when the query starts again, before Spark runs that batch again.
 """
 
 from __future__ import annotations
@@ -37,39 +39,38 @@ if TYPE_CHECKING:
 __all__ = ["MET", "LateRule", "keep_late", "open_late", "reserve_late"]
 
 MET: Final = "lowwater_watermark"
-"""The column of late rows that says which watermark each met."""
+"""Name of the column that holds the watermark which a late row met."""
 
 _OWN: Final = ".lowwater"
 
 _LAST: Final = 253_402_214_400_000_000
-"""Microseconds, 9999-12-31: a later time in :data:`MET` could not be collected into Python, in some
-time zone."""
+"""Greatest time in :data:`MET`, microseconds, 9999-12-31: Python could not hold a later time in
+some time zones."""
 
 
 @dataclass(frozen=True, slots=True)
 class LateRule:
-    """Which rows of a batch Spark drops."""
+    """The rule by which Spark drops rows."""
 
     checkpoint: str
     windows: Sequence[tuple[int, int, int]] = ()
     """Length, slide and start of the query's windows, microseconds."""
     at: bool = False
-    """Whether something else than windows drops rows: those at the watermark or below it."""
+    """True if another operator than windows drops rows: those at or below the watermark."""
 
     def late(self, times: NDArray[np.int64], watermark: int) -> NDArray[np.bool_]:
-        """Return which event times are late for a watermark; microseconds all."""
+        """Return which event times are late for a watermark. All are microseconds."""
         import numpy as np
 
-        found = times <= watermark if self.at else np.zeros(len(times), dtype=np.bool_)
+        late = times <= watermark if self.at else np.zeros(len(times), dtype=np.bool_)
         for length, slide, start in self.windows:
-            # The first of a row's windows to end: the least time above the row's at which any
-            # window does.
+            # End of the row's first window: the least time above the row's at which a window ends.
             first_end = times - (times - start - length) % slide + slide
-            found |= first_end <= watermark
-        return found
+            late |= first_end <= watermark
+        return late
 
     def watermark(self, batch: int) -> int:
-        """Return the watermark that a batch drops rows by, microseconds: the one that the batch before it ran with.
+        """Return the watermark by which a batch drops rows, microseconds: the batch before's.
 
         Raises FileNotFoundError when this machine does not see the checkpoint.
         """
@@ -80,7 +81,7 @@ class LateRule:
 
 
 def reserve_late(drive: Drive, identity: str) -> None:
-    """Make a directory for late rows a checkpoint's. Raises ValueError when it is another's."""
+    """Reserve a directory for a checkpoint's late rows. Raises ValueError if another owns it."""
     assert drive.late is not None
     folder = Path(drive.late)
     own = folder / _OWN
@@ -92,7 +93,7 @@ def reserve_late(drive: Drive, identity: str) -> None:
 
 
 def open_late(drive: Drive, rule: LateRule, committed: int) -> None:
-    """Make a reserved directory ready: remove what batches after ``committed`` left there, and say how rows become late."""
+    """Prepare a reserved directory: remove files of batches after ``committed``, write the rule."""
     assert drive.late is not None
     folder = Path(drive.late)
     for path in (folder / _OWN).glob("*.json"):
@@ -102,14 +103,14 @@ def open_late(drive: Drive, rule: LateRule, committed: int) -> None:
         if number.isdecimal() and int(number) > committed:
             shutil.rmtree(path)
     sync_directory(folder)
-    entry = {"checkpoint": rule.checkpoint, "windows": [list(each) for each in rule.windows], "at": rule.at}
+    entry = {"checkpoint": rule.checkpoint, "windows": [list(window) for window in rule.windows], "at": rule.at}
     write_once(_rule_path(drive.late, drive.directory), json.dumps(entry).encode())
 
 
 def windows_of(windows: Sequence[Window]) -> list[tuple[int, int, int]]:
-    """Return windows as a rule wants them."""
+    """Return windows in the form of a rule."""
     micro = timedelta(microseconds=1)
-    return [(each.length // micro, each.slide // micro, each.start // micro) for each in windows]
+    return [(window.length // micro, window.slide // micro, window.start // micro) for window in windows]
 
 
 def _rule_path(late: str, directory: str) -> Path:
@@ -117,10 +118,7 @@ def _rule_path(late: str, directory: str) -> Path:
 
 
 def keep_late(df: DataFrame, drive: Drive) -> DataFrame:
-    """Return the same rows; late ones are written down while they pass.
-
-    Costs one round through Arrow for every row.
-    """
+    """Return the same rows, and write late ones down. Costs one round through Arrow a row."""
     assert drive.late is not None
     step = _step(drive.late, str(_rule_path(drive.late, drive.directory)), drive.event_time)
     return map_in_arrow(df, step, df.schema)
@@ -128,11 +126,11 @@ def keep_late(df: DataFrame, drive: Drive) -> DataFrame:
 
 def _step(late: str, rule_path: str, event_time: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def keep(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        # Executors need nothing but the package: what this closes over is plain.
+        # Executors need only the package, because the closure holds plain values.
         from lowwater_spark.drive.late import LateFile, LateRule
 
         entry = json.loads(Path(rule_path).read_text(encoding="utf-8"))
-        rule = LateRule(entry["checkpoint"], [tuple(each) for each in entry["windows"]], entry["at"])
+        rule = LateRule(entry["checkpoint"], [tuple(window) for window in entry["windows"]], entry["at"])
         with LateFile(late, rule, event_time) as file:
             for batch in batches:
                 file.keep(batch)
@@ -142,7 +140,7 @@ def _step(late: str, rule_path: str, event_time: str) -> Callable[[Iterator[pa.R
 
 
 class LateFile:
-    """The late rows of one task attempt. Nothing is written while there are none."""
+    """The late rows of one task attempt; no file while there are none."""
 
     def __init__(self, late: str, rule: LateRule, event_time: str) -> None:
         from pyspark import TaskContext
@@ -157,7 +155,7 @@ class LateFile:
         self._part = f"part-{context.partitionId():05}"
         self._attempt = int(context.taskAttemptId())
         self._path = self._beside = self._folder
-        """Where the file is in the end, and until then. Known from the first late row on."""
+        """Final path of the file, and path until then; set at the first late row."""
         self._writer: Any = None
 
     def keep(self, batch: pa.RecordBatch) -> None:
@@ -167,8 +165,8 @@ class LateFile:
         import pyarrow.parquet as pq
 
         times = batch.column(self._event_time).cast(pa.int64())
-        known = times.is_valid().to_numpy(zero_copy_only=False)
-        late = known & self._rule.late(times.fill_null(0).to_numpy(zero_copy_only=False), self._watermark)
+        valid = times.is_valid().to_numpy(zero_copy_only=False)
+        late = valid & self._rule.late(times.fill_null(0).to_numpy(zero_copy_only=False), self._watermark)
         if not np.any(late):
             return
         rows = batch.filter(pa.array(late))
@@ -183,9 +181,10 @@ class LateFile:
         self._writer.write_table(table)
 
     def _own_name(self) -> str:
-        """Return a name that this attempt has not had yet: it may have written the file of another partition, in another process.
+        """Return a name that this attempt has not used, in whatever process.
 
-        An attempt notes its names by empty hidden files. Another attempt of the task begins with the same names.
+        An attempt may write files of several partitions, and notes its names by empty hidden files.
+        Another attempt of the task begins with the same names.
         """
         for number in itertools.count():
             name = f"{self._part}-{number}" if number else self._part

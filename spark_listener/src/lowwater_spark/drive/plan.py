@@ -1,6 +1,6 @@
-"""What a driven query must look like, checked before it starts: in the plan, in the session, and in the checkpoint. And where its watermark may stand.
+"""Checks of a driven query before it starts, in plan, session and checkpoint; and its steps.
 
-What is refused here would run, and be wrong: with a watermark that never moves, or one that passes rows that nobody has read.
+A query that is refused here would run wrongly: its watermark would never move, or pass unread rows.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ _WITHIN: Final = KINDS["DeduplicateWithinWatermark"]
 def check_driven(
     spark: SparkSession, frame: DataFrame, checked: Checked, drives: Mapping[int, Drive], inputs: Sequence[str]
 ) -> None:
-    """Raise Unsupported for a query whose watermark cannot be driven, and ValueError for inputs that are not the stage's.
+    """Raise Unsupported for a query whose watermark cannot be driven.
 
-    ``drives`` is what was declared for each control source, by its number; ``inputs`` are the stage's.
+    ``drives`` are the declarations by the number of their control source; ``inputs`` are the
+    stage's. Raises ValueError when the driven inputs are not the stage's.
     """
     _check_settings(spark, drives)
     _check_inputs(drives, inputs)
@@ -63,7 +64,7 @@ def check_driven(
 
 
 def check_ending(trigger: Mapping[str, Any]) -> None:
-    """Raise Unsupported for a query that ends after one batch: what closes its windows is a later one."""
+    """Raise Unsupported for a query of one batch only: its windows would close in a later one."""
     if trigger.get("once"):
         raise Unsupported(
             "A driven query with the trigger once",
@@ -115,15 +116,15 @@ def _check_inputs(drives: Mapping[int, Drive], inputs: Sequence[str]) -> None:
 
 
 def _check_covered(plan: Any, controls: int) -> None:
-    """Refuse rows that no control speaks for, and controls that are not where drive() has put them."""
-    found = list(_leaves(plan, covered=False))
-    if any(not covered for leaf, covered in found if not is_control(leaf)):
+    """Raise Unsupported for rows without a control, and for controls where drive() puts none."""
+    leaves = list(_leaves(plan, covered=False))
+    if any(not covered for leaf, covered in leaves if not is_control(leaf)):
         raise Unsupported(
             "A driven query that also reads a frame that is not driven",
             "the watermark does not wait for its rows",
             "Unite the frames before lws.drive(), or drive each of them.",
         )
-    if any(covered for leaf, covered in found if is_control(leaf)) or len(found) < 2 * controls:
+    if any(covered for leaf, covered in leaves if is_control(leaf)) or len(leaves) < 2 * controls:
         raise Unsupported(
             "A driven frame inside of a driven frame",
             "the inner watermark would be lost",
@@ -132,7 +133,7 @@ def _check_covered(plan: Any, controls: int) -> None:
 
 
 def _leaves(node: Any, *, covered: bool) -> Iterator[tuple[Any, bool]]:
-    """Yield the streaming leaves of a plan, and whether a control that comes before them in a union speaks for them."""
+    """Yield the streaming leaves of a plan, and whether a control before them covers them."""
     children = items(node.children())
     if not children and node.isStreaming():
         yield node, covered
@@ -143,7 +144,7 @@ def _leaves(node: Any, *, covered: bool) -> Iterator[tuple[Any, bool]]:
 
 
 def _check_optimised(spark: SparkSession, frame: DataFrame, controls: int) -> None:
-    """Refuse a plan in which Spark's optimiser leaves a control out, or keeps its row from the watermark above it."""
+    """Raise Unsupported if the optimiser drops a control or filters its row."""
     jsession: Any = spark._jsparkSession
     plan = jsession.sessionState().optimizer().execute(frame._jdf.queryExecution().analyzed())
     arriving = sum(_arrives(node) for node in nodes(plan) if node.getClass().getSimpleName() == "EventTimeWatermark")
@@ -156,7 +157,7 @@ def _check_optimised(spark: SparkSession, frame: DataFrame, controls: int) -> No
 
 
 def _arrives(watermark: Any) -> bool:
-    """Return whether nothing but projections stands between a watermark and its control source."""
+    """Return True if only projections are between a watermark and its control source."""
     node = watermark
     while children := items(node.children()):
         [node] = children[:1]
@@ -166,21 +167,21 @@ def _arrives(watermark: Any) -> bool:
 
 
 def steps_for(checked: Checked, drive: Drive) -> Steps:
-    """Return at which values a control may stand."""
+    """Return the steps at which a control's value may be."""
     windows = [operator.window for operator in checked.operators]
-    known = [window for window in windows if window is not None]
-    return steps_of(known, step=drive.step, before=not known or len(known) < len(windows))
+    tumbling = [window for window in windows if window is not None]
+    return steps_of(tumbling, step=drive.step, before=not tumbling or len(tumbling) < len(windows))
 
 
 def holdback_of(checked: Checked, steps: Steps, window: timedelta | None = None) -> int:
     """Return how far below its inputs a healthy driven stage can be at most, microseconds.
 
-    That is the distance to the next step of its control row, and how far below this step the rows
-    are that Spark still holds. ``window``: width to which the stage rounds its stamps down. 0 for a
-    query that holds nothing.
+    That is the distance to the next step of its control row, plus the distance from this step down
+    to the rows that Spark still holds. ``window``: width to which the stage rounds its stamps down.
+    0 for a query that holds no rows.
 
-    The stamps of a kind of windows are whole slides apart, and so meet the steps at distances that
-    repeat with the greatest common divisor of both. The lowest of them counts.
+    The stamps of a kind of windows are whole slides apart. So their distances to the steps repeat
+    with the greatest common divisor of both, and the lowest stamp counts.
     """
     if checked.retention is None:
         return 0
@@ -189,7 +190,7 @@ def holdback_of(checked: Checked, steps: Steps, window: timedelta | None = None)
     apart, origin, ahead = (steps.length, steps.origin, before) if whole else (1_000, 0, before + 999)
 
     def rounded(distance: int, stamp: int, period: int) -> int:
-        """Add what rounding takes off a stamp that is a multiple of the period apart from another one."""
+        """Add what rounding can take off a stamp; stamps are multiples of ``period`` apart."""
         if window is None:
             return distance
         common = gcd(period, _micros(window))
@@ -205,32 +206,32 @@ def holdback_of(checked: Checked, steps: Steps, window: timedelta | None = None)
         if cut is not None:
             length, period, at = _micros(cut.length), _micros(cut.slide), _micros(cut.start + stamp.shift)
             common = gcd(period, apart)
-            # Spark holds most at the step that is nearest before an end.
+            # Spark holds most rows at the step that is nearest before an end.
             lag -= (_micros(cut.start + cut.length + stamp.lag) - origin + before) % common or common
             lag, at = (lag + length, at) if stamp.kind == "start" else (lag, at + length)
         if stamp.truncated:
-            lag, period = lag + sum(_micros(each.longest) for each in stamp.truncated), 1
+            lag, period = lag + sum(_micros(unit.longest) for unit in stamp.truncated), 1
         distances.append(rounded(lag, at, period))
     return max(0, steps.length + ahead + max(distances))
 
 
 # -- the checkpoint --------------------------------------------------------------------------------
 def check_checkpoint(checkpoint: Location, sources: Sequence[Source]) -> None:
-    """Raise CheckpointMismatch when the checkpoint is of a query that was driven and this one is not, or the other way round.
+    """Raise CheckpointMismatch if a checkpoint's controls are not those of the query.
 
-    Spark itself would say how many sources there are ("There are [1] sources in the checkpoint offsets and now there are [2] sources"),
-    or read one source's offset as another's.
+    Without this check Spark would only complain about the number of sources, or read one source's
+    offset as another's.
     """
     controls = [i for i, source in enumerate(sources) if isinstance(source, ControlSource)]
     plan = CheckpointLog(checkpoint).newest()
     if plan is None:
         return
-    found = [i for i, line in enumerate(plan.lines) if _is_offset(line)]
+    controlled = [i for i, line in enumerate(plan.lines) if _is_offset(line)]
     unknown = [i for i in controls if i < len(plan.lines) and plan.lines[i] == NONE]
-    if sorted(found + unknown) == controls:
+    if sorted(controlled + unknown) == controls:
         return
     what = "has no lws.drive()" if not controls else f"has {len(controls)} lws.drive()"
-    was = "that was not driven" if not found else f"with {len(found)} of them"
+    was = "that was not driven" if not controlled else f"with {len(controlled)} of them"
     msg = _OTHER_SOURCES.format(checkpoint=checkpoint, what=what, was=was)
     raise CheckpointMismatch(msg)
 
@@ -250,16 +251,16 @@ def _is_offset(line: str) -> bool:
 
 
 def given_offsets(log: CheckpointLog, drives: Mapping[int, Drive]) -> dict[int, Offset]:
-    """Return what each control had given out in the newest planned batch: where Spark goes on from.
+    """Return each control's offset in the newest planned batch, from which Spark goes on.
 
-    Raises CheckpointMismatch when a frame follows an input now that it did not follow then: of what
-    that still holds, the watermark knows nothing.
+    Raises CheckpointMismatch when a frame follows a new input: the checkpoint's watermark knows
+    nothing of the rows which that input still holds.
     """
     plan = log.newest()
     if plan is None:
         return {number: Offset() for number in drives}
-    given = {number: Offset.of_line(plan.lines[number]) for number in drives}
-    for number, offset in given.items():
+    offsets = {number: Offset.of_line(plan.lines[number]) for number in drives}
+    for number, offset in offsets.items():
         new = sorted(set(drives[number].inputs) - set(offset.incarnations))
         if offset.watermark and new:
             msg = (
@@ -267,16 +268,16 @@ def given_offsets(log: CheckpointLog, drives: Mapping[int, Drive]) -> dict[int, 
                 "checkpoint, with adopt=True."
             )
             raise CheckpointMismatch(msg)
-    return given
+    return offsets
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Where the value may stand: at whole steps, counted from an origin; microseconds both.
+    """Values that a control may have: whole steps from an origin, both microseconds.
 
-    ``before`` is for operators that drop a row *at* the watermark (all but windowed aggregations,
-    which drop windows that *end* at it): the value is then one millisecond less, since a row
-    exactly at the low watermark may still come.
+    ``before`` is True for operators that drop a row *at* the watermark, which all do but windowed
+    aggregations (they drop windows that *end* at it). The value is then one millisecond less, since
+    a row exactly at the low watermark may still come.
     """
 
     length: int = 1_000_000
@@ -284,12 +285,14 @@ class Steps:
     before: bool = True
 
     def value(self, low: int) -> int:
-        """Return the greatest value, in milliseconds, that is safe while ``low``, in microseconds, is the low watermark.
+        """Return the greatest safe value, milliseconds, for the low watermark, microseconds.
 
         >>> Steps(1_000, before=False).value(10_000_999), Steps(1_000).value(10_000_999)
         (10000, 9999)
-        >>> Steps(10_000_000, before=False).value(19_999_999), Steps().value(MIN), Steps().value(MAX) == END
-        (10000, 0, True)
+        >>> Steps(10_000_000, before=False).value(19_999_999), Steps().value(MAX) == END
+        (10000, True)
+        >>> Steps().value(MIN)
+        0
         """
         if low == MIN:
             return NOTHING_GIVEN
@@ -301,20 +304,20 @@ class Steps:
 
 
 def steps_of(windows: Iterable[Window], *, step: timedelta | None, before: bool) -> Steps:
-    """Return the steps of a query: those asked for, else where windows end, else whole seconds.
+    """Return the steps of a query: the given step, else the windows' ends, else whole seconds.
 
     Several kinds of windows end at different times: the step is then the greatest that meets all of
-    them.
-
+    their ends.
     >>> hour, ten = timedelta(hours=1), timedelta(minutes=10)
     >>> steps_of([Window(hour, ten, timedelta(minutes=5))], step=None, before=False)
     Steps(length=600000000, origin=300000000, before=False)
-    >>> steps_of([Window(hour, hour, timedelta(0)), Window(ten, ten, ten / 2)], step=None, before=False).length == 5 * 60 * 1_000_000
+    >>> both = [Window(hour, hour, timedelta(0)), Window(ten, ten, ten / 2)]
+    >>> steps_of(both, step=None, before=False).length == 5 * 60 * 1_000_000
     True
     """
     if step is not None:
         return Steps(_micros(step), 0, before)
-    ends = [(_micros(each.start + each.length), _micros(each.slide)) for each in windows]
+    ends = [(_micros(window.start + window.length), _micros(window.slide)) for window in windows]
     if not ends or before:
         return Steps(before=before)
     origin, length = ends[0]

@@ -1,1 +1,1 @@
-"""Tracks queries that nobody changes, by what stands in their checkpoints alone."""
+"""Tracks unchanged queries by their checkpoints alone."""

@@ -1,4 +1,4 @@
-"""``lowwater-spark``: tracks queries that nobody changes, each by its checkpoint, many in one process."""
+"""``lowwater-spark``: tracks unchanged queries by their checkpoints, many in one process."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ __all__ = ["Heartbeat", "declared", "main", "parser"]
 logger = logging.getLogger("lowwater.spark")
 
 AGAIN_SECONDS: Final = 5.0
-"""How long until a query is tried again whose checkpoint, token or authority is not there yet."""
+"""Seconds until a query is tried again whose checkpoint, token or authority is missing."""
 
 FAILED: Final = 2
-"""Exit code of what was refused."""
+"""Exit code when the arguments or declarations are refused."""
 
 REFUSED: Final = 1
 """Exit code when a query had to be given up."""
@@ -55,7 +55,7 @@ _STOPS: Final = frozenset({signal.SIGTERM, signal.SIGINT})
 
 
 def parser() -> CommandParser:
-    """Return the arguments."""
+    """Return the parser of the command."""
     parse = CommandParser(
         prog="lowwater-spark",
         description="Track Spark queries by their checkpoints alone: exact low watermarks of jobs that nobody changes.",
@@ -138,7 +138,7 @@ def parser() -> CommandParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command, and return its exit code."""
     open_streams()
     args = parser().parse_args(argv)
     try:
@@ -168,32 +168,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def describe(checkpoint: str, session: Any) -> str:
-    """Return a file of declarations for a checkpoint, with what it tells.
+    """Return a file of declarations for a checkpoint, filled in as far as the checkpoint shows.
 
     Raises OSError, CheckpointMismatch, Unsupported.
     """
     where: Location = (
         Path(checkpoint)
         if checkpoint.startswith("/")
-        # What is said of it is no report: nothing is promised for it.
+        # The answer is no report, so no promise is needed.
         else checkpoint_of(session(), checkpoint, single_driver=True, looked_at=True)
     )
     query = query_id(where)
     log = CheckpointLog(where)
     last = log.last_committed()
     plan = None if last is None else log.plan(last)
-    found = operators(where)
+    kinds = operators(where)
     lines = () if plan is None else plan.lines
     read = f"The query {query} has committed no batch yet."
     if plan is not None:
         read = f"The query {query} has committed batch {plan.batch}; of each source it is at:"
     sources = "\n".join(f'    "{_guess(line)}",  # {line[:200]}' for line in lines) or '    "<files:/data/in>",'
     state = "It keeps nothing in Spark's state."
-    if found:
-        state = f"In Spark's state: {', '.join(operator or 'an operator without a name' for operator in found.values())}. Its retention is needed but for deduplication."
-    unless = "" if set(found.values()) - ON_ARRIVAL else "# "
-    asked = [*needed(checkpoint), *([] if last is None else [HISTORY])]
-    promises = "\n".join(f'    # {PROMISES[name]}\n    # "{name}",' for name in asked)
+    if kinds:
+        state = f"In Spark's state: {', '.join(operator or 'an operator without a name' for operator in kinds.values())}. Its retention is needed but for deduplication."
+    unless = "" if set(kinds.values()) - ON_ARRIVAL else "# "
+    promised = [*needed(checkpoint), *([] if last is None else [HISTORY])]
+    promises = "\n".join(f'    # {PROMISES[name]}\n    # "{name}",' for name in promised)
     return BLANK.format(
         checkpoint=json.dumps(checkpoint, ensure_ascii=False),
         read=read,
@@ -215,18 +215,18 @@ def _guess(line: str) -> str:
     return "<kafka:topic,lowwater.brokers=3,kafka.bootstrap.servers=broker:9092>" if line.startswith('{"') else "<?>"
 
 
-def _settings(given: Sequence[str]) -> dict[str, str]:
-    found = dict(each.split("=", 1) for each in given if "=" in each)
-    if len(found) < len(given):
+def _settings(pairs: Sequence[str]) -> dict[str, str]:
+    settings = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+    if len(settings) < len(pairs):
         msg = (
             "--conf takes NAME=VALUE, for example spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
         )
         raise ValueError(msg)
-    return found
+    return settings
 
 
 def _session(settings: Mapping[str, str]) -> SparkSession:
-    """Return a Spark session of one thread, which runs no jobs: its JVM has the clients of Kafka and of file systems."""
+    """Return a session that runs no jobs: its JVM has the clients of Kafka and file systems."""
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[1]").appName("lowwater-spark").config("spark.ui.enabled", "false")
@@ -234,12 +234,12 @@ def _session(settings: Mapping[str, str]) -> SparkSession:
 
 
 def declared(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the queries, all of them checked. Raises ValueError, Unsupported, OSError."""
+    """Return all queries, after checking them. Raises ValueError, Unsupported, OSError."""
     keys = ("name", "checkpoint", "inputs", "sources", "promises", "retention", "stamp", "output_mode", "output")
-    given = {key: value for key in keys if (value := getattr(args, key)) is not None}
+    options = {key: value for key in keys if (value := getattr(args, key)) is not None}
     if args.file is None:
-        queries: Any = [given]
-    elif given:
+        queries: Any = [options]
+    elif options:
         msg = f"a query is declared in {args.file} or by options, not both"
         raise ValueError(msg)
     else:
@@ -256,9 +256,10 @@ def declared(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 class Heartbeat:
-    """A file whose age tells a process that hangs: it is touched when each query has ended a look, or a step of its beginning, since the last time.
+    """A file whose age shows that a process hangs.
 
-    Without a file nothing is done. Raises OSError at the start for a file that cannot be written.
+    It is touched when each query has finished a look, or a step of its start, since the last touch.
+    Without a file nothing is done. Raises OSError at the start if the file cannot be written.
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -268,25 +269,22 @@ class Heartbeat:
             file.touch()
 
     def look(self, turns: Mapping[str, tuple[int, int]]) -> None:
-        """Touch the file if none stands where it stood.
-
-        ``turns`` has those that are still tracked.
-        """
+        """Touch the file if every query has moved on; ``turns`` has those still tracked."""
         if self._file is None or turns.items() & self._turns.items():
             return
         self._turns = dict(turns)
-        with contextlib.suppress(OSError):  # the file grows old, and tells that
+        with contextlib.suppress(OSError):  # the file's age then shows the problem
             self._file.touch()
 
 
 class QueryWatch:
-    """One query of many: what becomes of it is no matter to the others."""
+    """One of several queries; its failures do not affect the others."""
 
     def __init__(self, query: Mapping[str, Any], state: str, address: str | None, session: Any) -> None:
         self.name: str = query["name"]
         self.refused = False
         self.turn = (0, 0)
-        """Number of steps of its beginnings, and of looks since the last one: it stands still when
+        """Numbers of steps of its starts, and of looks since the last start. They stand still when
         the query hangs."""
         self._query = query
         self._state = state
@@ -294,8 +292,8 @@ class QueryWatch:
         self._session = session
 
     def run(self, stopping: threading.Event) -> None:
-        """Track it until told to stop, or until it is refused."""
-        said = ""
+        """Track the query until ``stopping`` is set, or the query is refused."""
+        last_problem = ""
         while not stopping.is_set():
             try:
                 self._follow(stopping)
@@ -305,8 +303,8 @@ class QueryWatch:
                     self.refused = True
                     return
                 self._step()
-                if str(failure) != said:
-                    said = str(failure)
+                if str(failure) != last_problem:
+                    last_problem = str(failure)
                     logger.warning(
                         "%s is not tracked yet, and is tried again every %g s: %s", self.name, AGAIN_SECONDS, failure
                     )
@@ -334,7 +332,7 @@ class QueryWatch:
 
 
 def may_pass(failure: Exception) -> bool:
-    """Return whether it helps to try again: what is needed is away, or a token or a certificate is just being replaced."""
+    """Return True if another try may help: the cause is an outage or a file being replaced."""
     in_file = isinstance(failure, errors.InvalidArgument) and "file" in failure.metadata
     # Timeout is an OSError.
     return in_file or isinstance(failure, errors.Unavailable | errors.Unauthenticated | OSError)

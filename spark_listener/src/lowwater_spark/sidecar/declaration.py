@@ -1,8 +1,8 @@
-"""What has to be said of a query that is tracked by its checkpoint alone. Pure: no I/O.
+"""The declaration of a query that is tracked by its checkpoint alone. Pure: no I/O.
 
-A checkpoint tells how far each source was read, which batches are committed, and which of Spark's
-operators keep state. It tells nothing of the rest: where its sources begin and end, which options
-they have, what the sink does. Each of these is declared, or the query is refused, since a guess
+A checkpoint shows how far each source was read, which batches are committed, and which of Spark's
+operators keep state. It does not show where its sources begin and end, their options, or what the
+sink does. Each of these is declared, or the query is refused, since after a guess its watermark
 could lead.
 """
 
@@ -37,11 +37,10 @@ __all__ = [
 ]
 
 FILES: Final = "files"
-"""The kind of a source of files, which the query lists."""
+"""Kind of a source of files, which the query lists."""
 
 SINK: Final = "sink"
-"""The kind of a directory that Spark's file sink writes to, which the query reads by the sink's
-log."""
+"""Kind of a directory of Spark's file sink, which the query reads by the sink's log."""
 
 HISTORY: Final = "history"
 
@@ -65,13 +64,13 @@ PROMISES: Final[Mapping[str, str]] = {
         "object store"
     ),
 }
-"""What can be promised, and what that means."""
+"""The promises that a declaration may make, and what each means."""
 
 _ALWAYS: Final = ("sink-visible-before-commit", "nothing-skipped")
 
 
 def needed(checkpoint: str) -> tuple[str, ...]:
-    """Return what must be promised of a query with this checkpoint, whatever stands in it.
+    """Return the promises that every query with this checkpoint needs.
 
     >>> needed("s3a://bucket/ck")[-1]
     'single-driver'
@@ -84,97 +83,97 @@ _MODES: Final = ("append", "update")
 
 @dataclass(frozen=True, slots=True)
 class SourceDeclared:
-    """One source, in the order of the query."""
+    """One source of the query."""
 
     kind: str
     """:data:`FILES`, :data:`SINK`, ``kafka``, ``delta`` or ``iceberg``."""
     path: str = ""
-    """Of files: the directory that is read, absolute. Of Delta: the table's, absolute or a URI. Of
+    """Files: the absolute directory that is read. Delta: the table's absolute directory or URI.
     Iceberg: the table's name in a catalog, or its path."""
     topics: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
-    """Of files ``recursiveFileLookup``, ``maxFileAge`` and ``partitions``; of Kafka
-    ``lowwater.brokers``, ``lowwater.head`` and all ``kafka.*``; of Kafka and Iceberg
-    ``lowwater.earlierRows``. Names in lower case."""
+    """Options by lower-case name. Files: ``recursiveFileLookup``, ``maxFileAge``, ``partitions``.
+    Kafka: ``lowwater.brokers``, ``lowwater.head``, all ``kafka.*``. Kafka and Iceberg:
+    ``lowwater.earlierRows``."""
 
     @property
     def name(self) -> str:
-        """What it is called in errors."""
+        """Name of the source in messages."""
         return f"{self.kind}:{self.path or '+'.join(self.topics)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """A query as it is declared. :meth:`parse` makes it; all that is wrong with it is refused there, by name."""
+    """A declared query. :meth:`parse` makes it, and refuses a wrong declaration, naming the key."""
 
     name: str
-    """The computation's."""
+    """Name of the computation."""
     checkpoint: str
     inputs: tuple[str, ...]
     sources: tuple[SourceDeclared, ...]
     promises: frozenset[str]
-    """Of the keys of :data:`PROMISES`."""
+    """Names of the given promises, see :data:`PROMISES`."""
     retention: timedelta | None = None
-    """How far below Spark's watermark can come out what its operators hold, as in
-    :func:`~lowwater_spark.stage`."""
+    """Greatest distance below Spark's watermark of rows that its operators hold, as in
+    :func:`~lowwater_spark.stage`. None: they hold none."""
     stamp: timedelta | None = None
-    """Length of the windows by whose start the output is stamped; None: by event time."""
+    """Length of the windows whose start stamps the output; None: event times stamp it."""
     windows: timedelta | None = None
-    """Length of the tumbling windows, where Spark holds nothing else and the output is stamped by
-    their start. Takes the place of ``retention`` and ``stamp``. It has to be declared, because a
-    checkpoint does not show whether windows slide. None: not declared."""
+    """Length of tumbling windows whose start stamps the output, if Spark holds no other rows. It
+    replaces ``retention`` and ``stamp``. It must be declared, because a checkpoint does not show
+    whether windows slide. None: not declared."""
     windows_start: timedelta = timedelta()
-    """Spark's ``startTime``: shift of the windows of ``windows`` or ``stamp``, from zero to below
+    """Spark's ``startTime``: shift of the windows of ``windows`` or ``stamp``, at least 0 and below
     their length."""
     output_mode: str = ""
-    """Needed where there is an aggregation."""
+    """Spark's output mode; needed for an aggregation, else empty."""
     output: str = ""
-    """The directory of Spark's file sink, which is then made durable before a batch counts; empty:
-    another sink."""
+    """Directory of Spark's file sink, which is synced before a batch counts; empty for another
+    sink."""
     heuristics: tuple[float, ...] = (0.99,)
     adopt: bool = False
-    """Whether to take the computation over from another checkpoint, by a new incarnation."""
+    """True takes the computation over from another checkpoint, by a new incarnation."""
 
     @classmethod
-    def parse(cls, said: Any) -> Declaration:
-        """Return what a table of a file of declarations says.
+    def parse(cls, table: Any) -> Declaration:
+        """Return the declaration in a table of a file.
 
-        Raises ValueError, naming the key and the fix, and Unsupported for what is not declared.
+        Raises ValueError, naming the key and the fix, and Unsupported for a missing promise.
         """
-        if not isinstance(said, Mapping):
-            msg = f"a query is a table [[query]] with its keys, not {said!r}"
+        if not isinstance(table, Mapping):
+            msg = f"a query is a table [[query]] with its keys, not {table!r}"
             raise ValueError(msg)  # noqa: TRY004 - a value in a file
-        known = set(cls.__dataclass_fields__)
-        if unknown := sorted(said.keys() - known):
-            msg = f"{unknown[0]} is no key of a query; there are {', '.join(sorted(known))}"
+        keys = set(cls.__dataclass_fields__)
+        if unknown := sorted(table.keys() - keys):
+            msg = f"{unknown[0]} is no key of a query; there are {', '.join(sorted(keys))}"
             raise ValueError(msg)
-        name = _text(said, "name")
+        name = _text(table, "name")
         where = f"the query {name}"
-        checkpoint = _text(said, "checkpoint")
-        inputs = _texts(said, "inputs", where)
-        sources = said.get("sources")
+        checkpoint = _text(table, "checkpoint")
+        inputs = _texts(table, "inputs", where)
+        sources = table.get("sources")
         if not isinstance(sources, list) or not sources:
             msg = f'{where} has no sources: name them in the order of the query, like sources = ["files:/data/in"]'
             raise ValueError(msg)
-        promises = frozenset(_texts(said, "promises", where)) if said.get("promises") else frozenset[str]()
+        promises = frozenset(_texts(table, "promises", where)) if table.get("promises") else frozenset[str]()
         if wrong := sorted(promises - PROMISES.keys()):
             msg = f"{where} promises {wrong[0]}, which is none of {', '.join(PROMISES)}"
             raise ValueError(msg)
         for promise in needed(checkpoint):
             if promise not in promises:
                 raise _unpromised(where, promise)
-        mode = str(said.get("output_mode", ""))
+        mode = str(table.get("output_mode", ""))
         if mode and mode not in _MODES:
             raise Unsupported(
                 f"{where} in the output mode {mode}",
                 "it writes old results again and again",
                 f"Track queries in the modes {' and '.join(_MODES)}.",
             )
-        heuristics = said.get("heuristics", [0.99])
+        heuristics = table.get("heuristics", [0.99])
         if not isinstance(heuristics, list | tuple) or not all(isinstance(e, float) and 0 < e < 1 for e in heuristics):
             msg = f"{where}: heuristics is a list of shares between 0 and 1, like [0.99], not {heuristics!r}"
             raise ValueError(msg)
-        output, adopt = said.get("output", ""), said.get("adopt", False)
+        output, adopt = table.get("output", ""), table.get("adopt", False)
         if not isinstance(output, str) or not (output == "" or output.startswith("/")):
             msg = f"{where}: output is the absolute directory of Spark's file sink, not {output!r}"
             raise ValueError(msg)
@@ -187,7 +186,7 @@ class Declaration:
             inputs,
             tuple(source_of(source) for source in sources),
             promises,
-            *_held(said, where),
+            *_durations(table, where),
             mode,
             output,
             tuple(heuristics),
@@ -195,12 +194,12 @@ class Declaration:
         )
 
     def require(self, promise: str, because: str) -> None:
-        """Raise Unsupported for what would have to be promised and is not."""
+        """Raise Unsupported if a needed promise was not given."""
         if promise not in self.promises:
             raise _unpromised(f"{because}: the query {self.name}", promise)
 
     def shape(self) -> dict[str, Any]:
-        """Return what of it must stay the same for a checkpoint, as JSON: with another one, what was concluded before would not hold."""
+        """Return, as JSON, the part that must not change: earlier conclusions rest on it."""
         return {
             "sources": [[source.kind, source.path, list(source.topics)] for source in self.sources],
             "retention": None if self.retention is None else self.retention // timedelta(microseconds=1),
@@ -209,84 +208,86 @@ class Declaration:
             "windows_start": self.windows_start // timedelta(microseconds=1),
         }
 
-    def has_shape(self, kept: Mapping[str, Any]) -> bool:
-        """Return whether a shape that was kept is still the one declared.
+    def has_shape(self, stored: Mapping[str, Any]) -> bool:
+        """Return True if the stored shape equals the declared one.
 
-        A release before ``windows_start`` kept neither that nor ``windows``. It took every window
+        Releases before ``windows_start`` stored neither that nor ``windows``, and took every window
         for one without a shift.
         """
         shape = self.shape()
-        return {"windows": shape["windows"], "windows_start": 0, **kept} == shape
+        return {"windows": shape["windows"], "windows_start": 0, **stored} == shape
 
 
-def source_of(said: Any) -> SourceDeclared:
-    """Return a source, of a text ``KIND:WHAT[,OPTION=VALUE...]`` or of a table with kind, path or topics, and options. Raises ValueError, Unsupported.
+def source_of(description: Any) -> SourceDeclared:
+    """Return the source in a text ``KIND:WHAT[,OPTION=VALUE...]``, or in a table.
+
+    A table has kind, path or topics, and options. Raises ValueError, Unsupported.
 
     >>> source_of("kafka:a+b,lowwater.brokers=3,kafka.bootstrap.servers=one:9092").topics
     ('a', 'b')
     >>> source_of("files:/data/in,recursiveFileLookup=true").options
     {'recursivefilelookup': 'true'}
     """
-    said = _table_of(said) if isinstance(said, str) else said
-    if not isinstance(said, Mapping) or said.keys() - _SOURCE.keys():
-        msg = f"{said!r} is no source: it is a text like files:/data/in, or a table with {', '.join(_SOURCE)}"
+    description = _table_of(description) if isinstance(description, str) else description
+    if not isinstance(description, Mapping) or description.keys() - _SOURCE.keys():
+        msg = f"{description!r} is no source: it is a text like files:/data/in, or a table with {', '.join(_SOURCE)}"
         raise ValueError(msg)
-    kind, path, topics, given = (said.get(key, or_else) for key, or_else in _SOURCE.items())
-    if not isinstance(given, Mapping) or not isinstance(path, str) or not _are_texts(topics):
-        msg = f"{dict(said)!r} is no source: path is a text, topics is a list of texts, options is a table"
+    kind, path, topics, raw_options = (description.get(key, or_else) for key, or_else in _SOURCE.items())
+    if not isinstance(raw_options, Mapping) or not isinstance(path, str) or not _are_texts(topics):
+        msg = f"{dict(description)!r} is no source: path is a text, topics is a list of texts, options is a table"
         raise ValueError(msg)
-    options = {str(name).lower(): str(value) for name, value in given.items()}
-    found = SourceDeclared(str(kind), path, tuple(sorted(topics)), options)
-    allowed = _allowed(found)
+    options = {str(name).lower(): str(value) for name, value in raw_options.items()}
+    source = SourceDeclared(str(kind), path, tuple(sorted(topics)), options)
+    allowed = _allowed(source)
     if unknown := sorted(options.keys() - allowed):
-        there = ", ".join(sorted(allowed)) or "none"
-        msg = f"{found.name} has the option {unknown[0]}, which says nothing here; there are {there}"
+        allowed_names = ", ".join(sorted(allowed)) or "none"
+        msg = f"{source.name} has the option {unknown[0]}, which says nothing here; there are {allowed_names}"
         raise ValueError(msg)
-    age = _duration(options, "maxfileage", found.name)
+    age = _duration(options, "maxfileage", source.name)
     if age is not None:
         options["maxfileage"] = str(age // timedelta(milliseconds=1))
-    return found
+    return source
 
 
-def _table_of(said: str) -> Mapping[str, Any]:
-    """Return a source that is written as a text."""
-    what, *pairs = said.split(",")
-    given = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+def _table_of(text: str) -> Mapping[str, Any]:
+    """Return the table of a source that is written as a text."""
+    what, *pairs = text.split(",")
+    options = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
     word, _, rest = what.partition(":")
-    if not rest or len(given) < len(pairs) or not all(given.values()):
-        msg = f"{said!r} is no source; write it like files:/data/in or kafka:flights,lowwater.brokers=3,kafka.bootstrap.servers=broker:9092"
+    if not rest or len(options) < len(pairs) or not all(options.values()):
+        msg = f"{text!r} is no source; write it like files:/data/in or kafka:flights,lowwater.brokers=3,kafka.bootstrap.servers=broker:9092"
         raise ValueError(msg)
-    return {"kind": word, "options": given} | ({"topics": rest.split("+")} if word == KAFKA else {"path": rest})
+    return {"kind": word, "options": options} | ({"topics": rest.split("+")} if word == KAFKA else {"path": rest})
 
 
-def _allowed(found: SourceDeclared) -> set[str]:
-    """Return the options that a source may have, and check what it must have."""
-    if found.kind in (FILES, SINK):
-        if not found.path.startswith("/") or any(character in found.path for character in "*?[{"):
-            msg = f"{found.name}: the path of files is an absolute directory, and no pattern"
+def _allowed(source: SourceDeclared) -> set[str]:
+    """Return the names of options that a source may have, after checking what it must have."""
+    if source.kind in (FILES, SINK):
+        if not source.path.startswith("/") or any(character in source.path for character in "*?[{"):
+            msg = f"{source.name}: the path of files is an absolute directory, and no pattern"
             raise ValueError(msg)
-        return {"maxfileage"} if found.kind == SINK else {"recursivefilelookup", "maxfileage", "partitions"}
-    if found.kind == KAFKA:
-        if not found.topics or not found.options.keys() >= {"kafka.bootstrap.servers", BROKERS}:
-            msg = f"{found.name} needs its topics, kafka.bootstrap.servers and {BROKERS}, the number of all brokers of the cluster"
+        return {"maxfileage"} if source.kind == SINK else {"recursivefilelookup", "maxfileage", "partitions"}
+    if source.kind == KAFKA:
+        if not source.topics or not source.options.keys() >= {"kafka.bootstrap.servers", BROKERS}:
+            msg = f"{source.name} needs its topics, kafka.bootstrap.servers and {BROKERS}, the number of all brokers of the cluster"
             raise ValueError(msg)
-        return {BROKERS, HEAD, EARLIER.lower(), *(name for name in found.options if name.startswith("kafka."))}
-    if found.kind == DELTA:
-        if not found.path.startswith("/") and not SparkPath.of_text(found.path).scheme:
-            msg = f"{found.name}: the path of a table is an absolute directory or a URI"
+        return {BROKERS, HEAD, EARLIER.lower(), *(name for name in source.options if name.startswith("kafka."))}
+    if source.kind == DELTA:
+        if not source.path.startswith("/") and not SparkPath.of_text(source.path).scheme:
+            msg = f"{source.name}: the path of a table is an absolute directory or a URI"
             raise ValueError(msg)
         return set()
-    if found.kind == ICEBERG:
+    if source.kind == ICEBERG:
         return {EARLIER.lower()}
     raise Unsupported(
-        f"a source of the kind {found.kind!r}",
-        "nobody can tell where it ends",
+        f"a source of the kind {source.kind!r}",
+        "this release cannot tell where it ends",
         f"There are {FILES}, {SINK}, {KAFKA}, {DELTA} and {ICEBERG}; begin a pipeline over others with lws.injector().",
     )
 
 
 _SOURCE: Final[Mapping[str, Any]] = {"kind": "", "path": "", "topics": (), "options": {}}
-"""The keys of a source as a table, and what they are when they are left out."""
+"""Keys of a source's table, with their defaults."""
 
 
 def _are_texts(values: Any) -> bool:
@@ -301,24 +302,24 @@ def _unpromised(what: str, promise: str) -> Unsupported:
     )
 
 
-def _text(said: Mapping[str, Any], key: str) -> str:
-    value = said.get(key)
+def _text(table: Mapping[str, Any], key: str) -> str:
+    value = table.get(key)
     if not isinstance(value, str) or not value:
         msg = f"{key} of a query is a text that is not empty, not {value!r}"
         raise ValueError(msg)
     return value
 
 
-def _texts(said: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
-    values = said.get(key)
+def _texts(table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+    values = table.get(key)
     if not values or not _are_texts(values):
         msg = f"{where}: {key} is a list of texts with at least one, not {values!r}"
         raise ValueError(msg)
     return tuple(values)
 
 
-def _duration(said: Mapping[str, Any], key: str, where: str) -> timedelta | None:
-    value = said.get(key)
+def _duration(table: Mapping[str, Any], key: str, where: str) -> timedelta | None:
+    value = table.get(key)
     if value is None or isinstance(value, timedelta):
         return value
     try:
@@ -328,15 +329,15 @@ def _duration(said: Mapping[str, Any], key: str, where: str) -> timedelta | None
         raise ValueError(msg) from None
 
 
-def _held(
-    said: Mapping[str, Any], where: str
+def _durations(
+    table: Mapping[str, Any], where: str
 ) -> tuple[timedelta | None, timedelta | None, timedelta | None, timedelta]:
     """Return retention, stamp, windows and windows_start."""
-    retention, stamp, windows = (_duration(said, key, where) for key in ("retention", "stamp", "windows"))
+    retention, stamp, windows = (_duration(table, key, where) for key in ("retention", "stamp", "windows"))
     if stamp is not None and not stamp:
         msg = f"{where}: stamp is the length of the windows, above 0; leave it out where the output is stamped by event time"
         raise ValueError(msg)
-    start = _duration(said, "windows_start", where) or timedelta()
+    start = _duration(table, "windows_start", where) or timedelta()
     length = stamp or windows or timedelta()
     if start and not timedelta() < start < length:
         msg = (
@@ -377,4 +378,4 @@ promises = [
 {promises}
 ]
 """
-"""A file of declarations to fill in."""
+"""Template of a file of declarations, to fill in."""

@@ -1,11 +1,14 @@
-"""What a checkpoint says of the query that writes it, and whether it still is the checkpoint that was looked at before.
+"""Evidence in a checkpoint, and whether it is still the checkpoint that was seen before.
 
-Each look reads the newest batch in the commit log and its entry in the offset log, and then the query's id: an id that was left never comes back, so what was read before it is of that
-query. A checkpoint that was deleted and begun anew has another id. One that was restored from a copy has the same, but its batches then have other entries, or are not there:
-the digest of the newest batch that was seen committed is kept, durable, before anything is reported of it.
+Each look reads the newest batch in the commit log, its entry in the offset log, and then the
+query's id. An id never comes back after another, so everything read before it is of that query. A
+checkpoint that was deleted and begun anew has another id. One that was restored from a copy has the
+same id, but other entries for its batches, or none. So the digest of the newest committed batch is
+stored, durably, before a report rests on it.
 
-What the state directories say was read of PySpark 4.2: ``state/<n>/_metadata/metadata``, or the newest of ``_metadata/v2``, names the operator, and the schemas beside the state carry the
-delay of the watermark in the metadata of the column that is under it.
+The layout of the state directories was read off PySpark 4.2: ``state/<n>/_metadata/metadata``, or
+the newest of ``_metadata/v2``, names the operator. The schemas beside the state have the
+watermark's delay in the metadata of its column.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["ON_ARRIVAL", "Evidence", "operators", "query_id"]
 
 ON_ARRIVAL: Final = frozenset({"dedupe", "dedupeWithinWatermark", "globalLimit"})
-"""Operators, by the names that Spark keeps, that emit a row when it arrives, or never."""
+"""Spark's names of operators that emit a row when it arrives, or never."""
 
 _WINDOWS: Final = "stateStoreSave"
 
@@ -51,7 +54,7 @@ _DELAY: Final = b'"spark.watermarkDelayMs"'
 
 
 def query_id(checkpoint: Location) -> str:
-    """Return Spark's id of the query that a checkpoint is of.
+    """Return Spark's id of a checkpoint's query.
 
     Raises FileNotFoundError before its first start, OSError, CheckpointMismatch.
     """
@@ -64,9 +67,9 @@ def query_id(checkpoint: Location) -> str:
 
 
 def operators(checkpoint: Location) -> dict[str, str]:
-    """Return the stateful operators of a checkpoint: the names that Spark keeps for them, by the names of their directories.
+    """Return Spark's names of a checkpoint's stateful operators, by the names of their folders.
 
-    Empty for one that is not known by name: a release of Spark that does not write it. Raises OSError.
+    A name is empty if this release of Spark does not write it. Raises OSError.
     """
     state = checkpoint / "state"
     return {entry.name: _operator(entry) for entry in _entries(state) if entry.name.isdecimal()}
@@ -90,21 +93,22 @@ def _entries(folder: Location) -> list[Any]:
 
 
 def _schemas(folder: Location) -> Iterator[bytes]:
-    """Yield the schemas of an operator's state: of its first partition that has any, where releases with one file for each keep them, or of all its stores."""
+    """Yield an operator's schemas: of its first partition that has any, or of all its stores."""
     for partition in sorted(_entries(folder), key=lambda entry: str(entry.name)):
         if not partition.name.isdecimal():
             continue
-        found = [each / "_metadata" / "schema" for each in (partition, *_entries(partition))]
-        schemas = [path.read_bytes() for path in found if path.exists()]
+        paths = [folder_ / "_metadata" / "schema" for folder_ in (partition, *_entries(partition))]
+        schemas = [path.read_bytes() for path in paths if path.exists()]
         if schemas:
             yield from schemas
             return
 
 
 class Evidence:
-    """The checkpoint of one query, for one run that looks at it. One thread calls it.
+    """The checkpoint of one query, during one run of a sidecar. Used by one thread.
 
-    ``manifest`` keeps what must be remembered, elsewhere. ``sources`` are those that were declared.
+    ``manifest`` stores, outside of the checkpoint, what was seen. ``sources`` are the declared
+    ones.
     """
 
     def __init__(
@@ -115,11 +119,11 @@ class Evidence:
         self._declared = declared
         self._sources = sources
         self._log = CheckpointLog(checkpoint)
-        self._known: int | None = None
-        """The newest batch for which the operators were looked at."""
+        self._checked_batch: int | None = None
+        """The newest batch for which the operators were checked."""
 
     def begin(self) -> None:
-        """Compare the checkpoint with what was seen of it before, and keep whose it is.
+        """Compare the checkpoint with what was seen of it before, and store the query's id.
 
         Raises CheckpointMismatch, Unsupported, OSError.
         """
@@ -141,33 +145,34 @@ class Evidence:
         self.attend()
 
     def _meet(self) -> None:
-        """Look at the checkpoint for the first time. What is refused leaves nothing behind."""
-        found = query_id(self._checkpoint)
+        """Check a checkpoint that was never seen before. A refused one leaves nothing stored."""
+        current = query_id(self._checkpoint)
         batch = self._log.last_committed()
         plan = None if batch is None else self._log.plan(batch)
         if batch is not None:
             self._declared.require(HISTORY, "batches are committed already")
         if plan is not None:
             self._check(plan)
-        if query_id(self._checkpoint) != found:
+        if query_id(self._checkpoint) != current:
             msg = f"{self._checkpoint} was begun anew while it was looked at"
             raise OSError(msg)
-        self._keep(found, None)
+        self._keep(current, None)
 
     def attend(self) -> None:
-        """Raise CheckpointMismatch when the checkpoint is another query's by now, OSError when nobody can tell."""
-        found, known = query_id(self._checkpoint), self._manifest["watched"]["id"]
-        if found != known:
+        """Raise CheckpointMismatch if the checkpoint is another query's now; or OSError."""
+        current, stored = query_id(self._checkpoint), self._manifest["watched"]["id"]
+        if current != stored:
             msg = (
-                f"{self._checkpoint} is of another query by now (its id was {known} and is {found}): it was deleted and begun anew, and reads its sources once more. Begin with a new "
+                f"{self._checkpoint} is of another query by now (its id was {stored} and is {current}): it was deleted and begun anew, and reads its sources once more. Begin with a new "
                 "state directory and adopt = true"
             )
             raise CheckpointMismatch(msg)
 
     def confirm(self, plan: Plan | None) -> None:
-        """Compare the newest committed batch with the one that was seen before it, and remember it, durable. Raises CheckpointMismatch, Unsupported, OSError.
+        """Compare the newest committed batch with the one seen before, and store it durably.
 
-        None: no batch is committed. Costs a version of the manifest for each new batch.
+        ``plan`` is None before the first commit. Costs a version of the manifest for each new
+        batch. Raises CheckpointMismatch, Unsupported, OSError.
         """
         self.attend()
         watched = self._manifest["watched"]
@@ -208,7 +213,10 @@ class Evidence:
         )
 
     def _check(self, plan: Plan) -> bool:
-        """Compare a committed batch with what is declared; return whether more of the checkpoint was read for it. Raises Unsupported, CheckpointMismatch, OSError."""
+        """Compare a committed batch with the declaration; return True if state files were read.
+
+        Raises Unsupported, CheckpointMismatch, OSError.
+        """
         self._check_lines(plan)
         return self.check_operators(plan.batch)
 
@@ -223,26 +231,29 @@ class Evidence:
             source.check(line)
 
     def check_operators(self, batch: int) -> bool:
-        """Compare what Spark holds in its state, as of a batch, with what is declared; return whether it was read. Raises Unsupported, OSError."""
-        if self._known == batch:
+        """Compare Spark's operators as of a batch with the declaration; return True if read.
+
+        Raises Unsupported, OSError.
+        """
+        if self._checked_batch == batch:
             return False
-        found = operators(self._checkpoint)
-        if self._declared.retention is not None and set(found.values()) <= ON_ARRIVAL:
+        kinds = operators(self._checkpoint)
+        if self._declared.retention is not None and set(kinds.values()) <= ON_ARRIVAL:
             raise Unsupported(
                 f"{self._checkpoint}",
                 "a retention is declared, and Spark holds nothing in it: the query would wait for a watermark of Spark's for ever",
                 "Leave the retention out.",
             )
-        held = sorted(operator for operator in found.values() if operator not in ON_ARRIVAL)
-        if self._declared.windows is not None and held != [_WINDOWS]:
+        holding = sorted(operator for operator in kinds.values() if operator not in ON_ARRIVAL)
+        if self._declared.windows is not None and holding != [_WINDOWS]:
             raise Unsupported(
                 f"{self._checkpoint}",
-                f"windows are declared to be all that Spark holds in it, and it holds {', '.join(held) or 'nothing'}",
+                f"windows are declared to be all that Spark holds in it, and it holds {', '.join(holding) or 'nothing'}",
                 "Declare retention and stamp instead.",
             )
-        for folder, operator in sorted(found.items()):
+        for folder, operator in sorted(kinds.items()):
             self._check_operator(self._checkpoint / "state" / folder, operator)
-        self._known = batch
+        self._checked_batch = batch
         return True
 
     def _check_operator(self, folder: Location, operator: str) -> None:

@@ -1,8 +1,10 @@
-"""A query that runs elsewhere, tracked by its checkpoint: the run of a plain query without the query.
+"""A query that runs elsewhere, tracked by its checkpoint: a plain query's run without the query.
 
-How data flows: the clock reads the inputs (W), then lists the sources; then the checkpoint is read (:mod:`lowwater_spark.sidecar.evidence`). W counts when the batches
-that are committed have read all that was listed, as in a query that tracks itself (:mod:`lowwater_spark.track.plain`), and is reported then. All of it stands on what is
-durable, so any number of these processes may look at one checkpoint: what each says is true, and the claim only decides whose is heard.
+The clock reads the inputs (W), lists the sources, and then reads the checkpoint
+(:mod:`lowwater_spark.sidecar.evidence`). W counts, and is reported, when the committed batches have
+read all that was listed, as in a query that tracks itself (:mod:`lowwater_spark.track.plain`). All
+of this rests on durable files. So any number of these processes may watch one checkpoint: every
+report is true, and the claim only decides which one is accepted.
 """
 
 from __future__ import annotations
@@ -60,16 +62,15 @@ _ENVIRONMENT: Final[Mapping[str, str]] = {
 }
 
 _WEEK: Final = 7 * 86_400_000
-"""Spark's maxFileAge, milliseconds, where a query says nothing."""
+"""Spark's default of maxFileAge, milliseconds."""
 
 
 class Sidecar(Tracked):
     """A query of another process that is tracked by its checkpoint; :func:`track` makes it.
 
-    It never ends by itself: that no batch comes says nothing of what is still to come. :meth:`stop`
-    ends it, and so does what makes its reports untrue, which :meth:`await_termination` raises: a
-    checkpoint that was begun anew or restored from a copy, an input that was reset, a newer
-    sidecar.
+    It never ends by itself, since a query that commits no batch may go on later. :meth:`stop` ends
+    it. So does what would make its reports untrue: a checkpoint that was begun anew or restored
+    from a copy, an input that was reset, a newer sidecar. :meth:`await_termination` raises that.
     """
 
     def __init__(self, run: Run, *, interval: float, owned: lowwater.Client | None) -> None:
@@ -77,7 +78,7 @@ class Sidecar(Tracked):
         self._thread.start()
 
     def status(self) -> Status:
-        """Return how the query stands, and what holds it."""
+        """Return the query's status, and what holds its watermark."""
         return self._run.status()
 
 
@@ -96,41 +97,48 @@ def track(
     step: Callable[[], None] = lambda: None,
     **declared: Any,
 ) -> Sidecar:
-    """Track a query that runs elsewhere, by its checkpoint, and return what looks at it.
+    """Track a query that runs elsewhere, by its checkpoint, and return its sidecar.
 
     The query is not changed, and nothing is written into its checkpoint.
 
     Args:
-        name: The computation's name.
-        checkpoint: The query's checkpointLocation: a path, or a URI that Spark's driver here can
-            read.
-        inputs: The computations whose output the query reads.
-        sources: What it reads, in the order of the query: ``"files:/data/in"``,
+        name: Name of the computation.
+        checkpoint: The query's checkpointLocation: a path, or a URI that Spark's driver in this
+            process can read.
+        inputs: Names of the computations whose output the query reads.
+        sources: Sources in the order of the query: ``"files:/data/in"``,
             ``"kafka:flights,lowwater.brokers=3,kafka.bootstrap.servers=broker:9092"``, or tables
             with ``kind``, ``path`` or ``topics``, and ``options``.
-        promises: What the checkpoint does not tell: ``"sink-visible-before-commit"`` and
+        promises: What a checkpoint does not show: ``"sink-visible-before-commit"`` and
             ``"nothing-skipped"``, and where needed ``"history"``; ``lowwater-spark describe`` says
             what each means.
-        state: A local directory that stays, where this process keeps what it has seen. Each name
-            has a directory of its own in it.
-        spark: Makes the session whose JVM reaches Kafka and remote file systems; called when one is
-            needed.
-        address: The authority's; else ``LOWWATER_ADDRESS``, else ``localhost:7420``. The token
-            comes from ``LOWWATER_TOKEN``, absolute paths of a file with it and of certificates from
-            ``LOWWATER_TOKEN_FILE``, ``LOWWATER_CA``, ``LOWWATER_CERT`` and ``LOWWATER_KEY``.
-        client: Instead of an address: a client of your own.
-        interval: Seconds between two looks at most.
-        step: Called after each step of the beginning: some list a source, which may take minutes.
+        state: Permanent local directory in which this process stores what it has seen. Each name
+            gets a directory of its own in it.
+        spark: Makes the session whose JVM reaches Kafka and remote file systems; called only when
+            one is needed.
+        address: Address of the authority; default ``LOWWATER_ADDRESS``, else ``localhost:7420``.
+            The token comes from ``LOWWATER_TOKEN``, absolute paths of a token file and of
+            certificates from ``LOWWATER_TOKEN_FILE``, ``LOWWATER_CA``, ``LOWWATER_CERT`` and
+            ``LOWWATER_KEY``.
+        client: A client of your own, instead of an address.
+        interval: Longest time between two looks, seconds.
+        step: Called after each step of the start; a step that lists a source may take minutes.
         declared: ``retention``, ``stamp``, ``windows``, ``windows_start``, ``output_mode``,
-            ``output``, ``heuristics`` and ``adopt``, as
-            :class:`~lowwater_spark.sidecar.declaration.Declaration` has them.
+            ``output``, ``heuristics`` and ``adopt``, see
+            :class:`~lowwater_spark.sidecar.declaration.Declaration`.
 
-    Raises ValueError, and Unsupported for what is not declared or cannot be tracked exactly;
-    CheckpointMismatch, OSError (FileNotFoundError before the query's first start), and what the
+    Raises ValueError; Unsupported for a missing promise, or a query that cannot be tracked exactly;
+    CheckpointMismatch; OSError (FileNotFoundError before the query's first start); and what the
     authority refuses.
     """
-    said = {"name": name, "checkpoint": checkpoint, "inputs": inputs, "sources": list(sources), "promises": promises}
-    declaration = Declaration.parse({**said, **declared})
+    settings = {
+        "name": name,
+        "checkpoint": checkpoint,
+        "inputs": inputs,
+        "sources": list(sources),
+        "promises": promises,
+    }
+    declaration = Declaration.parse({**settings, **declared})
     home = Path(state) / quote(name, safe="").replace(".", "%2E")
     return _Beginning(declaration, home, spark, step).begin(address, client, interval)
 
@@ -143,26 +151,32 @@ class _Beginning:
     step: Callable[[], None] = lambda: None
 
     def begin(self, address: str | None, client: lowwater.Client | None, interval: float) -> Sidecar:
-        """Check what is declared against what is there, claim, and begin to look."""
+        """Check the declaration against the sources and the checkpoint, claim, and start."""
         checkpoint = self._checkpoint()
         self.step()
         used = lowwater.Client(settings_here(address)) if client is None else client
         authority: Authority | None = None
         try:
             waited_for = frozenset(full_name(used.settings.namespace, name) for name in self.declared.inputs)
-            sources = [self._source(each).waiting_for(waited_for) for each in self.declared.sources]
+            sources = [
+                self._source(declared_source).waiting_for(waited_for) for declared_source in self.declared.sources
+            ]
             for source in sources:
                 source.check_writers()
                 self.step()
             manifest = Manifest(checkpoint, home=self.home)
-            asked = self._registration(checkpoint, manifest.last_run + 1)
-            manifest.begin(asked.ordinal)
+            registration = self._registration(checkpoint, manifest.last_run + 1)
+            manifest.begin(registration.ordinal)
             evidence = Evidence(checkpoint, manifest, self.declared, sources)
             evidence.begin()
             self._recognize(checkpoint, manifest, sources)
             self.step()
             _pin(manifest, sources, self.declared)
-            authority = Authority(used, asked, as_of_now=lambda asked: _as_committed(asked, CheckpointLog(checkpoint)))
+            authority = Authority(
+                used,
+                registration,
+                as_of_now=lambda registration: _as_committed(registration, CheckpointLog(checkpoint)),
+            )
             keyed = Keyed(
                 (), "", 1, injector=False, window=self.declared.stamp, window_start=self.declared.windows_start
             )
@@ -189,56 +203,58 @@ class _Beginning:
         return self.spark()
 
     def _checkpoint(self) -> Location:
-        said = self.declared.checkpoint
-        if said.startswith("/"):
-            return Path(said)
-        if "://" not in said:
-            msg = f"the checkpoint of {self.declared.name} is an absolute path or a URI, not {said!r}"
+        path = self.declared.checkpoint
+        if path.startswith("/"):
+            return Path(path)
+        if "://" not in path:
+            msg = f"the checkpoint of {self.declared.name} is an absolute path or a URI, not {path!r}"
             raise ValueError(msg)
         return checkpoint_of(
-            self._session(f"the checkpoint {said}"),
-            said,
+            self._session(f"the checkpoint {path}"),
+            path,
             single_driver=SINGLE_DRIVER in self.declared.promises,
             looked_at=True,
             declare=f'add "{SINGLE_DRIVER}" to its promises',
         )
 
-    def _source(self, said: SourceDeclared) -> Source:
-        if said.kind == KAFKA:
-            options = {**said.options, "subscribe": ",".join(said.topics), "startingoffsets": "earliest"}
-            return KafkaSource(options, KafkaAdmin(self._session(said.name)._jvm, options))
-        if said.kind == DELTA:
-            return DeltaSource(said.path, {"path": said.path}, DeltaLog(self._session(said.name), said.path))
-        if said.kind == ICEBERG:
-            log = find(self._session(said.name), said.path)
+    def _source(self, declared: SourceDeclared) -> Source:
+        if declared.kind == KAFKA:
+            options = {**declared.options, "subscribe": ",".join(declared.topics), "startingoffsets": "earliest"}
+            return KafkaSource(options, KafkaAdmin(self._session(declared.name)._jvm, options))
+        if declared.kind == DELTA:
+            return DeltaSource(
+                declared.path, {"path": declared.path}, DeltaLog(self._session(declared.name), declared.path)
+            )
+        if declared.kind == ICEBERG:
+            log = find(self._session(declared.name), declared.path)
             if log is None:
                 raise Unsupported(
-                    said.name,
+                    declared.name,
                     "the session does not know such a table of Iceberg",
                     "Name it as the catalogs of the session do, and give the session Iceberg's runtime and the settings of the catalog.",
                 )
-            return IcebergSource(said.path, said.options, log, branch=log.branch)
-        assert said.kind in (FILES, SINK)
-        root = str(Path(said.path))
+            return IcebergSource(declared.path, declared.options, log, branch=log.branch)
+        assert declared.kind in (FILES, SINK)
+        root = str(Path(declared.path))
         if not Path(root).is_dir():
             raise Unsupported(
-                f"The path {said.path}", "it is no directory here", "Mount it as the query's driver has it."
+                f"The path {declared.path}", "it is no directory here", "Mount it as the query's driver has it."
             )
-        recursive = said.options.get("recursivefilelookup", "false").lower() == "true"
-        columns = tuple(filter(None, said.options.get("partitions", "").split("+")))
-        age = int(said.options.get("maxfileage", _WEEK))
-        sink = said.kind == SINK
-        there = Path(root, SINK_LOG).exists()
-        if sink and not there:
-            raise Unsupported(said.name, "there is no log of Spark's file sink in it", f"Declare {FILES}:{root}.")
-        if there and not sink:
+        recursive = declared.options.get("recursivefilelookup", "false").lower() == "true"
+        columns = tuple(filter(None, declared.options.get("partitions", "").split("+")))
+        age = int(declared.options.get("maxfileage", _WEEK))
+        sink = declared.kind == SINK
+        has_log = Path(root, SINK_LOG).exists()
+        if sink and not has_log:
+            raise Unsupported(declared.name, "there is no log of Spark's file sink in it", f"Declare {FILES}:{root}.")
+        if has_log and not sink:
             raise Unsupported(
-                said.name,
+                declared.name,
                 "there is a log of Spark's file sink in it: a query that was started behind it goes by the log, and one that was started before lists all files",
                 f"Declare {SINK}:{root} in the first case; in the other one start the query again, over a new checkpoint.",
             )
         source = FileSource(root, recursive, "", sink, columns=columns, max_age=age)
-        if logs := [found.path for found in intruders(source) if not found.writer]:
+        if logs := [intruder.path for intruder in intruders(source) if not intruder.writer]:
             raise Unsupported(
                 f"The path {root}",
                 f"{logs[0]} is the log of a file sink, and Spark goes by it only when it reads that very directory",
@@ -248,7 +264,7 @@ class _Beginning:
         return source
 
     def _recognize(self, checkpoint: Location, manifest: Manifest, sources: list[Source]) -> None:
-        """Compare the directories with what the query has taken from them: they may be others here than where its driver is."""
+        """Check that the directories here are the ones from which the query has taken its files."""
         last = CheckpointLog(checkpoint).last_committed()
         plan = None if last is None else CheckpointLog(checkpoint).plan(last)
         for number, (source, line) in enumerate(zip(sources, () if plan is None else plan.lines, strict=False)):
@@ -262,8 +278,8 @@ class _Beginning:
                     "the query has taken files that the sink's log does not name: it lists the directory, and reads what failed attempts have left as well",
                     "Start the query again over a new checkpoint, which reads by the log.",
                 )
-            known = source.root in (manifest["roots"] or {}) or (self.home / "lowwater" / "replaced").exists()
-            if log.taken and not known and not any(Path(path).exists() for path in log.taken):
+            seen_before = source.root in (manifest["roots"] or {}) or (self.home / "lowwater" / "replaced").exists()
+            if log.taken and not seen_before and not any(Path(path).exists() for path in log.taken):
                 raise Unsupported(
                     f"{FILES}:{source.root}",
                     "none of the files that the query has taken from it is there: another volume may be mounted here than where the query's driver is",
@@ -271,27 +287,27 @@ class _Beginning:
                 )
 
     def _registration(self, checkpoint: Location, least: int) -> Registration:
-        asked = Registration(
+        registration = Registration(
             name=self.declared.name,
             inputs=self.declared.inputs,
             heuristics=self.declared.heuristics,
             ranges=1,
             identity=f"sidecar:{query_id(checkpoint)}",
             generation=0,
-            # By the clock: a process that has lost its state, or never had it, still comes after
-            # those before it. One that has it comes after them also when the clock was put back.
+            # Time orders runs, also when a process has lost its state. The stored number orders
+            # them when the clock was put back.
             ordinal=max(time.time_ns() // 1000, least),
             digest=b"",
             adopt=self.declared.adopt,
             sidecar=True,
         )
-        return _as_committed(asked, CheckpointLog(checkpoint))
+        return _as_committed(registration, CheckpointLog(checkpoint))
 
 
 def checked(declared: Declaration, sources: Sequence[Source]) -> Checked:
-    """Return what the query reads and holds.
+    """Return the query's sources and retention.
 
-    Of tumbling windows nothing that is still to come ends at or before Spark's watermark.
+    With tumbling windows no row that is still to come ends at or before Spark's watermark.
     """
     windows = declared.windows
     stamps = () if windows is None else (Stamp("start", Window(windows, windows, declared.windows_start)),)
@@ -299,9 +315,10 @@ def checked(declared: Declaration, sources: Sequence[Source]) -> Checked:
 
 
 def settings_here(address: str | None = None) -> SparkSettings:
-    """Return how the authority is reached, where the command ``lowwater`` has it as well: a token is no argument, which lists of processes show.
+    """Return the settings of the connection, from the variables that ``lowwater`` uses as well.
 
-    Raises InvalidArgument when a file cannot be read.
+    A token is no argument, because lists of processes show arguments. Raises InvalidArgument when a
+    file cannot be read.
     """
     try:
         return connection(lambda setting: os.environ.get(_ENVIRONMENT.get(setting, "")), address)
@@ -314,18 +331,21 @@ def settings_here(address: str | None = None) -> SparkSettings:
         raise errors.InvalidArgument(msg, metadata={**failure.metadata, "fix": fix}) from failure
 
 
-def _as_committed(asked: Registration, log: CheckpointLog) -> Registration:
-    """Return what a claim says of the checkpoint as it is now."""
+def _as_committed(registration: Registration, log: CheckpointLog) -> Registration:
+    """Return a registration for the checkpoint as it is now."""
     last = log.last_committed()
     generation = 0 if last is None else last + 1
     planned = log.plan(generation)
-    return replace(asked, generation=generation, digest=b"" if planned is None else bytes.fromhex(planned.digest))
+    return replace(
+        registration, generation=generation, digest=b"" if planned is None else bytes.fromhex(planned.digest)
+    )
 
 
 def _pin(manifest: Manifest, sources: list[Source], declared: Declaration) -> None:
-    """Pin the topics and tables of a query that has begun without anybody's looking, where it is promised that they are those that it has read.
+    """Pin the topics and tables of a query that began before it was first watched.
 
-    A query that has planned its first batch has fixed what it reads, though it has committed nothing. Raises Unsupported without the promise.
+    A query that has planned its first batch has fixed its sources, even if it has committed
+    nothing. Raises Unsupported without the promise that they are the ones it has read.
     """
     planned = CheckpointLog(manifest.checkpoint).last_planned() is not None
     for number, source in enumerate(sources):
@@ -337,6 +357,6 @@ def _pin(manifest: Manifest, sources: list[Source], declared: Declaration) -> No
         ):
             continue
         declared.require(
-            HISTORY, f"its first batch is planned already, and nobody has noted which {source.name} that is"
+            HISTORY, f"its first batch is planned already, and it was not noted which {source.name} that is"
         )
         manifest.keep_entry(source.kind, str(number), [*source.pin()])
