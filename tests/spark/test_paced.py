@@ -197,7 +197,7 @@ def test_what_the_limit_does_not_go_with_is_refused(topic: Paced) -> None:
         topic.frame(topic.injector())
     for options, said_ in (
         ({"startingOffsets": "latest"}, "not startingoffsets: it reads from the beginning"),
-        ({"kafka.bootstrap.servers": ""}, "read_kafka needs to know where the brokers are"),
+        ({"kafka.bootstrap.servers": ""}, "read_kafka needs the address of the brokers"),
     ):
         with pytest.raises(ValueError, match=said_):
             topic.frame(topic.begin(), **options)
