@@ -176,8 +176,8 @@ def agreed(answers: Sequence[BrokerView]) -> Identity:
 
     Raises OSError when the brokers give different ids to the cluster or a topic.
 
-    >>> old = Told("c", frozenset({1, 2}), {"t": "1"}, {Partition("t", 0): 3})
-    >>> new = Told("c", frozenset({2, 3}), {"t": "1"}, {Partition("t", 0): 4, Partition("t", 1): 0})
+    >>> old = BrokerView("c", frozenset({1, 2}), {"t": "1"}, {Partition("t", 0): 3})
+    >>> new = BrokerView("c", frozenset({2, 3}), {"t": "1"}, {Partition("t", 0): 4, Partition("t", 1): 0})
     >>> merged = agreed([old, new])
     >>> merged.brokers, dict(merged.counts), sorted(merged.epochs.values())
     (3, {'t': 2}, [0, 4])
