@@ -258,12 +258,12 @@ def test_each_batch_of_a_directory_says_how_far_it_is_complete(
     (out / "batch=1").rename(flow.folder / "gone")
     assert through(flow, out).low == mark(9), "it has all of that"
     step(11)
-    assert through(flow, out).why == "stage: batch 1 is not there, and what was in it is not known"
+    assert through(flow, out).why == "stage: batch 1 is missing, so its rows are unknown"
     (flow.folder / "gone").rename(out / "batch=1")
     assert through(flow, out).low == mark(11)
     shutil.rmtree(out)
     step(12)
-    assert through(flow, out).why == "stage: batch 0 is not there, and what was in it is not known"
+    assert through(flow, out).why == "stage: batch 0 is missing, so its rows are unknown"
 
 
 def test_a_function_of_sql_says_the_same(flow: Flow, out: Path, filled: Appender) -> None:
@@ -280,5 +280,5 @@ def test_a_function_of_sql_says_the_same(flow: Flow, out: Path, filled: Appender
     assert "(DELETE) takes rows away" in through(flow, out).why
     lws.register_function(flow.spark, "result_complete", out, ["stage"], ignore_deletes=True)
     assert asked().astimezone(dt.UTC) == at(11)
-    with pytest.raises(ValueError, match="no name of a function"):
+    with pytest.raises(ValueError, match="no name for a function"):
         lws.register_function(flow.spark, "a b", out, ["stage"])
