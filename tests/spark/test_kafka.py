@@ -288,7 +288,7 @@ def test_5b_a_topic_whose_beginning_was_removed_is_refused_unless_it_is_declared
     for each in gone.values():
         each.result(ANSWERS_WITHIN)
     with pytest.raises(
-        CheckpointMismatch, match=rf"partition 0 of {topic.name} begins at 1: rows before it were removed"
+        CheckpointMismatch, match=rf"partition 0 of {topic.name} begins at 1: Kafka removed the rows before"
     ):
         topic.track()
     upstream.at(9)
@@ -425,7 +425,7 @@ def test_a_reader_names_open_transactions_first_and_a_limit_only_for_what_is_not
     (tmp_path / "sources/0").mkdir(parents=True)
     (tmp_path / "sources/0/0").write_text('v1\n{"t":{"0":0,"1":0}}')
     opened.read_to('{"t":{"0":10,"1":8}}')
-    assert opened.missing(head, 5) == [held, "partition 0 of t (read to 0 of 10: the batch that runs reads the rest)"]
+    assert opened.missing(head, 5) == [held, "partition 0 of t (read to 0 of 10: the running batch reads the rest)"]
     assert opened.missing(head, 1) == [held]
 
 

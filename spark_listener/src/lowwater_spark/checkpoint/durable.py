@@ -194,8 +194,8 @@ def rename_once(path: Location, to: Location) -> bool:
 def write_over(path: Location, data: bytes, *, durable: bool = True) -> None:
     """Create or replace a file, so that a crash leaves the old content or the new one.
 
-    Durable when it returns; costs two fsyncs. Without ``durable`` it costs none: a reader still sees
-    the old or the new content, but a power cut may take the file.
+    Durable when it returns; costs two fsyncs. Without ``durable`` it costs none: a reader still
+    sees the old or the new content, but a power cut may take the file.
     """
     if isinstance(path, HadoopPath):
         path.write_over(data)

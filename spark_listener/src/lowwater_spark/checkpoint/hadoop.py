@@ -78,7 +78,8 @@ class HadoopFiles:
         self.gateway = gateway
         self.system = system
         self.puts = str(system.getScheme()) in _PUT
-        """True when one request puts a whole file; otherwise a file is written beside and renamed."""
+        """True when one request puts a whole file; otherwise a file is written beside and renamed.
+        """
         self.path: Any = hadoop.fs.Path
         self.paths: Any = hadoop.fs.FileUtil.stat2Paths
         self.text: Any = jvm.scala.runtime.ScalaRunTime.stringOf
@@ -166,7 +167,7 @@ class HadoopPath:
         return self.uri < other.uri
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as text: a batch in the closure of an update goes to the tasks, which need no path."""
+        """Pickle as text: a batch in an update's closure goes to tasks, which need no path."""
         return str, (self.uri,)
 
     @property

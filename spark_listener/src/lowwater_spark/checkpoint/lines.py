@@ -53,7 +53,8 @@ def _backwards(end: int, read: Callable[[int, int], bytes]) -> Iterator[bytes]:
     block, pieces = _BLOCK, list[bytes]()
     while end > 0:
         start = max(0, end - block)
-        # The first line of a block begins in an earlier block, unless that one ends with a line feed.
+        # The first line of a block begins in an earlier block, unless that one ends with a line
+        # feed.
         first, *lines = read(start, end - start).split(b"\n")
         end, block = start, min(2 * block, _LARGEST)
         if not lines:

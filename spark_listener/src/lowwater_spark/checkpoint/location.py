@@ -1,4 +1,4 @@
-"""Location of a checkpoint, or of a file in it: a local path, or one that Hadoop's client reaches."""
+"""Location of a checkpoint, or of a file in it: a local path, or one of Hadoop's client."""
 
 from __future__ import annotations
 

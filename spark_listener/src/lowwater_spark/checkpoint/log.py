@@ -25,7 +25,7 @@ __all__ = ["CheckpointLog", "Plan"]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A planned batch: its offset in each source, and a digest that tells a replay from another plan."""
+    """A planned batch: its offsets, and a digest that tells a replay from another plan."""
 
     batch: int
     lines: Sequence[str]
@@ -34,7 +34,8 @@ class Plan:
     digest: str
     """SHA-256 of the entry, in hex."""
     watermark: int
-    """Spark's own watermark during the batch, milliseconds since the epoch; 0: there is none yet."""
+    """Spark's own watermark during the batch, milliseconds since the epoch; 0: there is none yet.
+    """
 
 
 class CheckpointLog:
@@ -53,7 +54,10 @@ class CheckpointLog:
         return max(_numbers(self._commits), default=None)
 
     def committed(self, batch: int) -> bool:
-        """Return whether a batch is in the commit log. Spark deletes entries of old batches. O(1)."""
+        """Return whether a batch is in the commit log.
+
+        Spark deletes entries of old batches. O(1).
+        """
         return (self._commits / str(batch)).exists()
 
     def planned(self, batch: int) -> bool:
@@ -97,7 +101,7 @@ class CheckpointLog:
         return None if newest is None else self.plan(newest)
 
     def plans_after(self, batch: int, last: int) -> list[Plan]:
-        """Return, in order, the plans after ``batch`` up to ``last`` that the offset log still has."""
+        """Return, in order, the plans after ``batch`` up to ``last`` that the log still has."""
         plans = [self.plan(number) for number in sorted(_numbers(self._offsets)) if batch < number <= last]
         return [plan for plan in plans if plan is not None]
 

@@ -95,7 +95,7 @@ class Manifest:
             return self._noted[section] if section in self._noted else self._content[section]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as None: a batch in the closure of an update goes to the tasks, which need none."""
+        """Pickle as None: a batch in an update's closure goes to tasks, which need no manifest."""
         return type(None), ()
 
     def look(self) -> None:
@@ -110,7 +110,10 @@ class Manifest:
                 self._version, self._content = 0, self._read_old()
 
     def change(self, section: str, value: Any) -> None:
-        """Change a section, in memory; ``value`` is JSON. The next :meth:`save` makes it durable."""
+        """Change a section, in memory; ``value`` is JSON.
+
+        The next :meth:`save` makes it durable.
+        """
         if section not in SECTIONS:
             msg = f"a manifest has no section {section!r}"
             raise ValueError(msg)
@@ -152,7 +155,7 @@ class Manifest:
             self.keep(section, {**(self[section] or {}), name: value})
 
     def attend(self) -> None:
-        """Raise FileNotFoundError when the checkpoint is away: a missing file then proves nothing."""
+        """Raise FileNotFoundError when the checkpoint is away: missing files then prove nothing."""
         self._folder.stat()
 
     def take_over(self) -> None:
@@ -165,8 +168,8 @@ class Manifest:
         with self._lock:
             if not self._is_decided():
                 make_directory(self._folder)
-                # Versions in the folder are of a take-over that did not complete. They do not count:
-                # the seven files may have changed since.
+                # Versions in the folder are of a take-over that did not complete. They do not
+                # count: the seven files may have changed since.
                 self._version = max(self._numbers(), default=0)
                 self._create({**self._content, **self._noted})
                 self._probe("created")
@@ -191,8 +194,8 @@ class Manifest:
             number = self._version + 1
             entry = {"format": _FORMAT, "version": number, "run": self.run, **content}
             created = write_once(self._path(number), json.dumps(entry, indent=1).encode())
-            # The number must also be the greatest. If others have written and deleted newer versions
-            # meanwhile, a version with an old number does not count.
+            # The number must also be the greatest. If others have written and deleted newer
+            # versions meanwhile, a version with an old number does not count.
             if created and max(self._numbers()) == number:
                 break
             self._version, theirs = self._newest()

@@ -2,13 +2,15 @@
 
 Three texts name one directory, and each must be read by its own rule:
 
-========================  ==========================  ====================================================================
-form                      ``/data/a b%20c#1``         who writes it
-========================  ==========================  ====================================================================
-text of a Hadoop path     ``file:/data/a b%20c#1``    options, ``load``, ``save``, ``Path.toString()``, Iceberg's locations
-URI, escaped              ``file:/data/a%20b%2520c%231``  ``location()`` of a catalog's table, the logs of file sources and sinks
-local path                ``/data/a b%20c#1``         Python
-========================  ==========================  ====================================================================
+=====================  ==============================  ==========================================
+form                   ``/data/a b%20c#1``             who writes it
+=====================  ==============================  ==========================================
+text of a Hadoop path  ``file:/data/a b%20c#1``        options, ``load``, ``save``,
+                                                       ``Path.toString()``, Iceberg's locations
+URI, escaped           ``file:/data/a%20b%2520c%231``  ``location()`` of a catalog's table, the
+                                                       logs of file sources and sinks
+local path             ``/data/a b%20c#1``             Python
+=====================  ==============================  ==========================================
 
 If a URI is taken for the text of a path, a directory with a blank becomes another directory: rows
 are written there, and readers of the table never see them. If a text is unescaped, ``a%20b``

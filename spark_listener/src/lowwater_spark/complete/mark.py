@@ -81,7 +81,8 @@ class Mark:
     """First change that removed rows, or may have, since the checkpoint's first version, in words;
     empty: none up to ``checked``."""
     deleted: str = ""
-    """First DELETE since the checkpoint's first version, in words; empty: none up to ``checked``."""
+    """First DELETE since the checkpoint's first version, in words; empty: none up to ``checked``.
+    """
     after: tuple[str, ...] = ()
     """Apps of the computation's earlier checkpoints."""
     before: int = -1
@@ -118,8 +119,10 @@ class Mark:
     def __str__(self) -> str:
         """Return the mark in words.
 
-        >>> str(Mark(0, 3, 7, 41)), str(Mark(MIN, 3, 7, 41))
-        ('complete through 1970-01-01T00:00:00Z, life 3, epoch 7', 'complete through unknown, life 3, epoch 7')
+        >>> str(Mark(0, 3, 7, 41))
+        'complete through 1970-01-01T00:00:00Z, life 3, epoch 7'
+        >>> str(Mark(MIN, 3, 7, 41))
+        'complete through unknown, life 3, epoch 7'
         """
         return f"complete through {lowwater.Watermark(self.through)}, life {self.life}, epoch {self.epoch}"
 
@@ -168,9 +171,9 @@ class History:
         return f"{self.named(at)} is not there any more"
 
     def went_back(self, at: int, app: str, mark: Mark) -> str:
-        """Return in words how a mark at a place shows that the table was put back; empty: it was not.
+        """Return in words how a mark shows that the table was put back; empty: it was not.
 
-        The mark, of that app, names its own earlier versions: they must be before it, and still be
+        The mark, of ``app`` at place ``at``, names versions: they must be before it, and still be
         there. Costs reading one version.
         """
         if at <= mark.checked:

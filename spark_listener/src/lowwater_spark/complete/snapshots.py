@@ -83,7 +83,7 @@ def _mark(snapshot: Snapshot) -> dict[str, Any] | None:
 
 
 def _version_of(snapshot: Snapshot, app: str, places: Mapping[int | None, int]) -> Version:
-    """Return a snapshot as a version; ``app`` counts its batch, ``places`` are those of the lineage."""
+    """Return a snapshot as a version. ``app`` counts its batch; ``places`` are the lineage's."""
     content, mark, rewinds = _mark(snapshot), None, ""
     if content is not None and type(checked := content.get("checked")) in (int, type(None)):
         place = places.get(checked, _EXPIRED)

@@ -69,8 +69,8 @@ def register_function(
     file system that Spark reads, and needs this package on the executors. A call reads, for Delta,
     all commits that the table's log has as JSON (by default 30 days), in one task, so it costs more
     than ``complete_through``; for Iceberg the tables ``.snapshots`` and ``.refs``, as new as the
-    session has them (``REFRESH TABLE``). It does not see a writer's checkpoint that has nothing left
-    there.
+    session has them (``REFRESH TABLE``). It does not see a writer's checkpoint that has nothing
+    left there.
 
     Raises ValueError for a name that SQL does not allow, Unsupported for an Iceberg table by its
     path, and the errors of ``complete_through``.

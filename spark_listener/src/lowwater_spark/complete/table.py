@@ -16,8 +16,10 @@ def version_of(commit: Commit) -> Version:
 
     >>> version_of(Commit(7, 0, True, "DELETE", "", "")).deletes
     'version 7 (DELETE) takes rows away'
-    >>> [version_of(Commit(7, 0, name == "MERGE", name, "", "")).rewinds for name in ("MERGE", "RESTORE")]
-    ['version 7 (MERGE) takes rows away', 'version 7 (RESTORE) takes rows away']
+    >>> version_of(Commit(7, 1, True, "MERGE", "", "")).rewinds
+    'version 7 (MERGE) takes rows away'
+    >>> version_of(Commit(7, 0, False, "RESTORE", "", "")).rewinds
+    'version 7 (RESTORE) takes rows away'
     >>> version_of(Commit(7, 1, False, "WRITE", "", ""))
     Version(writes={}, rewinds='', deletes='')
     >>> version_of(Commit(0, 1, False, "CLONE", "", "")).rewinds

@@ -26,9 +26,9 @@ def complete_through(
 ) -> Completeness:
     """Return how far an output is complete, by the marks in it. Asks no authority.
 
-    ``low`` of the answer is the watermark; ``why`` is the reason when it is unknown. A reader of the
-    answer's ``version`` (of Iceberg: its snapshot), or of a later one, has every row below ``low``
-    that one of the writers writes.
+    ``low`` of the answer is the watermark; ``why`` is the reason when it is unknown. A reader of
+    the answer's ``version`` (of Iceberg: its snapshot), or of a later one, has every row below
+    ``low`` that one of the writers writes.
 
     ``table`` is the absolute path of a Delta or Iceberg table, or its name in a catalog of the
     session; or the directory into which ``batch.write`` hands batches over. ``writers`` are the
@@ -37,8 +37,9 @@ def complete_through(
 
     The watermark is unknown while a writer has left no mark; when another writer leaves marks
     there; and when rows were removed since a writer's checkpoint began: from a table by RESTORE, a
-    rollback, CLONE, REPLACE, an overwrite, UPDATE, MERGE or DELETE, from a directory when a batch is
-    missing or was removed by ``keep``. With ``ignore_deletes``, DELETE and ``keep`` do not count.
+    rollback, CLONE, REPLACE, an overwrite, UPDATE, MERGE or DELETE, from a directory when a batch
+    is missing or was removed by ``keep``. With ``ignore_deletes``, DELETE and ``keep`` do not
+    count.
 
     Costs reading the versions since each writer's last one; for a directory a listing. Raises
     OSError when the output cannot be read, Unsupported for a name that the catalog does not have,

@@ -42,7 +42,7 @@ source's beginning."""
 
 
 def skips_earlier(options: Mapping[str, str]) -> bool:
-    """Return whether the options, with names in lower case, declare that earlier rows are skipped."""
+    """Return whether options, with names in lower case, declare that earlier rows are skipped."""
     return options.get(EARLIER.lower(), "").lower() == "skip"
 
 
@@ -140,8 +140,8 @@ class OpenSource(Awaited[Any, Line], Protocol):
         """Ask the outside world for what :meth:`confirm` needs, after a batch was committed.
 
         Called without the caller's lock, so that an absent source delays no other thread; two
-        threads may call it. :meth:`confirm` is called with the lock. Returns at once when the source
-        needs no answer. Raises OSError.
+        threads may call it. :meth:`confirm` is called with the lock. Returns at once when the
+        source needs no answer. Raises OSError.
         """
         ...
 

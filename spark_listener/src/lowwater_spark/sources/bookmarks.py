@@ -1,4 +1,4 @@
-"""Bookmarks beside an output of batches: how far each reader is, for the writer that removes batches.
+"""Bookmarks of the readers of an output, beside its batches, for the writer that removes batches.
 
 If a batch were removed before a reader has read it, its rows would be lost without a word. So
 neither side relies on the other's timing:
@@ -55,8 +55,8 @@ __all__ = [
 logger = logging.getLogger("lowwater.spark")
 
 BOOKMARKS: Final = "_lowwater_readers"
-"""Folder of the bookmarks and the note, beside the batches. Spark and others skip a folder of such a
-name."""
+"""Folder of the bookmarks and the note, beside the batches. Spark and others skip a folder of such
+a name."""
 
 _REMOVED: Final = "removed.json"
 
@@ -116,8 +116,8 @@ class Bookmark(NamedTuple):
     reader: str
     """Full name of the reader's computation."""
     read: int
-    """Last batch that the reader has committed, with all before; NOTHING before the first, and for a
-    bookmark of another output."""
+    """Last batch that the reader has committed, with all before; NOTHING before the first, and for
+    a bookmark of another output."""
 
 
 def bookmarks(folder: Path) -> list[Bookmark]:
@@ -204,8 +204,8 @@ class Scan:
     def add(self, number: int, *, settled: bool, sure: bool) -> None:
         """Add a batch.
 
-        ``settled``: committed batches have taken all of it. ``sure``: the batch was there before the
-        listing.
+        ``settled``: committed batches have taken all of it. ``sure``: the batch was there before
+        the listing.
         """
         if not settled:
             self.unsettled = number if self.unsettled is None else min(number, self.unsettled)
@@ -214,7 +214,7 @@ class Scan:
 
 
 class Output:
-    """A directory into which lowwater hands batches over, with the extent that a reader has read."""
+    """A directory into which lowwater hands batches over, and the extent that a reader has read."""
 
     __slots__ = ("_next", "_unsettled", "extent", "folder")
 

@@ -2,7 +2,8 @@
 
 The control is one more source of the query. Its offset is a watermark in milliseconds, with the
 incarnations of the inputs from which it was read. Spark writes the offset into its own log before
-the batch with it, so a replay makes the same row again, and a restart continues from the last value.
+the batch with it, so a replay makes the same row again, and a restart continues from the last
+value.
 
 Spark asks its sources in a Python process of its own, so the value travels through a directory of
 the driver's machine:
@@ -94,7 +95,8 @@ class Drive:
     late: str | None = None
     """Destination of rows that the watermark has passed; None: Spark drops them."""
     within: timedelta | None = None
-    """Greatest distance in event time between duplicates of a row; None: no duplicates are dropped."""
+    """Greatest distance in event time between duplicates of a row; None: no duplicates are dropped.
+    """
     budget: float | None = None
     """Lateness budget to follow; None: none."""
 
@@ -132,7 +134,9 @@ class Offset:
 
     @classmethod
     def of_line(cls, line: str) -> Self:
-        """Return the offset in a line of Spark's offset log. Raises ValueError for another source's.
+        """Return the offset in a line of Spark's offset log.
+
+        Raises ValueError for another source's.
 
         ``-`` is the line of a source that has given no offset yet.
         """
@@ -216,10 +220,10 @@ class Control:
     def told(self) -> Told | None:
         """Return the clock's last value; None when no stage drives the query."""
         try:
-            entry = json.loads(self._told.read_bytes())
+            content = json.loads(self._told.read_bytes())
         except FileNotFoundError:
             return None
-        return Told(Offset.from_json(entry["offset"]), int(entry["answered"]), bool(entry["final"]))
+        return Told(Offset.from_json(content["offset"]), int(content["answered"]), bool(content["final"]))
 
     def ask(self, number: int) -> None:
         """Ask the clock for a value that it chooses after this question."""
@@ -270,7 +274,7 @@ class ControlSource(Rowless):
 
 
 def check_version(spark: SparkSession, what: str) -> None:
-    """Raise Unsupported, naming ``what``, for a Spark whose Python data sources forget their offset."""
+    """Raise Unsupported, naming ``what``, for a Spark whose Python sources forget their offset."""
     version = tuple(int(part) for part in spark.version.split(".")[:2])
     if version < (4, 2):
         raise Unsupported(

@@ -129,7 +129,9 @@ class Commit(NamedTuple):
     def parse(cls, version: int, text: str) -> Commit:
         r"""Return a version from the JSON of its commit. Raises OSError for another text.
 
-        >>> Commit.parse(7, '{"add":{"path":"a","dataChange":true}}\n{"add":{"path":"b","dataChange":false}}').added
+        >>> new = '{"add":{"path":"a","dataChange":true}}'
+        >>> moved = '{"add":{"path":"b","dataChange":false}}'
+        >>> Commit.parse(7, f"{new}\n{moved}").added
         1
         """
         added, removes, operation, writer, table = 0, False, "", "", ""
@@ -187,8 +189,8 @@ def marked(computation: str, **content: object) -> str:
 def app_id(computation: str, identity: str) -> str:
     """Return the name under which a table counts the batches of a computation's checkpoint.
 
-    >>> app_id("default/hourly", "c0ffee"), writer_of(app_id("default/hourly", "c0ffee")), writer_of("another's")
-    ('lowwater:c0ffee:default/hourly', 'default/hourly', '')
+    >>> app_id("default/hourly", "c0ffee"), writer_of("lowwater:c0ffee:default/hourly")
+    ('lowwater:c0ffee:default/hourly', 'default/hourly')
     """
     return f"{_APP}{identity}:{computation}"
 
@@ -258,10 +260,12 @@ def unread(offset: Offset, head: int, commits: Mapping[int, Commit]) -> list[Com
 
     None when ``commits`` lacks one of the versions. The offset is not initial.
 
-    >>> commits = {7: Commit(7, 2, False, "WRITE", "", ""), 8: Commit(8, 0, False, "OPTIMIZE", "", "")}
-    >>> [unread(Offset("t", version, index, False), 8, commits) for version, index in [(9, -1), (7, 1), (8, -1)]]
+    >>> write = Commit(7, 2, False, "WRITE", "", "")
+    >>> optimize = Commit(8, 0, False, "OPTIMIZE", "", "")
+    >>> offsets = [Offset("t", 9, -1, False), Offset("t", 7, 1, False), Offset("t", 8, -1, False)]
+    >>> [unread(offset, 8, {7: write, 8: optimize}) for offset in offsets]
     [[], [], []]
-    >>> [commit.version for commit in unread(Offset("t", 7, 0, False), 8, commits)]
+    >>> [commit.version for commit in unread(Offset("t", 7, 0, False), 8, {7: write, 8: optimize})]
     [7]
     """
     pending = []

@@ -210,7 +210,8 @@ def _list(
         if not folder_too:
             read = source.recursive or columns == source.columns
             with contextlib.suppress(FileNotFoundError):  # removed, or a broken link: Spark does not list it either
-                # A file beside the partitions never counts as taken: Spark logs it without reading it.
+                # A file beside the partitions never counts as taken: Spark logs it without reading
+                # it.
                 yield File(entry.path, entry.stat().st_mtime_ns // 1_000_000 if read else NO_FILE)
         elif source.recursive:
             yield from _below(source, entry, columns, settled)
@@ -223,7 +224,7 @@ def _list(
 def _below(
     source: FileSource, folder: os.DirEntry[str], columns: tuple[str, ...], settled: Settled | None
 ) -> Iterator[File | Intruder]:
-    """Yield the files and intruders of a sub-directory, unless it is a batch that is all settled."""
+    """Yield the files and intruders of a sub-directory, unless it is a settled batch."""
     if settled is None:
         yield from _list(source, folder.path, columns, settled)
     elif not settled.knows(folder):
@@ -315,8 +316,8 @@ class OpenFiles:
     """A file source of a running query: Spark's log of it, its directory, and its bookmarks.
 
     Its offset is a place in Spark's log, its head the set of files that no committed batch has
-    taken. ``log`` reads Spark's log, by default the one in the checkpoint. Memory: one path per file
-    ever read, and that of :class:`Settled`.
+    taken. ``log`` reads Spark's log, by default the one in the checkpoint. Memory: one path per
+    file ever read, and that of :class:`Settled`.
     """
 
     def __init__(self, source: FileSource, number: int, manifest: Manifest, log: SourceLog | None = None) -> None:
@@ -356,9 +357,9 @@ class OpenFiles:
     def head(self, settled: Line) -> Head:
         """List the directory, see :func:`list_head`.
 
-        Costs two more stats of the directory, a read for each output of batches, and two fsyncs when
-        the directory has new files. Raises OSError, also when the directory is not the one that was
-        read before.
+        Costs two more stats of the directory, a read for each output of batches, and two fsyncs
+        when the directory has new files. Raises OSError, also when the directory is not the one
+        that was read before.
         """
         root = self.source.root
         identity = identity_of(root)
@@ -424,7 +425,7 @@ class OpenFiles:
 
 
 class Settled:
-    """Files and batches of one source that a listing leaves out, because committed batches took them.
+    """Files of one source that a listing leaves out, because committed batches have taken them.
 
     Memory: two numbers for each handed-over batch in the directory.
     """
@@ -517,8 +518,8 @@ class Settled:
         whole = self._is_whole(folder, content)
         if whole:
             self._current[folder.path] = (folder.inode(), len(content))
-        # A batch with files was there before this listing, because a committed batch has taken them.
-        # A batch without files may have come during the walk.
+        # A batch with files was there before this listing, because a committed batch has taken
+        # them. A batch without files may have come during the walk.
         number = batch_number(folder.name)
         if number is not None:
             self._scan(folder.path[: -len(folder.name) - 1]).add(number, settled=whole, sure=bool(content))

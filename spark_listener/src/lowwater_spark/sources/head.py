@@ -129,7 +129,7 @@ class Heads:
         return [plan if source.planned_is_read else line for source, plan, line in lines]
 
     def lags(self, committed: Sequence[Line]) -> bool:
-        """Return whether :meth:`counted` is behind the newest committed batch, which has these lines."""
+        """Return whether :meth:`counted` is behind the lines of the newest committed batch."""
         return any(one != other for one, other in zip(self.counted(committed), committed, strict=False))
 
     def let_go(self) -> None:

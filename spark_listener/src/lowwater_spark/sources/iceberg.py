@@ -99,7 +99,8 @@ class Snapshot(NamedTuple):
     def parse(cls, content: Mapping[str, Any]) -> Snapshot:
         """Return a snapshot from its JSON in a table's metadata.
 
-        >>> Snapshot.parse({"snapshot-id": 7, "summary": {"operation": "append", "added-data-files": "2", "manifests-created": "1"}}).added
+        >>> summary = {"operation": "append", "added-data-files": "2", "manifests-created": "1"}
+        >>> Snapshot.parse({"snapshot-id": 7, "summary": summary}).added
         2
         """
         summary = dict(content.get("summary") or {})
@@ -291,11 +292,14 @@ def unread(offset: Offset, snapshots: Sequence[Snapshot]) -> list[Snapshot]:
 
     ``snapshots`` is a part of one lineage, and begins with the snapshot of the offset.
 
-    >>> snapshots = [Snapshot(7, None, "append", 2), Snapshot(8, 7, "replace", 1), Snapshot(9, 8, "append", 1)]
+    >>> snapshots = [Snapshot(7, None, "append", 2), Snapshot(8, 7, "replace", 1)]
+    >>> unread(Offset(7, 2, False), snapshots)
+    []
+    >>> [snapshot.id for snapshot in unread(Offset(7, 1, False), snapshots)]
+    [7]
+    >>> snapshots.append(Snapshot(9, 8, "append", 1))
     >>> [snapshot.id for snapshot in unread(Offset(7, 2, False), snapshots)]
     [9]
-    >>> [snapshot.id for snapshot in unread(Offset(7, 1, False), snapshots[:2])], unread(Offset(7, 2, False), snapshots[:2])
-    ([7], [])
     """
     pending = []
     for at, snapshot in enumerate(snapshots):
@@ -450,7 +454,8 @@ class IcebergSource:
             )
         marked = next((at for at, snapshot in enumerate(recent) if snapshot.writer), None)
         # Rows from before the first mark may have filled the table, and are let pass. When writers
-        # are known and none of these snapshots has a mark, the first mark is older than all of them.
+        # are known and none of these snapshots has a mark, the first mark is older than all of
+        # them.
         first = (-1 if writers else len(recent)) if marked is None else marked
         late = next((snapshot for snapshot in recent[first + 1 :] if snapshot.strange), None)
         if late is not None:
@@ -546,8 +551,8 @@ class OpenIceberg(Fileless):
         self._stranger = ""
         """Snapshot of a writer that the inputs do not name, in words; empty: none."""
         self._asking = threading.Lock()
-        """Guards a question to the table and the look at its answer: an older answer that was looked
-        at after a newer one would look like a rollback."""
+        """Guards a question to the table and the look at its answer: an older answer that was
+        looked at after a newer one would look like a rollback."""
         self._lock = threading.RLock()
         """Guards the lineage and the pin, which several threads use. No thread asks the table while
         it has this lock."""
@@ -559,7 +564,7 @@ class OpenIceberg(Fileless):
 
     @property
     def planned_is_read(self) -> bool:
-        """False: until a planned batch has run, its snapshot may expire or the table be replaced."""
+        """False: until a planned batch has run, its snapshot or the table may disappear."""
         return False
 
     def _pinned(self) -> Pin:

@@ -1,4 +1,4 @@
-"""An Iceberg table, read by Iceberg's own classes in the JVM of Spark's driver, as the query does."""
+"""An Iceberg table, read as the query does: by Iceberg's classes in the JVM of Spark's driver."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class IcebergLog:
 
     @property
     def by_number(self) -> bool:
-        """True for a table without a catalog: of its numbered metadata files the greatest counts."""
+        """True for a table without a catalog, whose metadata files are ordered by number."""
         return str(self.java.operations().getClass().getName()) == _HADOOP
 
     @property
@@ -191,7 +191,7 @@ class IcebergLog:
         return self.classes.hadoop.HadoopTables(state.newHadoopConf()).load(self.java.location()).operations().current()
 
     def _same(self, table: Table) -> Table:
-        """Return the table that was read before if it is equal, so that callers see it by identity."""
+        """Return the table that was read before if it is equal: callers compare by identity."""
         return self._read[1] if self._read is not None and self._read[1] == table else table
 
     def _call(self, what: str, ask: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""Kafka as a source: topics of a cluster whose brokers are declared, for a stage with inputs; of any cluster, for an injector.
+"""Kafka as a source: for a stage with inputs, whose cluster is declared, and for any injector.
 
 The head is the end of each partition, or the end that its writers have marked. The end is the high
 watermark (``READ_UNCOMMITTED``). The last stable offset, which Kafka gives to readers of
@@ -177,7 +177,8 @@ def agreed(answers: Sequence[BrokerView]) -> Identity:
     Raises OSError when the brokers give different ids to the cluster or a topic.
 
     >>> old = BrokerView("c", frozenset({1, 2}), {"t": "1"}, {Partition("t", 0): 3})
-    >>> new = BrokerView("c", frozenset({2, 3}), {"t": "1"}, {Partition("t", 0): 4, Partition("t", 1): 0})
+    >>> epochs = {Partition("t", 0): 4, Partition("t", 1): 0}
+    >>> new = BrokerView("c", frozenset({2, 3}), {"t": "1"}, epochs)
     >>> merged = agreed([old, new])
     >>> merged.brokers, dict(merged.counts), sorted(merged.epochs.values())
     (3, {'t': 2}, [0, 4])
@@ -241,14 +242,14 @@ class Cluster(Protocol):
         ...
 
     def ends(self, partitions: list[Partition], epochs: Mapping[Partition, int], *, committed: bool) -> Vector:
-        """Return the high watermark of each partition, or with ``committed`` its last stable offset.
+        """Return each partition's high watermark, or with ``committed`` its last stable offset.
 
         An answer from a leader of another epoch than ``epochs`` has is refused with OSError.
         """
         ...
 
     def epoch_ends(self, epochs: Mapping[Partition, int], now: Identity) -> Vector:
-        """Return the offsets where the rows of an epoch and of earlier ones end in the leader's log.
+        """Return where the rows of an epoch and of earlier ones end in each leader's log.
 
         An answer from a leader of another epoch than ``now`` has is refused with OSError.
         """
@@ -329,9 +330,9 @@ def unread(head: Vector, read: Vector) -> list[Partition]:
 def written(ends: Vector, marks: Iterable[SlotMark | Begun], ids: Mapping[str, str]) -> dict[Partition, int]:
     """Return the end of the writers' rows in each partition after more of their marks were read.
 
-    An end is the offset after the last row of any slot, and never goes down. Marks that name another
-    topic id are skipped: that topic was deleted. Marks of open or aborted transactions count as well:
-    they can only make the head higher.
+    An end is the offset after the last row of any slot, and never goes down. Marks that name
+    another topic id are skipped: that topic was deleted. Marks of open or aborted transactions
+    count as well: they can only make the head higher.
 
     >>> from lowwater_spark.sources.kafka_marks import Slot
     >>> mark = SlotMark(Slot("7f", ".", "t", 0), "default/a", 8, "d", "s", "1", 3, {2: 5})
@@ -619,7 +620,8 @@ class Reach(NamedTuple):
 def led_anew(marks: Mapping[Partition, Reach], epochs: Mapping[Partition, int]) -> dict[Partition, int]:
     """Return, with the epoch of its mark, each partition that has a newer leader than the mark.
 
-    >>> led_anew({Partition("t", 0): Reach(5, 3), Partition("t", 1): Reach(7, 3)}, {Partition("t", 0): 3, Partition("t", 1): 4})
+    >>> one, two = Partition("t", 0), Partition("t", 1)
+    >>> led_anew({one: Reach(5, 3), two: Reach(7, 3)}, {one: 3, two: 4})
     {Partition(topic='t', number=1): 3}
     """
     return {place: mark.epoch for place, mark in marks.items() if epochs.get(place, -1) > mark.epoch}
@@ -631,8 +633,10 @@ def marked(marks: Mapping[Partition, Reach], vector: Vector, epochs: Mapping[Par
     Neither part of a mark goes down.
 
     >>> place = Partition("t", 0)
-    >>> marked({place: Reach(5, 3)}, {place: 4}, {place: 4}), marked({}, {place: 4}, {place: 4})
-    ({Partition(topic='t', number=0): Reach(offset=5, epoch=4)}, {Partition(topic='t', number=0): Reach(offset=4, epoch=4)})
+    >>> marked({place: Reach(5, 3)}, {place: 4}, {place: 4})[place]
+    Reach(offset=5, epoch=4)
+    >>> marked({}, {place: 4}, {place: 4})[place]
+    Reach(offset=4, epoch=4)
     """
     newest = dict(marks)
     for place in vector.keys() & epochs.keys():
@@ -696,7 +700,10 @@ class _Ledger:
 
 
 class OpenKafka(Fileless):
-    """The topics of a running query. Its offset is a vector of next offsets, its head one of ends."""
+    """The topics of a running query.
+
+    Its offset is a vector of next offsets, its head one of ends.
+    """
 
     def __init__(
         self, source: KafkaSource, manifest: Manifest, number: int, clock: Callable[[], float] = time.monotonic
@@ -979,7 +986,7 @@ class OpenKafka(Fileless):
         return one.ends == other.ends
 
     def missing(self, head: Ends, limit: int) -> list[str]:
-        """Return in words up to ``limit`` unread partitions, those with an open transaction first."""
+        """Return in words up to ``limit`` unread partitions, first those with open transactions."""
         limits = ", ".join(name for name in _LIMITS if name.lower() in self._source.options)
         blocked, others = [], []
         for place in unread(head.ends, self._committed):
@@ -1083,7 +1090,8 @@ _LIMITS: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDel
 """Options by which a batch leaves existing rows to later batches."""
 
 _KEEP: Final = 5.0
-"""Least seconds between two stores of the marks while no leader is new; a store costs two fsyncs."""
+"""Least seconds between two stores of the marks while no leader is new; a store costs two fsyncs.
+"""
 
 _OTHER: Final = (
     '{line!r} is no offset of Kafka, like {{"topic":{{"0":5}}}}: the checkpoint belongs to a query with another source. Start that query again, or this one '

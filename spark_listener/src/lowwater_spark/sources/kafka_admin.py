@@ -197,7 +197,7 @@ class KafkaAdmin:
         return self._call(f"by broker {number} which topics {', '.join(topics)} are", ask)
 
     def epoch_ends(self, epochs: Mapping[Partition, int], now: Identity) -> Vector:
-        """Return the offsets where the rows of an epoch and of earlier ones end in the leader's log.
+        """Return where the rows of an epoch and of earlier ones end in each leader's log.
 
         Raises OSError. Costs a request for each partition.
         """
@@ -263,7 +263,7 @@ class KafkaAdmin:
         return self._offsets("earliest", "READ_UNCOMMITTED", partitions, {})
 
     def ends(self, partitions: list[Partition], epochs: Mapping[Partition, int], *, committed: bool) -> Vector:
-        """Return the high watermark of each partition, or with ``committed`` its last stable offset.
+        """Return each partition's high watermark, or with ``committed`` its last stable offset.
 
         Raises OSError, also when a leader of another epoch than ``epochs`` has answered.
         """

@@ -35,7 +35,8 @@ def client_settings(options: Mapping[str, object], what: str = "batch.write_kafk
     Raises ValueError for an option of another kind, and Unsupported for a setting on which the
     protocol of ``what`` depends.
 
-    >>> client_settings({"kafka.bootstrap.servers": "broker:9092", "kafka.acks": -1})["bootstrap.servers"]
+    >>> options = {"kafka.bootstrap.servers": "broker:9092", "kafka.acks": -1}
+    >>> client_settings(options)["bootstrap.servers"]
     'broker:9092'
     """
     lower = {name.lower(): _text(value) for name, value in options.items()}
@@ -87,8 +88,8 @@ def java_settings(settings: Mapping[str, str]) -> dict[str, str]:
     both clients, or Kafka's client ignores them. Raises OSError for a file that cannot be read.
 
     >>> settings = {"sasl.mechanisms": "PLAIN", "sasl.username": "me", "sasl.password": 'a"b'}
-    >>> java_settings(settings)["sasl.jaas.config"]
-    'org.apache.kafka.common.security.plain.PlainLoginModule required username="me" password="a\\"b";'
+    >>> java_settings(settings)["sasl.jaas.config"].partition(" ")[2]
+    'required username="me" password="a\\"b";'
     """
     renamed = dict(settings)
     if "sasl.mechanisms" in renamed:  # the library has two names for it

@@ -150,8 +150,9 @@ def parse(key: bytes | None, value: bytes | None) -> SlotMark | Begun | None:
     Raises ValueError for a mark of a newer release, and for one that cannot be read.
 
     >>> mark = SlotMark(Slot("7f", ".", "t", 0), "default/a", 8, "d", "s", "id", 3, {2: 5})
-    >>> parse(*mark.record()) == mark, parse(*Begun(mark.slot, "default/a").record()).ended, parse(b"k", b"1")
-    (True, False, None)
+    >>> begun = Begun(mark.slot, "default/a")
+    >>> parse(*mark.record()) == mark, parse(*begun.record()) == begun, parse(b"k", b"1")
+    (True, True, None)
     """
     try:
         content = json.loads(value or b"")

@@ -62,7 +62,10 @@ class OpaqueSource:
         return f"the source {self.kind}"
 
     def waiting_for(self, inputs: frozenset[str]) -> OpaqueSource:
-        """Return the source for an injector, which has no inputs. Raises Unsupported for a stage."""
+        """Return the source for an injector, which has no inputs.
+
+        Raises Unsupported for a stage.
+        """
         if inputs:
             raise Unsupported(
                 f"The source {self.kind} in a stage with inputs ({', '.join(sorted(inputs))})",

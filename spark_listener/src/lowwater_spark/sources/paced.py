@@ -61,7 +61,8 @@ def paced(
             row of each is read: the row's time may be wrong, and would hold it for ever.
 
     >>> fast, slow = Partition("t", 0), Partition("t", 1)
-    >>> ends = paced({fast: 0, slow: 0}, {fast: 50, slow: 2}, {fast: 9, slow: 4}, 10, lambda time: {fast: time})
+    >>> start, latest, standing = {fast: 0, slow: 0}, {fast: 50, slow: 2}, {fast: 9, slow: 4}
+    >>> ends = paced(start, latest, standing, 10, lambda time: {fast: time})
     >>> ends[fast], ends[slow]
     (14, 2)
     """
@@ -89,9 +90,9 @@ class Pace:
     def tell(self, standing: Mapping[str, int], *, idle: bool) -> None:
         """Write the least time that can still come from each partition, microseconds.
 
-        Partitions are named in words. ``idle``: partitions with nothing left to read hold the others
-        back as well. It is False where the rows of the others move an idle one (``across``), because
-        all would wait for each other. Raises OSError, naming the file and the fix.
+        Partitions are named in words. ``idle``: partitions with nothing left to read hold the
+        others back as well. It is False where the rows of the others move an idle one (``across``),
+        because all would wait for each other. Raises OSError, naming the file and the fix.
         """
         content = json.dumps({"standing": dict(standing), "idle": idle}).encode()
         try:
@@ -105,7 +106,7 @@ class Pace:
             raise OSError(msg) from failure
 
     def told(self) -> tuple[dict[str, int], bool]:
-        """Return the last times written, in microseconds, and ``idle``; no times before the first."""
+        """Return the last times written, in microseconds, and ``idle``; at first no times."""
         try:
             content = json.loads(self._path.read_bytes())
         except FileNotFoundError:

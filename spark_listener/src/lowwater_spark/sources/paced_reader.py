@@ -71,7 +71,7 @@ def read_paced(spark: SparkSession, options: Mapping[str, object], limit: int) -
 
 @cache
 def _root() -> tempfile.TemporaryDirectory[str]:
-    """Return the directory of this process's :class:`Pace` files; it is deleted at the process's end."""
+    """Return the directory of this process's :class:`Pace` files, deleted at the process's end."""
     return tempfile.TemporaryDirectory(prefix="lowwater-pace-", ignore_cleanup_errors=True)
 
 

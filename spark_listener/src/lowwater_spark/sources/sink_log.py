@@ -87,7 +87,7 @@ def _names(log: Path) -> dict[str, int]:
 
 
 def _chain(log: Path, names: Mapping[str, int], last: int, first: int = 0) -> list[Path]:
-    """Return the entries of the batches ``first`` to ``last``: the newest compacted one, and later ones."""
+    """Return the entries of ``first`` to ``last``: the newest compacted one, and later ones."""
     compacted = max((n for name, n in names.items() if name != str(n) and first <= n <= last), default=first - 1)
     newest = [log / f"{compacted}.compact"] if compacted >= first else []
     return [*newest, *(log / str(number) for number in range(compacted + 1, last + 1))]
@@ -105,8 +105,8 @@ def check_sink(root: Path, log: CheckpointLog) -> None:
     """Raise CheckpointMismatch when a sink's log has batches that the checkpoint has not planned.
 
     Another checkpoint wrote them. Spark's sink skips a batch whose number is in its log, and Spark
-    commits it: the rows of this checkpoint's batches with those numbers would be in no output. Costs
-    a listing of each log. Raises OSError when one cannot be read.
+    commits it: the rows of this checkpoint's batches with those numbers would be in no output.
+    Costs a listing of each log. Raises OSError when one cannot be read.
     """
     # The sink's log is read first: a run of this checkpoint that still goes on plans a batch before
     # it writes the batch there.
@@ -192,7 +192,7 @@ def _line(path: Path, line: bytes) -> dict[str, Any]:
 
 
 def checksum_matches(path: Path, content: bytes) -> bool | None:
-    """Return whether a file's content matches Hadoop's checksum beside it; None: no whole checksum."""
+    """Return whether content matches Hadoop's checksum beside a file; None: no whole checksum."""
     try:
         sums = path.with_name(f".{path.name}.crc").read_bytes()
     except FileNotFoundError:
@@ -208,8 +208,8 @@ class DurableSink:
     """Makes the output of a file sink durable: Spark writes files and log, and syncs neither.
 
     The files of a batch come first, then the directories that name them, then the batch's entry in
-    the sink's log. The checkpoint's manifest notes the last durable batch: a new run continues after
-    it, and finds there what a power cut has taken.
+    the sink's log. The checkpoint's manifest notes the last durable batch: a new run continues
+    after it, and finds there what a power cut has taken.
 
     ``boot`` names, for a directory, the time since the last possible power cut, see
     :func:`~lowwater_spark.checkpoint.durable.boot_of`. The manifest keeps it with the batch: while
@@ -225,9 +225,9 @@ class DurableSink:
         """Last batch whose output is durable; None: an older release, which did not sync outputs,
         began the checkpoint."""
         self._first_newest = _newest(self._log)
-        """Last batch in the log when this run began. A power cut ends a run, so later batches cannot
-        be lost in it. This batch may be uncommitted: Spark finds its entry, and does not write it
-        again."""
+        """Last batch in the log when this run began. A power cut ends a run, so later batches
+        cannot be lost in it. This batch may be uncommitted: Spark finds its entry, and does not
+        write it again."""
         now = boot(root)
         self._may_lack = not now or since != now
         """True when a power cut may have taken output that is not durable."""
@@ -244,8 +244,8 @@ class DurableSink:
     def sync(self, last: int) -> None:
         """Make all output up to a committed batch durable.
 
-        Costs an fsync for each new file and directory, and four more. Raises CheckpointMismatch when
-        the output is not whole, as after a power cut that took the output but not the commit;
+        Costs an fsync for each new file and directory, and four more. Raises CheckpointMismatch
+        when the output is not whole, as after a power cut that took the output but not the commit;
         OSError when the log cannot be read.
         """
         if self._synced is not None and self._synced >= last:

@@ -167,18 +167,21 @@ class SourceLog:
             self._taken.pop(path, None)
 
     def passes_over(self, file: File) -> bool:
-        """Return whether Spark skips a file as too old, compared with the newest one it has taken."""
+        """Return whether Spark skips a file as too old, by the newest one that it has taken."""
         return file.modified < self._newest - self._max_age
 
     def batch_of(self, file: File) -> int | None:
-        """Return the batch id of the entry that took a file in its present state; None: no entry."""
+        """Return the batch id of the entry that took a file in its present state; None: none."""
         taken = self._taken.get(file.path)
         return None if taken is None or taken.modified != file.modified else taken.batch
 
     # -- heads -------------------------------------------------------------------------------------
 
     def wait(self, listed: set[File], planned: int | None = None) -> Files:
-        """Return the head of a listing; O(listed). See :class:`~lowwater_spark.sources.base.Awaited`."""
+        """Return the head of a listing; O(listed).
+
+        See :class:`~lowwater_spark.sources.base.Awaited`.
+        """
         self._forget(listed)
         head = Files(listed, planned)
         self.look(head)
@@ -204,7 +207,7 @@ class SourceLog:
         return head
 
     def reached(self, head: Files, offset: int | None) -> bool:
-        """Return whether the entries up to an offset have taken all; None reaches only an empty head."""
+        """Return whether the entries up to an offset have taken all; None: before the first."""
         return not head.missing and head.needs <= (NOTHING if offset is None else offset)
 
     def same(self, one: Files, other: Files) -> bool:
@@ -284,7 +287,7 @@ class SourceLog:
             at += 1
 
     def _start(self, offset: int) -> int:
-        """Return the entry to begin with: at the first call the newest compacted one, else the next."""
+        """Return the entry to begin with: first the newest compacted one, later the next."""
         if self.read != NOTHING:
             return self.read + 1
         return max((n for n in self._compacted() if n <= offset), default=0)
@@ -382,9 +385,9 @@ class Compacted(NamedTuple):
     def drop_before(self, batch: int) -> None:
         """Remove the lines of all batches before ``batch``.
 
-        Durable when it returns; costs two fsyncs when there are such lines. Spark may read the entry
-        at the same time, to copy it into the next compacted one: it finds the old or the new lines,
-        each whole.
+        Durable when it returns; costs two fsyncs when there are such lines. Spark may read the
+        entry at the same time, to copy it into the next compacted one: it finds the old or the new
+        lines, each whole.
         """
         lines, old = list[bytes](), False
         for line in last_lines(self.path):

@@ -64,8 +64,8 @@ class Ticks(Rowless):
     """The source of ticks, and their writer. At most one tick is not committed yet.
 
     The source gives no rows, so no reading waits for it. ``number`` is its place among the query's
-    sources, ``ordinal`` the run's. The ordinal is part of each file name, because Spark takes a path
-    only once.
+    sources, ``ordinal`` the run's. The ordinal is part of each file name, because Spark takes a
+    path only once.
     """
 
     def __init__(
@@ -89,7 +89,8 @@ class Ticks(Rowless):
         self._passed_over: list[Location] = []
         """Ticks that Spark did not take in time, and that later ones have replaced."""
         self._forgotten = _MANY
-        """Number of ticks that were forgotten since the log was cleaned. A new run cleans it at once.
+        """Number of ticks that were forgotten since the log was cleaned. A new run cleans it at
+        once.
         """
 
     @property
@@ -100,7 +101,7 @@ class Ticks(Rowless):
     # -- a writer ----------------------------------------------------------------------------------
 
     def outstanding(self, line: Line) -> bool:
-        """Return whether the newest tick is not committed yet; ``line`` is the last committed one."""
+        """Return whether the newest tick is not committed yet, by the last committed line."""
         taken = self._log.taken.get(self._outstanding)
         if taken is not None and taken.batch <= log_offset(line):
             self._outstanding = ""
@@ -129,8 +130,8 @@ class Ticks(Rowless):
     def clean(self, line: Line) -> None:
         """Delete and forget the ticks of committed batches, except those of the newest entry.
 
-        A restarted query looks at the files of that entry again. Costs a listing of a few files, and
-        every 500 ticks one of the log, whose newest compacted entry may be rewritten. Raises
+        A restarted query looks at the files of that entry again. Costs a listing of a few files,
+        and every 500 ticks one of the log, whose newest compacted entry may be rewritten. Raises
         OSError.
         """
         committed = log_offset(line)

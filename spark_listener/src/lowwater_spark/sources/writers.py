@@ -63,8 +63,8 @@ def mark_sink(folder: Path, computation: str, checkpoint: str, *, adopt: bool) -
 
     The mark has the computation's full name and the checkpoint's identity. One of several queries
     that start at once gets it. With ``adopt`` it is taken over from another checkpoint of the same
-    computation. Durable when it returns; costs two fsyncs. Raises Unsupported when another query has
-    the mark, and when another computation writes there as well.
+    computation. Durable when it returns; costs two fsyncs. Raises Unsupported when another query
+    has the mark, and when another computation writes there as well.
     """
     mark = folder / MARKS / SINK_MARK
     make_directory(mark.parent)
@@ -126,7 +126,7 @@ def _content(path: Path) -> dict[str, Any]:
 
 
 def above(root: str) -> Iterator[str]:
-    """Yield the directories above that have this one as a partition, so that their writers write here.
+    """Yield the directories above whose writers write here, because this one is a partition.
 
     Both the path and its real place count.
 
