@@ -151,9 +151,7 @@ def test_head_of_w_what_is_marked_is_waited_for_behind_whatever_is_open(
 
 
 def test_who_goes_by_marks_needs_them() -> None:
-    with pytest.raises(
-        Unsupported, match=r"with the option lowwater\.head mark cannot .* Set it to marks if only"
-    ):
+    with pytest.raises(Unsupported, match=r"with the option lowwater\.head mark cannot .* Set it to marks if only"):
         over(Answers(), lowwater__head="mark")
     with pytest.raises(Unsupported, match=r"lowwater\.head marks and without kafka\.isolation\.level read_committed"):
         over(Answers(), lowwater__head=MARKS)

@@ -269,7 +269,7 @@ class OutputWriter:
 
 @dataclass(frozen=True, slots=True)
 class Completeness:
-    """How far an output is complete, by the marks in it."""
+    """Completeness of an output, by the marks in it."""
 
     low: lowwater.Watermark
     """Watermark below which the output has every row of all writers: the least of theirs, unknown

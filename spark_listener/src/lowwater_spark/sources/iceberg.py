@@ -611,8 +611,8 @@ class OpenIceberg(Fileless):
             return True
         if offset.snapshot == before.snapshot:
             return offset.position < before.position
-        here, there = self._places.get(offset.snapshot), self._places.get(before.snapshot)
-        return here is not None and there is not None and here < there
+        here, earlier = self._places.get(offset.snapshot), self._places.get(before.snapshot)
+        return here is not None and earlier is not None and here < earlier
 
     def knock(self, line: Line) -> None:
         """Ask for the table that :meth:`confirm` needs, and check the snapshots of a batch.

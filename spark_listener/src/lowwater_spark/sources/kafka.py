@@ -502,7 +502,7 @@ class KafkaSource:
     def check_writers(self) -> None:
         """Refuse a cluster or writers with which a head could lead.
 
-        Raises Unsupported for more brokers than are declared, a cluster or topic without an id, a
+        Raises Unsupported for more brokers than are declared; a cluster or topic without an id; a
         topic that may keep a row on one broker only, and a writer that the inputs do not name (only
         writers by ``batch.write_kafka`` are seen). Raises OSError when Kafka does not answer.
         """
@@ -856,9 +856,9 @@ class OpenKafka(Fileless):
             self._keep(self._pin)
             self._saved, self._saved_at = dict(self._marks), self._clock()
 
-    def _cut_off(self, said: str) -> None:
+    def _cut_off(self, reason: str) -> None:
         with self._lock:
-            self._pin = self._pin._replace(truncated=said)
+            self._pin = self._pin._replace(truncated=reason)
             self._keep(self._pin)
 
     def close(self) -> None:

@@ -98,7 +98,7 @@ class SlotMark:
     partitions: int
     """Number of partitions that the topic had."""
     ends: Mapping[int, int] = field(default_factory=dict)
-    """By partition: the offset after the last row that the slot has ever written there."""
+    """Offset after the last row that the slot has ever written, by partition."""
 
     def record(self) -> tuple[bytes, bytes]:
         """Return the key and the value of the mark's record."""
