@@ -123,10 +123,7 @@ class Manifest:
                 del self._noted[section]
 
     def begin(self, run: int) -> None:
-        """Begin a run, before its claim.
-
-        Raises CheckpointMismatch when a newer run has begun.
-        """
+        """Begin a run, before its claim. Raises CheckpointMismatch when a newer run has begun."""
         self.take_over()
         self.run = run
         self.look()
