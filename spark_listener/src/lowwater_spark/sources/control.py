@@ -93,10 +93,9 @@ class Drive:
     share: float | None = None
     """Share of the heuristic watermark to follow; None: the low watermark, or a budget."""
     late: str | None = None
-    """Destination of rows that the watermark has passed; None: Spark drops them."""
+    """Directory for rows that the watermark has passed; None: they are not written."""
     within: timedelta | None = None
-    """Greatest distance in event time between duplicates of a row; None: no duplicates are dropped.
-    """
+    """Greatest distance in event time between duplicates of a row; None: not declared."""
     budget: float | None = None
     """Lateness budget to follow; None: none."""
 
