@@ -78,7 +78,7 @@ def test_who_reads_the_snapshot_of_the_answer_has_all_of_it(table: TableFlow, fi
 def test_a_rollback_makes_it_unknown(table: TableFlow, filled: Appender) -> None:
     before, last = table.log.table().lineage[0].id, table.head
     table.call("rollback_to_snapshot", snapshot_id=before)
-    lost = f"snapshot {last} of it, which has its batch 1, is not in the lineage of the table"
+    lost = f"snapshot {last} with its batch 1 is not in the lineage of the table"
     assert lost in through(table).why
     assert asked_in_sql(table) is None
     table.call("cherrypick_snapshot", snapshot_id=last)

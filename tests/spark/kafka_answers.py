@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lowwater_spark.sources.kafka import BROKERS, Identity, KafkaSource, Partition, Told
+from lowwater_spark.sources.kafka import BROKERS, BrokerView, Identity, KafkaSource, Partition
 from lowwater_spark.sources.kafka_marks import Begun, Slot, SlotMark
 
 OPTIONS = {"subscribe": "t", "startingoffsets": "earliest", BROKERS: "1"}
@@ -37,15 +37,15 @@ class Answers:
     asked: int = 0
     away: bool = False
 
-    def told(self, topics: tuple[str, ...], enough: int) -> list[Told]:
+    def views(self, topics: tuple[str, ...], enough: int) -> list[BrokerView]:
         if self.away:
             raise OSError("no broker answers")
         self.asked += 1
         epochs = {Partition(topic, 0): self.epoch if topic == "t" else self.marks_epoch for topic in topics}
         ids = {topic: self.ids_of[topic] for topic in topics}
-        return [Told(self.cluster, frozenset(range(self.brokers)), ids, epochs, dict.fromkeys(epochs, 0))]
+        return [BrokerView(self.cluster, frozenset(range(self.brokers)), ids, epochs, dict.fromkeys(epochs, 0))]
 
-    def kept(self, epochs: Mapping[Partition, int], now: Identity) -> dict[Partition, int]:
+    def epoch_ends(self, epochs: Mapping[Partition, int], now: Identity) -> dict[Partition, int]:
         return dict.fromkeys(epochs, self.common)
 
     def ids(self, topics: tuple[str, ...]) -> tuple[str, Mapping[str, str]]:

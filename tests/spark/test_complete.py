@@ -163,9 +163,9 @@ def test_after_a_lost_journal_lives_are_counted_on_by_resets(
     Appender(flow, out, life=3, checkpoint="before")(12)
     flow.feed.put([row("a", 9)])
     upstream.at(9)
-    with pytest.raises(CheckpointMismatch, match=r"its journal was lost: .* `lowwater reset stage` 3 times") as refusal:
+    with pytest.raises(CheckpointMismatch, match=r"has lost its journal: .* `lowwater reset stage` 3 times") as refusal:
         flow.start(into(out), ranges=2).await_termination(PATIENCE)
-    assert "another checkpoint has taken its place" in str(refusal.value)
+    assert "another checkpoint has replaced this one" in str(refusal.value)
     assert through(flow, out).writers["stage"].life == 3
     for _ in range(3):
         lw.reset("stage")
@@ -258,12 +258,12 @@ def test_each_batch_of_a_directory_says_how_far_it_is_complete(
     (out / "batch=1").rename(flow.folder / "gone")
     assert through(flow, out).low == mark(9), "it has all of that"
     step(11)
-    assert through(flow, out).why == "stage: batch 1 is not there, and what was in it is not known"
+    assert through(flow, out).why == "stage: batch 1 is missing, so its rows are unknown"
     (flow.folder / "gone").rename(out / "batch=1")
     assert through(flow, out).low == mark(11)
     shutil.rmtree(out)
     step(12)
-    assert through(flow, out).why == "stage: batch 0 is not there, and what was in it is not known"
+    assert through(flow, out).why == "stage: batch 0 is missing, so its rows are unknown"
 
 
 def test_a_function_of_sql_says_the_same(flow: Flow, out: Path, filled: Appender) -> None:
@@ -280,5 +280,5 @@ def test_a_function_of_sql_says_the_same(flow: Flow, out: Path, filled: Appender
     assert "(DELETE) takes rows away" in through(flow, out).why
     lws.register_function(flow.spark, "result_complete", out, ["stage"], ignore_deletes=True)
     assert asked().astimezone(dt.UTC) == at(11)
-    with pytest.raises(ValueError, match="no name of a function"):
+    with pytest.raises(ValueError, match="no name for a function"):
         lws.register_function(flow.spark, "a b", out, ["stage"])

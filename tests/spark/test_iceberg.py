@@ -122,7 +122,7 @@ def test_files_that_icebergs_stream_passes_over_hold_for_good(log: Log, query: C
     assert made.reached(line(first))
     second = log.put(added=None)
     log.layouts[second] = [(1, 5), (1, 0)]
-    made.holds("Iceberg's stream passes over files")
+    made.holds("Iceberg's stream skips files")
 
 
 def test_a_rollback_holds_for_good(log: Log, query: Callable[..., Query]) -> None:
@@ -149,7 +149,7 @@ def test_a_catalog_that_answers_from_a_cache_harms_nothing_that_lasts(
     pin = made.manifest["iceberg"]
     for _ in range(2):
         log.found = old
-        made.holds("is older than what was told before", for_good=False)
+        made.holds("are older than before", for_good=False)
         made.source = made.open()
     assert made.manifest["iceberg"] == pin
     log.found = new
@@ -175,7 +175,7 @@ def test_rows_that_are_published_late_hold_for_good(
         log.put(origin=aside)
     else:
         log.set(aside)
-    made.holds("publishes rows that were written before")
+    made.holds("publishes rows that were written earlier")
 
 
 def test_i2_a_table_whose_first_snapshots_have_expired_is_refused_unless_it_is_declared(
@@ -195,7 +195,7 @@ def test_i2_snapshots_that_expire_when_a_query_begins_hold_for_good(log: Log, qu
     made.source.head(NONE)
     log.expire(first)
     made.commit(line(second))
-    made.holds("it may have begun beyond rows that it never reads")
+    made.holds("it may have begun after rows that it never reads")
 
 
 def test_what_was_looked_at_may_expire(log: Log, query: Callable[..., Query]) -> None:
@@ -277,7 +277,7 @@ def test_i2_a_query_that_has_begun_elsewhere_than_it_was_seen_to_holds_for_good(
     made = query()
     made.begin(line(second, 0))
     made.commit(line(second))
-    made.holds("it may have begun beyond rows that it never reads")
+    made.holds("it may have begun after rows that it never reads")
 
 
 def test_i2_an_empty_table_whose_first_snapshots_expire_before_anybody_looks_holds_for_good(
@@ -296,7 +296,7 @@ def test_what_expires_before_anybody_looks_holds(log: Log, query: Callable[..., 
     log.expire(first, log.put())
     last = log.put()
     log.expire(*(each for each in log.found.snapshots if each != last))
-    made.holds("have expired before anybody looked at them", for_good=False)
+    made.holds("have expired before this query checked them", for_good=False)
 
 
 def test_an_offset_that_goes_back_is_refused(log: Log, query: Callable[..., Query]) -> None:

@@ -27,11 +27,11 @@ from lowwater_spark.sources.kafka import (
     BROKERS,
     KAFKA,
     NO_ID,
+    BrokerView,
     Ends,
     KafkaSource,
     OpenKafka,
     Partition,
-    Told,
     agreed,
     unread,
 )
@@ -219,8 +219,8 @@ def test_driven_windows_over_a_topic_close_when_all_their_rows_are_read(
 
 def test_unknown_holds_what_brokers_know_together_has_nothing_old() -> None:
     place, added = Partition("t", 0), Partition("t", 1)
-    asleep = Told("c", frozenset({1, 2, 3}), {"t": "1"}, {place: 4})
-    awake = Told("c", frozenset({2, 3}), {"t": "1"}, {place: 5, added: 0})
+    asleep = BrokerView("c", frozenset({1, 2, 3}), {"t": "1"}, {place: 4})
+    awake = BrokerView("c", frozenset({2, 3}), {"t": "1"}, {place: 5, added: 0})
     for told in [asleep, awake], [awake, asleep], [awake, awake]:
         found = agreed(told)
         assert found.epochs == {place: 5, added: 0}
@@ -288,7 +288,7 @@ def test_5b_a_topic_whose_beginning_was_removed_is_refused_unless_it_is_declared
     for each in gone.values():
         each.result(ANSWERS_WITHIN)
     with pytest.raises(
-        CheckpointMismatch, match=rf"partition 0 of {topic.name} begins at 1: rows before it were removed"
+        CheckpointMismatch, match=rf"partition 0 of {topic.name} begins at 1: Kafka removed the rows before"
     ):
         topic.track()
     upstream.at(9)
@@ -315,7 +315,7 @@ def test_a_driver_without_kafkas_client_is_told_what_to_bring(topic: Topic) -> N
     nowhere: Any = topic.flow.spark._jvm
     bare = SimpleNamespace(org=SimpleNamespace(apache=SimpleNamespace(kafka=nowhere.org.apache.nowhere)))
     with pytest.raises(Unsupported, match="no Kafka client") as refusal:
-        KafkaAdmin(bare, {"kafka.bootstrap.servers": topic.kafka.address}).told((topic.name,), 1)
+        KafkaAdmin(bare, {"kafka.bootstrap.servers": topic.kafka.address}).views((topic.name,), 1)
     assert "spark.jars" in refusal.value.fix
 
 
@@ -425,7 +425,7 @@ def test_a_reader_names_open_transactions_first_and_a_limit_only_for_what_is_not
     (tmp_path / "sources/0").mkdir(parents=True)
     (tmp_path / "sources/0/0").write_text('v1\n{"t":{"0":0,"1":0}}')
     opened.read_to('{"t":{"0":10,"1":8}}')
-    assert opened.missing(head, 5) == [held, "partition 0 of t (read to 0 of 10: the batch that runs reads the rest)"]
+    assert opened.missing(head, 5) == [held, "partition 0 of t (read to 0 of 10: the running batch reads the rest)"]
     assert opened.missing(head, 1) == [held]
 
 
@@ -463,9 +463,9 @@ def test_nobody_waits_for_the_lock_while_kafka_does_not_answer(
 ) -> None:
     answers, asked = threading.Event(), threading.Event()
     answers.set()
-    ask = KafkaAdmin.told
+    ask = KafkaAdmin.views
 
-    def late(self: KafkaAdmin, topics: tuple[str, ...], enough: int) -> list[Told]:
+    def late(self: KafkaAdmin, topics: tuple[str, ...], enough: int) -> list[BrokerView]:
         if not answers.is_set():
             asked.set()
             answers.wait(ANSWERS_WITHIN)
@@ -480,7 +480,7 @@ def test_nobody_waits_for_the_lock_while_kafka_does_not_answer(
     upstream.at(9)
     query = topic.track(write)
     topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row is committed")
-    monkeypatch.setattr(KafkaAdmin, "told", late)
+    monkeypatch.setattr(KafkaAdmin, "views", late)
     topic.put(("b", 10))
     assert asked.wait(ANSWERS_WITHIN), "whether the second batch has read the same topic"
     told = threading.Thread(target=query.stage_status)

@@ -133,7 +133,7 @@ def test_a_source_that_gives_its_rows_once_is_refused(flow: Flow) -> None:
         ("rate", "9", "8", "the offset of the source rate has gone back, from 9 to 8: .* adopt=True"),
         ("kafka", '{"t":{"0":5,"1":7}}', '{"t":{"0":6,"1":6}}', "gone back, partition 1 of t from 7 to 6"),
         ("kafka", '{"t":{"0":5}}', '{"t":5}', "is no offset of Kafka"),
-        ("tape", '{"line":4}', "4", "was an object .* and is a number .*another source stands in its place"),
+        ("tape", '{"line":4}', "4", "was an object .* and is a number .*another source is in its place"),
         ("tape", "-", "{", "is no offset of tape"),
     ],
 )
@@ -155,7 +155,7 @@ def test_unknown_holds_whoever_would_wait_for_such_a_source(tmp_path: Path) -> N
     waiting = Candidates[str]([source])
     waiting.add("W", heads)
     assert waiting.newest_reached(["9"], forget=False) is None
-    assert waiting.missing() == ["the source rate (nobody can say where it ends)"]
+    assert waiting.missing() == ["the source rate (lowwater does not know where it ends)"]
 
 
 def test_what_a_source_has_noted_is_named_until_a_batch_with_it_is_committed(tmp_path: Path) -> None:

@@ -196,8 +196,8 @@ def test_what_the_limit_does_not_go_with_is_refused(topic: Paced) -> None:
     with pytest.raises(ValueError, match=r"begin has no limit to read by: declare it by .*skew_limit"):
         topic.frame(topic.injector())
     for options, said_ in (
-        ({"startingOffsets": "latest"}, "not startingoffsets: it reads from the beginning"),
-        ({"kafka.bootstrap.servers": ""}, "read_kafka needs to know where the brokers are"),
+        ({"startingOffsets": "latest"}, "not startingoffsets: remove it"),
+        ({"kafka.bootstrap.servers": ""}, "read_kafka needs the address of the brokers"),
     ):
         with pytest.raises(ValueError, match=said_):
             topic.frame(topic.begin(), **options)

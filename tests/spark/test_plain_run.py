@@ -215,7 +215,7 @@ def test_rule6_a_commit_whose_output_a_power_cut_has_taken_is_not_reported(
     ):
         checkpoint.start(sink=True)
     lost.unlink()
-    with pytest.raises(CheckpointMismatch, match="/cc is not there"):
+    with pytest.raises(CheckpointMismatch, match="/cc is missing"):
         checkpoint.start(sink=True)
     (checkpoint.folder / "out/_spark_metadata/2").unlink()
     with pytest.raises(CheckpointMismatch, match=r"log lacks .*/_spark_metadata/2"):

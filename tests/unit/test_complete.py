@@ -392,7 +392,7 @@ def test_a_mark_is_read_as_it_was_written() -> None:
 def test_what_is_no_mark_of_a_directory_is_told_by_the_file(tmp_path: Path, said: str) -> None:
     (tmp_path / "batch=0").mkdir()
     (tmp_path / "batch=0" / WATERMARK).write_text(said, encoding="utf-8")
-    with pytest.raises(OSError, match=r"batch=0/_watermark.json (is no JSON|is of format|does not say its through)"):
+    with pytest.raises(OSError, match=r"batch=0/_watermark.json (is no JSON|is of format|lacks through)"):
         complete_folder(tmp_path, ["a"])
 
 

@@ -277,7 +277,7 @@ def test_files_that_vanish_in_each_listing_hold(root: Path, tmp_path: Path) -> N
         Path(coming, f"{len(listings)}.json").unlink(missing_ok=True)
         listings.append(coming)
 
-    with pytest.raises(OSError, match="renamed or removed"):
+    with pytest.raises(OSError, match="renames or removes"):
         names(root, Disturbed(SourceLog(tmp_path / "log"), remove))
     assert len(listings) == 5
 

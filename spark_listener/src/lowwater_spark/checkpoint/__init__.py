@@ -1,1 +1,1 @@
-"""What stands in a query's checkpoint: Spark's own logs, which are read, and lowwater's files, which are durable."""
+"""A query's checkpoint: Spark's own logs, which are only read, and lowwater's durable files."""

@@ -1,8 +1,8 @@
-"""Files that survive a crash whole or are not there: written beside, synced, then named.
+"""Files that survive a crash whole or not at all: written beside, synced, then named.
 
 On a local file system, or one that behaves like it (NFS), rename and link within a directory are
-atomic, and fsync of a directory makes its names durable. What is promised elsewhere,
-:mod:`lowwater_spark.checkpoint.hadoop` says.
+atomic, and fsync of a directory makes its names durable. For the promises of HDFS and S3 see
+:mod:`lowwater_spark.checkpoint.hadoop`.
 """
 
 from __future__ import annotations
@@ -35,22 +35,21 @@ __all__ = [
 
 
 _AT_ONCE: Final = 16
-"""Files that are synced side by side."""
+"""Number of files that are synced at the same time."""
 
 
 class NotDurable(RuntimeError):
     """A file could not be made durable.
 
-    Syncing it again proves nothing: the system may have given the data up by then.
+    A later successful sync proves nothing: the system may have dropped the data by then.
     """
 
 
 def write_once(path: Location, data: bytes) -> bool:
-    """Create a file with this content; False when the name was taken, by whatever content.
+    """Create a file with this content; False when the name exists, with any content.
 
-    The name is durable in both cases.
-
-    Never replaces a file, and no reader ever sees a part of one. Costs two fsyncs.
+    The name is durable in both cases. Never replaces a file, and no reader ever sees a part of one.
+    Costs two fsyncs.
     """
     if isinstance(path, HadoopPath):
         return path.write_once(data)
@@ -67,17 +66,13 @@ def write_once(path: Location, data: bytes) -> bool:
             fresh = False
     finally:
         beside.unlink(missing_ok=True)
-    # A name that was taken may not be durable yet: who took it may have been killed before its
-    # sync.
+    # An existing name may not be durable yet: its writer may have been killed before the sync.
     sync_directory(path.parent)
     return fresh
 
 
 def create(path: Location) -> bool:
-    """Create an empty file; False when the name was taken.
-
-    The name is durable when it was not. Costs one fsync.
-    """
+    """Create an empty file; False when the name exists. A new name is durable. Costs one fsync."""
     if isinstance(path, HadoopPath):
         return path.write_once(b"")
     try:
@@ -99,16 +94,17 @@ def make_directory(path: Location) -> None:
 
 
 _LOCAL: Final = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
-"""Types of file systems that this machine writes itself: what it has in memory is not lost before
-it is switched off."""
+"""Types of file systems that this machine itself writes: unsynced data in its memory are lost only
+when it stops."""
 
 
 def boot_of(folder: Path) -> str:
-    """Return a name for the time since this machine was started and the file system of a directory mounted; empty where that says nothing.
+    """Return a name for the time since this machine's start and the mount of a directory.
 
-    As long as it is the same, what was written there is there, also when nobody has synced it: only its processes may have died. The disks of a
-    server, like those of NFS, may lose power by themselves. A directory that is not there yet is taken to be made where the next one above it is.
-    Linux only.
+    While the name is the same, files that were written there are there, synced or not: only
+    processes may have died. Empty when the machine's start proves nothing: the disks of a server,
+    like those of NFS, may lose power by themselves. A missing directory counts as the nearest
+    existing one above it. Linux only.
     """
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -120,17 +116,17 @@ def boot_of(folder: Path) -> str:
         return ""
     number = f"{os.major(device)}:{os.minor(device)}"
     # "36 35 98:0 / /mnt rw,noatime shared:1 - ext4 /dev/sda1 rw": the type follows the dash.
-    found = {line.partition(" - ")[2].split(" ")[0] for line in lines_of(mounts) if line.split(" ")[2] == number}
-    return f"{boot} {number}" if found and found <= _LOCAL else ""
+    types = {line.partition(" - ")[2].split(" ")[0] for line in lines_of(mounts) if line.split(" ")[2] == number}
+    return f"{boot} {number}" if types and types <= _LOCAL else ""
 
 
 def sync_file(path: Location) -> None:
-    """Make a file's content durable, whoever wrote it.
+    """Make a file's content durable, also when another process wrote it.
 
-    Raises NotDurable, and OSError when it cannot be opened.
+    Raises NotDurable, and OSError when the file cannot be opened.
     """
     if isinstance(path, HadoopPath):
-        path.stat()  # a file that was closed there cannot be synced any more, and need not
+        path.stat()  # a closed file there cannot be synced any more, and need not be
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -149,26 +145,26 @@ def sync_directory(path: Location) -> None:
 
 
 def sync_tree(path: Location) -> None:
-    """Make everything under a directory durable, itself included. One fsync per file and directory.
+    """Make a directory and all files and directories in it durable. One fsync for each.
 
-    The files side by side: a file system writes down together what is asked of it meanwhile, 64
-    files in a quarter of the time.
+    Files are synced at the same time, because a file system writes them together: 64 files in a
+    quarter of the time.
     """
     if isinstance(path, HadoopPath):
         return  # see sync_file
-    found = [(Path(folder), [Path(folder, name) for name in names]) for folder, _, names in os.walk(path)]
-    files = [file for _, names in found for file in names]
+    folders = [(Path(folder), [Path(folder, name) for name in names]) for folder, _, names in os.walk(path)]
+    files = [file for _, names in folders for file in names]
     if len(files) > 1:
         with ThreadPoolExecutor(min(len(files), _AT_ONCE)) as threads:
             list(threads.map(sync_file, files))
     else:
         list(map(sync_file, files))
-    for folder, _ in found:
+    for folder, _ in folders:
         sync_directory(folder)
 
 
 def remove_tree(path: Location) -> None:
-    """Delete a directory with all that is in it, as far as that is possible."""
+    """Delete a directory with its content, as far as that is possible."""
     if isinstance(path, Path):
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -177,7 +173,10 @@ def remove_tree(path: Location) -> None:
 
 
 def rename_once(path: Location, to: Location) -> bool:
-    """Give a directory, in which there is anything, another name beside; False when that was taken by such a one. Durable after a sync of the one above."""
+    """Rename a directory that is not empty; False when the new name is one that is not empty.
+
+    Durable after a sync of the directory above.
+    """
     if isinstance(path, HadoopPath):
         assert isinstance(to, HadoopPath)
         return path.rename_once(to)
@@ -185,7 +184,7 @@ def rename_once(path: Location, to: Location) -> bool:
     try:
         path.rename(to)
     except OSError:
-        # A directory that holds anything is never replaced by a rename.
+        # A rename never replaces a directory that is not empty.
         if not to.exists():
             raise
         return False
@@ -195,10 +194,8 @@ def rename_once(path: Location, to: Location) -> bool:
 def write_over(path: Location, data: bytes, *, durable: bool = True) -> None:
     """Create or replace a file, so that a crash leaves the old content or the new one.
 
-    Durable when it returns; costs two fsyncs.
-
-    Without ``durable`` a reader sees one of both all the same, a power cut may take the file, and
-    it costs none.
+    Durable when it returns; costs two fsyncs. Without ``durable`` it costs none: a reader still
+    sees the old or the new content, but a power cut may take the file.
     """
     if isinstance(path, HadoopPath):
         path.write_over(data)

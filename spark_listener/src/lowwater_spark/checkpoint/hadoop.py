@@ -1,22 +1,26 @@
-"""Files of a checkpoint that Hadoop's client reaches, through the JVM of the session: HDFS, and S3 by S3A.
+"""Files of a checkpoint on HDFS, or on S3 by S3A, through Hadoop's client in the session's JVM.
 
-Only the driver asks for them. What is promised on HDFS:
+Only the driver uses them. HDFS promises:
 
-* A name is given by one rename of the name node, which replaces nothing unless it is told to, and which is in its journal when the call returns.
-* What lowwater writes is synced by each data node that has a replica before its file gets its name.
-* What Spark has written is as durable as the replicas of a closed file are. They may all be in memory for a while (``dfs.datanode.synconclose`` is for
-  that); a file whose replicas are lost stays there, and cannot be read, so it is never taken for one that is absent.
+* One rename of the name node gives a file its name. The rename replaces a file only when asked to,
+  and is in the name node's journal when the call returns.
+* Each data node with a replica syncs a file of lowwater before the file gets its name.
+* A file of Spark is as durable as the replicas of a closed file. All may be in memory for a while
+  (``dfs.datanode.synconclose`` prevents that). A file whose replicas are lost is still listed and
+  cannot be read, so it is never taken for a missing one.
 
-And on S3:
+S3 promises:
 
-* A file is one object, and appears whole, by the one request that puts it. When the call returns, it is stored and in every listing.
-* A name is taken once: the request says that there must be none. Clients before Hadoop 3.4.2 look before they put, and some stores that speak S3 do not know such a
-  request. So it is for one driver alone, as everything there: Spark's own entries are put by whoever comes, and of two drivers that plan one batch both are told that they
-  have (:func:`~lowwater_spark.checkpoint.location.checkpoint_of`).
-* Nothing is renamed.
-* A directory is there as long as anything is in it, or an object that stands for it.
+* A file is one object, which one request puts whole. When the call returns, the object is stored
+  and in every listing.
+* A name is taken once: the request demands that there is no such object. Clients before Hadoop
+  3.4.2 look first and put then, and some stores that speak S3 do not know such a request. So a
+  checkpoint there needs a single driver. Spark needs it too: two drivers that plan one batch are
+  both told that they have (:func:`~lowwater_spark.checkpoint.location.checkpoint_of`).
+* No file is renamed.
+* A directory exists while an object is in it, or an object stands for it.
 
-Whatever a call fails with is an OSError, as of a local file.
+Each failure of a call is an OSError, as for a local file.
 """
 
 from __future__ import annotations
@@ -35,13 +39,13 @@ if TYPE_CHECKING:
 __all__ = ["HADOOP", "HadoopFiles", "HadoopPath"]
 
 HADOOP: Final = frozenset({"hdfs"})
-"""The schemes of the file systems that rename at once, and replace nothing by it."""
+"""Schemes of file systems with an atomic rename that replaces nothing."""
 
 _PUT: Final = frozenset({"s3a"})
-"""The schemes of those where a file is put whole, under its name."""
+"""Schemes of file systems where one request puts a whole file under its name."""
 
 _UNLESS_THERE: Final = "fs.option.create.conditional.overwrite"
-"""Of a request to put: there must be nothing of this name."""
+"""Option of a request to put: fail when the name exists."""
 
 _PROMPT: Final[Mapping[str, str]] = {
     "fs.s3a.attempts.maximum": "1",
@@ -61,15 +65,12 @@ _PROMPT: Final[Mapping[str, str]] = {
     "ipc.client.connect.timeout": "5000",
     "ipc.client.rpc-timeout.ms": "10000",
 }
-"""Settings of a client that answers soon, by an error if need be. Who asks holds meanwhile, says
-why, and asks again; Spark's own client keeps its settings."""
+"""Settings of a client that answers or fails soon. After a failure the query holds, tells the
+reason, and asks again. Spark's own client keeps its settings."""
 
 
 class HadoopFiles:
-    """A file system as Hadoop's client of one JVM sees it.
-
-    All of a JVM share the one of a name node, or of a bucket.
-    """
+    """A file system of Hadoop's client: one object for each JVM and name node or bucket."""
 
     def __init__(self, gateway: Any, system: Any) -> None:
         jvm: Any = gateway.jvm
@@ -77,13 +78,13 @@ class HadoopFiles:
         self.gateway = gateway
         self.system = system
         self.puts = str(system.getScheme()) in _PUT
-        """Whether a file is put whole, under its name; else it is written beside, and renamed."""
+        """True when one request puts a whole file; otherwise a file is written beside and renamed.
+        """
         self.path: Any = hadoop.fs.Path
         self.paths: Any = hadoop.fs.FileUtil.stat2Paths
         self.text: Any = jvm.scala.runtime.ScalaRunTime.stringOf
         flag: Any = hadoop.fs.CreateFlag
-        # Each replica is synced when the file is closed, and so is the directory that the data node
-        # has it in.
+        # When the file is closed, each data node syncs its replica and the replica's directory.
         self.flags: Any = jvm.java.util.EnumSet.of(flag.CREATE, flag.SYNC_BLOCK)
         permission: Any = hadoop.fs.permission.FsPermission
         self.permission: Any = permission.getFileDefault().applyUMask(permission.getUMask(system.getConf()))
@@ -93,9 +94,9 @@ class HadoopFiles:
 
     @classmethod
     def of(cls, spark: SparkSession, path: str) -> HadoopFiles:
-        """Return the file system of a path, as Spark reads it.
+        """Return the file system of a path, as Spark reads the path.
 
-        Asks nobody. Raises OSError for one that there cannot be.
+        Connects to no server. Raises OSError for an impossible file system.
         """
         gateway: Any = spark.sparkContext._gateway
         hadoop: Any = gateway.jvm.org.apache.hadoop.fs
@@ -103,37 +104,35 @@ class HadoopFiles:
         with _as_os_error(path):
             uri = hadoop.Path(path).toUri()
             uri = hadoop.FileSystem.getDefaultUri(conf) if uri.getScheme() is None else uri
-            known, place = _known.setdefault(gateway, {}), f"{uri.getScheme()}://{uri.getAuthority()}"
-            if place not in known:
+            systems, place = _known.setdefault(gateway, {}), f"{uri.getScheme()}://{uri.getAuthority()}"
+            if place not in systems:
                 for name, value in _PROMPT.items():
                     conf.set(name, value)
-                known[place] = cls(gateway, hadoop.FileSystem.newInstance(uri, conf))
-        return known[place]
+                systems[place] = cls(gateway, hadoop.FileSystem.newInstance(uri, conf))
+        return systems[place]
 
     def at(self, path: str) -> HadoopPath:
-        """Return a path in it, as Spark reads it."""
+        """Return a path in this file system, as Spark reads the path."""
         with _as_os_error(path):
             return HadoopPath(self, str(self.system.makeQualified(self.path(path))))
 
     def entries(self, path: Any) -> str:
-        """Return what is in a directory, as one text: each element by itself would be a call."""
-        # Of one path the client of S3 makes an array of its own class, which no method takes.
+        """Return the entries of a directory as one text: py4j needs a call for each element."""
+        # For a single path the client of S3 makes an array of its own class, which no method takes.
         one = self.gateway.new_array(self.path, 1)
         one[0] = path
         return str(self.text(self.paths(self.system.listStatus(one))))
 
 
 _known: Final[weakref.WeakKeyDictionary[Any, dict[str, HadoopFiles]]] = weakref.WeakKeyDictionary()
-"""By the gateway to the JVM, and by scheme and authority."""
+"""File systems by the gateway to the JVM, and by scheme and authority."""
 
 
 class HadoopPath:
-    """A file or directory there.
+    """A file or directory on a file system of Hadoop, with the methods of :class:`pathlib.Path`.
 
-    What :class:`pathlib.Path` has under the same names, it does likewise.
-
-    ``uri`` is the path with scheme and authority, and with nothing escaped. Each call is one to the
-    name node, or a few, which take a millisecond each, or to S3, tens of them.
+    ``uri`` is the path with scheme and authority, and with nothing escaped. Each method costs one
+    or a few requests: a millisecond each on HDFS, tens of them on S3.
     """
 
     __slots__ = ("_files", "_java", "uri")
@@ -144,15 +143,15 @@ class HadoopPath:
         self._java: Any = None
 
     def __truediv__(self, name: str) -> Self:
-        """Return what has this name in it."""
+        """Return the path of this name in the directory."""
         return type(self)(self._files, f"{self.uri}/{name}")
 
     def __str__(self) -> str:
-        """Return its URI."""
+        """Return the URI."""
         return self.uri
 
     def __repr__(self) -> str:
-        """Return it for people."""
+        """Return the URI in the form of a call."""
         return f"HadoopPath({self.uri!r})"
 
     def __eq__(self, other: object) -> bool:
@@ -168,79 +167,79 @@ class HadoopPath:
         return self.uri < other.uri
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Go along as a text: the closure of an update may take its batch to the tasks, where nobody asks for it."""
+        """Pickle as text: a batch in an update's closure goes to tasks, which need no path."""
         return str, (self.uri,)
 
     @property
     def name(self) -> str:
-        """The last part."""
+        """Last part of the path."""
         return self.uri.rpartition("/")[2]
 
     @property
     def suffix(self) -> str:
-        """The end of the name from its last dot on."""
+        """End of the name from its last dot."""
         return PurePosixPath(self.name).suffix
 
     @property
     def stem(self) -> str:
-        """The name without the suffix."""
+        """Name without the suffix."""
         return PurePosixPath(self.name).stem
 
     @property
     def parent(self) -> Self:
-        """The directory that it is in."""
+        """Directory of this path."""
         return type(self)(self._files, self.uri.rpartition("/")[0])
 
     @property
     def parents(self) -> list[Self]:
-        """All directories above, the nearest first."""
+        """Directories above, the nearest first."""
         root = self._files.path(self.uri).toUri()
-        found, above = list[Self](), self
+        folders, above = list[Self](), self
         while above.uri != f"{root.getScheme()}://{root.getAuthority()}":
             above = above.parent
-            found.append(above)
-        return found[:-1]
+            folders.append(above)
+        return folders[:-1]
 
     # -- reading -----------------------------------------------------------------------------------
 
     def exists(self) -> bool:
-        """Return whether there is a file or a directory."""
+        """Return whether a file or a directory exists here."""
         with _as_os_error(self.uri):
             return bool(self._files.system.exists(self._path()))
 
     def is_dir(self) -> bool:
-        """Return whether there is a directory."""
+        """Return whether this is a directory."""
         with contextlib.suppress(FileNotFoundError), _as_os_error(self.uri):
             return bool(self._status().isDirectory())
         return False
 
     def is_file(self) -> bool:
-        """Return whether there is a file."""
+        """Return whether this is a file."""
         with contextlib.suppress(FileNotFoundError), _as_os_error(self.uri):
             return bool(self._status().isFile())
         return False
 
     def stat(self) -> object:
-        """Raise FileNotFoundError when nothing is there."""
+        """Return Hadoop's status. Raises FileNotFoundError."""
         with _as_os_error(self.uri):
             return self._status()
 
     def size(self) -> int:
-        """Return how many bytes a file has. Raises FileNotFoundError."""
+        """Return the size of a file in bytes. Raises FileNotFoundError."""
         with _as_os_error(self.uri):
             return int(self._status().getLen())
 
     def iterdir(self) -> Iterator[Self]:
-        """Return what is in the directory. Raises FileNotFoundError."""
+        """Return the entries of the directory. Raises FileNotFoundError."""
         with _as_os_error(self.uri):
             text = self._files.entries(self._path())
-        # No name has a slash, so this stands between two of them and nowhere else.
+        # No name has a slash, so this text is between two names and nowhere else.
         between = f", {self.uri}/"
         names = text.removeprefix(f"Array({self.uri}/").removesuffix(")").split(between) if text != "Array()" else []
         return (self / name for name in names)
 
     def rglob(self, pattern: str) -> Iterator[Self]:
-        """Return all that is in the directory and below; the pattern must be ``*``.
+        """Yield all entries of the directory and below; the pattern must be ``*``.
 
         Raises FileNotFoundError.
         """
@@ -260,7 +259,7 @@ class HadoopPath:
                 file.close()
 
     def read_range(self, start: int, length: int) -> bytes:
-        """Return so many bytes from a place on, fewer where the file ends.
+        """Return ``length`` bytes from ``start`` on, fewer where the file ends.
 
         Raises FileNotFoundError.
         """
@@ -279,22 +278,22 @@ class HadoopPath:
     # -- writing: durable when a call returns ------------------------------------------------------
 
     def mkdir(self) -> None:
-        """Create a directory with its missing parents, unless it is there."""
+        """Create the directory and its missing parents, unless it exists."""
         with _as_os_error(self.uri):
-            made = self._files.system.mkdirs(self._path())
-        if not made:
-            msg = f"{self.uri}: the directory cannot be made"
+            created = self._files.system.mkdirs(self._path())
+        if not created:
+            msg = f"{self.uri}: the directory cannot be created"
             raise OSError(msg)
 
     def unlink(self, *, missing_ok: bool = False) -> None:
         """Delete a file. Raises FileNotFoundError."""
         with _as_os_error(self.uri):
-            gone = self._files.system.delete(self._path(), False)  # noqa: FBT003 - Hadoop's own order
-        if not gone and not missing_ok:
+            deleted = self._files.system.delete(self._path(), False)  # noqa: FBT003 - Hadoop's own order
+        if not deleted and not missing_ok:
             raise FileNotFoundError(errno.ENOENT, "there is no such file", self.uri)
 
     def write_once(self, data: bytes) -> bool:
-        """Create a file with this content, whole; False when the name was taken, by whatever content."""
+        """Create a whole file with this content; False when the name exists, with any content."""
         if self._files.puts:
             return self._put_once(data)
         beside = self._beside()
@@ -305,26 +304,26 @@ class HadoopPath:
         return fresh
 
     def rename_once(self, to: HadoopPath) -> bool:
-        """Give a file or a directory another name; False when that was taken, by whatever there is.
+        """Rename a file or a directory; False when the new name exists.
 
-        Not where files are put.
+        Not for file systems where files are put.
         """
         assert not self._files.puts
         try:
             with _as_os_error(to.uri):
-                # Without the option a directory would be moved into the one that has the name.
+                # Without the option a directory would be moved into an existing one of that name.
                 self._files.system.rename(self._path(), to._path(), self._files.once)
         except FileExistsError:
             return False
         return True
 
     def remove_tree(self) -> None:
-        """Delete what is there with all that is in it, if anything is."""
+        """Delete a file or a directory with its content, if it exists."""
         with _as_os_error(self.uri):
             self._files.system.delete(self._path(), True)  # noqa: FBT003 - Hadoop's own order
 
     def write_over(self, data: bytes) -> None:
-        """Create or replace a file, whole."""
+        """Create or replace a whole file."""
         if self._files.puts:
             self.parent.stat()
             self._put(data, over=True)
@@ -338,27 +337,27 @@ class HadoopPath:
         try:
             self._put(data, over=False)
         except OSError:
-            # Refused, since it is there; or nobody has heard what became of the request, which may
-            # have put it.
+            # The store refused the request because the name exists; or the answer was lost, and the
+            # request may have put the file.
             if not self.exists():
                 raise
             return False
         return True
 
     def _put(self, data: bytes, *, over: bool) -> None:
-        """Put a file.
+        """Put a file. The directory need not exist.
 
-        Raises FileExistsError or another OSError when it is there. It asks for no directory.
+        Raises FileExistsError or another OSError when the name exists and ``over`` is False.
         """
         with _as_os_error(self.uri):
-            made = self._files.system.createFile(self._path()).overwrite(over)
-            # A client that does not know it passes over it.
-            file = (made if over else made.opt(_UNLESS_THERE, True)).build()  # noqa: FBT003 - Hadoop's own order
+            builder = self._files.system.createFile(self._path()).overwrite(over)
+            # A client that does not know the option ignores it.
+            file = (builder if over else builder.opt(_UNLESS_THERE, True)).build()  # noqa: FBT003 - Hadoop's own order
             try:
                 if data:
                     file.write(data)
             except BaseException:
-                file.abort()  # closed, it would be put as far as it is written
+                file.abort()  # a close would put the part that is written
                 raise
             file.close()
 
@@ -367,7 +366,7 @@ class HadoopPath:
 
     @contextlib.contextmanager
     def _written(self, data: bytes) -> Iterator[None]:
-        """Have a file of this content meanwhile, which is deleted when it fails."""
+        """Write a file for the time of a ``with`` block, and delete it when the block fails."""
         try:
             self._write(data)
             yield
@@ -400,7 +399,7 @@ class HadoopPath:
 
 @contextlib.contextmanager
 def _as_os_error(path: str) -> Iterator[None]:
-    """Raise OSError for whatever a call in the JVM has failed with; BrokenPipeError when there is no JVM any more."""
+    """Turn each failure of a call in the JVM into an OSError; BrokenPipeError: the JVM is gone."""
     from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
     from pyspark.errors import PySparkException
 
@@ -418,11 +417,11 @@ def _as_os_error(path: str) -> Iterator[None]:
 def _os_error(failure: Any, path: str) -> OSError:
     java = failure.java_exception
     try:
-        name, said = str(java.getClass().getSimpleName()), str(java.getMessage()).partition("\n")[0]
+        name, message = str(java.getClass().getSimpleName()), str(java.getMessage()).partition("\n")[0]
     except Exception as error:  # noqa: BLE001 - whatever py4j raises when the JVM is gone
         return OSError(f"{path}: the JVM of Spark does not answer: {error}")
     if name == "FileNotFoundException":
-        return FileNotFoundError(errno.ENOENT, said, path)
+        return FileNotFoundError(errno.ENOENT, message, path)
     if name == "FileAlreadyExistsException":
-        return FileExistsError(errno.EEXIST, said, path)
-    return OSError(f"{path}: {name}: {said}")
+        return FileExistsError(errno.EEXIST, message, path)
+    return OSError(f"{path}: {name}: {message}")

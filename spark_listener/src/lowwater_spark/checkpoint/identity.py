@@ -1,15 +1,14 @@
-"""Who a query is: the identity of its checkpoint, which run of it this is, and which stages it has.
+"""Identity of a query: that of its checkpoint, the number of this run, and the names of its stages.
 
-The identity is a file of our own and not Spark's query id: the claim must be made before the query
-starts, and a fresh checkpoint has no query id until then. A copied checkpoint keeps its identity;
-what orders the copies is the generation, the first batch that is not committed, and then the
-ordinal: the number of a file that only one run can have created.
+The identity is a file of lowwater and not Spark's query id: the claim comes before the query
+starts, and a new checkpoint has no query id until then. A copied checkpoint keeps its identity. Two
+numbers order the copies: the generation, which is the first batch that is not committed, and then
+the ordinal, the number of a file that only one run can have created.
 
-Of several stages in one query the first one's files are where a query of one stage has them, so
-that a checkpoint of such a query goes on as it is. The others' are in directories of their own,
-under ``CHECKPOINT/lowwater/stages``. Which stages a checkpoint has is written once: a stage that
-came later would have read only what came after it, and one that is gone would hold its readers
-without a word.
+The first stage of a query has its files where a query of one stage has them, so that a checkpoint
+of such a query can be continued. The other stages have directories of their own, under
+``CHECKPOINT/lowwater/stages``. The names of the stages are written once: a stage that was added
+later would lack the rows from before, and a removed one would hold its readers without a word.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from lowwater_spark.errors import CheckpointMismatch
 __all__ = ["check_names", "home_of", "identity", "new_ordinal"]
 
 _KEPT: Final = 16
-"""Old run files that stay, for people; only the highest number counts."""
+"""Number of old run files that are kept for people to read; only the highest number counts."""
 
 
 def identity(checkpoint: Location) -> str:
-    """Return the identity of a checkpoint, made at the first call and durable when it returns."""
+    """Return the identity of a checkpoint; the first call creates it durably."""
     path = checkpoint / "lowwater" / "identity"
     make_directory(path.parent)
     write_once(path, uuid.uuid4().hex.encode())
@@ -42,16 +41,16 @@ def identity(checkpoint: Location) -> str:
 def new_ordinal(checkpoint: Location) -> int:
     """Return a number higher than that of any earlier run of this checkpoint.
 
-    Durable, and given out once.
+    The number is durable, and no other run gets it.
     """
     runs = checkpoint / "lowwater" / "runs"
     make_directory(runs)
     while True:
-        taken = sorted(int(entry.name) for entry in runs.iterdir() if entry.name.isdecimal())
-        ordinal = taken[-1] + 1 if taken else 1
+        runs_before = sorted(int(entry.name) for entry in runs.iterdir() if entry.name.isdecimal())
+        ordinal = runs_before[-1] + 1 if runs_before else 1
         if not create(runs / str(ordinal)):
             continue  # another run was faster
-        for old in taken[:-_KEPT]:
+        for old in runs_before[:-_KEPT]:
             (runs / str(old)).unlink(missing_ok=True)
         return ordinal
 
@@ -62,21 +61,21 @@ def home_of(checkpoint: Location, name: str, *, first: bool) -> Location:
 
 
 def check_names(checkpoint: Location, names: Sequence[str]) -> None:
-    """Compare a query's stages with those that its checkpoint was begun with, and keep them if it is new.
+    """Compare a query's stages with those of its checkpoint; a new checkpoint stores them.
 
     A checkpoint without the list has one stage, of any name. Raises CheckpointMismatch.
     """
     manifest = Manifest(checkpoint)
-    kept: list[str] | None = manifest["stages"]
+    stages: list[str] | None = manifest["stages"]
     if CheckpointLog(checkpoint).last_planned() is None:
-        if len(names) > 1 or kept is not None:
+        if len(names) > 1 or stages is not None:
             manifest.take_over()
             manifest.keep("stages", list(names))
         return
-    if list(names) != kept and (kept is not None or len(names) > 1):
+    if list(names) != stages and (stages is not None or len(names) > 1):
         msg = (
-            f"{checkpoint} was begun by {'one stage' if kept is None else 'the stages ' + ', '.join(kept)}, and the query has "
-            f"{', '.join(names)}. A stage that is added has not seen what was read before, one that is left out would hold its readers: start "
+            f"{checkpoint} was begun by {'one stage' if stages is None else 'the stages ' + ', '.join(stages)}, and the query has "
+            f"{', '.join(names)}. An added stage would lack the rows that were read before, and a removed one would hold its readers. Start "
             "from a new checkpoint."
         )
         raise CheckpointMismatch(msg)

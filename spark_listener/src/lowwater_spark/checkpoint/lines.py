@@ -11,17 +11,18 @@ from lowwater_spark.checkpoint.location import Location
 __all__ = ["last_lines", "lines_of"]
 
 _BLOCK: Final = 1 << 16
-"""Bytes that are read at a time at first; each block is twice as large as the one before it, up to
+"""Size of the first block that is read, in bytes. Each block is twice as large as the last, up to
 :data:`_LARGEST`."""
 
 _LARGEST: Final = 1 << 22
 
 
 def lines_of(text: str) -> list[str]:
-    r"""Return the lines of a text: only ``\n`` ends one, and a text that ends with it has no empty line behind.
+    r"""Return the lines of a text, split at ``\n`` alone; a last ``\n`` begins no empty line.
 
-    ``str.splitlines`` also breaks at U+0085, U+2028, U+2029 and five more characters, which JSON has unescaped within its texts.
-    A row with one of them in a column would make a table's log unreadable, for good.
+    ``str.splitlines`` also splits at U+0085, U+2028, U+2029 and five more characters, which JSON
+    texts have unescaped. A row with one of them in a column would make a table's log unreadable for
+    good.
 
     >>> lines_of("v1\n{}\n"), lines_of("one\u2028line"), lines_of("")
     (['v1', '{}'], ['one\u2028line'], [])
@@ -31,10 +32,9 @@ def lines_of(text: str) -> list[str]:
 
 
 def last_lines(path: Location) -> Iterator[bytes]:
-    """Yield the lines of a file from its end on, the last one first.
+    """Yield the lines of a file backwards, the last one first.
 
-    Whoever needs the newest lines alone stops there: the lines before them are neither read nor
-    held. Raises FileNotFoundError.
+    A caller that stops early reads no block before that. Raises FileNotFoundError.
     """
     if isinstance(path, Path):
         with path.open("rb") as file:
@@ -53,8 +53,8 @@ def _backwards(end: int, read: Callable[[int, int], bytes]) -> Iterator[bytes]:
     block, pieces = _BLOCK, list[bytes]()
     while end > 0:
         start = max(0, end - block)
-        # The first line of a block begins in an earlier one, unless a line feed stands right before
-        # it.
+        # The first line of a block begins in an earlier block, unless that one ends with a line
+        # feed.
         first, *lines = read(start, end - start).split(b"\n")
         end, block = start, min(2 * block, _LARGEST)
         if not lines:

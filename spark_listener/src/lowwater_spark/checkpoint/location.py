@@ -1,4 +1,4 @@
-"""Where a checkpoint, or something in it, stands: a path of the local file system, or of one that Hadoop's client reaches."""
+"""Location of a checkpoint, or of a file in it: a local path, or one of Hadoop's client."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 __all__ = ["OBJECT_STORES", "Location", "checkpoint_of", "glance", "local", "location_of", "real", "spark_path", "way"]
 
 Location = Path | HadoopPath
-"""Both are read alike; :mod:`lowwater_spark.checkpoint.durable` writes to them."""
+"""Path with one set of reading methods; :mod:`lowwater_spark.checkpoint.durable` writes to both."""
 
 
 OBJECT_STORES: Final = frozenset({"abfs", "abfss", "s3a"})
-"""Schemes of stores where Spark's own entries do not keep two drivers apart."""
+"""Schemes of stores where Spark does not keep two drivers of one checkpoint apart."""
 
 _WRITTEN: Final = frozenset({"s3a"})
-"""Those in which lowwater writes; in the others it only reads what a query has written."""
+"""Object stores in which lowwater writes; in the others it only reads a query's checkpoint."""
 
 
 def location_of(spark: SparkSession, path: str, what: str, fix: str = "Use a directory on one of these.") -> Location:
     """Return the absolute location that Spark makes of a path.
 
-    Raises Unsupported, naming ``what``, for a file system where nothing is renamed at once.
+    Raises Unsupported, naming ``what``, for a file system without an atomic rename.
     """
     if (scheme := _scheme(spark, path)) not in {"file", *HADOOP}:
         raise _unknown(what, path, scheme, HADOOP, fix)
@@ -44,38 +44,37 @@ def checkpoint_of(
     looked_at: bool = False,
     declare: str = "pass single_driver=True",
 ) -> Location:
-    """Return the absolute location of a checkpoint. ``looked_at``: nothing is written there.
+    """Return the absolute location of a checkpoint. ``looked_at``: lowwater writes nothing there.
 
-    Raises Unsupported for a file system that is not known, and for an object store without the
-    declaration that it has a single driver: that no other driver runs with this checkpoint from the
-    start of one until that has ended, its JVM with it. There Spark itself tells two drivers both
-    that they have planned batch N, and both that they have committed it: rows are in the output
-    twice or not at all, and what one has read is not what the checkpoint says. The authority hears
-    the newer run alone, here as anywhere; but what that reads of the checkpoint may be the other
-    one's.
+    Raises Unsupported for an unknown file system, and for an object store without the declaration
+    ``single_driver``: from the start of a driver until its JVM has ended, no other driver runs with
+    this checkpoint. In an object store Spark lets two drivers plan and commit the same batch. Rows
+    would be in the output twice or not at all, and the checkpoint would not tell what either has
+    read. The authority accepts reports of the newer run alone, but that run may read the entries of
+    the other.
     """
     what, scheme = "The checkpoint", _scheme(spark, path)
-    known = HADOOP | (OBJECT_STORES if looked_at else _WRITTEN)
-    if scheme not in {"file", *known}:
+    schemes = HADOOP | (OBJECT_STORES if looked_at else _WRITTEN)
+    if scheme not in {"file", *schemes}:
         fix = "Use a directory on one of these."
         if scheme in OBJECT_STORES:
-            fix = "Use one of these, or let the query be a plain one of Spark's and track it from beside: lowwater-spark track."
-        raise _unknown(what, path, scheme, known, fix)
+            fix = "Use one of these, or run the query as a plain one of Spark's and track it by a sidecar: lowwater-spark track."
+        raise _unknown(what, path, scheme, schemes, fix)
     if scheme in OBJECT_STORES and not single_driver:
         raise Unsupported(
             f"{what} {path}",
-            f"on {scheme}: Spark does not keep two drivers of one checkpoint apart: both take batch N, and what is read of the checkpoint is not what either of them has done",
-            f"See to it that a driver has ended, its JVM with it, before another one starts with this checkpoint; then {declare}.",
+            f"on {scheme}: Spark does not keep two drivers of one checkpoint apart: both commit batch N, and the checkpoint tells what neither of them has read",
+            f"Make sure that a driver and its JVM have ended before another driver starts with this checkpoint; then {declare}.",
         )
     return _located(spark, path, scheme)
 
 
 def _scheme(spark: SparkSession, path: str) -> str:
-    """Return which file system Spark makes of a path."""
+    """Return the scheme of the file system in which Spark looks for a path."""
     jvm: Any = spark._jvm
     hadoop: Any = spark._jsparkSession.sessionState().newHadoopConf()
-    given = jvm.org.apache.hadoop.fs.Path(path).toUri().getScheme()
-    return str(given or jvm.org.apache.hadoop.fs.FileSystem.getDefaultUri(hadoop).getScheme())
+    scheme = jvm.org.apache.hadoop.fs.Path(path).toUri().getScheme()
+    return str(scheme or jvm.org.apache.hadoop.fs.FileSystem.getDefaultUri(hadoop).getScheme())
 
 
 def _located(spark: SparkSession, path: str, scheme: str) -> Location:
@@ -87,30 +86,30 @@ def _located(spark: SparkSession, path: str, scheme: str) -> Location:
     return Path(str(system.makeQualified(raw).toUri().getPath()))
 
 
-def _unknown(what: str, path: str, scheme: str, known: frozenset[str], fix: str) -> Unsupported:
-    """Return the refusal of a file system."""
+def _unknown(what: str, path: str, scheme: str, schemes: frozenset[str], fix: str) -> Unsupported:
+    """Return the refusal of an unknown file system."""
     return Unsupported(
         f"{what} {path}",
-        "a name there must be taken once, and what was written must stay, which is shown of local file systems, NFS and "
-        f"{' and '.join(f'{each}:' for each in sorted(known))}, and {scheme}: is none of them",
+        "lowwater needs names that only one writer can take, and files that stay. Local file systems, NFS and "
+        f"{' and '.join(f'{name}:' for name in sorted(schemes))} were tested for that, and {scheme}: was not",
         fix,
     )
 
 
 def spark_path(location: Location) -> SparkPath:
-    """Return the path by which Spark knows a location, with its file system: the session's default one may be another."""
+    """Return Spark's path of a location, with the file system: the session's default may differ."""
     return SparkPath.of_local(location) if isinstance(location, Path) else SparkPath.of_text(location.uri)
 
 
 def real(location: Location) -> Location:
-    """Return the one location of all that lead to the same place."""
+    """Return the location with all symbolic links resolved."""
     return Path(os.path.realpath(location)) if isinstance(location, Path) else location
 
 
 def local(location: Location, what: str, fix: str) -> Path:
-    """Return a location that must be local.
+    """Return a location as a local path.
 
-    Raises Unsupported for another one, naming ``what``, with the fix.
+    Raises Unsupported, naming ``what`` and the fix, when it is not local.
     """
     if isinstance(location, Path):
         return location
@@ -118,7 +117,7 @@ def local(location: Location, what: str, fix: str) -> Path:
 
 
 def way(above: Location, below: Location) -> str:
-    """Return the way from one location down to another, with slashes; a dot where they are the same.
+    """Return the relative path from one location down to another; a dot when they are the same.
 
     >>> way(Path("/ck"), Path("/ck/lowwater/stages/a")), way(Path("/ck"), Path("/ck"))
     ('lowwater/stages/a', '.')
@@ -127,7 +126,10 @@ def way(above: Location, below: Location) -> str:
 
 
 def glance(location: Location) -> float:
-    """Return how many seconds must lie between two looks for a name: none where it costs nothing, more where it is a call to a server, or one that is paid for."""
+    """Return the least seconds between two looks for a name.
+
+    0 for a local path; more where a look is a request to a server, or one that costs money.
+    """
     if isinstance(location, Path):
         return 0.0
     return 1.0 if location.uri.partition(":")[0] in OBJECT_STORES else 0.1

@@ -1,11 +1,12 @@
-"""Reads the offset and commit logs of a checkpoint: which batch is planned, how far it reaches, and whether it is committed.
+"""The offset and commit logs of a checkpoint: the planned batches, their offsets, the commits.
 
-Pure reading: nothing here writes, and nothing asks Spark. What the files mean was probed on PySpark 4.3:
+This module only reads, and does not ask Spark. The meaning of the files was probed on PySpark 4.3:
 
-* ``offsets/N`` is written when batch N is planned: a version line, a line of settings, then one line per source, in the
-  order of the plan, which the source alone understands (:mod:`lowwater_spark.sources.base`).
-* ``commits/N`` appears when batch N is done, before batch N + 1 starts. All logs are renamed into place: a name that is a
-  plain number is complete.
+* Spark writes ``offsets/N`` when it plans batch N: a version line, a line of settings, then one
+  line per source in the order of the plan. Only the source understands its line
+  (:mod:`lowwater_spark.sources.base`).
+* ``commits/N`` appears when batch N is done, before batch N + 1 starts. Spark renames all entries
+  into place: a file whose name is a plain number is complete.
 """
 
 from __future__ import annotations
@@ -24,24 +25,21 @@ __all__ = ["CheckpointLog", "Plan"]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A planned batch: how far it goes in each source, and the digest that tells a replay from another plan."""
+    """A planned batch: its offsets, and a digest that tells a replay from another plan."""
 
     batch: int
     lines: Sequence[str]
-    """Per source, in the order of the plan: its offset. What lies up to it is in the batch or an
+    """Offset of each source, in the order of the plan: the rows up to it are in this batch or an
     earlier one."""
     digest: str
-    """sha256 of the entry, in hex."""
+    """SHA-256 of the entry, in hex."""
     watermark: int
-    """Spark's own watermark, the one that the batch runs with; milliseconds since the epoch, 0
-    before there is one."""
+    """Spark's own watermark during the batch, milliseconds since the epoch; 0: there is none yet.
+    """
 
 
 class CheckpointLog:
-    """The offset and commit logs of one checkpoint directory.
-
-    Every call reads the file system anew.
-    """
+    """The offset and commit logs of one checkpoint directory. Each call reads the file system."""
 
     def __init__(self, checkpoint: Location) -> None:
         self.checkpoint = checkpoint
@@ -51,25 +49,28 @@ class CheckpointLog:
     def last_committed(self) -> int | None:
         """Return the number of the last batch in the commit log.
 
-        O(entries): Spark keeps some hundred.
+        None before the first commit. O(entries): Spark keeps some hundred.
         """
         return max(_numbers(self._commits), default=None)
 
     def committed(self, batch: int) -> bool:
-        """Return whether a batch is in the commit log. Of old batches the entry is gone. O(1)."""
+        """Return whether a batch is in the commit log.
+
+        Spark deletes entries of old batches. O(1).
+        """
         return (self._commits / str(batch)).exists()
 
     def planned(self, batch: int) -> bool:
         """Return whether a batch is in the offset log: it runs, or has run.
 
-        Of old batches the entry is gone. O(1).
+        Spark deletes entries of old batches. O(1).
         """
         return (self._offsets / str(batch)).exists()
 
     def plan(self, batch: int) -> Plan | None:
-        """Return a batch as planned, None when it is not planned yet.
+        """Return the plan of a batch; None when it is not planned yet.
 
-        Raises CheckpointMismatch when the entry is of a version that this module does not know.
+        Raises CheckpointMismatch for an entry that is damaged, or of an unknown version.
         """
         try:
             content = (self._offsets / str(batch)).read_bytes()
@@ -95,14 +96,14 @@ class CheckpointLog:
         return max(_numbers(self._offsets), default=None)
 
     def newest(self) -> Plan | None:
-        """Return the newest batch that is planned, None before the first. O(entries)."""
+        """Return the newest planned batch; None before the first. O(entries)."""
         newest = self.last_planned()
         return None if newest is None else self.plan(newest)
 
     def plans_after(self, batch: int, last: int) -> list[Plan]:
-        """Return what the offset log still has of the batches after one, up to the last, in order."""
-        found = [self.plan(number) for number in sorted(_numbers(self._offsets)) if batch < number <= last]
-        return [plan for plan in found if plan is not None]
+        """Return, in order, the plans after ``batch`` up to ``last`` that the log still has."""
+        plans = [self.plan(number) for number in sorted(_numbers(self._offsets)) if batch < number <= last]
+        return [plan for plan in plans if plan is not None]
 
     def path(self, plan: Plan) -> Location:
         """Return the entry of a planned batch."""

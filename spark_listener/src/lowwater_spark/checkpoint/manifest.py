@@ -1,15 +1,20 @@
-"""What lowwater keeps in a checkpoint beside Spark's own files: one manifest, of which each change is a new version.
+"""The manifest: lowwater's own data in a checkpoint. Each change of it is a new version.
 
-``CHECKPOINT/lowwater/manifest/<version>.json``; the greatest number counts. A version is created and never replaced, and its name can be taken once:
-so of two runs of one checkpoint none writes over what the other has noted. With one file that is replaced, an older run that still goes on and
-notes something of its own would take back what the newer one has noted meanwhile.
+The versions are ``CHECKPOINT/lowwater/manifest/<version>.json``; the greatest number counts. A
+version is created once and never replaced, so two runs of one checkpoint cannot overwrite each
+other's data. With one file that is replaced, an older run that still goes on would undo what the
+newer one has stored meanwhile.
 
-Releases before it had seven files: ``query``, ``stages``, ``reading``, ``roots``, ``sink`` and ``read.json``, and ``state.json`` for each stage that has a state.
-They are read once, when such a checkpoint is taken over. What decides is ``query.json``: while it is absent or of format 1 the seven are the truth, and
-any manifest is ignored; once it is of format 2, the manifest is, and a release that knows only the seven refuses the checkpoint.
+Earlier releases had seven files: ``query``, ``stages``, ``reading``, ``roots``, ``sink`` and
+``read.json``, and ``state.json`` for each stage with a state. They are read once, when this release
+takes such a checkpoint over. ``query.json`` decides: while it is missing or of format 1, the seven
+files count and any manifest is ignored; once it is of format 2, the manifest counts, and a release
+that knows only the seven files refuses the checkpoint.
 
-``state.json`` alone stays, and nobody reads it any more. The first release had no other of the seven, so it does not see that the manifest decides. Until a batch of this release
-has begun, which it refuses (:mod:`lowwater_spark.track.batch_log`), it could still go on, and without the file it would take the stage for one that holds nothing.
+``state.json`` stays, though this release does not read it any more. The first release had only this
+one of the seven files, so it does not see ``query.json``. Until a batch of this release has begun,
+which the first release refuses (:mod:`lowwater_spark.track.batch_log`), it could still continue the
+checkpoint; without the file it would take the stage for one without a state.
 """
 
 from __future__ import annotations
@@ -30,35 +35,35 @@ __all__ = ["SECTIONS", "Manifest"]
 _FORMAT: Final = 2
 
 _OLD: Final = 1
-"""The format of the seven files."""
+"""Format of the seven files."""
 
 SECTIONS: Final[Mapping[str, str]] = {
-    "query": "What of the query decides which state the checkpoint holds.",
-    "stages": "The names of its stages; None: one, of any name.",
+    "query": "The parts of the query that decide which state the checkpoint has.",
+    "stages": "The names of the query's stages; None: one stage, of any name.",
     "reading": "The last reading of the inputs that counted, and its batch.",
-    "roots": "By what the directories of the sources are known again, by path.",
-    "kafka": "By source: the ids of the cluster and of the topics that it reads, where one of them was cut off, and how far each partition was seen to go.",
-    "kafka_ids": "By source of an injector: the ids of the cluster and of the topics that it reads.",
-    "kafka_out": "By the stage's directory and the topic that it writes into: the topic's id, by how many slots, since which batch, where they are staged.",
-    "outputs": "By the full name of a stage and what it writes into: of a table its newest batch there, of a directory its first.",
-    "delta": "By source: the id of the table that it reads, its version when the query began, and why nothing newer of it counts.",
-    "iceberg": "By source: the uuid of the table that it reads, where the query began, how far snapshots were looked at, and why nothing newer of it counts.",
-    "sink": "How far the output of a file sink is durable.",
-    "read": "How far each output was read, as of a committed batch.",
-    "watched": "Of a checkpoint that is only looked at: whose it is, what was declared of it, and its newest batch that was seen committed.",
-    "state": "By the stage's directory: where its state is, for how many ranges, since which batch, and by what it is made.",
+    "roots": "By path of a source's directory: its identity and witnesses.",
+    "kafka": "By source: the ids of its cluster and topics, a topic that was cut off, and the marks of the partitions.",
+    "kafka_ids": "By source of an injector: the ids of its cluster and topics.",
+    "kafka_out": "By a stage's directory and output topic: the topic's id, the number of slots, the first batch, and where rows are staged.",
+    "outputs": "By a stage's full name and output: for a table its newest batch there, for a directory its first one.",
+    "delta": "By source: the table's id, the last checked version, and why the watermark holds for good.",
+    "iceberg": "By source: the table's uuid, the first and the last checked snapshot, and why the watermark holds for good.",
+    "sink": "The last batch of a file sink whose output is durable.",
+    "read": "The extent of each output that was read, as of a committed batch.",
+    "watched": "For a checkpoint that a sidecar watches: its query, its declaration, and its newest committed batch.",
+    "state": "By a stage's directory: where its state is, the number of ranges, the first batch, and the state's form.",
 }
-"""What a manifest has. Each is None while nothing is known."""
+"""Sections of a manifest, with their content. A section is None while it has none."""
 
 _FILES: Final = ("reading.json", "roots.json", "sink.json", "read.json", "stages.json")
-"""The files of older releases, but for ``query.json``."""
+"""Files of older releases, except ``query.json`` and ``state.json``."""
 
 
 class Manifest:
-    """The manifest of one checkpoint, for one run or for one that is about to begin.
+    """The manifest of one checkpoint, for a run that has begun or is about to.
 
-    :meth:`change` notes something in memory, :meth:`save` makes what was noted durable. Any thread
-    may call it. ``probe`` is called with the name of each step; for tests.
+    :meth:`change` changes a section in memory, :meth:`save` makes the changes durable. Any thread
+    may call every method. ``probe`` is called with the name of each step.
     """
 
     def __init__(
@@ -66,35 +71,35 @@ class Manifest:
     ) -> None:
         self.checkpoint = checkpoint
         self.home: Location = checkpoint if home is None else home
-        """Where the directory ``lowwater`` is: the checkpoint itself, but for one that is only
-        looked at."""
+        """Parent of the directory ``lowwater``: the checkpoint itself, except for a sidecar, which
+        writes elsewhere."""
         self.run = 0
-        """The number of the run that writes, see
+        """Number of the run that writes, see
         :func:`~lowwater_spark.checkpoint.identity.new_ordinal`; 0 before it has one."""
         self.last_run = 0
-        """The number of the run that has written last, as far as it was read."""
+        """Number of the run that wrote the version which was read last."""
         self._home = self.home / "lowwater"
         self._folder = self._home / "manifest"
         self._probe = probe
         self._lock = threading.RLock()
         self._noted: dict[str, Any] = {}
-        """What was changed and is not durable yet."""
+        """Changed sections that are not durable yet."""
         self._version = 0
-        """The version that was read or written last; 0: the seven files, or nothing."""
+        """Version that was read or written last; 0: the seven files, or no file."""
         self._content: dict[str, Any] = {}
         self.look()
 
     def __getitem__(self, section: str) -> Any:
-        """Return a section, as it was read or noted last. None while nothing is known."""
+        """Return a section as it was read or changed last; None: it has no content."""
         with self._lock:
             return self._noted[section] if section in self._noted else self._content[section]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Go along as None: the closure of an update may take its batch to the tasks, where nobody asks for it."""
+        """Pickle as None: a batch in an update's closure goes to tasks, which need no manifest."""
         return type(None), ()
 
     def look(self) -> None:
-        """Read it anew: until a run has its claim, an older one may still write.
+        """Read the newest version: until a run has its claim, an older one may still write.
 
         Raises CheckpointMismatch, and OSError.
         """
@@ -105,9 +110,9 @@ class Manifest:
                 self._version, self._content = 0, self._read_old()
 
     def change(self, section: str, value: Any) -> None:
-        """Note another content of a section, which is JSON.
+        """Change a section, in memory; ``value`` is JSON.
 
-        It is durable after the next :meth:`save`.
+        The next :meth:`save` makes it durable.
         """
         if section not in SECTIONS:
             msg = f"a manifest has no section {section!r}"
@@ -118,50 +123,50 @@ class Manifest:
                 del self._noted[section]
 
     def begin(self, run: int) -> None:
-        """Make it the manifest of a run, before its claim.
-
-        Raises CheckpointMismatch when a newer one has begun.
-        """
+        """Begin a run, before its claim. Raises CheckpointMismatch when a newer run has begun."""
         self.take_over()
         self.run = run
         self.look()
 
     def keep(self, section: str, value: Any) -> None:
-        """Note another content of a section, durable when it returns; when it raises, nothing was noted. Costs and raises as :meth:`save`."""
+        """Change a section durably; when this raises, the section is as before.
+
+        Costs and raises as :meth:`save`.
+        """
         with self._lock:
             self.change(section, value)
             try:
                 self.save()
             except BaseException:
-                # Who asks for it next must not take for durable what is not.
+                # The next reader of the section must not take a lost change for a durable one.
                 self._noted.pop(section, None)
                 raise
 
     def keep_entry(self, section: str, name: str, value: Any) -> None:
-        """Note one entry of a section as :meth:`keep` does.
+        """Change one entry of a section as :meth:`keep` does.
 
-        What other threads note of the section meanwhile stays: a source looks while its neighbour
-        is confirmed.
+        Entries that other threads change meanwhile stay: one source lists while another is
+        confirmed.
         """
         with self._lock:
             self.keep(section, {**(self[section] or {}), name: value})
 
     def attend(self) -> None:
-        """Raise FileNotFoundError when the checkpoint is away: nothing may be concluded from what is not there."""
+        """Raise FileNotFoundError when the checkpoint is away: missing files then prove nothing."""
         self._folder.stat()
 
     def take_over(self) -> None:
-        """Make the manifest the truth of this checkpoint, and delete what older releases have kept.
+        """Make the manifest count for this checkpoint, and delete the files of older releases.
 
-        Only when everything that can be refused was: a release before it cannot go on with the
-        checkpoint afterwards. Whatever ends it in between, the next start finds either truth whole,
-        and goes on from there. Costs nothing when it was done before, else eight fsyncs.
+        Call it after every check that can refuse the checkpoint: older releases cannot continue the
+        checkpoint afterwards. After a crash at any point the next start finds the old files or the
+        manifest whole. Costs nothing when it was done before, else eight fsyncs.
         """
         with self._lock:
             if not self._is_decided():
                 make_directory(self._folder)
-                # What stands there was left by a take-over that was not decided: the seven files
-                # may have changed since.
+                # Versions in the folder are of a take-over that did not complete. They do not
+                # count: the seven files may have changed since.
                 self._version = max(self._numbers(), default=0)
                 self._create({**self._content, **self._noted})
                 self._probe("created")
@@ -170,12 +175,10 @@ class Manifest:
             self._delete_old()
 
     def save(self) -> None:
-        """Make durable what was noted: one new version, or none if nothing has changed.
+        """Make the changes durable in one new version; do nothing without changes.
 
-        Only after :meth:`take_over`.
-
-        Raises CheckpointMismatch when a newer run has written meanwhile: it has taken the
-        checkpoint over. Costs two fsyncs, and three listings of the folder.
+        Call it only after :meth:`take_over`. Raises CheckpointMismatch when a newer run has taken
+        the checkpoint over. Costs two fsyncs, and three listings of the folder.
         """
         with self._lock:
             if self._noted:
@@ -188,13 +191,13 @@ class Manifest:
             number = self._version + 1
             entry = {"format": _FORMAT, "version": number, "run": self.run, **content}
             created = write_once(self._path(number), json.dumps(entry, indent=1).encode())
-            # Also when it was created: of an old number, which had been deleted meanwhile, nobody
-            # takes notice.
+            # The number must also be the greatest. If others have written and deleted newer
+            # versions meanwhile, a version with an old number does not count.
             if created and max(self._numbers()) == number:
                 break
             self._version, theirs = self._newest()
-            # Another session that was about to begin, and was refused, or an older run: what it
-            # noted is kept where this one has noted nothing.
+            # Another session that was refused at its begin, or an older run, has written. Its
+            # sections stay where this run has changed nothing.
             content = {**theirs, **self._noted}
         self._version, self._content, self._noted = number, content, {}
         for old in self._numbers():
@@ -202,16 +205,16 @@ class Manifest:
                 self._path(old).unlink(missing_ok=True)
 
     def _newest(self) -> tuple[int, dict[str, Any]]:
-        """Return the version that counts.
+        """Return number and content of the newest version.
 
-        Raises CheckpointMismatch for one that this run may not go on from.
+        Raises CheckpointMismatch for a version from which this run may not continue.
         """
         while True:
             number = max(self._numbers(), default=0)
             if number == 0:
                 msg = f"{self._folder} is empty, though the checkpoint was begun; restore the checkpoint as a whole"
                 raise CheckpointMismatch(msg)
-            with contextlib.suppress(FileNotFoundError):  # a newer one was created meanwhile, and this one deleted
+            with contextlib.suppress(FileNotFoundError):  # a newer version replaced this one meanwhile
                 return number, self._read(self._path(number))
 
     def _read(self, path: Location) -> dict[str, Any]:
@@ -223,7 +226,10 @@ class Manifest:
             msg = f"{path} has other sections than this release knows: {', '.join(unknown)}. Use the release that wrote it, or a newer one."
             raise CheckpointMismatch(msg)
         if self.run and content["run"] > self.run:
-            msg = f"a newer run, number {content['run']}, has taken the checkpoint of {self._home.parent} over, and this is number {self.run}"
+            msg = (
+                f"a newer run, number {content['run']}, has taken the checkpoint of {self._home.parent} over, and this is number {self.run}: let the newer run "
+                "go on, or stop it and start this query again"
+            )
             raise CheckpointMismatch(msg)
         self.last_run = content["run"]
         return {section: content[section] for section in SECTIONS}
@@ -242,15 +248,15 @@ class Manifest:
     # -- the seven files ---------------------------------------------------------------------------
 
     def _is_decided(self) -> bool:
-        """Return whether the manifest is the truth.
+        """Return whether the manifest counts, and not the seven files.
 
         Raises CheckpointMismatch for a checkpoint of a newer release.
         """
         path = self._home / "query.json"
-        found = _loaded(path).get("format") if path.exists() else _OLD
-        if found not in (_OLD, _FORMAT):
-            raise _other(path, found)
-        return found == _FORMAT
+        version = _loaded(path).get("format") if path.exists() else _OLD
+        if version not in (_OLD, _FORMAT):
+            raise _other(path, version)
+        return version == _FORMAT
 
     def _read_old(self) -> dict[str, Any]:
         if not isinstance(self.home, Path) or self.home != self.checkpoint:
@@ -276,21 +282,21 @@ class Manifest:
         }
 
     def _old_states(self) -> dict[str, Any] | None:
-        """Return by stage what its file says. It had no format."""
+        """Return the content of each stage's ``state.json``, which had no format."""
         assert isinstance(self.checkpoint, Path)
         stages = self.checkpoint / "lowwater" / "stages"
         homes = [Path(), *(path.relative_to(self.checkpoint) for path in stages.glob("*"))]
-        found = {home.as_posix(): self._old((home / "lowwater/state.json").as_posix()) for home in homes}
-        return {home: {"made": None, **entry} for home, entry in found.items() if entry is not None} or None
+        contents = {home.as_posix(): self._old((home / "lowwater/state.json").as_posix()) for home in homes}
+        return {home: {"made": None, **entry} for home, entry in contents.items() if entry is not None} or None
 
     def _old(self, name: str) -> dict[str, Any] | None:
-        """Return what a file says, by its path in the checkpoint."""
+        """Return the content of an old file, by its path in the checkpoint; None: no such file."""
         path = self.checkpoint / name
         try:
             content = _loaded(path)
         except FileNotFoundError:
             return None
-        # The stages and the states had no format.
+        # stages.json and state.json had no format.
         if content.pop("format", _OLD) != _OLD:
             raise _other(path, "another")
         return content
@@ -317,7 +323,7 @@ def _loaded(path: Location) -> dict[str, Any]:
     return content
 
 
-def _other(path: Location, found: object) -> CheckpointMismatch:
+def _other(path: Location, version: object) -> CheckpointMismatch:
     return CheckpointMismatch(
-        f"{path} is of format {found}; this release reads {_OLD} and {_FORMAT}. Use the release that wrote it, or a newer one."
+        f"{path} is of format {version}; this release reads {_OLD} and {_FORMAT}. Use the release that wrote it, or a newer one."
     )

@@ -2,13 +2,15 @@
 
 Three texts name one directory, and each must be read by its own rule:
 
-========================  ==========================  ====================================================================
-form                      ``/data/a b%20c#1``         who writes it
-========================  ==========================  ====================================================================
-text of a Hadoop path     ``file:/data/a b%20c#1``    options, ``load``, ``save``, ``Path.toString()``, Iceberg's locations
-URI, escaped              ``file:/data/a%20b%2520c%231``  ``location()`` of a catalog's table, the logs of file sources and sinks
-local path                ``/data/a b%20c#1``         Python
-========================  ==========================  ====================================================================
+=====================  ==============================  ==========================================
+form                   ``/data/a b%20c#1``             who writes it
+=====================  ==============================  ==========================================
+text of a Hadoop path  ``file:/data/a b%20c#1``        options, ``load``, ``save``,
+                                                       ``Path.toString()``, Iceberg's locations
+URI, escaped           ``file:/data/a%20b%2520c%231``  ``location()`` of a catalog's table, the
+                                                       logs of file sources and sinks
+local path             ``/data/a b%20c#1``             Python
+=====================  ==============================  ==========================================
 
 If a URI is taken for the text of a path, a directory with a blank becomes another directory: rows
 are written there, and readers of the table never see them. If a text is unescaped, ``a%20b``
@@ -27,7 +29,7 @@ from urllib.parse import quote, unquote
 __all__ = ["SparkPath"]
 
 _KEPT: Final = "/:@!$&'()*,;=+~"
-"""Characters that the path of a URI may have as they are, beside letters, digits and ``-._``."""
+"""Characters that the path of a URI may have unescaped, beside letters, digits and ``-._``."""
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 
@@ -107,23 +109,27 @@ class SparkPath:
         return Path(self.path) if self.scheme in ("", "file") else None
 
     def below(self, name: str) -> SparkPath:
-        """Return what an escaped name in this directory leads to.
+        """Return the path that an escaped name in this directory leads to.
 
-        A table that was cloned names the files of another one by whole URIs.
+        A cloned table names the files of another table by whole URIs.
 
-        >>> SparkPath("/data/t").below("k=a%20b/1.parquet").path, SparkPath("/data/t").below("file:/other/1.parquet").path
+        >>> table = SparkPath("/data/t")
+        >>> table.below("k=a%20b/1.parquet").path, table.below("file:/other/1.parquet").path
         ('/data/t/k=a b/1.parquet', '/other/1.parquet')
         >>> SparkPath("/data/t").below("k=10:00/1.parquet").path
         '/data/t/k=10:00/1.parquet'
         """
-        found = SparkPath.of_uri(name)
-        if found.scheme or found.path.startswith("/"):
-            return found
-        return SparkPath(f"{self.path.rstrip('/')}/{found.path}", self.scheme, self.authority)
+        target = SparkPath.of_uri(name)
+        if target.scheme or target.path.startswith("/"):
+            return target
+        return SparkPath(f"{self.path.rstrip('/')}/{target.path}", self.scheme, self.authority)
 
 
 def _parts(text: str) -> tuple[str, str, str]:
-    """Return scheme, authority and path, as Hadoop splits a text: a colon behind the first slash, or behind what is no scheme, belongs to the path."""
+    """Return scheme, authority and path, as Hadoop splits a text.
+
+    A colon after the first slash, or after a word that is no scheme, belongs to the path.
+    """
     scheme, colon, rest = text.partition(":")
     if not colon or _SCHEME.fullmatch(scheme) is None:
         scheme, rest = "", text

@@ -1,1 +1,1 @@
-"""How far an output is complete, said by the output itself: no authority is asked."""
+"""Completeness of an output: the marks that its writers leave in it, and the questions to them."""

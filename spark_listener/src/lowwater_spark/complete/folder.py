@@ -1,10 +1,9 @@
-"""What the batches of a directory say of how far it is complete.
+"""Completeness of a directory, by the watermark files in its batches.
 
-A batch that is handed over as ``batch=N`` has a file ``_watermark.json`` in it, which comes with
-its rows, by the same rename. The directory is of one checkpoint alone, so there is one writer, and
-all batches since its first one must be there: of one that is missing, because somebody has deleted
-it, has put back an older copy of the directory, or the function has not written it, nobody knows
-what was in it.
+A batch that is handed over as ``batch=N`` has a file ``_watermark.json``, which appears with its
+rows by the same rename. A directory belongs to one checkpoint, so it has one writer, and all
+batches since the writer's first one must be there. A missing batch makes the answer unknown:
+somebody deleted it, put an older copy of the directory back, or the function did not write it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from lowwater_spark.sources.writers import strangers
 __all__ = ["WATERMARK", "complete_folder", "first_of", "say"]
 
 WATERMARK: Final = "_watermark.json"
-"""In the directory of a batch. Readers of rows pass over it."""
+"""Name of the file in the directory of a batch. Readers of rows skip it."""
 
 _FORMAT: Final = 1
 
@@ -42,10 +41,10 @@ _FIELDS: Final = {
 
 
 def say(folder: Location, computation: str, batch: int, since: int, standing: Standing) -> bytes:
-    """Return what a batch says of itself.
+    """Return the content of a batch's watermark file.
 
-    ``since`` is the first one of the directory. Without a claim it says what the batch before it
-    has said.
+    ``since`` is the first batch of the directory. A stage without a claim repeats the watermark of
+    the batch before.
     """
     through, claim = standing.low, standing.claim
     life, epoch = claim or (0, 0)
@@ -54,7 +53,7 @@ def say(folder: Location, computation: str, batch: int, since: int, standing: St
         life, epoch = claim or (before.get("life", 0), before.get("epoch", 0))
         through = min(through, before["through"]) if life and before.get("life") == life else MIN
     words = f"complete through {lowwater.Watermark(through)}, life {life}, epoch {epoch}"
-    said = {
+    content = {
         "format": _FORMAT,
         "complete": words,
         "through": through,
@@ -64,46 +63,49 @@ def say(folder: Location, computation: str, batch: int, since: int, standing: St
         "batch": batch,
         "since": since,
     }
-    return json.dumps(said).encode()
+    return json.dumps(content).encode()
 
 
 def first_of(folder: Location, batch: int) -> int:
-    """Return which batch a directory begins with, when nobody has noted it: the one that is about to be written, or the first of all if there are some."""
+    """Return the first batch of a directory whose manifest does not note it.
+
+    That is ``batch``, about to be written, in an empty directory; else 0.
+    """
     return 0 if _batches(folder) - {batch} else batch
 
 
 def complete_folder(folder: Location, writers: Sequence[str], *, ignore_deletes: bool = False) -> Completeness:
     """Return how far a directory is complete.
 
-    Raises OSError. Costs a listing, and the reading of a file.
+    Raises OSError. Costs a listing, and reading one file.
     """
     batches = _batches(folder)
     newest = max(batches, default=NOTHING)
-    said = _read(folder / f"batch={newest}") if batches else None
+    content = _read(folder / f"batch={newest}") if batches else None
 
-    def told(name: str) -> OutputWriter:
-        if said is None or said["computation"] != name:
+    def state_of(name: str) -> OutputWriter:
+        if content is None or content["computation"] != name:
             why = (
                 f"its newest batch, {newest}, says nothing of how far it is"
                 if batches
                 else "it has handed nothing over"
             )
             return OutputWriter(lowwater.Watermark(MIN), why)
-        missing = set(range(said["since"], newest)) - batches
+        missing = set(range(content["since"], newest)) - batches
         why = ""
         if missing:
-            why = f"batch {min(missing)} is not there, and what was in it is not known"
-        elif not ignore_deletes and isinstance(folder, Path) and removed(os.fspath(folder)).through >= said["since"]:
-            why = "batches of it were removed, since all readers had read them (keep=)"
-        elif said["life"] == 0:
+            why = f"batch {min(missing)} is missing, so its rows are unknown"
+        elif not ignore_deletes and isinstance(folder, Path) and removed(os.fspath(folder)).through >= content["since"]:
+            why = "keep= removed batches of it that all readers had read"
+        elif content["life"] == 0:
             why = "its stage had not been claimed yet"
-        elif said["through"] == MIN:
+        elif content["through"] == MIN:
             why = "it did not know yet how far its inputs are"
-        low = lowwater.Watermark(MIN if why else said["through"])
-        return OutputWriter(low, why, newest, said["life"], said["epoch"])
+        low = lowwater.Watermark(MIN if why else content["through"])
+        return OutputWriter(low, why, newest, content["life"], content["epoch"])
 
     others = strangers(os.fspath(folder), frozenset(writers)) if isinstance(folder, Path) else []
-    return Completeness.of({name: told(name) for name in writers}, None, [name for _, name in others])
+    return Completeness.of({name: state_of(name) for name in writers}, None, [name for _, name in others])
 
 
 def _batches(folder: Location) -> set[int]:
@@ -116,22 +118,22 @@ def _batches(folder: Location) -> set[int]:
 
 
 def _read(batch: Location) -> dict[str, Any] | None:
-    """Return what a batch says, None when it says nothing.
+    """Return the content of a batch's watermark file; None when it has none.
 
-    Raises OSError for what is no such file.
+    Raises OSError for a file that is no watermark file of this format.
     """
     try:
-        said: Any = json.loads((batch / WATERMARK).read_bytes())
+        content: Any = json.loads((batch / WATERMARK).read_bytes())
     except FileNotFoundError:
         return None
     except ValueError as error:
         msg = f"{batch / WATERMARK} is no JSON"
         raise OSError(msg) from error
-    if not isinstance(said, dict) or said.get("format", _FORMAT) != _FORMAT:
-        found = said.get("format") if isinstance(said, dict) else None
-        msg = f"{batch / WATERMARK} is of format {found}; this release reads {_FORMAT}. Use a newer lowwater-spark."
+    if not isinstance(content, dict) or content.get("format", _FORMAT) != _FORMAT:
+        version = content.get("format") if isinstance(content, dict) else None
+        msg = f"{batch / WATERMARK} is of format {version}; this release reads {_FORMAT}. Use a newer lowwater-spark."
         raise OSError(msg)
-    if wrong := [name for name, kind in _FIELDS.items() if type(said.get(name)) is not kind]:
-        msg = f"{batch / WATERMARK} does not say its {wrong[0]}: it was not written by lowwater, or was changed since. Restore the batch from a copy."
+    if wrong := [name for name, kind in _FIELDS.items() if type(content.get(name)) is not kind]:
+        msg = f"{batch / WATERMARK} lacks {wrong[0]}: lowwater did not write it, or somebody changed it since. Restore the batch from a copy."
         raise OSError(msg)
-    return said
+    return content

@@ -1,10 +1,11 @@
-"""What the snapshots of an Iceberg table say of how far it is complete.
+"""Completeness of an Iceberg table, by the marks in its snapshots.
 
-Snapshots have no order by number. What is in a table follows from the current one and its ancestors
-alone, its *lineage*. So a mark names the snapshot that its writer had looked at, and a reader looks
-for that among the ancestors. If it is none of them, the table was rolled back between the look and
-the commit. What is rolled back later is no ancestor any more; but the table counts the batches of
-each writer in a property, which stays as it was, and names the snapshot of the last one.
+Snapshots have no order by number. The content of a table follows from the current snapshot and its
+ancestors alone, its *lineage*. So a mark names the snapshot that its writer had checked, and a
+reader looks for it among the ancestors: if it is none of them, the table was rolled back between
+the check and the commit. A snapshot that is rolled back later is no ancestor any more. A property
+of the table shows it: the property names the snapshot of each writer's last batch, and a rollback
+does not change it.
 """
 
 from __future__ import annotations
@@ -19,56 +20,53 @@ from lowwater_spark.sources.iceberg import Snapshot, Table, Written
 __all__ = ["said_of", "snapshots_of"]
 
 _EXPIRED: Final = -1
-"""The place of what has expired before the oldest snapshot that is known by name."""
+"""Place of all snapshots before the parent of the oldest one in the lineage."""
 
 
 def said_of(mark: Mark, table: Table) -> dict[str, Any]:
-    """Return what a snapshot says whose writer has looked at a table.
+    """Return a mark as JSON for the next snapshot, when its writer has checked this table.
 
-    The snapshot before it is known by the lineage, and not by a place, which is another when some
-    have expired.
+    The mark names snapshots by id. Places would change when snapshots expire.
     """
     return {**mark.to_json(), "checked": table.current, "before": -1}
 
 
 def snapshots_of(table: Table) -> History:
-    """Return the lineage of a table as a history.
+    """Return the lineage of a table as a history. Reads nothing.
 
-    Its oldest snapshot has place 1. What was before has 0: nothing, or what has expired.
-
-    Costs no reading.
+    The oldest snapshot has place 1. Place 0 is its parent, which has expired; or the empty table.
     """
     lineage = table.lineage
     before = lineage[0].parent if lineage else None
     places: dict[int | None, int] = {before: 0, **{snapshot.id: at for at, snapshot in enumerate(lineage, 1)}}
     last: dict[str, Written] = {}
-    for each in table.snapshots.values():
-        if (app := _app(each)) and (app not in last or _batch(each) >= last[app].batch):
-            mark = Mark.from_json({**(_said(each) or {}), "checked": 0})
-            last[app] = Written(_batch(each), "", 0, each.id, 0 if mark is None else mark.life)
+    for snapshot in table.snapshots.values():
+        if (app := _app(snapshot)) and (app not in last or _batch(snapshot) >= last[app].batch):
+            mark = Mark.from_json({**(_mark(snapshot) or {}), "checked": 0})
+            last[app] = Written(_batch(snapshot), "", 0, snapshot.id, 0 if mark is None else mark.life)
     lost: dict[str, str] = {}
-    for app, said in table.properties.items():
+    for app, text in table.properties.items():
         if writer_of(app):
             try:
-                last[app] = Written.parse(said)
+                last[app] = Written.parse(text)
             except OSError as error:
                 lost[app] = str(error)
     lost |= {
-        app: f"snapshot {written.snapshot} of it, which has its batch {written.batch}, is not in the lineage of the table: it was rolled back, or has expired"
+        app: f"snapshot {written.snapshot} with its batch {written.batch} is not in the lineage of the table: it was rolled back, or has expired"
         for app, written in last.items()
         if written.snapshot not in places
     }
     counted = {written.snapshot: app for app, written in last.items()}
-    since = (_version_of(each, _app(each) or counted.get(each.id, ""), places) for each in lineage)
+    since = (_version_of(snapshot, _app(snapshot) or counted.get(snapshot.id, ""), places) for snapshot in lineage)
     versions = [Version() if before is None else None, *since]
-    numbers = [before, *(each.id for each in lineage)]
+    numbers = [before, *(snapshot.id for snapshot in lineage)]
     apps = last.keys() | lost.keys()
     lives = {app: written.life for app, written in last.items()}
     return History(len(lineage), apps, versions.__getitem__, lost, lives, "snapshot", numbers.__getitem__)
 
 
 def _app(snapshot: Snapshot) -> str:
-    """Return under which name a snapshot's writer counts its batches; empty: it counts none."""
+    """Return the app under which a snapshot's writer counts its batches; empty: it counts none."""
     checkpoint = snapshot.mark.get("checkpoint")
     return app_id(snapshot.writer, str(checkpoint)) if snapshot.writer and checkpoint else ""
 
@@ -78,20 +76,20 @@ def _batch(snapshot: Snapshot) -> int:
     return batch if type(batch) is int else _EXPIRED
 
 
-def _said(snapshot: Snapshot) -> dict[str, Any] | None:
-    """Return what a snapshot says of how far the table is complete, None for nothing."""
-    said = snapshot.mark.get(COMPLETE)
-    return said if isinstance(said, dict) else None
+def _mark(snapshot: Snapshot) -> dict[str, Any] | None:
+    """Return a snapshot's mark of completeness as JSON values; None: it has none."""
+    content = snapshot.mark.get(COMPLETE)
+    return content if isinstance(content, dict) else None
 
 
 def _version_of(snapshot: Snapshot, app: str, places: Mapping[int | None, int]) -> Version:
-    """Return what a snapshot says, whose writer counts its batches under a name, in a lineage with these places."""
-    said, mark, rewinds = _said(snapshot), None, ""
-    if said is not None and type(looked := said.get("checked")) in (int, type(None)):
-        place = places.get(looked, _EXPIRED)
-        mark = Mark.from_json({**said, "checked": place})
+    """Return a snapshot as a version. ``app`` counts its batch; ``places`` are the lineage's."""
+    content, mark, rewinds = _mark(snapshot), None, ""
+    if content is not None and type(checked := content.get("checked")) in (int, type(None)):
+        place = places.get(checked, _EXPIRED)
+        mark = Mark.from_json({**content, "checked": place})
         if place == _EXPIRED and None in places:
-            rewinds = f"{snapshot} was made when the table had snapshot {looked}, which is not in its lineage: it was rolled back meanwhile"
+            rewinds = f"{snapshot} was made when the table had snapshot {checked}, which is not in its lineage: it was rolled back meanwhile"
     writes = {app: mark} if app else {}
     what = f"{snapshot} takes rows away"
     if snapshot.operation == "delete":

@@ -1,11 +1,10 @@
-"""A function of SQL that says how far a table is complete.
+"""A SQL function that returns how far a table is complete.
 
 SQL has no function that reads Delta's log (a ``SELECT`` from ``DESCRIBE HISTORY`` does not parse),
-and a Python function of SQL runs in a process that has no Spark session. So the function that is
-registered is one of SQL: it reads the log as text, as Spark reads any files, wherever they are, and
-gives the lines to a Python table function, which goes by the same rules as
-:func:`lowwater_spark.complete_through`. Each query that calls it reads the log anew. Of a table of
-Iceberg it reads the tables that describe it.
+and a Python function of SQL runs in a process without a Spark session. So the registered function
+is written in SQL: it reads the log as text files, and gives the lines to a Python table function,
+which applies the rules of :func:`lowwater_spark.complete_through`. Each query that calls it reads
+the log again. Of an Iceberg table it reads the metadata tables.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ if TYPE_CHECKING:
 __all__ = ["register_function"]
 
 _READER: Final = "lowwater_complete"
-"""The table function for Delta."""
+"""Name of the table function for Delta."""
 
 _LINEAGE_READER: Final = "lowwater_complete_lineage"
-"""The one for Iceberg."""
+"""Name of the table function for Iceberg."""
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -53,40 +52,48 @@ def register_function(
     *,
     ignore_deletes: bool = False,
 ) -> None:
-    """Make ``name()`` a function of the session's SQL: the TIMESTAMP below which a table is complete, NULL while that is unknown.
+    """Register ``name()`` in the session's SQL: the TIMESTAMP below which a table is complete.
+
+    It is NULL while that is unknown, and the last moment of the year 9999 when the table is
+    finished.
 
         lws.register_function(spark, "hourly_complete", "/data/hourly", writers=["hourly"])
         spark.sql("DECLARE OR REPLACE VARIABLE complete TIMESTAMP")
         spark.sql("SET VARIABLE complete = hourly_complete()")
         spark.sql("SELECT * FROM hourly WHERE hour < complete")
 
-    Ask before the table is read, in a statement of its own: within one statement the table may be read as it was before the version that the function has found.
+    Call the function before the table is read, in a statement of its own: within one statement
+    Spark may read an older version of the table than the function has read.
 
-    The arguments are those of :func:`lowwater_spark.complete_through`. *Finished* is the last moment of the year 9999. It works on every file system that Spark reads, and needs this package on the
-    executors. Of Delta it reads all commits that the table's log has as JSON (30 days of them by default), in one task, so it costs more than ``complete_through``; of Iceberg the tables
-    ``.snapshots`` and ``.refs``, as new as the session has them (``REFRESH TABLE``). A checkpoint of a writer that has nothing left there is not known to it.
+    The arguments are those of :func:`lowwater_spark.complete_through`. The function works on every
+    file system that Spark reads, and needs this package on the executors. A call reads, for Delta,
+    all commits that the table's log has as JSON (by default 30 days), in one task, so it costs more
+    than ``complete_through``; for Iceberg the tables ``.snapshots`` and ``.refs``, as new as the
+    session has them (``REFRESH TABLE``). It does not see a writer's checkpoint that has nothing
+    left there.
 
-    Raises ValueError for a name that is none of SQL, Unsupported for an Iceberg table by its path, and as ``complete_through`` does.
+    Raises ValueError for a name that SQL does not allow, Unsupported for an Iceberg table by its
+    path, and the errors of ``complete_through``.
     """
     from pyspark.sql.functions import udtf
 
     if _NAME.fullmatch(name) is None:
-        msg = f"{name!r} is no name of a function: letters, digits and underscores"
+        msg = f"{name!r} is no name for a function: use letters, digits and underscores"
         raise ValueError(msg)
     if isinstance(writers, str) or not writers:
         msg = f"writers names the computations that write into {table}, one at least: {writers!r}"
         raise ValueError(msg)
     iceberg = find(spark, os.fspath(table))
     if iceberg is None:
-        named = SparkPath.of_text(path_of(spark, table).rstrip("/"))
-        if ":" in named.path:
+        location = SparkPath.of_text(path_of(spark, table).rstrip("/"))
+        if ":" in location.path:
             raise Unsupported(
-                f"register_function() of a table in {named.text}",
+                f"register_function() of a table in {location.text}",
                 "SQL reads the table's log by a pattern, and Hadoop takes no pattern with a colon in it",
                 "Ask with lws.complete_through(), which reads no pattern; or keep the table in a directory without a colon in its path.",
             )
-        path = named.pattern
-        # Of an added file nothing is asked but that it is there; it is most of a log.
+        path = location.pattern
+        # Lines of added files are most of a log, and their content is not needed.
         rows = f"""
           SELECT _metadata.file_name AS file, IF(value LIKE '{{"add"%', '{{}}', value) AS line
           FROM text.`{path.replace("`", "``")}/_delta_log/*.json`
@@ -96,8 +103,8 @@ def register_function(
         if "/" in os.fspath(table):
             raise Unsupported(
                 f"register_function() of the Iceberg table {table}, by its path",
-                "SQL knows the tables that describe it by its name alone",
-                "Name it as its catalog does.",
+                "SQL finds its metadata tables only by a catalog's name",
+                "Name the table as its catalog does.",
             )
         rows = f"""
           SELECT s.snapshot_id, s.parent_id, s.operation, s.summary[{_quoted(MARK)}] AS mark, r.name IS NOT NULL AS current
@@ -105,13 +112,13 @@ def register_function(
         """
     reader, function = (_READER, _Reader) if iceberg is None else (_LINEAGE_READER, _LineageReader)
     spark.udtf.register(reader, udtf(function, returnType="low timestamp, why string, version bigint"))  # type: ignore[arg-type]
-    asked = json.dumps([*dict.fromkeys(writers)])
+    writer_names = json.dumps([*dict.fromkeys(writers)])
     spark.sql(
         f"""
         CREATE OR REPLACE TEMPORARY FUNCTION {name}() RETURNS TIMESTAMP RETURN (
           SELECT low FROM {reader}(
             TABLE({rows}) WITH SINGLE PARTITION,
-            {_quoted(asked)}, {str(ignore_deletes).lower()}))
+            {_quoted(writer_names)}, {str(ignore_deletes).lower()}))
         """
     )
 
@@ -122,38 +129,38 @@ def _quoted(text: str) -> str:
 
 
 Answer = tuple[dt.datetime | None, str, int | None]
-"""The one row that a table function gives."""
+"""Row that a table function returns: moment, reason, version."""
 
 
-def _answer(found: Completeness) -> Answer:
+def _answer(completeness: Completeness) -> Answer:
     moment = None
-    if found.low.finished:
+    if completeness.low.finished:
         moment = dt.datetime.max.replace(tzinfo=dt.UTC)
-    elif not found.low.unknown:
-        moment = found.low.datetime()
-    return moment, found.why, found.version
+    elif not completeness.low.unknown:
+        moment = completeness.low.datetime()
+    return moment, completeness.why, completeness.version
 
 
 class _Reader:
-    """The table function: takes the lines of all commits, and gives one row."""
+    """The table function for Delta: takes the lines of all commits, and returns one row."""
 
     def __init__(self) -> None:
         self._lines: dict[int, list[str]] = defaultdict(list)
-        self._asked: tuple[str, bool] | None = None
+        self._arguments: tuple[str, bool] | None = None
 
     def eval(self, row: Row, writers: str, ignore_deletes: bool) -> Iterator[tuple[Any, ...]]:
-        """Take a line."""
-        self._asked = writers, ignore_deletes
-        found = _COMMIT.fullmatch(row["file"])
-        if found is not None:
-            self._lines[int(found[1])].append(row["line"])
+        """Take one line of a commit."""
+        self._arguments = writers, ignore_deletes
+        commit = _COMMIT.fullmatch(row["file"])
+        if commit is not None:
+            self._lines[int(commit[1])].append(row["line"])
         yield from ()
 
     def terminate(self) -> Iterator[Answer]:
         """Answer."""
-        if self._asked is None:
+        if self._arguments is None:
             return
-        writers, ignore_deletes = self._asked
+        writers, ignore_deletes = self._arguments
         versions: dict[int, Version] = {
             number: version_of(Commit.parse(number, "\n".join(lines))) for number, lines in self._lines.items()
         }
@@ -164,27 +171,27 @@ class _Reader:
 
 
 class _LineageReader:
-    """The same for Iceberg: takes the snapshots of a table."""
+    """The table function for Iceberg: takes the snapshots of a table, and returns one row."""
 
     def __init__(self) -> None:
         self._snapshots: dict[int, Snapshot] = {}
         self._current: int | None = None
-        self._asked: tuple[str, bool] | None = None
+        self._arguments: tuple[str, bool] | None = None
 
     def eval(self, row: Row, writers: str, ignore_deletes: bool) -> Iterator[tuple[Any, ...]]:
-        """Take a snapshot."""
-        self._asked = writers, ignore_deletes
-        said = {"operation": row["operation"], MARK: row["mark"]}
-        found = {"snapshot-id": row["snapshot_id"], "parent-snapshot-id": row["parent_id"], "summary": said}
-        self._snapshots[row["snapshot_id"]] = Snapshot.parse(found)
+        """Take one snapshot."""
+        self._arguments = writers, ignore_deletes
+        summary = {"operation": row["operation"], MARK: row["mark"]}
+        snapshot = {"snapshot-id": row["snapshot_id"], "parent-snapshot-id": row["parent_id"], "summary": summary}
+        self._snapshots[row["snapshot_id"]] = Snapshot.parse(snapshot)
         if row["current"]:
             self._current = row["snapshot_id"]
         yield from ()
 
     def terminate(self) -> Iterator[Answer]:
         """Answer."""
-        if self._asked is None:
+        if self._arguments is None:
             return
-        writers, ignore_deletes = self._asked
+        writers, ignore_deletes = self._arguments
         history = snapshots_of(Table("", "", self._current, self._snapshots))
         yield _answer(read(history, json.loads(writers), ignore_deletes=ignore_deletes))

@@ -1,4 +1,4 @@
-"""What the versions of a Delta table say of how far it is complete."""
+"""Completeness of a Delta table, by the marks in its versions."""
 
 from __future__ import annotations
 
@@ -12,22 +12,26 @@ __all__ = ["history_of", "version_of"]
 
 
 def version_of(commit: Commit) -> Version:
-    """Return what a commit says.
+    """Return a commit as a version.
 
     >>> version_of(Commit(7, 0, True, "DELETE", "", "")).deletes
     'version 7 (DELETE) takes rows away'
-    >>> version_of(Commit(7, 1, True, "MERGE", "", "")).rewinds, version_of(Commit(7, 0, False, "RESTORE", "", "")).rewinds
-    ('version 7 (MERGE) takes rows away', 'version 7 (RESTORE) takes rows away')
-    >>> version_of(Commit(7, 1, False, "WRITE", "", "")), version_of(Commit(0, 1, False, "CLONE", "", ""))
-    (Version(writes={}, rewinds='', deletes=''), Version(writes={}, rewinds='', deletes=''))
+    >>> version_of(Commit(7, 1, True, "MERGE", "", "")).rewinds
+    'version 7 (MERGE) takes rows away'
+    >>> version_of(Commit(7, 0, False, "RESTORE", "", "")).rewinds
+    'version 7 (RESTORE) takes rows away'
+    >>> version_of(Commit(7, 1, False, "WRITE", "", ""))
+    Version(writes={}, rewinds='', deletes='')
+    >>> version_of(Commit(0, 1, False, "CLONE", "", "")).rewinds
+    ''
     """
     mark = Mark.from_json(commit.mark.get(COMPLETE))
     writes = {app: mark for app in commit.batches if writer_of(app)}
     what = f"{commit} takes rows away"
     if commit.operation == "DELETE":
         return Version(writes, deletes=what)
-    # Of what makes a table, there was nothing before. Of what takes it to another state, nobody
-    # knows by its files alone what was there.
+    # Version 0 makes the table, so it removes nothing. The files of the other commits that set a
+    # whole state do not tell which rows were there before.
     anew = commit.operation in ("RESTORE", "CLONE") or "REPLACE" in commit.operation
     return Version(writes, rewinds=what if commit.removes or (anew and commit.version > 0) else "")
 
@@ -35,7 +39,7 @@ def version_of(commit: Commit) -> Version:
 def history_of(
     log: TableLog, newest: int, apps: Collection[str], lost: Mapping[str, str] = MappingProxyType({})
 ) -> History:
-    """Return the versions of a table's log up to one."""
+    """Return the versions of a table's log up to ``newest``."""
 
     def version(number: int) -> Version | None:
         commit = log.commit(number)

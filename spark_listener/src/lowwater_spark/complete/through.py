@@ -1,4 +1,4 @@
-"""Asks an output how far it is complete."""
+"""The question to an output how far it is complete."""
 
 from __future__ import annotations
 
@@ -24,33 +24,41 @@ __all__ = ["check_asked", "complete_through"]
 def complete_through(
     spark: SparkSession, table: str | os.PathLike[str], writers: Sequence[str], *, ignore_deletes: bool = False
 ) -> Completeness:
-    """Return how far an output is complete, as it says itself: of the answer, ``low`` is the watermark and ``why`` says why it is unknown. No authority is asked.
+    """Return how far an output is complete, by the marks in it. Asks no authority.
 
-    ``table`` is the absolute path of a table of Delta or Iceberg, or its name in a catalog of the session; or the directory that ``batch.write`` hands batches over into. ``writers`` are the names of
-    all computations that write into it by ``batch.write_table`` or ``batch.write``, with their namespaces: ``"prod/enriched"``. Who reads the answer's ``version`` (of Iceberg its snapshot), or a later
-    one, has every row below ``low`` that one of the writers writes.
+    ``low`` of the answer is the watermark; ``why`` is the reason when it is unknown. A reader of
+    the answer's ``version`` (of Iceberg: its snapshot), or of a later one, has every row below
+    ``low`` that one of the writers writes.
 
-    Unknown, with the reason, while a writer has not said anything; when somebody else who leaves marks writes into it; and when rows were taken away since a
-    writer's checkpoint began there: of a table by RESTORE, a rollback, CLONE, REPLACE, an overwrite, UPDATE, MERGE or DELETE, of a directory when a batch is missing or was removed by ``keep``.
-    ``ignore_deletes``: what DELETE or ``keep`` has taken away is not missed.
+    ``table`` is the absolute path of a Delta or Iceberg table, or its name in a catalog of the
+    session; or the directory into which ``batch.write`` hands batches over. ``writers`` are the
+    names, with namespaces (``"prod/enriched"``), of all computations that write into it by
+    ``batch.write_table`` or ``batch.write``.
 
-    Costs the reading of the versions since each writer's last one; of a directory a listing. Raises OSError when it cannot be read, Unsupported for a name that the
-    catalog does not have, for a branch or a tag, and for a file system that is not known, ValueError for a relative path or for no writers.
+    The watermark is unknown while a writer has left no mark; when another writer leaves marks
+    there; and when rows were removed since a writer's checkpoint began: from a table by RESTORE, a
+    rollback, CLONE, REPLACE, an overwrite, UPDATE, MERGE or DELETE, from a directory when a batch
+    is missing or was removed by ``keep``. With ``ignore_deletes``, DELETE and ``keep`` do not
+    count.
+
+    Costs reading the versions since each writer's last one; for a directory a listing. Raises
+    OSError when the output cannot be read, Unsupported for a name that the catalog does not have,
+    a branch or a tag, and an unknown file system, ValueError for a relative path or no writers.
     """
     if isinstance(writers, str) or not writers:
         msg = f"writers names the computations that write into {table}, one at least: {writers!r}"
         raise ValueError(msg)
-    asked, iceberg = tuple(dict.fromkeys(writers)), find(spark, os.fspath(table))
+    names, iceberg = tuple(dict.fromkeys(writers)), find(spark, os.fspath(table))
     if iceberg is not None:
         check_asked(iceberg, table)
-        return read(snapshots_of(iceberg.table()), asked, ignore_deletes=ignore_deletes)
+        return read(snapshots_of(iceberg.table()), names, ignore_deletes=ignore_deletes)
     path = path_of(spark, table)
     if "/" in os.fspath(table) and not _is_table(spark, path):
-        return complete_folder(location_of(spark, path, "The directory"), asked, ignore_deletes=ignore_deletes)
+        return complete_folder(location_of(spark, path, "The directory"), names, ignore_deletes=ignore_deletes)
     log = DeltaLog(spark, path)
-    # First: whoever comes meanwhile is found in the versions.
+    # The apps first: a writer that begins after this is found in the versions.
     apps = log.apps()
-    return read(history_of(log, log.table().version, apps), asked, ignore_deletes=ignore_deletes)
+    return read(history_of(log, log.table().version, apps), names, ignore_deletes=ignore_deletes)
 
 
 def check_asked(iceberg: IcebergLog, table: str | os.PathLike[str]) -> None:
@@ -64,7 +72,7 @@ def check_asked(iceberg: IcebergLog, table: str | os.PathLike[str]) -> None:
 
 
 def _is_table(spark: SparkSession, path: str) -> bool:
-    """Return whether a directory is a Delta table, on whatever file system Spark knows.
+    """Return whether a directory has a Delta table, on any file system that Spark knows.
 
     Raises OSError.
     """
@@ -76,5 +84,5 @@ def _is_table(spark: SparkSession, path: str) -> bool:
     try:
         return bool(log.getFileSystem(session.sessionState().newHadoopConf()).exists(log))
     except Py4JJavaError as failure:
-        msg = f"{path} does not tell whether it is a table: {failure.java_exception}"
+        msg = f"lowwater cannot see whether {path} is a table: {failure.java_exception}"
         raise OSError(msg) from failure

@@ -1,1 +1,1 @@
-"""What a query reads: where each source ends, how far it was read, and who else writes or reads there."""
+"""The sources of a query: their heads, how far a query has read them, their writers and readers."""

@@ -1,23 +1,21 @@
-"""What a query asks of each of its sources, whatever kind it is.
+"""The protocol of a source: what a query asks of each of its sources, of whatever kind.
 
-Two things are told apart. What a plan says of a source is a small value (:class:`Source`). What a
-run knows of it, its log, its directory, what was listed, is an object of that run
-(:class:`OpenSource`), which :meth:`Source.open` makes.
+A :class:`Source` is a small value from the query's plan. :meth:`Source.open` makes an
+:class:`OpenSource`, the object of one run: it knows the source's log, its directory, its listings.
 
 An offset is the *line* that Spark has logged for the source in ``offsets/N``. Only the source
 understands its lines, and its heads. So a new kind of source is a module of its own, and a line in
 the table of :mod:`lowwater_spark.track.plan`.
 
-What counts is decided in this order, and each step has its question:
+Three steps decide whether a watermark W of the inputs counts:
 
-1. The inputs are read: W. Only then each source is asked for its :meth:`~OpenSource.head`, all that
-   stands there now. A head that was found before W was read would miss rows that W covers.
-2. A batch is planned, and then committed: its line is read (:meth:`~OpenSource.read_to`) and, once
-   it is committed, confirmed (:meth:`~OpenSource.confirm`).
+1. The stage reads the inputs: W. Only then it asks each source for its :meth:`~OpenSource.head`,
+   all that is there now. A head that was found before W was read would miss rows that W covers.
+2. Spark plans a batch, and then commits it: the stage reads its line (:meth:`~OpenSource.read_to`)
+   and, once the batch is committed, confirms it (:meth:`~OpenSource.confirm`).
 3. W counts when the line has :meth:`~OpenSource.reached` the head.
 
-Whatever a source cannot find out now it answers by OSError: nothing is known then, and no newer
-watermark counts.
+A source that cannot find something out now raises OSError: then no newer watermark counts.
 """
 
 from __future__ import annotations
@@ -33,18 +31,18 @@ if TYPE_CHECKING:
 __all__ = ["EARLIER", "NONE", "Awaited", "Fileless", "Line", "OpenSource", "Rowless", "Source", "skips_earlier"]
 
 Line = str
-"""The offset of a source, as it stands in ``offsets/N``."""
+"""Offset of a source as Spark writes it into ``offsets/N``."""
 
 NONE: Final[Line] = "-"
-"""The line of a source that has given nothing yet."""
+"""Line of a source before its first rows."""
 
 EARLIER: Final = "lowwater.earlierRows"
-"""The option that declares with the value ``skip``: rows from before the source's beginning count
-for nothing."""
+"""Option that declares, with the value ``skip``, that the stage does not need rows from before the
+source's beginning."""
 
 
 def skips_earlier(options: Mapping[str, str]) -> bool:
-    """Return whether it is declared that earlier rows count for nothing; the options have their names in lower case."""
+    """Return whether options, with names in lower case, declare that earlier rows are skipped."""
     return options.get(EARLIER.lower(), "").lower() == "skip"
 
 
@@ -54,102 +52,116 @@ O_contra = TypeVar("O_contra", contravariant=True)
 
 
 class Awaited(Protocol[H, O_contra]):
-    """What can be waited for: its heads, and the offsets that reach them.
+    """A source, or a source's log, with heads to wait for and offsets that reach them.
 
-    A source, or a log that counts in its own offsets.
-
-    What :meth:`wait` returns belongs to one reading that waits; a listing may be shared by several.
-    Offsets are None where nothing is planned.
+    A head that :meth:`wait` returns belongs to one waiting reading; several readings may share a
+    listing. An offset is None while no batch is planned.
     """
 
     def wait(self, listed: Any, planned: O_contra | None) -> H:
-        """Return what has to be reached after a listing.
+        """Return the head to reach after a listing.
 
         ``planned`` is the offset of the newest batch that was planned when the listing had ended:
-        it may have read what was gone by then. None for whoever counts what is planned as read.
+        that batch may have read files that were gone by then. A caller that counts planned batches
+        as read gives None.
         """
         ...
 
     def look(self, head: H) -> None:
-        """Take notice of what was read of the source's log since."""
+        """Update a head by the entries that were read of the source's log since."""
         ...
 
     def renewed(self, head: H, listed: Any, planned: O_contra | None) -> H:
-        """Return what has to be reached after a later listing for the same reading: where things may vanish that no batch has taken, less."""
+        """Return the head of the same reading after a later listing.
+
+        It is less where unread files were removed meanwhile.
+        """
         ...
 
     def reached(self, head: H, offset: O_contra | None) -> bool:
-        """Return whether everything of a head is in the batches up to an offset.
+        """Return whether the batches up to an offset have read all of a head.
 
-        Raises OSError when it cannot be known now.
+        Raises OSError when the source cannot tell now.
         """
         ...
 
     def same(self, one: H, other: H) -> bool:
-        """Return whether two heads are reached by the same offsets, now and later."""
+        """Return whether the same offsets reach both heads, now and later."""
         ...
 
     def missing(self, head: H, limit: int) -> list[str]:
-        """Return some of what is still to be read, by name, with the reason where waiting does not help."""
+        """Return up to ``limit`` names of unread parts of a head.
+
+        A reason follows a name when waiting does not help.
+        """
         ...
 
 
 class OpenSource(Awaited[Any, Line], Protocol):
-    """A source of a query that runs. One thread at a time calls it."""
+    """A source of a running query. One thread at a time calls it."""
 
     @property
     def outputs(self) -> Mapping[str, Output]:
-        """The directories in it that batches are handed over into, by their paths, of the newest listing; none for other kinds of sources."""
+        """Directories in the source into which lowwater hands batches over, by path.
+
+        The newest listing decides. Only a file source has any.
+        """
         ...
 
     @property
     def remembered(self) -> int:
-        """How many files that were read this keeps the names of. O(1), and any thread may ask."""
+        """Number of paths of read files that are held in memory. O(1), from any thread."""
         ...
 
     @property
     def planned_is_read(self) -> bool:
-        """Whether what a plan names is what its batch will read, whatever happens meanwhile.
+        """True when a planned batch surely reads what its plan names, or fails.
 
-        Else only what is committed, and was confirmed, is known to be read.
+        Otherwise only a committed and confirmed batch counts as read.
         """
         ...
 
     def read_to(self, line: Line) -> None:
-        """Read what Spark has logged of the source up to a planned batch.
+        """Read Spark's log of the source up to a planned batch.
 
         Raises CheckpointMismatch for a line of another source, OSError.
         """
         ...
 
     def head(self, settled: Line) -> Any:
-        """Return all that stands in the source now: the listing that :meth:`wait` takes.
+        """Return the listing of all that is in the source now, for :meth:`wait`.
 
-        ``settled`` is how far the committed batches go: what is in them, for good, may be left out.
-        Raises OSError.
+        The listing may leave out rows of the batches up to ``settled``, which are committed for
+        good. Raises OSError.
         """
         ...
 
     def knock(self, line: Line) -> None:
-        """Ask what :meth:`confirm` has to know of a batch, which was committed before this is called. Returns at once if the source is never asked. Raises OSError.
+        """Ask the outside world for what :meth:`confirm` needs, after a batch was committed.
 
-        Called without the lock before :meth:`confirm`, which is called with it: to wait for a source that is away is to hold up nobody else. Two threads may call it.
+        Called without the caller's lock, so that an absent source delays no other thread; two
+        threads may call it. :meth:`confirm` is called with the lock. Returns at once when the
+        source needs no answer. Raises OSError.
         """
         ...
 
     def confirm(self, line: Line) -> None:
-        """Make sure that a batch, which was committed before this is called, was read from the same source as those before it.
+        """Check that a committed batch was read from the same source as those before it.
 
-        Nothing counts for the batch until this has returned. Raises OSError when it cannot be known now, CheckpointMismatch when it was another.
+        The batch does not count before this has returned. Raises OSError when the source cannot
+        tell now, CheckpointMismatch when it is another source.
         """
         ...
 
     def evidence(self, line: Line) -> list[Location]:
-        """Return the files, beside the plan, that say what a batch has read: they are made durable before it counts."""
+        """Return the files, beside the plan, that tell what a batch has read.
+
+        The caller makes them durable before the batch counts.
+        """
         ...
 
     def close(self) -> None:
-        """End the run: make durable what the next one may use, and can do without.
+        """End the run: store what helps the next one, which can do without.
 
         Raises CheckpointMismatch, OSError.
         """
@@ -157,18 +169,18 @@ class OpenSource(Awaited[Any, Line], Protocol):
 
 
 class Fileless:
-    """What a source answers that is no directory of files."""
+    """Answers of a source that is no directory of files."""
 
     __slots__ = ()
 
     @property
     def outputs(self) -> Mapping[str, Output]:
-        """Nothing is handed over into it."""
+        """No directories."""
         return {}
 
     @property
     def remembered(self) -> int:
-        """It has no files."""
+        """Zero paths."""
         return 0
 
     def close(self) -> None:
@@ -176,26 +188,26 @@ class Fileless:
 
 
 class Rowless(Fileless):
-    """What a source answers that has no rows which a reading covers: it is never waited for, and stands on the plan alone."""
+    """Answers of a source without rows that W covers: no reading waits for it."""
 
     __slots__ = ()
 
     @property
     def planned_is_read(self) -> bool:
-        """Nothing is waited for."""
+        """True: there are no rows to read."""
         return True
 
     def head(self, settled: Line) -> None:
-        """Return nothing."""
+        """Return None."""
 
     def wait(self, listed: None, planned: Line | None) -> None:
-        """Wait for nothing."""
+        """Return None: there is no head."""
 
     def look(self, head: None) -> None:
         """Do nothing."""
 
     def renewed(self, head: None, listed: None, planned: Line | None) -> None:
-        """Wait for nothing."""
+        """Return None: there is no head."""
 
     def reached(self, head: None, offset: Line | None) -> bool:
         """Return True."""
@@ -206,51 +218,52 @@ class Rowless(Fileless):
         return True
 
     def missing(self, head: None, limit: int) -> list[str]:
-        """Return nothing."""
+        """Return no names."""
         return []
 
     def knock(self, line: Line) -> None:
-        """Do nothing: it is not asked."""
+        """Do nothing: :meth:`confirm` needs no answer."""
 
     def confirm(self, line: Line) -> None:
-        """Do nothing: it is no place that could be another one."""
+        """Do nothing: the source cannot become another one."""
 
     def evidence(self, line: Line) -> list[Location]:
-        """Return nothing."""
+        """Return no files."""
         return []
 
 
 class Source(Protocol):
-    """A source as a query's plan says it. A value: it can be compared, and it is open nowhere."""
+    """A source in a query's plan. A value: it can be compared, and has nothing open."""
 
     @property
     def name(self) -> str:
-        """What it is called in errors: ``the files in /data/in``."""
+        """Name of the source in errors, like ``the files in /data/in``."""
         ...
 
     @property
     def kind(self) -> str:
-        """What kind of source it is: a checkpoint keeps its sources, and their kinds."""
+        """Kind of the source. A checkpoint keeps the kinds of its sources."""
         ...
 
     def waiting_for(self, inputs: frozenset[str]) -> Source:
-        """Return it with the computations that are waited for, for what is read here, by their full names.
+        """Return the source for a stage with these inputs, by full names.
 
-        Raises Unsupported when nobody can wait for it, since it cannot name its head.
+        Raises Unsupported when the source cannot name its head.
         """
         ...
 
     def check_writers(self) -> None:
-        """Raise Unsupported when somebody writes into it whom its inputs do not name."""
+        """Raise Unsupported when a computation writes here that the inputs do not name."""
         ...
 
     def check(self, line: Line) -> None:
-        """Raise CheckpointMismatch for a line that is no offset of a source of its kind."""
+        """Raise CheckpointMismatch for a line that is no offset of a source of this kind."""
         ...
 
     def open(self, manifest: Manifest, number: int) -> OpenSource:
-        """Return it for one run of a query, whose manifest keeps what it must remember.
+        """Return the source for one run of a query.
 
-        ``number`` is its place in the plan, by which Spark knows it. Raises CheckpointMismatch.
+        ``manifest`` stores what later runs need. ``number`` is the source's place in the plan, by
+        which Spark identifies it. Raises CheckpointMismatch.
         """
         ...

@@ -1,16 +1,21 @@
-"""Who has read how far into what is handed over: bookmarks beside the output, which its writer looks at before it removes a batch.
+"""Bookmarks of the readers of an output, beside its batches, for the writer that removes batches.
 
-A batch that is removed before a reader has read it is silent data loss, so neither side trusts the other's timing:
+If a batch were removed before a reader has read it, its rows would be lost without a word. So
+neither side relies on the other's timing:
 
-* A reader leaves its bookmark, durable, before its first batch, and moves it when a commit is durable. Only after that it reads how far batches
-  were removed: one that has not read all of them is refused, or holds if it runs already.
-* The writer notes how far it removes, durable, and then looks at the bookmarks again: what one of them has not read stays.
+* A reader writes its bookmark durably before its first batch, and moves it after each durable
+  commit. Only then it reads how far batches were removed. A reader that has not read all of them is
+  refused at its start; a running one holds.
+* The writer first notes durably how far it will remove, and then reads the bookmarks again. A batch
+  that one of them has not passed stays.
 
-So of a reader that comes while batches are removed, either the writer sees the bookmark or the reader sees the note. A bookmark that is behind
-only keeps more. What a reader has really read stands in its own checkpoint: a copy of that from an older day knows no more than it did then.
+So when a reader starts during a removal, either the writer sees the bookmark or the reader sees the
+note. A bookmark that is behind only keeps more batches. The reader's own checkpoint has the truth:
+an older copy of it has read less.
 
-Numbers alone would also fit another directory that somebody has put in the output's place, or an output that was begun anew in the old one. So
-wherever it is said how far an output was read, the digest of that batch goes with it; where the directory's batch has another one, nothing was read.
+Numbers alone would also fit another directory in the output's place, or an output that began again
+in the old one. So each number is stored with the digest of that batch; when the batch in the
+directory has another digest, nothing of it was read.
 """
 
 from __future__ import annotations
@@ -50,23 +55,22 @@ __all__ = [
 logger = logging.getLogger("lowwater.spark")
 
 BOOKMARKS: Final = "_lowwater_readers"
-"""The folder of the bookmarks and of the note, beside the batches: Spark and others read no rows
-from a folder of such a name."""
+"""Folder of the bookmarks and the note, beside the batches. Spark and others skip a folder of such
+a name."""
 
 _REMOVED: Final = "removed.json"
 
 _FORMAT: Final = 1
 
 _PAUSE = 5.0
-"""Seconds between two listings that are made for the bookmarks alone: one that is behind harms
-nothing."""
+"""Least seconds between two listings that only move bookmarks: a late bookmark harms nothing."""
 
 Place = tuple[int, str]
-"""The number of a source, and an output in it."""
+"""Number of a source, and path of an output in it."""
 
 
 def batch_number(name: str) -> int | None:
-    """Return the number of a directory's batch, None for any other name.
+    """Return the number in a batch's directory name; None for any other name.
 
     >>> [batch_number(name) for name in ("batch=7", "batch=07", "batch=", "year=7")]
     [7, None, None, None]
@@ -76,17 +80,19 @@ def batch_number(name: str) -> int | None:
 
 
 class Removed(NamedTuple):
-    """How far an output's writer removes."""
+    """Note of an output's writer: how far it removes batches."""
 
     through: int = NOTHING
-    """The last batch whose rows may be gone."""
+    """Last batch that may be removed already."""
     cleared: int = NOTHING
-    """The last batch that needs no look any more: up to it, all is gone that the writer may remove.
-    """
+    """Last batch up to which the writer has removed all that it may."""
 
 
 def removed(folder: str) -> Removed:
-    """Return how far batches were removed from an output. Raises OSError when nobody can tell."""
+    """Return how far batches were removed from an output.
+
+    Raises OSError when the note cannot be read.
+    """
     try:
         content = _content(Path(folder, BOOKMARKS, _REMOVED))
         return Removed(int(content["through"]), int(content["cleared"]))
@@ -95,7 +101,7 @@ def removed(folder: str) -> Removed:
 
 
 def note_removed(folder: Path, note: Removed) -> None:
-    """Note how far batches may be removed from now on.
+    """Write the note of how far batches may be removed from now on.
 
     Durable when it returns; costs two fsyncs.
     """
@@ -104,35 +110,35 @@ def note_removed(folder: Path, note: Removed) -> None:
 
 
 class Bookmark(NamedTuple):
-    """How far a reader has read an output."""
+    """Bookmark of one reader of an output."""
 
     path: Path
     reader: str
-    """Its full name."""
+    """Full name of the reader's computation."""
     read: int
-    """The last batch that it has committed, with all before; NOTHING before the first, and when it
-    is of another output."""
+    """Last batch that the reader has committed, with all before; NOTHING before the first, and for
+    a bookmark of another output."""
 
 
 def bookmarks(folder: Path) -> list[Bookmark]:
     """Return the bookmarks of an output.
 
-    Raises OSError when one cannot be read: then nobody can tell what may be removed.
+    Raises OSError when one cannot be read: then no batch may be removed.
     """
     try:
         paths = sorted(path for path in (folder / BOOKMARKS).iterdir() if path.suffix == ".json")
     except FileNotFoundError:
         return []
-    found = []
+    marks = []
     for path in paths:
         if path.name == _REMOVED or path.name.startswith("."):
             continue
-        with contextlib.suppress(FileNotFoundError):  # somebody has taken it away meanwhile
+        with contextlib.suppress(FileNotFoundError):  # the file was deleted meanwhile
             content = _content(path)
             read = int(content["read"])
             same = content["digest"] == _digest(folder, read)
-            found.append(Bookmark(path, str(content["reader"]), read if same else NOTHING))
-    return found
+            marks.append(Bookmark(path, str(content["reader"]), read if same else NOTHING))
+    return marks
 
 
 def _digest(folder: Path, number: int) -> str:
@@ -154,52 +160,52 @@ def _content(path: Path) -> Mapping[str, str | int]:
     raise OSError(msg)
 
 
-_DAMAGED: Final = "{path} cannot be understood, so nobody can tell what was removed, or may be; restore it"
+_DAMAGED: Final = "{path} is damaged, so lowwater cannot tell which batches were removed, or may be; restore it"
 
 
 def unread(folder: str, through: int, read: int) -> str:
-    """Return what a reader waits for, in vain, when batches were removed that it has not read."""
+    """Return in words that batches were removed which a reader has not read."""
     had = "none of them" if read == NOTHING else f"those up to {read}"
     return f"{Path(folder, BOOKMARKS, _REMOVED)} (batches up to {through} were removed, and this query has read {had})"
 
 
 class Extent(NamedTuple):
-    """What of an output a checkpoint has."""
+    """Part of an output that a checkpoint has read or skipped."""
 
     read: int = NOTHING
-    """The last batch that it has committed, with all before; NOTHING before the first."""
+    """Last batch that the checkpoint has committed, with all before; NOTHING before the first."""
     skipped: int = NOTHING
-    """The last batch that may be missing from the beginning: the checkpoint has begun at what was
-    left."""
+    """Last batch that was removed before the checkpoint began, and that it does without."""
     digest: str = ""
-    """Of the plan of the later of both."""
+    """Digest of the plan of batch ``last``."""
 
     @property
     def last(self) -> int:
-        """The later of both: of the batches up to it none is needed any more."""
+        """Last batch that the checkpoint does not need any more: the later of both."""
         return max(self.read, self.skipped)
 
     def lacks(self, through: int) -> bool:
-        """Return whether rows are missing when batches up to this one were removed."""
+        """Return whether the checkpoint misses rows when batches up to ``through`` were removed."""
         return through > self.last
 
 
 class Scan:
-    """What one listing finds of the batches in a directory."""
+    """Batches of one directory in one listing."""
 
     __slots__ = ("sure", "unsettled")
 
     def __init__(self) -> None:
         self.sure: list[int] = []
-        """Settled batches that stood here before the listing began: those before them did, too, so
-        all of them are in the listing."""
+        """Settled batches that were there before the listing began. Earlier batches were there too,
+        so the listing has all of them."""
         self.unsettled: int | None = None
-        """The first batch of which not all is taken."""
+        """First batch of which committed batches have not taken all; None: there is none."""
 
     def add(self, number: int, *, settled: bool, sure: bool) -> None:
-        """Take in a batch.
+        """Add a batch.
 
-        ``settled``: it can be no news any more. ``sure``: and it stood here before the listing.
+        ``settled``: committed batches have taken all of it. ``sure``: the batch was there before
+        the listing.
         """
         if not settled:
             self.unsettled = number if self.unsettled is None else min(number, self.unsettled)
@@ -208,7 +214,7 @@ class Scan:
 
 
 class Output:
-    """A directory that batches are handed over into, as a reader knows it."""
+    """A directory into which lowwater hands batches over, and the extent that a reader has read."""
 
     __slots__ = ("_next", "_unsettled", "extent", "folder")
 
@@ -219,48 +225,55 @@ class Output:
         self._unsettled: int | None = None
 
     def take(self, scan: Scan) -> None:
-        """Take over what a listing has found. Costs a read of one small file. Raises OSError."""
+        """Take the batches of a listing. Costs a read of one small file. Raises OSError."""
         first = self._unsettled = scan.unsettled
         self._next = max((n for n in scan.sure if first is None or n < first), default=NOTHING)
         if not self._has(self.extent):
-            self.extent = Extent()  # another directory stands in its place
+            self.extent = Extent()  # another directory is in this one's place
         elif first is not None and first <= self.extent.read:
             self._count(self._next, self.extent.skipped)
 
     def believe(self, record: Extent) -> None:
-        """Take over what a record says, unless it is of another directory: this one has no such batch, or news before it. Raises OSError."""
+        """Take the extent of a record, unless the record is of another directory. Raises OSError.
+
+        It is of another one when the batch is missing here, has another digest, or comes after an
+        unread batch.
+        """
         if self._has(record) and (self._unsettled is None or record.read < self._unsettled):
             self._count(max(self.extent.read, record.read), max(self.extent.skipped, record.skipped))
 
     def advance(self) -> None:
-        """Count what the listing has found as read.
+        """Count the settled batches of the listing as read. Raises OSError.
 
-        Only when nothing had been removed before that was not read. Raises OSError.
+        The caller has checked that no unread batch was removed before the listing.
         """
         if self._next > self.extent.read:
             self._count(self._next, self.extent.skipped)
 
     def skip(self, through: int) -> None:
-        """Go without the batches up to this one. Raises OSError."""
+        """Do without the batches up to ``through``. Raises OSError."""
         self._count(self.extent.read, through)
 
     def _count(self, read: int, skipped: int) -> None:
         self.extent = Extent(read, skipped, _digest(Path(self.folder), max(read, skipped)))
 
     def _has(self, extent: Extent) -> bool:
-        """Return whether a statement is of this directory."""
+        """Return whether an extent is of this directory, by the digest of its last batch."""
         return extent.digest == _digest(Path(self.folder), extent.last)
 
 
 class ReadRecord:
-    """How far a checkpoint has read each output: in its manifest, so that a copy of the checkpoint knows what it has."""
+    """The extent of each output that a checkpoint has read, stored in its manifest.
+
+    A copy of the checkpoint so has the record that fits it.
+    """
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
         self._log = CheckpointLog(manifest.checkpoint)
 
     def load(self) -> dict[Place, Extent]:
-        """Return what it has of each output; of a record that is ahead of Spark's commits: nothing.
+        """Return the extent of each output; nothing when the record is ahead of Spark's commits.
 
         Raises OSError.
         """
@@ -276,13 +289,16 @@ class ReadRecord:
         }
 
     def save(self, batch: int, read: Mapping[Place, Extent]) -> None:
-        """Keep it, as of a committed batch that is durable, and what is known of outputs that cannot be seen now. Durable when it returns."""
+        """Store the extents as of a durably committed batch. Durable when it returns.
+
+        Outputs that are not in ``read``, because they cannot be seen now, keep their extents.
+        """
         places = [[*place, *extent] for place, extent in sorted({**self.load(), **read}.items())]
         self._manifest.keep("read", {"batch": batch, "read": places})
 
 
 def sync_commit(checkpoint: Location, batch: int) -> None:
-    """Make it durable that a batch is committed. Raises FileNotFoundError when it is not."""
+    """Make a batch's commit durable. Raises FileNotFoundError when the batch is not committed."""
     sync_file(checkpoint / "commits" / str(batch))
     sync_directory(checkpoint / "commits")
 
@@ -290,10 +306,8 @@ def sync_commit(checkpoint: Location, batch: int) -> None:
 class Bookmarks:
     """The bookmarks of one query, one for each output in each of its sources.
 
-    The thread that lists the sources keeps them.
-
-    ``outputs`` are what the listings have found, by source; ``reader`` is the computation's full
-    name, ``identity`` the checkpoint's.
+    Only the thread that lists the sources uses this object. ``outputs`` are those of the listings,
+    by source; ``reader`` is the computation's full name, ``identity`` the checkpoint's.
     """
 
     def __init__(
@@ -313,26 +327,27 @@ class Bookmarks:
         self._skip_removed = skip_removed
         self._probe = probe
         self._record = ReadRecord(manifest)
-        self._left: dict[Place, Extent] = {}
-        """What the record and the bookmarks say."""
+        self._written: dict[Place, Extent] = {}
+        """Extents that the record and the bookmarks have."""
         self._refused: set[str] = set()
         self._looked = (NOTHING, 0.0)
 
     def check(self, batch: int) -> None:
         """Raise CheckpointMismatch when batches were removed that the checkpoint has not read.
 
-        After a first listing; raises OSError.
-
-        ``batch`` is the last that is committed. With ``skip_removed`` a checkpoint without one
-        begins at what is left.
+        Call it after a first listing. ``batch`` is the last committed one. With ``skip_removed`` a
+        checkpoint without a committed batch does without the removed ones. Raises OSError.
         """
-        known = self._record.load()
+        recorded = self._record.load()
         for place, output in self._places():
-            output.believe(known.get(place, Extent()))
+            output.believe(recorded.get(place, Extent()))
             self._check(output, batch)
 
     def begin(self, batch: int, now: float) -> None:
-        """Leave the bookmarks, after a listing and before the query's first batch, which comes after ``batch``. Raises as :meth:`check`."""
+        """Write the bookmarks, after a listing and before the run's first batch.
+
+        ``batch`` is the last committed one. Raises as :meth:`check`.
+        """
         self.check(batch)
         fresh = [path for path in (self._path(place) for place, _ in self._places()) if not path.exists()]
         self.keep_up(batch, now)
@@ -340,8 +355,7 @@ class Bookmarks:
             for _, output in self._places():
                 self._check(output, batch)
         except CheckpointMismatch:
-            # They would keep everything for a query that does not run, also in the outputs of which
-            # nothing is missing.
+            # These bookmarks would keep every batch, in all outputs, for a query that does not run.
             for path in fresh:
                 path.unlink(missing_ok=True)
             raise
@@ -359,19 +373,22 @@ class Bookmarks:
         output.skip(through)
 
     def due(self, batch: int, now: float, *, last: bool = False) -> bool:
-        """Return whether the sources must be listed for the bookmarks: after a commit, now and then, and when the query has ended."""
+        """Return whether the sources must be listed to move the bookmarks.
+
+        That is after a commit every :data:`_PAUSE` seconds, and when the query has ended.
+        """
         looked, since = self._looked
         return batch != looked and any(self._outputs) and (last or now - since >= _PAUSE)
 
     def keep_up(self, batch: int, now: float) -> None:
-        """Move the bookmarks to what the last listing has found read, as of this committed batch.
+        """Move the bookmarks to the batches that the last listing found read, as of a commit.
 
-        Costs four fsyncs, and two for each bookmark that moves, nothing when none does. A place
-        where none can be left is told of, once: its writer does not wait for this query.
+        Costs four fsyncs and two for each bookmark that moves; nothing when none does. A bookmark
+        that cannot be written is logged once: that output's writer does not wait for this query.
         """
         self._looked = (batch, now)
         read = {place: output.extent for place, output in self._places()}
-        moved = {place: extent for place, extent in read.items() if self._left.get(place) != extent}
+        moved = {place: extent for place, extent in read.items() if self._written.get(place) != extent}
         if not moved:
             return
         if batch != NOTHING:
@@ -379,7 +396,7 @@ class Bookmarks:
         self._record.save(batch, read)
         self._probe("recorded")
         for place, extent in moved.items():
-            self._leave(place, extent)
+            self._write(place, extent)
             self._probe("marked")
 
     def _places(self) -> Iterator[tuple[Place, Output]]:
@@ -391,7 +408,7 @@ class Bookmarks:
         source, folder = place
         return Path(folder, BOOKMARKS, f"{self._identity}-{source}.json")
 
-    def _leave(self, place: Place, extent: Extent) -> None:
+    def _write(self, place: Place, extent: Extent) -> None:
         path = self._path(place)
         try:
             digest = extent.digest if extent.last == extent.read else _digest(Path(place[1]), extent.read)
@@ -407,16 +424,16 @@ class Bookmarks:
         except (OSError, NotDurable) as error:
             if place[1] not in self._refused:
                 logger.warning(
-                    "%s cannot say in %s what it has read, so keep= of its writer does not wait for it: %s",
+                    "%s cannot write its bookmark in %s, so keep= of the output's writer does not wait for it: %s",
                     self._reader,
                     path.parent,
                     error,
                 )
             self._refused.add(place[1])
-        self._left[place] = extent
+        self._written[place] = extent
 
 
 _GONE: Final = (
-    "{unread}: rows would be missing. Start from the checkpoint that has read them; or, to go without these rows, from a new one with "
+    "{unread}: rows would be missing. Start from the checkpoint that has read them; or, to do without these rows, from a new one with "
     "skip_removed=True."
 )

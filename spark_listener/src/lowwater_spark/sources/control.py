@@ -1,15 +1,18 @@
-"""What moves Spark's own watermark in a driven query: the value, and how it gets from the clock to Spark. Needs no PySpark.
+"""The control of a driven query: the source whose offset is a watermark. Needs no PySpark.
 
-A driven query has one source more, the *control*, whose offset is the value itself: a watermark in milliseconds, and the incarnations of the inputs
-that it was read from. Spark writes the offset into its own log before the batch that carries it, so a replay makes the same row again, and a
-restart finds the last value where it left it.
+The control is one more source of the query. Its offset is a watermark in milliseconds, with the
+incarnations of the inputs from which it was read. Spark writes the offset into its own log before
+the batch with it, so a replay makes the same row again, and a restart continues from the last
+value.
 
-Spark asks its sources in a Python process of its own, so the value travels through a directory of the driver's machine:
+Spark asks its sources in a Python process of its own, so the value travels through a directory of
+the driver's machine:
 
-* ``told``: what the clock last gave out, replaced as a whole. It is there only while a stage runs the query: without it the source
-  fails, since a query that nobody drives would keep its windows for ever.
-* ``asked``: a count, written by the source of a query that ends when there is nothing more to read (``availableNow``). It then waits until
-  the clock has answered that very question, so that the query does not end just before its windows could have been closed.
+* ``told``: the clock's last value, replaced as a whole. The file exists only while a stage runs the
+  query. Without it the source fails: a query that no clock drives would keep its windows for ever.
+* ``asked``: a count, written by the source of a query that ends when there is nothing more to read
+  (``availableNow``). The source then waits until the clock has answered this question, so that the
+  query does not end just before its windows could have been closed.
 """
 
 from __future__ import annotations
@@ -48,90 +51,94 @@ __all__ = [
 ]
 
 FORMAT: Final = "lowwater_control"
-"""The name of the source's format."""
+"""Format of the source, as Spark names it."""
 
 DIRECTORY: Final = "directory"
-"""Its option: where ``told`` and ``asked`` lie."""
+"""Option of the source: the directory of ``told`` and ``asked``."""
 
 END: Final = 2**62 // 1_000
-"""Milliseconds, in the year 148,107: the watermark that stands for MAX. It is beyond the end of
-each window of a row below :data:`LAST`, also of one of 9999-12-31, and still a timestamp of Spark
-with such a window or delay added."""
+"""Watermark for MAX, milliseconds, in the year 148,107. It is after the end of each window of a row
+below :data:`LAST`, also of one of 9999-12-31. With such a window or delay added it is still a
+timestamp of Spark."""
 
 LAST: Final = 2**61
-"""Microseconds, in the year 75,042: event times from here on are refused, since :data:`END` may not
-close their windows."""
+"""First event time that is refused, microseconds, in the year 75,042: :data:`END` may not close
+its windows."""
 
 _EARLIER_END: Final = 221_845_392_000_000
-"""Milliseconds, 9000-01-01: what stood for MAX before :data:`END` did. Checkpoints of that time
-keep it."""
+"""Watermark for MAX in checkpoints of earlier releases, milliseconds, 9000-01-01."""
 
 NOTHING_GIVEN: Final = 0
-"""Milliseconds: Spark's own watermark before there is one."""
+"""Spark's own watermark before there is one, milliseconds."""
 
 
 def is_control(leaf: Any) -> bool:
-    """Return whether a leaf of a plan, as py4j gives it, is the source of a driven frame's watermark."""
+    """Return whether a leaf of a plan, as py4j gives it, is the control of a driven frame."""
     return bool(leaf.getClass().getSimpleName() == "StreamingRelationV2" and leaf.sourceName() == FORMAT)
 
 
 def is_end(watermark: int) -> bool:
-    """Return whether a watermark of a driven query, in milliseconds, says that all inputs are finished."""
+    """Return whether a watermark of a driven query, in milliseconds, means that it is finished."""
     return watermark >= END or watermark == _EARLIER_END
 
 
 @dataclass(frozen=True, slots=True)
 class Drive:
-    """What one ``drive()`` has declared."""
+    """Arguments of one ``drive()``."""
 
     directory: str
     inputs: tuple[str, ...]
     event_time: str
     step: timedelta | None = None
     share: float | None = None
-    """The heuristic watermark to follow; None: the low watermark, or a budget."""
+    """Share of the heuristic watermark to follow; None: the low watermark, or a budget."""
     late: str | None = None
-    """Where rows go that the watermark has passed."""
+    """Directory for rows that the watermark has passed; None: they are not written."""
     within: timedelta | None = None
-    """How far apart in event time the duplicates of a row may be."""
+    """Greatest distance in event time between duplicates of a row; None: not declared."""
     budget: float | None = None
-    """The lateness budget to follow; None: none."""
+    """Lateness budget to follow; None: none."""
 
     @property
     def guesses(self) -> bool:
-        """Whether it follows what nobody promises."""
+        """True when the query follows a heuristic watermark or a budget, which promise nothing."""
         return self.share is not None or self.budget is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """The offset of a control source: all that is known of its value."""
+    """Offset of a control source."""
 
     watermark: int = NOTHING_GIVEN
-    """Milliseconds since the epoch."""
+    """Watermark, milliseconds since the epoch."""
     incarnations: Mapping[str, int] = field(default_factory=dict)
-    """Of each input that the value was folded from."""
+    """Incarnation of each input from which the watermark was folded."""
     run: int = 0
-    """Of a query with several controls: the run that has given it out. Spark remembers the least of
-    their watermarks, and not each, so that a new run must say all of them again."""
+    """Run that has given the value out, for a query with several controls; else 0. Spark keeps only
+    the least of their watermarks, so a new run must give each of them out again."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as Spark logs it."""
+        """Return the offset as Spark logs it."""
         return {"watermarkMs": self.watermark, "incarnations": dict(self.incarnations), "run": self.run}
 
     def follows(self, start: Offset) -> bool:
-        """Return whether it goes beyond another one. Never with a lower value."""
+        """Return whether this offset comes after ``start``: a greater watermark, or a later run."""
         return (self.watermark, self.run) > (start.watermark, start.run)
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> Self:
-        """Return what :meth:`to_json` described."""
+        """Return the offset from the values of :meth:`to_json`."""
         incarnations = {str(name): int(number) for name, number in entry["incarnations"].items()}
         return cls(int(entry["watermarkMs"]), incarnations, int(entry["run"]))
 
     @classmethod
     def of_line(cls, line: str) -> Self:
-        """Return the offset that a line of Spark's offset log holds; ``-`` is a source that was not asked yet. Raises ValueError."""
+        """Return the offset in a line of Spark's offset log.
+
+        Raises ValueError for another source's.
+
+        ``-`` is the line of a source that has given no offset yet.
+        """
         if line == "-":
             return cls()
         try:
@@ -143,18 +150,18 @@ class Offset:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the clock last gave out."""
+    """The clock's last value."""
 
     offset: Offset
     answered: int = 0
-    """The last question that it knew of when it chose the value."""
+    """Number of the last question that the clock had seen when it chose the value."""
     final: bool = False
-    """Whether nothing more will be given out in this run."""
+    """True when the clock gives out nothing more in this run."""
 
     def newest(self, start: Offset) -> Offset:
-        """Return the offset to go on to from ``start``.
+        """Return the later one of ``start`` and the clock's offset.
 
-        Never a lower one: Spark's log may be ahead of a clock that has just begun.
+        Spark's log may be ahead of a clock that has just begun.
         """
         return self.offset if self.offset.follows(start) else start
 
@@ -162,7 +169,7 @@ class Told:
 class Control:
     """Both ends of a control's directory.
 
-    The clock reserves it, tells and closes; the source reads and asks.
+    The clock reserves the directory, writes values and closes it; the source reads and asks.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -173,7 +180,7 @@ class Control:
     # -- the clock's end ---------------------------------------------------------------------------
 
     def reserve(self) -> None:
-        """Make the directory this query's, which is told nothing yet.
+        """Reserve the directory for this query, without a value yet.
 
         Raises ValueError while another query has it.
         """
@@ -187,7 +194,7 @@ class Control:
         self._asked.unlink(missing_ok=True)
 
     def tell(self, told: Told) -> None:
-        """Give out a value; whoever reads sees this one or the one before, whole."""
+        """Write a value. A reader sees this one or the one before, whole."""
         entry = {"offset": told.offset.to_json(), "answered": told.answered, "final": told.final}
         write_over(self._told, json.dumps(entry).encode(), durable=False)
 
@@ -199,26 +206,26 @@ class Control:
             return 0
 
     def silence(self) -> None:
-        """Stop driving: the source then fails if it is asked again."""
+        """Stop driving: the source fails when Spark asks it again."""
         self._told.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Stop driving, and leave the directory, which goes with all that is in it, to the next query of the frame."""
+        """Stop driving, and delete the directory, so that the frame's next query can reserve it."""
         self.silence()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # -- the source's end --------------------------------------------------------------------------
 
     def told(self) -> Told | None:
-        """Return what was given out last; None when no stage drives the query."""
+        """Return the clock's last value; None when no stage drives the query."""
         try:
-            entry = json.loads(self._told.read_bytes())
+            content = json.loads(self._told.read_bytes())
         except FileNotFoundError:
             return None
-        return Told(Offset.from_json(entry["offset"]), int(entry["answered"]), bool(entry["final"]))
+        return Told(Offset.from_json(content["offset"]), int(content["answered"]), bool(content["final"]))
 
     def ask(self, number: int) -> None:
-        """Ask for an answer that knows of this question."""
+        """Ask the clock for a value that it chooses after this question."""
         write_over(self._asked, str(number).encode(), durable=False)
 
 
@@ -226,31 +233,31 @@ class Control:
 class ControlSource(Rowless):
     """The source that moves Spark's own watermark in a driven query.
 
-    It has no log of its own, and keeps nothing of a run.
+    The source has no log of its own, and no state in a run.
     """
 
     directory: str
-    """Where the value lies that it gives out next."""
+    """Directory of the clock's next value."""
 
     @property
     def name(self) -> str:
-        """What it is called in errors."""
+        """Name of the source in errors."""
         return "the control of lws.drive()"
 
     @property
     def kind(self) -> str:
-        """A control."""
+        """Format of the source."""
         return FORMAT
 
     def waiting_for(self, inputs: frozenset[str]) -> ControlSource:
-        """Return it: it has no rows of anybody."""
+        """Return the source unchanged: it has no rows of any writer."""
         return self
 
     def check_writers(self) -> None:
-        """Do nothing: it has no rows of anybody."""
+        """Do nothing: the source has no writers."""
 
     def open(self, manifest: Manifest, number: int) -> ControlSource:
-        """Return it for one run of a query."""
+        """Return the source itself for one run of a query."""
         return self
 
     def read_to(self, line: Line) -> None:
@@ -266,11 +273,11 @@ class ControlSource(Rowless):
 
 
 def check_version(spark: SparkSession, what: str) -> None:
-    """Raise Unsupported, of ``what``, for a Spark whose Python data sources cannot go on where a query stands."""
+    """Raise Unsupported, naming ``what``, for a Spark whose Python sources forget their offset."""
     version = tuple(int(part) for part in spark.version.split(".")[:2])
     if version < (4, 2):
         raise Unsupported(
             f"{what} on Spark {spark.version}",
-            "a Python data source is told from where it goes on only since 4.2 (SPARK-55304); before, it could go back after a restart",
+            "Spark gives a Python data source its last offset only since 4.2 (SPARK-55304); before, the source could go back after a restart",
             "Use Spark 4.2 or newer; lws.attach() and tracked stages work with older ones.",
         )

@@ -1,7 +1,9 @@
-"""The control as Spark sees it: a Python Data Source whose offset is a watermark, and which gives one row with that time whenever it moves.
+"""The control of a driven query as a Python Data Source: its offset is a watermark.
 
-Imported only where PySpark is: by ``drive()``, by Spark's driver-side Python process, and by the executor that makes the row. Needs PySpark
-4.2: with the ``latestOffset()`` of older ones the source does not know where the query stands, and could go back after a restart.
+Whenever the watermark moves, the source gives one row with that time. This module needs PySpark
+4.2, so only ``drive()``, Spark's driver-side Python process and the executor that makes the row
+import it. An older ``latestOffset()`` does not get the query's last offset, so the source could go
+back after a restart.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ from lowwater_spark.sources.control import DIRECTORY, FORMAT, Control, Offset, T
 __all__ = ["ControlDataSource"]
 
 ANSWER_TIMEOUT: Final = 30.0
-"""Seconds that the source of a query that is about to end waits for the clock's last word;
-afterwards nothing moves."""
+"""Seconds that the source of an ending query waits for the clock's last value. After that the
+watermark stays."""
 
 _POLL: Final = 0.01
 
 _NOT_DRIVEN: Final = (
-    "nobody drives this query: a frame made by lowwater_spark.drive() is started by stage.start(...) or stage.foreach_batch(...), whose clock "
-    "moves its watermark. Started by writeStream it would keep its windows for ever."
+    "nobody drives this query: its frame is from lowwater_spark.drive(), and writeStream started it without a clock, so it would keep its windows for "
+    "ever. Start it by stage.start(...) or stage.foreach_batch(...), whose clock moves its watermark."
 )
 
 
@@ -40,7 +42,7 @@ class ControlDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> str:
-        """Return the one column: milliseconds, since Python has no time after the year 9999."""
+        """Return the one column, milliseconds: Python has no time after the year 9999."""
         return "value bigint"
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's names
@@ -56,52 +58,55 @@ class _Move(InputPartition):
 
 
 class ControlReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Gives out what the clock has told, and never less than Spark's own log says."""
+    """Gives the clock's values to Spark, and never a lower one than Spark's own log has."""
 
     def __init__(self, directory: str) -> None:
         self._control = Control(directory)
-        self._asks = False
+        self._asks_clock = False
         self._questions = 0
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Return where a new query begins: nothing given out."""
+        """Return the first offset of a new query: no watermark."""
         self._read()
         return Offset().to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Take note that the query ends when no source has anything new: from now on the clock is asked, and waited for."""
-        self._asks = True
+        """Ask the clock, and wait for its answer, from now on.
+
+        Spark calls this for a query that ends when no source has anything new.
+        """
+        self._asks_clock = True
 
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:  # noqa: N802
         """Return the newest value, or ``start`` while there is no newer one."""
-        told = self._read()
-        if self._asks and not told.final:
-            told = self._ask(told)
+        value = self._read()
+        if self._asks_clock and not value.final:
+            value = self._ask(value)
         before = Offset.from_json(start)
-        after = told.newest(before)
+        after = value.newest(before)
         return start if after is before else after.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return one partition when the value has moved, none when it has not."""
+        """Return one partition when the watermark has moved, else none."""
         after = Offset.from_json(end)
         return [_Move(after.watermark)] if after.follows(Offset.from_json(start)) else []
 
     def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
-        """Give the control row."""
+        """Yield the control row."""
         assert isinstance(partition, _Move)
         yield (partition.watermark,)
 
     def _read(self) -> Told:
-        told = self._control.told()
-        if told is None:
+        value = self._control.told()
+        if value is None:
             raise RuntimeError(_NOT_DRIVEN)
-        return told
+        return value
 
-    def _ask(self, told: Told) -> Told:
+    def _ask(self, value: Told) -> Told:
         self._questions += 1
         self._control.ask(self._questions)
         deadline = time.monotonic() + ANSWER_TIMEOUT
-        while told.answered < self._questions and time.monotonic() < deadline:
+        while value.answered < self._questions and time.monotonic() < deadline:
             time.sleep(_POLL)
-            told = self._read()
-        return told
+            value = self._read()
+        return value

@@ -1,18 +1,18 @@
 """Delta as a source: a table, for a stage with inputs; for an injector too.
 
-The head is the newest version of the table. What an offset says is Delta's own: ``(v, i)`` has
-everything of the versions before v, and of version v the first i + 1 files that it adds. A number
-alone says too little: an offset that is ``initial`` points into a snapshot, of which files are
-still to be read, and the same numbers mean other rows once a table was deleted and made anew. So an
-offset has reached the head H when it is of the pinned table, is not initial, and
+The head is the newest version of the table. An offset is Delta's own: ``(v, i)`` covers all
+versions before v, and the first i + 1 files that version v adds. The two numbers do not suffice: an
+``initial`` offset points into a snapshot of which files are still to be read, and in a table that
+was dropped and created again the same numbers mean other rows. So an offset has reached the head H
+when it is of the pinned table, is not initial, and
 
-* v is beyond H, or
-* no version from v to H adds a file with rows that it has not taken. What only rearranges rows
-  (``dataChange`` false, as of OPTIMIZE) adds none.
+* v is after H, or
+* the offset has taken every file with rows that the versions from v to H add. A version that only
+  rearranges rows (``dataChange`` false, as OPTIMIZE makes) adds none.
 
-What the table is stands in the manifest before the query's first batch. Each version since is read
-once, and tells what a number would not: rows that come back (RESTORE) or are written anew (UPDATE,
-MERGE, an overwrite), which the watermark has passed, and who has written it.
+The manifest keeps the table's id from before the query's first batch. Each version since is checked
+once: for its writer, and for rows that come back (RESTORE) or are written anew (UPDATE, MERGE, an
+overwrite), because the watermark may have passed those.
 """
 
 from __future__ import annotations
@@ -54,19 +54,20 @@ __all__ = [
 ]
 
 DELTA: Final = "delta"
-"""The name of the source's format."""
+"""Format of the source, as Spark names it."""
 
 EXTERNAL: Final = "lowwater.externalLogStore"
-"""The option that declares, of a table on S3, that no writer keeps commits elsewhere."""
+"""Option that declares, for a table on S3, that no writer keeps commits outside of its log."""
 
 _NAMED: Final = 5
-"""Files of a version that are kept by name, for people."""
+"""Number of a version's files whose names are kept for messages."""
 
 _BACK: Final = 100
-"""Versions before its start in which a query looks for writers who leave no mark."""
+"""Number of versions before a query's start in which it looks for writers without a mark."""
 
 _STEP: Final = 20
-"""Versions that a new run may have to look at again: how many were is not noted with each batch."""
+"""Number of checked versions after which the pin is stored again; a new run checks at most so many
+again."""
 
 _ANEW: Final = "Start from a new checkpoint, with adopt=True."
 
@@ -82,21 +83,21 @@ class Table(NamedTuple):
     """A table as of its newest version."""
 
     version: int
-    """-1: there is none."""
+    """Number of the newest version; -1: there is no table."""
     id: str
-    """Another id is another table."""
+    """The table's id; it differs for a table that was dropped and created again."""
     location: str
     features: frozenset[str] = frozenset()
     properties: Mapping[str, str] = MappingProxyType({})
 
     @property
     def on_s3(self) -> bool:
-        """Whether it is where a name can be written over: there Delta needs somebody who keeps writers apart."""
+        """True when the table is on S3, where Delta's writers may need a LogStore to stay apart."""
         return SparkPath.of_text(self.location).scheme.startswith("s3")
 
     @property
     def refusal(self) -> str:
-        """Why its versions cannot be known by its log alone, in words; empty: they can."""
+        """Reason why the table's log does not have all of its commits; empty: it has."""
         if managed := self.features & {"catalogManaged", "catalogOwned", "catalogOwned-preview"}:
             return f"a catalog has its newest commits (the feature {min(managed)})"
         if coordinated := [name for name in self.properties if name.startswith("delta.coordinatedCommits.")]:
@@ -105,30 +106,32 @@ class Table(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """What one version of a table says of its rows."""
+    """One version of a table, from the table's log."""
 
     version: int
     added: int
-    """How many files with new rows it adds. Those of one version have the indexes from 0 on."""
+    """Number of files with new rows. Offsets count the files of a version from 0."""
     removes: bool
-    """Whether it takes rows away."""
+    """True when the version removes rows."""
     operation: str
     writer: str
-    """The full name of the computation that has written it; empty: it is not said."""
+    """Full name of the computation that wrote the version; empty: it names none."""
     table: str
-    """The table's id, if the version sets it anew; else empty."""
+    """The table's id, if the version sets it; else empty."""
     files: tuple[str, ...] = ()
-    """The first that it adds, by name."""
+    """Names of the first files that the version adds."""
     mark: Mapping[str, Any] = MappingProxyType({})
-    """What lowwater has left in it."""
+    """Mark that lowwater has left in the commit; empty: none."""
     batches: Mapping[str, int] = MappingProxyType({})
-    """By who counts batches in the table: the one that it is."""
+    """Number of the batch that the version is, by the app that counts it."""
 
     @classmethod
     def parse(cls, version: int, text: str) -> Commit:
-        r"""Return what the JSON of a version says. Raises OSError when it is none.
+        r"""Return a version from the JSON of its commit. Raises OSError for another text.
 
-        >>> Commit.parse(7, '{"add":{"path":"a","dataChange":true}}\n{"add":{"path":"b","dataChange":false}}').added
+        >>> new = '{"add":{"path":"a","dataChange":true}}'
+        >>> moved = '{"add":{"path":"b","dataChange":false}}'
+        >>> Commit.parse(7, f"{new}\n{moved}").added
         1
         """
         added, removes, operation, writer, table = 0, False, "", "", ""
@@ -157,59 +160,59 @@ class Commit(NamedTuple):
 
     @property
     def rewrites(self) -> bool:
-        """Whether rows come with it that were there before, which a watermark may have passed."""
+        """True when the version adds older rows again, which a watermark may have passed."""
         return bool(self.added) and (self.removes or self.operation == "RESTORE")
 
     def __str__(self) -> str:
-        """Return it in words."""
+        """Return the version in words."""
         return f"version {self.version} ({self.operation or 'of an operation that it does not name'})"
 
 
-def mark_of(said: Any) -> Mapping[str, Any]:
-    """Return what lowwater has left in a commit's own metadata; nothing if it is somebody else's."""
+def mark_of(metadata: Any) -> Mapping[str, Any]:
+    """Return lowwater's mark from a commit's metadata; empty when there is none."""
     try:
-        found = json.loads(said)["lowwater"]
+        content = json.loads(metadata)["lowwater"]
     except (KeyError, TypeError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
-def marked(computation: str, **said: object) -> str:
-    """Return what a computation leaves in the metadata of its commits.
+def marked(computation: str, **content: object) -> str:
+    """Return the mark that a computation leaves in the metadata of its commits, as JSON.
 
     >>> marked("hourly", batch=7)
     '{"lowwater": {"format": 1, "computation": "hourly", "batch": 7}}'
     """
-    return json.dumps({"lowwater": {"format": _FORMAT, "computation": computation, **said}})
+    return json.dumps({"lowwater": {"format": _FORMAT, "computation": computation, **content}})
 
 
 def app_id(computation: str, identity: str) -> str:
     """Return the name under which a table counts the batches of a computation's checkpoint.
 
-    >>> app_id("default/hourly", "c0ffee"), writer_of(app_id("default/hourly", "c0ffee")), writer_of("another's")
-    ('lowwater:c0ffee:default/hourly', 'default/hourly', '')
+    >>> app_id("default/hourly", "c0ffee"), writer_of("lowwater:c0ffee:default/hourly")
+    ('lowwater:c0ffee:default/hourly', 'default/hourly')
     """
     return f"{_APP}{identity}:{computation}"
 
 
 def writer_of(app: str) -> str:
-    """Return the computation that counts its batches under a name; empty: it is none of lowwater's."""
+    """Return the computation that counts its batches under an app; empty for a foreign app."""
     return app.removeprefix(_APP).partition(":")[2] if app.startswith(_APP) else ""
 
 
 class TableLog(Protocol):
-    """The log of one table. Each call raises OSError when it cannot be known now."""
+    """Questions that a source asks one table. Each call raises OSError when there is no answer."""
 
     def table(self) -> Table:
         """Return the table as of now."""
         ...
 
     def commit(self, version: int) -> Commit | None:
-        """Return what a version says; None when it is not in the log any more."""
+        """Return one version; None when it is not in the log any more."""
         ...
 
     def apps(self) -> Mapping[str, int]:
-        """Return the last batch of each who counts batches in the table."""
+        """Return the number of the last batch by each app that counts batches in the table."""
         ...
 
 
@@ -217,66 +220,73 @@ class TableLog(Protocol):
 
 
 class Offset(NamedTuple):
-    """Where Delta's source stands."""
+    """Offset of Delta's source."""
 
     table: str
     version: int
     file: int
-    """Of the last file of the version that was taken; below 0: none."""
+    """Index of the last file of the version that was taken; below 0: none."""
     initial: bool
-    """Whether the version is the snapshot that the query began with, all files of which count."""
+    """True while the query reads the snapshot that it began with: all files of the table at that
+    version."""
 
     @classmethod
     def of(cls, line: Line) -> Offset | None:
-        """Return what a line of ``offsets/N`` says, None for a source that has given nothing yet.
+        """Return the offset in a line of ``offsets/N``; None before the first row was read.
 
         Raises CheckpointMismatch for a line of another source.
         """
         if line == NONE:
             return None
         try:
-            found = json.loads(line)
-            read = cls(found["reservoirId"], found["reservoirVersion"], found["index"], found["isStartingVersion"])
-            known = found["sourceVersion"] in (1, 3)
+            content = json.loads(line)
+            read = cls(
+                content["reservoirId"], content["reservoirVersion"], content["index"], content["isStartingVersion"]
+            )
+            supported = content["sourceVersion"] in (1, 3)
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointMismatch(_OTHER.format(line=line)) from error
-        if not known or [type(each) for each in read] != [str, int, int, bool]:
+        if not supported or [type(part) for part in read] != [str, int, int, bool]:
             raise CheckpointMismatch(_OTHER.format(line=line))
         return read
 
     def __str__(self) -> str:
-        """Return it in words."""
+        """Return the offset in words."""
         return f"({self.version}, {self.file})" + (" of the snapshot" if self.initial else "")
 
 
 def unread(offset: Offset, head: int, commits: Mapping[int, Commit]) -> list[Commit] | None:
-    """Return the versions up to a head with files that an offset, which is not initial, has not taken; None when one of them is not known.
+    """Return the versions up to a head of which an offset has not taken all files.
 
-    >>> commits = {7: Commit(7, 2, False, "WRITE", "", ""), 8: Commit(8, 0, False, "OPTIMIZE", "", "")}
-    >>> [unread(Offset("t", version, index, False), 8, commits) for version, index in [(9, -1), (7, 1), (8, -1)]]
+    None when ``commits`` lacks one of the versions. The offset is not initial.
+
+    >>> write = Commit(7, 2, False, "WRITE", "", "")
+    >>> optimize = Commit(8, 0, False, "OPTIMIZE", "", "")
+    >>> offsets = [Offset("t", 9, -1, False), Offset("t", 7, 1, False), Offset("t", 8, -1, False)]
+    >>> [unread(offset, 8, {7: write, 8: optimize}) for offset in offsets]
     [[], [], []]
-    >>> [commit.version for commit in unread(Offset("t", 7, 0, False), 8, commits)]
+    >>> [commit.version for commit in unread(Offset("t", 7, 0, False), 8, {7: write, 8: optimize})]
     [7]
     """
-    found = []
+    pending = []
     for version in range(offset.version, head + 1):
         if version not in commits:
             return None
         commit = commits[version]
         if commit.added > (max(offset.file, -1) + 1 if version == offset.version else 0):
-            found.append(commit)
-    return found
+            pending.append(commit)
+    return pending
 
 
 def _last_read(offset: Offset | None) -> int:
-    """Return the newest version of which an offset has taken anything; -1: none."""
+    """Return the newest version of which an offset has taken a file; -1: none."""
     if offset is None:
         return -1
     return offset.version if offset.file >= 0 or offset.initial else offset.version - 1
 
 
 def went_back(before: Line, now: Line) -> str:
-    """Return how a line is below the one before, in words; empty where it is not."""
+    """Return in words how a line is below the one before; empty when it is not."""
     old, new = Offset.of(before), Offset.of(now)
     if old is None or new is None:
         return ""
@@ -303,53 +313,53 @@ _HARMLESS: Final = frozenset(
         "allowsourcecolumntypechange",
     }
 )
-"""Options that leave no row out."""
+"""Options, in lower case, that leave no row out."""
 
 _OPTIONS: Final[Mapping[str, str]] = {
-    "ignorechanges": "rows that were there before come again when a file is rewritten, and the watermark has passed them",
-    "skipchangecommits": "rows of a version that is passed over would count as read",
-    "ignorefiledeletion": "rows that were there before come again when a file is rewritten, and the watermark has passed them",
-    "excluderegex": "rows of a file that is passed over would count as read",
-    "readchangefeed": "it gives changes and not rows, and in another order of files",
-    "readchangedata": "it gives changes and not rows, and in another order of files",
-    "ignoremissingfiles": "rows of a file that is passed over would count as read",
-    "ignorecorruptfiles": "rows of a file that is passed over would count as read",
-    "startingversion": "the rows before it would count as read",
-    "startingtimestamp": "the rows before it would count as read",
+    "ignorechanges": "a rewritten file brings older rows again, and the watermark has passed them",
+    "skipchangecommits": "rows of a skipped version would count as read",
+    "ignorefiledeletion": "a rewritten file brings older rows again, and the watermark has passed them",
+    "excluderegex": "rows of a skipped file would count as read",
+    "readchangefeed": "the stream then has changes and not rows, and another order of files",
+    "readchangedata": "the stream then has changes and not rows, and another order of files",
+    "ignoremissingfiles": "rows of a skipped file would count as read",
+    "ignorecorruptfiles": "rows of a skipped file would count as read",
+    "startingversion": "rows before that version would count as read",
+    "startingtimestamp": "rows before that time would count as read",
 }
 
 SETTINGS: Final = ("spark.databricks.delta.streaming.trailingCommitValidation.enabled",)
-"""Of the session; each must be true, as it is by default."""
+"""Settings of the session that must be true, as they are by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaSource:
-    """A streaming Delta source, as the plan has it."""
+    """A streaming Delta source, as the query's plan has it."""
 
     path: str
     options: Mapping[str, str]
-    """Of the source, their names in lower case."""
+    """Options of the source, their names in lower case."""
     log: TableLog = field(compare=False, repr=False)
     off: tuple[str, ...] = ()
-    """The settings of :data:`SETTINGS` that the session has switched off."""
+    """Settings of :data:`SETTINGS` that the session has switched off."""
     inputs: frozenset[str] | None = None
-    """The full names of the computations that are waited for; None: nobody's, and nothing is asked
-    of the source."""
+    """Full names of the computations that the stage waits for; None: the source has no head, and
+    lowwater does not ask the table."""
 
     @property
     def name(self) -> str:
-        """What it is called in errors."""
+        """Name of the source in errors."""
         return f"the Delta table {self.path}"
 
     @property
     def kind(self) -> str:
-        """Delta."""
+        """Format of the source: ``delta``."""
         return DELTA
 
     def waiting_for(self, inputs: frozenset[str]) -> DeltaSource:
-        """Return it for a stage with inputs.
+        """Return the source for a stage with inputs.
 
-        Raises Unsupported, naming the option, when its end cannot be known exactly.
+        Raises Unsupported, naming the option, when the head cannot be known exactly.
         """
         if not inputs:
             return self
@@ -358,7 +368,7 @@ class DeltaSource:
             if option == "failondataloss" and value.lower() != "true":
                 raise Unsupported(
                     f"{stage}, with the option failOnDataLoss {value}",
-                    "rows of versions that are gone before they were read would count as read",
+                    "rows of versions that are removed before they are read would count as read",
                     "Remove the option.",
                 )
             if option in {*_HARMLESS, EXTERNAL.lower(), "failondataloss"} or value.lower() == "false":
@@ -368,32 +378,35 @@ class DeltaSource:
         for setting in self.off:
             raise Unsupported(
                 f"{stage}, in a session where {setting} is false",
-                "rows of versions that a listing lacks would count as read",
+                "rows of versions that a listing misses would count as read",
                 "Set it to true, its default.",
             )
         return replace(self, inputs=inputs)
 
     def pin(self) -> Pin:
-        """Return what is to be remembered of the table as it is now. Raises OSError."""
-        found = self.log.table()
+        """Return the pin of the table as it is now. Raises OSError."""
+        table = self.log.table()
         marked = any(writer_of(app) for app in self.log.apps())
-        return Pin(found.id, found.version, marked or any(commit.writer for commit in _recent(self.log, found.version)))
+        return Pin(table.id, table.version, marked or any(commit.writer for commit in _recent(self.log, table.version)))
 
     def check_writers(self) -> None:
-        """Raise Unsupported for a table that its log does not tell all of, and when somebody writes into it whom the inputs do not name. Raises OSError."""
+        """Refuse a table whose log may lack commits, or whose writers the inputs do not name.
+
+        Raises Unsupported for both; OSError when the log cannot be read.
+        """
         if self.inputs is None:
             return
         table = self.log.table()
         if table.refusal:
             raise Unsupported(
                 f"{_up(self.name)} as the source of a stage with inputs",
-                f"{table.refusal}, and readers may know of them later than of the rows that the inputs stand for",
-                "Begin the pipeline here with lws.injector(), which says itself how far it has come.",
+                f"{table.refusal}, and readers may see them after the watermarks of the inputs",
+                "Begin the pipeline here with lws.injector(), which reports how far it is.",
             )
         if table.on_s3 and self.options.get(EXTERNAL.lower(), "").lower() != "false":
             raise Unsupported(
                 f"{_up(self.name)} on S3, without the option {EXTERNAL}",
-                "a writer whose LogStore keeps the newest commits elsewhere (S3DynamoDBLogStore) has commits that a listing lacks, and a reader cannot tell",
+                "a writer whose LogStore keeps the newest commits elsewhere (S3DynamoDBLogStore) has commits that a listing misses, and a reader cannot tell",
                 f'If no writer of the table has such a LogStore, declare it: option("{EXTERNAL}", "false").',
             )
         writers = {writer_of(app) for app in self.log.apps()} - {""}
@@ -404,14 +417,14 @@ class DeltaSource:
                 f"Name {min(strangers)} in inputs, or let it write into a table of its own.",
             )
         recent = _recent(self.log, table.version)
-        # Before the first mark somebody may have filled the table. If it is none of these
-        # versions', it is older.
+        # Rows from before the first mark may have filled the table, and are let pass. When writers
+        # are known and none of these versions has a mark, the first mark is older than all of them.
         first = next((commit.version for commit in recent if commit.writer), -1 if writers else table.version)
         late = next((commit for commit in recent if _is_strange(commit) and commit.version > first), None)
         if late is not None:
             raise Unsupported(
                 f"{_up(self.name)}, of which {late} names no computation",
-                f"{', '.join(sorted(writers)) or 'a computation'} writes into it as well, and nobody waits for the rows of whoever else does",
+                f"{', '.join(sorted(writers)) or 'a computation'} writes into it as well, and the stage cannot wait for rows of an unnamed writer",
                 "Let only computations that inputs names write into it, or give the rows of others a table of their own.",
             )
 
@@ -420,7 +433,7 @@ class DeltaSource:
         Offset.of(line)
 
     def open(self, manifest: Manifest, number: int) -> OpenSource:
-        """Return it for one run of a query: a first one pins the table.
+        """Return the source for one run of a query; the first run pins the table.
 
         Raises CheckpointMismatch, and OSError when the log cannot be read.
         """
@@ -431,17 +444,17 @@ class DeltaSource:
 
 def _recent(log: TableLog, last: int) -> list[Commit]:
     """Return the newest versions that the log still has, in order."""
-    found: list[Commit] = []
+    commits: list[Commit] = []
     for version in range(last, max(-1, last - _BACK), -1):
         commit = log.commit(version)
         if commit is None:
             break
-        found.insert(0, commit)
-    return found
+        commits.insert(0, commit)
+    return commits
 
 
 def _is_strange(commit: Commit) -> bool:
-    """Return whether a commit has rows of nobody that is known."""
+    """Return whether a commit has new rows and names no computation."""
     return bool(commit.added) and not commit.writer
 
 
@@ -450,29 +463,30 @@ def _up(words: str) -> str:
 
 
 class Pin(NamedTuple):
-    """What a checkpoint remembers of a source."""
+    """Identity of the table and progress of the checks, stored in the checkpoint's manifest."""
 
     table: str
     """The table's id."""
     checked: int
-    """Its newest version when the query began, or a later one that is committed: all since then
-    were looked at, one by one."""
+    """Newest committed version up to which all since the query's start were checked; at first the
+    newest version when the query began."""
     marked: bool = False
-    """Whether a computation has left its mark in the table: then all who write rows must."""
+    """True when a computation has left a mark in the table; then each commit with rows must have
+    one."""
     broken: str = ""
-    """Why nothing newer counts, for good; empty: nothing is known against it."""
+    """Reason why the watermark holds for good; empty: none."""
 
 
 class Head(NamedTuple):
-    """What has to be reached."""
+    """Head of a Delta source: the version to reach."""
 
     version: int
     empty: bool
-    """Whether no version up to it has ever had a row."""
+    """True when no version up to this one has ever had a row."""
 
 
 class OpenDelta(Fileless):
-    """The table of a query that runs.
+    """The table of a running query.
 
     Its offset is a place in the table's log, its head a version.
     """
@@ -485,35 +499,35 @@ class OpenDelta(Fileless):
         self._committed: Offset | None = None
         self._planned: Offset | None = None
         self._settled = -1
-        """The newest version that is committed whole, or in part."""
+        """Newest version of which a committed batch has taken a file."""
         self._knocked: tuple[Line, str] = ("", "")
-        """The line that was asked for last, and the table's id after it was committed."""
+        """Last line given to :meth:`knock`, and the table's id after that."""
         self._commits: dict[int, Commit] = {}
-        """What is known of versions that may not be read yet."""
+        """Versions that batches may still have to read."""
         self._stranger = ""
-        """A commit of somebody whom the inputs do not name; empty: none."""
+        """Commit of a writer that the inputs do not name, in words; empty: none."""
         self._pin = self._pinned()
         self._checked = self._pin.checked
-        """The newest version that was looked at."""
+        """Newest version that was checked."""
 
     @property
     def planned_is_read(self) -> bool:
-        """A plan names a version: until its rows are read, a table that is made anew may have others under it."""
+        """False: until a planned batch has run, a table created anew may have other rows there."""
         return False
 
     def _pinned(self) -> Pin:
-        """Return the pin, made and durable before the query's first batch."""
-        kept = (self._manifest["delta"] or {}).get(self._number)
+        """Return the stored pin; before the query's first batch make one and store it durably."""
+        entry = (self._manifest["delta"] or {}).get(self._number)
         begun = CheckpointLog(self._manifest.checkpoint).last_planned() is not None
-        if begun and kept is not None:
-            pin = Pin(*kept)
+        if begun and entry is not None:
+            pin = Pin(*entry)
             if pin.broken:
                 raise CheckpointMismatch(pin.broken)
             return pin
         if begun:
             msg = (
-                f"{self._manifest.checkpoint} has read {self._source.name}, and nobody has noted since which version: rows may have come back since. Start from a "
-                "new checkpoint, with adopt=True."
+                f"{self._manifest.checkpoint} has read {self._source.name}, and has no record of the versions that were checked: rows may have come back "
+                "since. Start from a new checkpoint, with adopt=True."
             )
             raise CheckpointMismatch(msg)
         pin = self._source.pin()
@@ -543,17 +557,20 @@ class OpenDelta(Fileless):
         self._planned = offset
 
     def knock(self, line: Line) -> None:
-        """Ask what :meth:`confirm` has to know: which table it is now, and the versions that nobody has looked at. Raises OSError."""
-        found = self._log.table()
+        """Ask for the table's id and the unchecked versions, which :meth:`confirm` needs.
+
+        Raises OSError.
+        """
+        table = self._log.table()
         for version in range(self._checked + 1, _last_read(Offset.of(line)) + 1):
             if version not in self._commits:
                 self._commits[version] = self._commit(version)
-        self._knocked = line, found.id
+        self._knocked = line, table.id
 
     def confirm(self, line: Line) -> None:
-        """Make sure that the table is still the one that was pinned, and look at the versions that a batch has read, if no head was read meanwhile.
+        """Check that the table is the pinned one, and check the versions that a batch has read.
 
-        Raises CheckpointMismatch, and OSError when its log cannot be read.
+        Raises CheckpointMismatch, and OSError when the log cannot be read.
         """
         if self._knocked[0] != line:
             self.knock(line)
@@ -569,7 +586,7 @@ class OpenDelta(Fileless):
             self.close()
 
     def close(self) -> None:
-        """Note how far the versions were looked at that are committed.
+        """Store in the pin the newest committed version that was checked.
 
         Raises CheckpointMismatch, OSError.
         """
@@ -577,19 +594,18 @@ class OpenDelta(Fileless):
             self._keep(self._pin._replace(checked=self._settled))
 
     def evidence(self, line: Line) -> list[Location]:
-        """Return nothing: what a batch has read its plan says alone."""
+        """Return no file: the plan of a batch tells what it has read."""
         return []
 
-    def _replaced(self, found: str) -> str:
-        return f"{self._source.name} is another one (its id was {self._pin.table} and is {found}): what was read belongs to the old one. {_ANEW}"
+    def _replaced(self, table: str) -> str:
+        return f"{self._source.name} is another one (its id was {self._pin.table} and is {table}): the checkpoint has read the old one. {_ANEW}"
 
     # -- heads -------------------------------------------------------------------------------------
 
     def head(self, settled: Line) -> Head:
-        """Read the newest version, and each since the last look.
+        """Return the newest version, after each version since the last look was checked.
 
-        Raises OSError when they are not known, and when the watermark cannot count on the table any
-        more.
+        Raises OSError when one cannot be read, and Replaced when the watermark holds for good.
         """
         table = self._log.table()
         if table.id != self._pin.table:
@@ -603,7 +619,7 @@ class OpenDelta(Fileless):
         else:
             self._check_to(table.version)
             begin = self._pin.checked + 1 if read is None else read.version + read.initial
-            for version in [known for known in list(self._commits) if known < begin]:  # another thread may knock
+            for version in [number for number in list(self._commits) if number < begin]:  # another thread may knock
                 del self._commits[version]
             for version in range(begin, table.version + 1):
                 if version not in self._commits:
@@ -615,7 +631,7 @@ class OpenDelta(Fileless):
         return Head(table.version, read is None and self._never_had_rows(table.version))
 
     def _check_to(self, last: int) -> None:
-        """Look at each version up to one, once.
+        """Check each version up to ``last`` that was not checked yet.
 
         Raises OSError when one is not in the log any more.
         """
@@ -626,20 +642,20 @@ class OpenDelta(Fileless):
                 self._break(self._replaced(commit.table))
             elif commit.rewrites:
                 self._break(
-                    f"{commit} of {self._source.name} has rows that were there before, which the watermark may have passed. {_ANEW}"
+                    f"{commit} of {self._source.name} has rows that were there before, and the watermark may have passed them. {_ANEW}"
                 )
             else:
                 self._know_writer(commit)
             self._checked = version
 
     def _commit(self, version: int) -> Commit:
-        found = self._log.commit(version)
-        if found is None:
+        commit = self._log.commit(version)
+        if commit is None:
             msg = (
-                f"version {version} of {self._source.name} is not in its log any more, and nobody knows what was in it"
+                f"version {version} of {self._source.name} is not in its log any more, so its rows are unknown. {_ANEW}"
             )
             raise OSError(msg)
-        return found
+        return commit
 
     def _know_writer(self, commit: Commit) -> None:
         assert self._source.inputs is not None
@@ -649,17 +665,17 @@ class OpenDelta(Fileless):
             self._keep(self._pin._replace(marked=True))
         elif self._pin.marked and _is_strange(commit):
             self._break(
-                f"{commit} of {self._source.name} names no computation, though others that write into the table do: nobody waits for its rows. {_ANEW}"
+                f"{commit} of {self._source.name} names no computation, though others that write into the table do: its rows were not waited for. {_ANEW}"
             )
 
     def _break(self, reason: str) -> None:
-        """Let nothing newer count, for good."""
+        """Hold the watermark for good: store the reason in the pin."""
         self._keep(self._pin._replace(broken=reason))
 
     def _never_had_rows(self, last: int) -> bool:
-        """Return whether no version has had a row.
+        """Return whether no version up to ``last`` has had a row.
 
-        Costs the reading of versions up to the first that has.
+        Costs reading the versions up to the first with rows.
         """
         for version in range(last + 1):
             commit = self._commits.get(version) or self._log.commit(version)
@@ -668,18 +684,18 @@ class OpenDelta(Fileless):
         return True
 
     def wait(self, listed: Head, planned: Line | None) -> Head:
-        """Wait for all of it: what was removed again before it was read holds until Delta's source has passed it."""
+        """Return the whole head: also a version whose rows were removed again must be read."""
         return listed
 
     def look(self, head: Head) -> None:
-        """Do nothing: what is read of a table stands in the plan."""
+        """Do nothing: how far a batch has read is in its plan."""
 
     def renewed(self, head: Head, listed: Head, planned: Line | None) -> Head:
-        """Wait for the same."""
+        """Return the head unchanged: a newer listing adds nothing to it."""
         return head
 
     def reached(self, head: Head, offset: Line | None) -> bool:
-        """Return whether an offset has taken everything up to a version."""
+        """Return whether an offset has taken all files up to the head."""
         if self._pin.broken or self._stranger:
             return False
         read = None if offset is None else Offset.of(offset)
@@ -690,27 +706,27 @@ class OpenDelta(Fileless):
         return read.version > head.version or unread(read, head.version, self._commits) == []
 
     def same(self, one: Head, other: Head) -> bool:
-        """Return whether both are the same version."""
+        """Return whether both heads are the same version."""
         return one.version == other.version
 
     def missing(self, head: Head, limit: int) -> list[str]:
-        """Return some of the versions that are still to be read, and a file of each."""
+        """Return in words up to ``limit`` unread versions, with an unread file of each."""
         read = self._planned or Offset(self._pin.table, self._pin.checked, -1, initial=True)
         begin = read._replace(version=read.version + 1, file=-1) if read.initial else read
-        said = []
+        lines = []
         for commit in unread(begin, head.version, self._commits) or ():
-            taken = max(begin.file, -1) + 1 if commit.version == begin.version else 0
-            file = f", such as {commit.files[taken]}" if taken < len(commit.files) else ""
-            left = f"{commit.added - taken} of its {commit.added} files are unread{file}"
-            said.append(f"{self._source.name}, {commit}: {left}")
-        if read.initial and not said and not head.empty:
-            said.append(
-                f"{self._source.name}: some files of its version {read.version}, with which the query begins, are unread"
+            skip = max(begin.file, -1) + 1 if commit.version == begin.version else 0
+            file = f", such as {commit.files[skip]}" if skip < len(commit.files) else ""
+            rest = f"{commit.added - skip} of its {commit.added} files are unread{file}"
+            lines.append(f"{self._source.name}, {commit}: {rest}")
+        if read.initial and not lines and not head.empty:
+            lines.append(
+                f"{self._source.name}: some files of version {read.version}, with which the query begins, are unread"
             )
-        return said[:limit]
+        return lines[:limit]
 
 
 _OTHER: Final = (
-    "{line!r} is not the offset of a Delta table in the offset log: the checkpoint was begun with another source. Start the query as it was begun, or another one "
+    "{line!r} is not the offset of a Delta table in the offset log: the checkpoint belongs to a query with another source. Start that query again, or this one "
     "from a new checkpoint, with adopt=True."
 )

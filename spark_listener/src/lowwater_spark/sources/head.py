@@ -1,9 +1,9 @@
 """The heads of a query's sources, and the readings of the inputs that wait for theirs.
 
-A reading W counts from the first batch that has read everything which stood in the sources when W
-had been read. What a head is, and when it is reached, each source knows itself
-(:mod:`lowwater_spark.sources.base`). Here stands what all of them have in common: the rule is
-joint, so a reading waits for all sources, and one source that cannot be listed holds all.
+A reading W counts from the first batch that has read everything which was in the sources when W
+had been read. Each source itself tells its head, and whether an offset has reached it
+(:mod:`lowwater_spark.sources.base`). The rule is joint: a reading waits for all sources, and one
+source that cannot be listed holds W.
 """
 
 from __future__ import annotations
@@ -27,31 +27,33 @@ __all__ = ["KEPT", "Candidates", "Heads"]
 logger = logging.getLogger("lowwater.spark")
 
 KEPT: Final = 16
-"""Bound of heads waited for; beyond it the candidate of every second one is dropped, the oldest and
-the newest never."""
+"""Greatest number of waiting readings. Beyond it every second one is dropped, but never the oldest
+and the newest."""
 
 T = TypeVar("T")
 
 
 class Heads:
-    """The sources of one query, in the order in which Spark numbers them: one for all who wait for them.
+    """The open sources of one query, in Spark's order, with one listing for all who wait for them.
 
-    A listing serves every reading that was taken before it began. So whoever has read its inputs notes the :meth:`moment`, and asks for a look
-    that began after it: :meth:`look` makes one, or gives the one that somebody else has made since. A look that began earlier says nothing
-    of what stood there when W was read.
+    A listing serves every reading that was taken before it began. So a stage that has read its
+    inputs notes the :meth:`moment`, and asks for a look that began after it: :meth:`look` lists the
+    sources, or returns a listing that another stage has made since. An earlier look may lack rows
+    that W covers.
 
-    Two threads may share it, if they hold ``lock`` where logs are read and where readings wait. A look is made by one thread alone, without it.
+    Two threads may share an object if they hold ``lock`` while they read logs and while they add
+    readings. One thread at a time makes a look, without the lock.
     """
 
     def __init__(self, sources: Sequence[OpenSource]) -> None:
         self.sources = sources
         self.lock = threading.RLock()
         self._settled: Sequence[Line] = ()
-        """How far the batches go that looks may take for committed."""
+        """Lines up to which looks may take batches for committed."""
         self._moment = 0
-        """The number of looks that have begun."""
+        """Number of looks that have begun."""
         self._look: list[Any] | None = None
-        """The newest one; None when it has failed, or is not needed any more."""
+        """Newest look; None when it has failed, or is not needed any more."""
         self._error: OSError | None = None
 
     @classmethod
@@ -61,31 +63,32 @@ class Heads:
 
     @property
     def outputs(self) -> list[Mapping[str, Output]]:
-        """By source: the directories in it that batches are handed over into, by their paths.
+        """Directories into which lowwater hands batches over, by path, of each source.
 
-        They change with each listing.
+        The newest listing decides.
         """
         return [source.outputs for source in self.sources]
 
     @property
     def remembered(self) -> int:
-        """How many files that were read the names are kept of, of all sources."""
+        """Number of paths of read files that all sources hold in memory."""
         return sum(source.remembered for source in self.sources)
 
     @property
     def lost(self) -> str:
-        """Why no newer low watermark counts; empty: the newest listing has succeeded."""
+        """Reason why no newer low watermark counts; empty: the newest listing has succeeded."""
         return "" if self._error is None else str(self._error)
 
     def list_heads(self, lines: Sequence[Line] = ()) -> list[Any] | None:
-        """Return the head of each source; None, and a warning once, when one cannot be known: then no newer low watermark counts.
+        """Return the listing of each source, or None when one source cannot be listed.
 
-        ``lines`` are how far the batches go that can no more be taken back, of whoever counts what is committed the committed ones. What has been
-        taken up to there, and is as it was, is left out. Costs what each source's :meth:`~lowwater_spark.sources.base.OpenSource.head` does.
+        Then no newer low watermark counts, and a new reason is logged as a warning. Batches up to
+        ``lines`` cannot be taken back, so unchanged files that they took are left out. Costs the
+        :meth:`~lowwater_spark.sources.base.OpenSource.head` of each source.
         """
-        known = itertools.chain(lines, itertools.repeat(NONE))
+        settled = itertools.chain(lines, itertools.repeat(NONE))
         try:
-            heads = [source.head(line) for source, line in zip(self.sources, known, strict=False)]
+            heads = [source.head(line) for source, line in zip(self.sources, settled, strict=False)]
         except OSError as error:
             if str(error) != self.lost:
                 logger.warning("a source cannot be listed, so no newer watermark counts: %s", error)
@@ -95,20 +98,20 @@ class Heads:
         return heads
 
     def moment(self, settled: Sequence[Line] | None = None) -> int:
-        """Return what :meth:`look` takes as the present: call it when the inputs have been read.
+        """Return the moment to give to :meth:`look`; call this when the inputs have been read.
 
-        The run also says how far its committed batches go. Looks leave out what is in these, until
-        it says another thing: what it makes durable after a look, like its bookmarks, is then of
-        the very batch that the look has counted, though another one may be committed meanwhile.
+        The run also gives the lines of its committed batches, ``settled``, which looks leave out
+        from now on. So what the run stores after a look, like its bookmarks, belongs to the batch
+        that the look counted, though another one may be committed meanwhile.
         """
         if settled is not None:
             self._settled = settled
         return self._moment
 
     def look(self, after: int) -> list[Any] | None:
-        """Return the head of each source, of a look that began after a moment.
+        """Return the listing of each source from a look that began after a moment.
 
-        Costs, and is None, as :meth:`list_heads` when it has to be made.
+        Costs a :meth:`list_heads`, which may return None, when there is no such look yet.
         """
         if self._moment <= after:
             self._moment += 1
@@ -116,33 +119,37 @@ class Heads:
         return self._look
 
     def counted(self, planned: Sequence[Line], settled: Sequence[Line] | None = None) -> list[Line]:
-        """Return how far each source is known to be read when a batch is planned: to its line, or to the one that the run has settled last.
+        """Return the line up to which each source counts as read when a batch is planned.
 
-        ``settled`` are those lines, for who knows them; else the ones that :meth:`moment` was told.
+        That is the planned line, or the settled one where a plan alone proves nothing. ``settled``
+        are by default the lines that :meth:`moment` got.
         """
-        known = itertools.chain(self._settled if settled is None else settled, itertools.repeat(NONE))
-        each = zip(self.sources, planned, known, strict=False)
-        return [line if source.planned_is_read else confirmed for source, line, confirmed in each]
+        confirmed = itertools.chain(self._settled if settled is None else settled, itertools.repeat(NONE))
+        lines = zip(self.sources, planned, confirmed, strict=False)
+        return [plan if source.planned_is_read else line for source, plan, line in lines]
 
     def lags(self, committed: Sequence[Line]) -> bool:
-        """Return whether the run has not settled the newest committed batch, of these lines, where :meth:`counted` goes by it."""
+        """Return whether :meth:`counted` is behind the lines of the newest committed batch."""
         return any(one != other for one, other in zip(self.counted(committed), committed, strict=False))
 
     def let_go(self) -> None:
-        """Keep no look: everybody has had it."""
+        """Drop the newest look, when every stage has used it."""
         self._look = None
 
     def forgive(self) -> None:
-        """Forget that a listing failed: none is needed any more."""
+        """Forget the error of the newest listing, when none is needed any more."""
         self._error = None
 
     def fail_again(self) -> None:
-        """Raise what the newest listing has failed with, if a later look may help without anybody's doing. For a look that is the last one."""
+        """Raise the error of the newest listing, unless only the user can mend its cause.
+
+        For the last look of a run: a later look could have helped.
+        """
         if self._error is not None and not isinstance(self._error, Replaced):
             raise self._error
 
     def read_to(self, lines: Sequence[Line]) -> None:
-        """Read what Spark has logged of the sources up to a planned batch.
+        """Read Spark's logs of the sources up to a planned batch.
 
         Raises CheckpointMismatch, and OSError.
         """
@@ -150,12 +157,15 @@ class Heads:
             source.read_to(line)
 
     def knock(self, lines: Sequence[Line]) -> None:
-        """Ask the sources what :meth:`settle` has to know of a committed batch; before it, without ``lock``. Raises OSError."""
+        """Ask the sources, without ``lock``, for what :meth:`settle` needs. Raises OSError."""
         for source, line in zip(self.sources, lines, strict=False):
             source.knock(line)
 
     def settle(self, lines: Sequence[Line]) -> None:
-        """The same of a batch that is committed, and make sure that it was read from the sources that were known before. Raises as :meth:`read_to`."""
+        """Read the logs up to a committed batch, and check that its sources are those of before.
+
+        Raises as :meth:`read_to`.
+        """
         self.read_to(lines)
         for source, line in zip(self.sources, lines, strict=False):
             source.confirm(line)
@@ -163,24 +173,27 @@ class Heads:
     def close(self) -> None:
         """End the run.
 
-        What cannot be kept any more costs the next run nothing but what it would have known.
+        A source that cannot store its progress only makes the next run check more.
         """
         for source in self.sources:
             try:
                 source.close()
             except (CheckpointMismatch, OSError) as failure:
-                logger.debug("a source keeps nothing of this run: %s", failure)
+                logger.debug("a source could not store the progress of this run: %s", failure)
 
     def evidence(self, log: CheckpointLog, plan: Plan) -> list[Location]:
-        """Return the files that a plan stands on: what must be durable before anything is made from it."""
-        found = [log.path(plan)]
+        """Return the files that tell what a planned batch reads.
+
+        They must be durable before the batch has an effect.
+        """
+        files = [log.path(plan)]
         for source, line in zip(self.sources, plan.lines, strict=False):
-            found += source.evidence(line)
-        return found
+            files += source.evidence(line)
+        return files
 
 
 class _Candidate(Generic[T]):
-    """One reading of W, and what it waits for, by source."""
+    """One reading of W, and the head of each source for which it waits."""
 
     __slots__ = ("heads", "reading")
 
@@ -190,17 +203,15 @@ class _Candidate(Generic[T]):
 
 
 class Candidates(Generic[T]):
-    """Readings of W that wait until a batch has reached their head, oldest first.
+    """Readings of W that wait until a batch has reached their heads, oldest first.
 
-    The rule is joint: all sources of the query must have reached their part of the head. Bounded by
-    :data:`KEPT` heads and, per head, by the files that are not read yet. :meth:`add` and
-    :meth:`newest_reached` cost O(waiting paths).
+    The rule is joint: the batch must have reached the heads of all sources. Memory: :data:`KEPT`
+    readings and, for each, the files that are not read yet. :meth:`add` and :meth:`newest_reached`
+    cost O(waiting paths).
 
-    Of neighbours that wait for the same, only the newer reading stays, so W may move as often as it
-    likes: what is kept grows with the files that come and the batches that are planned, and the
-    readings before a planned batch become one. No reading counts sooner by that. The one that stays
-    was read before its own head was listed, and waits for all of that head; the one that goes would
-    have been reached by the same offsets, and the newest that is reached is what counts.
+    When two neighbours wait for the same offsets, only the newer reading stays. So the number of
+    readings grows with new files and planned batches, and not with each move of W. No reading
+    counts too early by that: the newer one waits for its own head, and the same offsets reach both.
     """
 
     def __init__(self, sources: Sequence[Awaited[Any, Any]]) -> None:
@@ -208,18 +219,18 @@ class Candidates(Generic[T]):
         self._waiting: list[_Candidate[T]] = []
 
     def __len__(self) -> int:
-        """Return how many readings wait."""
+        """Return the number of waiting readings."""
         return len(self._waiting)
 
     def add(self, reading: T, heads: Sequence[Any], planned: Sequence[Any] = ()) -> None:
-        """Add a reading with the heads that were listed after it, one per source.
+        """Add a reading with the listings that were made after it, one per source.
 
         ``planned`` are the offsets of the newest batch that was planned when the listing had ended:
-        its tasks may have read a file that was removed before. Only who counts planned batches as
-        read may leave them out.
+        its tasks may have read a file that was removed before. A caller that counts planned batches
+        as read may leave them out.
         """
-        known = itertools.chain(planned, itertools.repeat(None))
-        waits = [source.wait(*each) for source, *each in zip(self._sources, heads, known, strict=False)]
+        offsets = itertools.chain(planned, itertools.repeat(None))
+        waits = [source.wait(*pair) for source, *pair in zip(self._sources, heads, offsets, strict=False)]
         self._waiting.append(_Candidate(reading, waits))
         self._look()
         if len(self._waiting) > KEPT:
@@ -228,23 +239,22 @@ class Candidates(Generic[T]):
             self._waiting.append(newest)
 
     def relist(self, heads: Sequence[Any], planned: Sequence[Any] = ()) -> None:
-        """List for the newest reading again: a later listing is one after it as well.
+        """Renew the heads of the newest reading by later listings.
 
-        The logs must have been read as for the batch that runs.
+        The logs must have been read up to the running batch.
         """
         if self._waiting:
             newest = self._waiting[-1]
-            known = itertools.chain(planned, itertools.repeat(None))
-            newest.heads = [
-                source.renewed(*each) for source, *each in zip(self._sources, newest.heads, heads, known, strict=False)
-            ]
+            offsets = itertools.chain(planned, itertools.repeat(None))
+            parts = zip(self._sources, newest.heads, heads, offsets, strict=False)
+            newest.heads = [source.renewed(*part) for source, *part in parts]
 
     def newest_reached(self, offsets: Sequence[Any], *, forget: bool) -> T | None:
-        """Return the newest reading whose head lies within these offsets, None when there is none.
+        """Return the newest reading whose heads these offsets have reached; None: there is none.
 
-        The source logs must have been read up to the offsets. ``forget`` drops it and all older
-        ones; only a committed batch may do that, since the plan of a running one may still be lost.
-        Raises OSError where a source cannot tell now.
+        The source logs must have been read up to the offsets. ``forget`` drops this reading and all
+        older ones; only a committed batch may do that, because the plan of a running one may still
+        be lost. Raises OSError when a source cannot tell now.
         """
         self._look()
         for i in reversed(range(len(self._waiting))):
@@ -257,26 +267,26 @@ class Candidates(Generic[T]):
 
     def _reached(self, candidate: _Candidate[T], offsets: Sequence[Any]) -> bool:
         # Before the first batch there are no offsets: then only an empty head is reached.
-        known = itertools.chain(offsets, itertools.repeat(None))
-        each = zip(self._sources, candidate.heads, known, strict=False)
-        return all(source.reached(head, offset) for source, head, offset in each)
+        padded = itertools.chain(offsets, itertools.repeat(None))
+        parts = zip(self._sources, candidate.heads, padded, strict=False)
+        return all(source.reached(head, offset) for source, head, offset in parts)
 
     def _look(self) -> None:
         for candidate in self._waiting:
             for source, head in zip(self._sources, candidate.heads, strict=False):
                 source.look(head)
-        kept = [older for older, newer in itertools.pairwise(self._waiting) if not self._same(older, newer)]
-        self._waiting = [*kept, *self._waiting[-1:]]
+        distinct = [older for older, newer in itertools.pairwise(self._waiting) if not self._same(older, newer)]
+        self._waiting = [*distinct, *self._waiting[-1:]]
 
     def _same(self, older: _Candidate[T], newer: _Candidate[T]) -> bool:
-        each = zip(self._sources, older.heads, newer.heads, strict=False)
-        return len(older.heads) == len(newer.heads) and all(source.same(*heads) for source, *heads in each)
+        parts = zip(self._sources, older.heads, newer.heads, strict=False)
+        return len(older.heads) == len(newer.heads) and all(source.same(*heads) for source, *heads in parts)
 
     def missing(self, limit: int = 5) -> list[str]:
-        """Return some of what no batch has taken yet, of the oldest reading that waits for any; in the order of the sources."""
+        """Return up to ``limit`` names of unread parts of the oldest reading that has some."""
         for candidate in self._waiting:
-            each = zip(self._sources, candidate.heads, strict=False)
-            named = [name for source, head in each for name in source.missing(head, limit)]
+            parts = zip(self._sources, candidate.heads, strict=False)
+            named = [name for source, head in parts for name in source.missing(head, limit)]
             if named:
                 return named[:limit]
         return []

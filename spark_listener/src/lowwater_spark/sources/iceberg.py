@@ -1,25 +1,25 @@
 """Iceberg as a source: a table, for a stage with inputs; for an injector too.
 
-The head is the current snapshot of the table. An offset is Iceberg's own: ``(s, p)`` has everything
-of the snapshots before s, and of s the files that it adds before position p. Snapshots have no
-order by number, only by their parents: the *lineage*, which every look at the table makes longer.
-An offset at s has reached the head H when the table is the pinned one, s is in the lineage, and
+The head is the current snapshot of the table. An offset is Iceberg's own: ``(s, p)`` covers all
+snapshots before s, and the files that s adds before position p. Snapshots have no order by number,
+only by their parents. The chain of parents is the *lineage*; each look at the table extends it. An
+offset at s has reached the head H when the table is the pinned one, s is in the lineage, and
 
-* s is beyond H, or
-* no snapshot from s to H adds a file that it has not taken. One that only rearranges rows
-  (``replace``, as of rewrite_data_files) adds none.
+* s is after H, or
+* the offset has taken every file that the snapshots from s to H add. A snapshot that only
+  rearranges rows (``replace``, as rewrite_data_files makes) adds none.
 
-A snapshot that deletes or overwrites ends the stream of Iceberg, so nothing at or beyond it is
-reached.
+Iceberg's stream fails at a snapshot that deletes or overwrites, so no offset reaches that one or a
+later one.
 
-A stream begins at the oldest snapshot that is still there, and reads what that one *adds*: when
-older ones have expired, their rows are never read. So the oldest must be the first one, unless it
-is declared that earlier rows count for nothing.
+A new stream begins at the oldest snapshot that the table still has, and reads the files which that
+one *adds*. It never reads the rows of older, expired snapshots. So the oldest snapshot must have no
+parent, unless the query declares that it does not need earlier rows.
 
-The table's uuid, where the stream begins and how far the lineage was looked at stand in the
-manifest. Rows that come back hold for good: when the lineage no longer leads to where it was (a
-rollback), and when a snapshot joins it that was made before and stood aside (a branch, or a staged
-one), since the watermark may have passed its rows.
+The manifest keeps the table's uuid, the snapshot at which the stream began, and the last snapshot
+that was checked. Two changes hold the watermark for good, because they bring rows that it may have
+passed: a rollback (the lineage no longer contains the last checked snapshot), and a snapshot that
+joins the lineage after it was made elsewhere (on a branch, or staged).
 """
 
 from __future__ import annotations
@@ -58,20 +58,20 @@ __all__ = [
 ]
 
 ICEBERG: Final = "iceberg"
-"""The name of the source's format."""
+"""Format of the source, as Spark names it."""
 
 MARK: Final = "lowwater"
-"""The property of a snapshot's summary that says which computation has made it."""
+"""Property of a snapshot's summary that has lowwater's mark: the computation that made it."""
 
 _BACK: Final = 100
-"""Snapshots before its start in which a query looks for writers who leave no mark."""
+"""Number of snapshots before a query's start in which it looks for writers without a mark."""
 
 _STEP: Final = 20
-"""Snapshots that a new run may have to look at again: how far they were looked at is not noted with
-each batch."""
+"""Number of checked snapshots after which the pin is stored again; a new run checks at most so many
+again."""
 
 _START: Final = -1
-"""What stands for a snapshot where a table had none yet."""
+"""Snapshot id that stands for a table without a snapshot."""
 
 _ANEW: Final = "Start from a new checkpoint, with adopt=True."
 
@@ -80,34 +80,35 @@ _ANEW: Final = "Start from a new checkpoint, with adopt=True."
 
 
 class Snapshot(NamedTuple):
-    """What one snapshot of a table says of its rows."""
+    """One snapshot of a table, from the table's metadata."""
 
     id: int
     parent: int | None
-    """None: it is the first one."""
+    """Id of the parent; None: the first snapshot."""
     operation: str
     added: int | None = None
-    """How many files with new rows it adds; None: it does not say so itself."""
+    """Number of files with new rows; None: the summary does not tell it exactly."""
     writer: str = ""
-    """The full name of the computation that has made it; empty: it is not said."""
+    """Full name of the computation that made the snapshot; empty: it names none."""
     origin: int | None = None
-    """The snapshot, made before and elsewhere, whose rows it publishes."""
+    """Staged snapshot whose rows this one publishes; None: it publishes none."""
     mark: Mapping[str, Any] = MappingProxyType({})
-    """What lowwater has left in it."""
+    """Mark that lowwater has left in the summary; empty: none."""
 
     @classmethod
-    def parse(cls, said: Mapping[str, Any]) -> Snapshot:
-        """Return what a table's metadata say of a snapshot.
+    def parse(cls, content: Mapping[str, Any]) -> Snapshot:
+        """Return a snapshot from its JSON in a table's metadata.
 
-        >>> Snapshot.parse({"snapshot-id": 7, "summary": {"operation": "append", "added-data-files": "2", "manifests-created": "1"}}).added
+        >>> summary = {"operation": "append", "added-data-files": "2", "manifests-created": "1"}
+        >>> Snapshot.parse({"snapshot-id": 7, "summary": summary}).added
         2
         """
-        summary = dict(said.get("summary") or {})
+        summary = dict(content.get("summary") or {})
         mark = mark_of(summary.get(MARK))
         origin = summary.get("source-snapshot-id")
         return cls(
-            said["snapshot-id"],
-            said.get("parent-snapshot-id"),
+            content["snapshot-id"],
+            content.get("parent-snapshot-id"),
             str(summary.get("operation", "")),
             _added(summary),
             str(mark.get("computation", "")),
@@ -117,131 +118,136 @@ class Snapshot(NamedTuple):
 
     @property
     def passed_over(self) -> bool:
-        """Whether it has no rows that were not there before, so that the stream goes past it."""
+        """True when the snapshot only rearranges rows, so that the stream skips it."""
         return self.operation == "replace"
 
     @property
     def ends_streams(self) -> bool:
-        """Whether a stream fails when it comes to it."""
+        """True when Iceberg's stream fails at this snapshot."""
         return self.operation not in ("append", "replace")
 
     @property
     def strange(self) -> bool:
-        """Whether it has rows of nobody that is known."""
+        """True when the snapshot may have new rows and names no computation."""
         return self.operation != "replace" and self.added != 0 and not self.writer
 
     def __str__(self) -> str:
-        """Return it in words."""
+        """Return the snapshot in words."""
         return f"snapshot {self.id} ({self.operation or 'of an operation that it does not name'})"
 
 
 def _added(summary: Mapping[str, str]) -> int | None:
-    """Return how many files a snapshot adds by its own summary; None where its manifests have to be asked.
+    """Return the number of files that a snapshot adds; None when its manifests must be read.
 
-    The stream counts the files of a snapshot by the places of its manifests. Where the snapshot has merged older manifests into its own, and made several, the places
-    and the number of files may differ.
+    The stream counts files by their positions in the snapshot's manifests. When the snapshot has
+    several manifests and has merged older ones into them, positions and number may differ.
     """
     created, replaced = summary.get("manifests-created"), summary.get("manifests-replaced")
     if created == "0":
         return 0
     if created != "1" and replaced != "0":
         return None
-    said = summary.get("added-data-files")
-    return None if said is None else int(said)
+    files = summary.get("added-data-files")
+    return None if files is None else int(files)
 
 
 class Written(NamedTuple):
-    """What a property of a table says of the last batch of one who writes batches."""
+    """Last batch of one writer, from a property of the table."""
 
     batch: int
     digest: str
     run: int
     snapshot: int
     life: int = 0
-    """The computation's incarnation by then; 0: it is not known."""
+    """Incarnation of the computation at that batch; 0: unknown."""
 
     @classmethod
-    def parse(cls, said: str) -> Written:
-        """Return what a property says. Raises OSError.
+    def parse(cls, text: str) -> Written:
+        """Return the batch that a property's value describes. Raises OSError for another value.
 
         >>> Written.parse('{"batch": 7, "digest": "d", "run": 1, "snapshot": 5}')
         Written(batch=7, digest='d', run=1, snapshot=5, life=0)
         """
         try:
-            found = json.loads(said)
-            made = cls(found["batch"], found["digest"], found["run"], found["snapshot"], found.get("life", 0))
-            if [type(each) for each in made] != [int, str, int, int, int]:
+            content = json.loads(text)
+            batch = cls(
+                content["batch"], content["digest"], content["run"], content["snapshot"], content.get("life", 0)
+            )
+            if [type(field_value) for field_value in batch] != [int, str, int, int, int]:
                 raise TypeError
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            msg = f"the property of a table says nothing of a batch: {said!r}"
+            msg = f"the property of a table describes no batch: {text!r}"
             raise OSError(msg) from error
-        return made
+        return batch
 
 
 class Table(NamedTuple):
     """A table as of its newest metadata."""
 
     id: str
-    """Its uuid. Another one is another table."""
+    """The table's uuid; it differs for a table that was dropped and created again."""
     location: str
     current: int | None
-    """None: it has no snapshot yet."""
+    """Id of the current snapshot; None: the table has none yet."""
     snapshots: Mapping[int, Snapshot]
-    """All that it still has, those of branches and staged ones too."""
+    """All snapshots that have not expired, by id; those of branches and staged ones too."""
     properties: Mapping[str, str] = MappingProxyType({})
     sequence: int = 0
-    """The number of its newest snapshot, whether that is in the lineage or not: it never goes down,
-    but stays 0 in tables of Iceberg's format 1."""
+    """Sequence number of the newest snapshot, in the lineage or not. It never goes down, but stays
+    0 in tables of Iceberg's format 1."""
 
     @classmethod
     def parse(cls, text: str) -> Table:
-        """Return what the JSON of a table's metadata says. Raises OSError when it is none."""
+        """Return a table from the JSON of its metadata. Raises OSError for another text."""
         try:
-            said = json.loads(text)
-            snapshots = {each["snapshot-id"]: Snapshot.parse(each) for each in said.get("snapshots", ())}
-            current = said.get("current-snapshot-id")
+            content = json.loads(text)
+            snapshots = {snapshot["snapshot-id"]: Snapshot.parse(snapshot) for snapshot in content.get("snapshots", ())}
+            current = content.get("current-snapshot-id")
             current = None if current in (None, _START) else snapshots[current].id
-            sequence = said.get("last-sequence-number", 0)
-            return cls(said["table-uuid"], said["location"], current, snapshots, said.get("properties", {}), sequence)
+            sequence = content.get("last-sequence-number", 0)
+            return cls(
+                content["table-uuid"], content["location"], current, snapshots, content.get("properties", {}), sequence
+            )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            msg = f"the metadata of a table are none of Iceberg: {error!r}"
+            msg = f"the metadata of a table are not Iceberg's: {error!r}"
             raise OSError(msg) from error
 
     @property
     def lineage(self) -> list[Snapshot]:
-        """The current snapshot and its ancestors, as far as they are still there, the oldest first."""
-        found: list[Snapshot] = []
+        """The current snapshot and its ancestors that have not expired, the oldest first."""
+        lineage: list[Snapshot] = []
         at = self.current
         while at is not None and (snapshot := self.snapshots.get(at)) is not None:
-            found.append(snapshot)
+            lineage.append(snapshot)
             at = snapshot.parent
-        found.reverse()
-        return found
+        lineage.reverse()
+        return lineage
 
     @property
     def writers(self) -> set[str]:
-        """The computations that have ever written batches into it."""
+        """Full names of the computations that have ever written batches into the table."""
         return {writer_of(name) for name in self.properties} - {""}
 
     @property
     def refusal(self) -> str:
-        """Why its rows cannot be waited for, in words; empty: they can."""
+        """Reason why lowwater cannot wait for the table's rows; empty: it can."""
         if self.properties.get("write.wap.enabled", "").lower() == "true":
-            return (
-                "what is written into it may be published later (write.wap.enabled), when the watermark has passed it"
-            )
+            return "rows that are written into it may be published later (write.wap.enabled), when the watermark has passed them"
         return ""
 
 
 class TableLog(Protocol):
-    """What one table says of itself. Each call raises OSError when it cannot be known now."""
+    """Questions that a source asks one table. Each call raises OSError when there is no answer."""
 
     def table(self) -> Table:
         """Return the table as of now."""
         ...
 
     def layout(self, snapshot: int) -> Sequence[tuple[int, int]]:
-        """Return of each manifest that a snapshot has made, in order, how many files it adds and how many it took over."""
+        """Return, for each manifest that a snapshot made, its new files and its older ones.
+
+        Two numbers a manifest, in the order of the manifests.
+        """
         ...
 
 
@@ -249,61 +255,64 @@ class TableLog(Protocol):
 
 
 class Offset(NamedTuple):
-    """Where Iceberg's source stands."""
+    """Offset of Iceberg's source."""
 
     snapshot: int
-    """:data:`_START` before the first."""
+    """Id of a snapshot; :data:`_START` before the first."""
     position: int
-    """How many files of it were taken, by the places of its manifests."""
+    """Number of the snapshot's files that were taken, by their positions in its manifests."""
     whole: bool
-    """Whether all files that stand in the snapshot count, and not only those that it adds."""
+    """True when the stream takes all files of the snapshot, not only those that it adds."""
 
     @classmethod
     def of(cls, line: Line) -> Offset | None:
-        """Return what a line of ``offsets/N`` says, None where nothing was read yet.
+        """Return the offset in a line of ``offsets/N``; None before the first row was read.
 
         Raises CheckpointMismatch for a line of another source.
         """
         if line == NONE:
             return None
         try:
-            found = json.loads(line)
-            read = cls(found["snapshot_id"], found["position"], found["scan_all_files"])
-            known = found["version"] == 1
+            content = json.loads(line)
+            read = cls(content["snapshot_id"], content["position"], content["scan_all_files"])
+            supported = content["version"] == 1
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointMismatch(_OTHER.format(line=line)) from error
-        if not known or [type(each) for each in read] != [int, int, bool]:
+        if not supported or [type(part) for part in read] != [int, int, bool]:
             raise CheckpointMismatch(_OTHER.format(line=line))
         return None if read.snapshot == _START else read
 
     def __str__(self) -> str:
-        """Return it in words."""
+        """Return the offset in words."""
         return f"file {self.position} of snapshot {self.snapshot}"
 
 
 def unread(offset: Offset, snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-    """Return those of the snapshots that an offset has not taken whole.
+    """Return the snapshots of which an offset has not taken all files.
 
-    They are of one lineage, and the offset is in the first one.
+    ``snapshots`` is a part of one lineage, and begins with the snapshot of the offset.
 
-    >>> snapshots = [Snapshot(7, None, "append", 2), Snapshot(8, 7, "replace", 1), Snapshot(9, 8, "append", 1)]
-    >>> [each.id for each in unread(Offset(7, 2, False), snapshots)]
+    >>> snapshots = [Snapshot(7, None, "append", 2), Snapshot(8, 7, "replace", 1)]
+    >>> unread(Offset(7, 2, False), snapshots)
+    []
+    >>> [snapshot.id for snapshot in unread(Offset(7, 1, False), snapshots)]
+    [7]
+    >>> snapshots.append(Snapshot(9, 8, "append", 1))
+    >>> [snapshot.id for snapshot in unread(Offset(7, 2, False), snapshots)]
     [9]
-    >>> [each.id for each in unread(Offset(7, 1, False), snapshots[:2])], unread(Offset(7, 2, False), snapshots[:2])
-    ([7], [])
     """
-    found = []
+    pending = []
     for at, snapshot in enumerate(snapshots):
-        taken = offset.position if at == 0 else 0
+        position = offset.position if at == 0 else 0
         if snapshot.passed_over:
             continue
-        if snapshot.ends_streams or snapshot.added is None or snapshot.added > taken or (at == 0 and offset.whole):
-            found.append(snapshot)
-    return found
+        if snapshot.ends_streams or snapshot.added is None or snapshot.added > position or (at == 0 and offset.whole):
+            pending.append(snapshot)
+    return pending
 
 
 def went_back(before: Line, now: Line) -> str:
-    """Return how a line is below the one before, in words; empty where it is not, as far as lines alone can tell."""
+    """Return in words how a line is below the one before; empty when the lines do not show it."""
     old, new = Offset.of(before), Offset.of(now)
     if old is None:
         return ""
@@ -328,59 +337,59 @@ _HARMLESS: Final = frozenset(
         EARLIER.lower(),
     }
 )
-"""Options that leave no row out."""
+"""Options, in lower case, that leave no row out."""
 
 _FROM: Final = "stream-from-timestamp"
 
 _OPTIONS: Final[Mapping[str, str]] = {
-    "streaming-skip-overwrite-snapshots": "rows of a snapshot that is passed over would count as read",
-    "streaming-skip-delete-snapshots": "rows of a snapshot that is passed over would count as read",
-    _FROM: "the rows before it would count as read",
+    "streaming-skip-overwrite-snapshots": "rows of a skipped snapshot would count as read",
+    "streaming-skip-delete-snapshots": "rows of a skipped snapshot would count as read",
+    _FROM: "rows before that time would count as read",
     "branch": "the stream reads the main branch all the same, and rows of a branch may be published later",
-    "tag": "it names one snapshot, and no stream of them",
-    "async-micro-batch-planning-enabled": "files that are queued ahead of a batch are not compared with the table's lineage",
+    "tag": "a tag is one snapshot, and no stream of snapshots",
+    "async-micro-batch-planning-enabled": "lowwater cannot compare files that Iceberg queues ahead of a batch with the table's lineage",
 }
 
 SETTINGS: Final = ("spark.sql.iceberg.async-micro-batch-planning-enabled",)
-"""Of the session; each must be false, as it is by default."""
+"""Settings of the session that must be false, as they are by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class IcebergSource:
-    """A streaming Iceberg source, as the plan has it."""
+    """A streaming Iceberg source, as the query's plan has it."""
 
     table: str
-    """As the catalog names it, or its path."""
+    """Name of the table in its catalog, or its path."""
     options: Mapping[str, str]
-    """Of the source, their names in lower case."""
+    """Options of the source, their names in lower case."""
     log: TableLog = field(compare=False, repr=False)
     on: tuple[str, ...] = ()
-    """The settings of :data:`SETTINGS` that the session has switched on."""
+    """Settings of :data:`SETTINGS` that the session has switched on."""
     branch: str = ""
-    """The branch that the query names with the table; empty: none."""
+    """Branch that the query names with the table; empty: none."""
     inputs: frozenset[str] | None = None
-    """The full names of the computations that are waited for; None: nobody's, and nothing is asked
-    of the source."""
+    """Full names of the computations that the stage waits for; None: the source has no head, and
+    lowwater does not ask the table."""
 
     @property
     def name(self) -> str:
-        """What it is called in errors."""
+        """Name of the source in errors."""
         return f"the Iceberg table {self.table}"
 
     @property
     def kind(self) -> str:
-        """Iceberg."""
+        """Format of the source: ``iceberg``."""
         return ICEBERG
 
     @property
     def skips(self) -> bool:
-        """Whether it is declared that earlier rows count for nothing."""
+        """True when the query declares that it does not need earlier rows."""
         return skips_earlier(self.options)
 
     def waiting_for(self, inputs: frozenset[str]) -> IcebergSource:
-        """Return it for a stage with inputs.
+        """Return the source for a stage with inputs.
 
-        Raises Unsupported, naming the option, when its end cannot be known exactly.
+        Raises Unsupported, naming the option, when the head cannot be known exactly.
         """
         if not inputs:
             return self
@@ -391,7 +400,7 @@ class IcebergSource:
             why = _OPTIONS.get(option, "this release does not know whether it leaves rows out")
             fix = "Remove the option; filter rows instead."
             if option == _FROM:
-                fix = f'If nobody waits for them, declare it: option("{EARLIER}", "skip"). Or remove the option.'
+                fix = f'If the stage does not need them, declare it: option("{EARLIER}", "skip"). Or remove the option.'
             raise Unsupported(f"{stage}, with the option {option}", why, fix)
         for setting in self.on:
             raise Unsupported(
@@ -404,25 +413,28 @@ class IcebergSource:
         return replace(self, inputs=inputs)
 
     def pin(self) -> Pin:
-        """Return what is to be remembered of the table as it is now.
+        """Return the pin of the table as it is now.
 
-        Raises OSError; Unsupported where rows are gone that no stream reads.
+        Raises OSError, and Unsupported when snapshots have expired that no stream would read.
         """
-        found = self.log.table()
-        lineage = found.lineage
+        table = self.log.table()
+        lineage = table.lineage
         first = lineage[0] if lineage else None
         if first is not None and first.parent is not None and not self.skips:
             raise Unsupported(
                 f"{_up(self.name)}, whose first snapshots have expired",
-                f"a new stream begins with what {first} adds, and the rows before it are never read, though they may still stand in the table",
-                f'Fill in what is older by other means and declare that nobody waits for it here: option("{EARLIER}", "skip").',
+                f"a new stream begins with the files that {first} adds, and never reads older rows, though the table may still have them",
+                f'Fill in the older rows by other means, and declare that this stage does not need them: option("{EARLIER}", "skip").',
             )
-        marked = bool(found.writers) or any(each.writer for each in lineage[-_BACK:])
-        aside = tuple(sorted(found.snapshots.keys() - {each.id for each in lineage}))
-        return Pin(found.id, first and first.id, found.current, aside, marked, sequence=found.sequence)
+        marked = bool(table.writers) or any(snapshot.writer for snapshot in lineage[-_BACK:])
+        aside = tuple(sorted(table.snapshots.keys() - {snapshot.id for snapshot in lineage}))
+        return Pin(table.id, first and first.id, table.current, aside, marked, sequence=table.sequence)
 
     def check_writers(self) -> None:
-        """Raise Unsupported for a table whose rows may be published late, and when somebody writes into it whom the inputs do not name. Raises OSError."""
+        """Refuse a table whose rows may be published late, or whose writers the inputs do not name.
+
+        Raises Unsupported for both; OSError when the table cannot be read.
+        """
         if self.inputs is None:
             return
         table = self.log.table()
@@ -430,25 +442,26 @@ class IcebergSource:
             raise Unsupported(
                 f"{_up(self.name)} as the source of a stage with inputs",
                 table.refusal,
-                "Unset the property of the table, and write into it at once. Or begin the pipeline here with lws.injector().",
+                "Unset the property of the table, so that writers publish at once. Or begin the pipeline here with lws.injector().",
             )
         recent = table.lineage[-_BACK:]
-        writers = table.writers | {each.writer for each in recent} - {""}
+        writers = table.writers | {snapshot.writer for snapshot in recent} - {""}
         if strangers := writers - self.inputs:
             raise Unsupported(
                 f"{_up(self.name)}, into which {min(strangers)} writes",
                 "the inputs do not name it, so its rows would not be waited for",
                 f"Name {min(strangers)} in inputs, or let it write into a table of its own.",
             )
-        marked = next((at for at, each in enumerate(recent) if each.writer), None)
-        # Before the first mark somebody may have filled the table. If it is none of these
-        # snapshots', it is older.
+        marked = next((at for at, snapshot in enumerate(recent) if snapshot.writer), None)
+        # Rows from before the first mark may have filled the table, and are let pass. When writers
+        # are known and none of these snapshots has a mark, the first mark is older than all of
+        # them.
         first = (-1 if writers else len(recent)) if marked is None else marked
-        late = next((each for each in recent[first + 1 :] if each.strange), None)
+        late = next((snapshot for snapshot in recent[first + 1 :] if snapshot.strange), None)
         if late is not None:
             raise Unsupported(
                 f"{_up(self.name)}, of which {late} names no computation",
-                f"{', '.join(sorted(writers)) or 'a computation'} writes into it as well, and nobody waits for the rows of whoever else does",
+                f"{', '.join(sorted(writers)) or 'a computation'} writes into it as well, and the stage cannot wait for rows of an unnamed writer",
                 "Let only computations that inputs names write into it, or give the rows of others a table of their own.",
             )
 
@@ -457,9 +470,9 @@ class IcebergSource:
         Offset.of(line)
 
     def open(self, manifest: Manifest, number: int) -> OpenSource:
-        """Return it for one run of a query: a first one pins the table.
+        """Return the source for one run of a query; the first run pins the table.
 
-        Raises CheckpointMismatch, Unsupported, and OSError when the table does not answer.
+        Raises CheckpointMismatch, Unsupported, and OSError when the table cannot be read.
         """
         if self.inputs is None:
             return OpenOpaque(ICEBERG, manifest.checkpoint / "sources" / str(number), order=went_back)
@@ -471,44 +484,45 @@ def _up(words: str) -> str:
 
 
 class Pin(NamedTuple):
-    """What a checkpoint remembers of a source."""
+    """Identity of the table and progress of the checks, stored in the checkpoint's manifest."""
 
     table: str
     """The table's uuid."""
     first: int | None
-    """The oldest snapshot when the query began; None: there was none."""
+    """Oldest snapshot when the query began; None: there was none."""
     checked: int | None
-    """The current snapshot when the query began, or a later one that is committed: all since then
-    were looked at, one by one."""
+    """Newest committed snapshot whose ancestors since the query's start were all checked; at first
+    the current snapshot when the query began."""
     aside: tuple[int, ...] = ()
-    """The snapshots that the table had, and that were not in its lineage, at the last look."""
+    """Snapshots of the table that were not in its lineage at the last look."""
     marked: bool = False
-    """Whether a computation has left its mark in the table: then all who write rows must."""
+    """True when a computation has left a mark in the table; then each snapshot with rows must have
+    one."""
     begun: bool = False
-    """Whether the first batch is committed, and has begun where it should."""
+    """True when the first batch is committed and missed no expired snapshot."""
     broken: str = ""
-    """Why nothing newer counts, for good; empty: nothing is known against it."""
+    """Reason why the watermark holds for good; empty: none."""
     sequence: int = 0
-    """The table's sequence number at the last look that was noted."""
+    """The table's sequence number when the pin was stored."""
 
     @classmethod
-    def of(cls, kept: Sequence[Any]) -> Pin:
-        """Return what :meth:`list` has made of one."""
-        table, first, checked, aside, *rest = kept
+    def of(cls, entry: Sequence[Any]) -> Pin:
+        """Return the pin that the manifest has as a list."""
+        table, first, checked, aside, *rest = entry
         return cls(table, first, checked, tuple(aside), *rest)
 
 
 class Head(NamedTuple):
-    """What has to be reached."""
+    """Head of an Iceberg source: the snapshot to reach."""
 
     snapshot: int | None
-    """None: the table has no snapshot."""
+    """Id of the snapshot; None: the table has none."""
     place: int
-    """Its place in the lineage."""
+    """Place of the snapshot in the lineage, from 0; -1: the table has no snapshot."""
 
 
 class OpenIceberg(Fileless):
-    """The table of a query that runs.
+    """The table of a running query.
 
     Its offset is a place in the table's lineage, its head a snapshot.
     """
@@ -521,50 +535,51 @@ class OpenIceberg(Fileless):
         self._committed: Offset | None = None
         self._planned: Offset | None = None
         self._lineage: list[Snapshot] = []
-        """What is known of it, the oldest first, up to the snapshot that was looked at last."""
+        """Checked snapshots that batches may still have to read, the oldest first."""
         self._cut = 0
-        """How many older ones were forgotten."""
+        """Number of older snapshots that were forgotten."""
         self._places: dict[int, int] = {}
-        """Of each snapshot: how many are before it, those that were forgotten among them."""
+        """Place of each snapshot: the number of snapshots before it, forgotten ones included."""
         self._noted = -1
-        """The place of the snapshot that the pin has as checked."""
+        """Place of the snapshot that the pin has as ``checked``."""
         self._settled = False
-        """Whether this run has noted how far the one before it had come."""
+        """True once this run has stored the pin for its first committed batch."""
         self._looked: Table | None = None
+        """Table at the last look."""
         self._knocked: tuple[Line, Table | None] = ("", None)
-        """The line that was asked for last, and the table after it was committed."""
+        """Last line given to :meth:`knock`, and the table as it was after that."""
         self._stranger = ""
-        """A snapshot of somebody whom the inputs do not name; empty: none."""
+        """Snapshot of a writer that the inputs do not name, in words; empty: none."""
         self._asking = threading.Lock()
-        """Held from when the table is asked until the answer was looked at: an older answer after a
-        newer one would look like a rollback."""
+        """Guards a question to the table and the look at its answer: an older answer that was
+        looked at after a newer one would look like a rollback."""
         self._lock = threading.RLock()
-        """Of the lineage and the pin: a look is made while a batch is confirmed, and while it is
-        asked what is reached. Nobody asks the table under it."""
+        """Guards the lineage and the pin, which several threads use. No thread asks the table while
+        it has this lock."""
         self._pin = self._pinned()
         self._tip = self._pin.checked
-        """The newest snapshot that was looked at."""
+        """Newest snapshot that was checked."""
         self._sequence = self._pin.sequence
         """The table's sequence number at the last look."""
 
     @property
     def planned_is_read(self) -> bool:
-        """A plan names a snapshot: until its files are read, the table may be made anew, or the snapshot may expire."""
+        """False: until a planned batch has run, its snapshot or the table may disappear."""
         return False
 
     def _pinned(self) -> Pin:
-        """Return the pin, made and durable before the query's first batch."""
-        kept = (self._manifest["iceberg"] or {}).get(self._number)
+        """Return the stored pin; before the query's first batch make one and store it durably."""
+        entry = (self._manifest["iceberg"] or {}).get(self._number)
         begun = CheckpointLog(self._manifest.checkpoint).last_planned() is not None
-        if begun and kept is not None:
-            pin = Pin.of(kept)
+        if begun and entry is not None:
+            pin = Pin.of(entry)
             if pin.broken:
                 raise CheckpointMismatch(pin.broken)
             return pin
         if begun:
             msg = (
-                f"{self._manifest.checkpoint} has read {self._source.name}, and nobody has noted since which snapshot: rows may have come back since. Start from a "
-                "new checkpoint, with adopt=True."
+                f"{self._manifest.checkpoint} has read {self._source.name}, and has no record of the snapshots that were checked: rows may have come back "
+                "since. Start from a new checkpoint, with adopt=True."
             )
             raise CheckpointMismatch(msg)
         pin = self._source.pin()
@@ -596,11 +611,14 @@ class OpenIceberg(Fileless):
             return True
         if offset.snapshot == before.snapshot:
             return offset.position < before.position
-        here, there = self._places.get(offset.snapshot), self._places.get(before.snapshot)
-        return here is not None and there is not None and here < there
+        here, earlier = self._places.get(offset.snapshot), self._places.get(before.snapshot)
+        return here is not None and earlier is not None and here < earlier
 
     def knock(self, line: Line) -> None:
-        """Ask what :meth:`confirm` has to know: the table as of now, and look at the snapshots that a batch has read. Raises CheckpointMismatch, OSError."""
+        """Ask for the table that :meth:`confirm` needs, and check the snapshots of a batch.
+
+        Raises CheckpointMismatch, OSError.
+        """
         with self._asking:
             table = self._log.table()
             if table.id == self._pin.table and Offset.of(line) is not None:
@@ -608,9 +626,9 @@ class OpenIceberg(Fileless):
         self._knocked = line, table
 
     def confirm(self, line: Line) -> None:
-        """Make sure that the table is still the one that was pinned, and that the stream has begun where it should.
+        """Check that the table is the pinned one and that the first batch missed no snapshot.
 
-        Raises CheckpointMismatch, and OSError when the table does not answer.
+        Raises CheckpointMismatch, and OSError when the table cannot be read.
         """
         if self._knocked[0] != line:
             self.knock(line)
@@ -625,7 +643,7 @@ class OpenIceberg(Fileless):
             if not self._pin.begun:
                 self._begin(table)
             self._committed = offset
-            # What has expired nobody finds again: a new run would not know where to go on.
+            # An expired snapshot is in no later lineage, so a new run could not continue from it.
             later = self._settled and self._pin.checked in table.snapshots
             self._settled = True
             if self._unnoted >= (_STEP if later else 1):
@@ -633,14 +651,14 @@ class OpenIceberg(Fileless):
 
     @property
     def _unnoted(self) -> int:
-        """How many snapshots were looked at and are committed that a new run would look at again."""
+        """Number of committed snapshots that were checked after the pin was stored; -1: unknown."""
         place = None if self._committed is None else self._places.get(self._committed.snapshot)
         return -1 if place is None else place - self._noted
 
     def _begin(self, table: Table) -> None:
-        """Make sure that no rows were gone before the first batch was planned.
+        """Check that no snapshot had expired when the first batch was planned.
 
-        It was committed before the table was asked.
+        ``table`` was read after that batch was committed.
         """
         path = self._manifest.checkpoint / "sources" / self._number / "offsets" / "0"
         begin = Offset.of(path.read_bytes().decode())
@@ -649,18 +667,18 @@ class OpenIceberg(Fileless):
         if begin is not None:
             whole = begin.snapshot in (self._pin.first, oldest)
         else:
-            # The first batch begins at what is the oldest snapshot then. What has not expired by
-            # now had not expired then.
+            # The first batch began at the oldest snapshot of that time. A snapshot that the table
+            # still has was there then.
             whole = self._pin.first is None and oldest in table.snapshots
         if whole or self._source.skips:
             self._keep(self._pin._replace(begun=True))
         else:
             self._break(
-                f"snapshots of {self._source.name} expired when the query began, and it may have begun beyond rows that it never reads. {_ANEW}"
+                f"snapshots of {self._source.name} expired when the query began, so it may have begun after rows that it never reads. {_ANEW}"
             )
 
     def close(self) -> None:
-        """Note how far the snapshots were looked at that are committed.
+        """Store in the pin the newest committed snapshot that was checked.
 
         Raises CheckpointMismatch, OSError.
         """
@@ -670,19 +688,18 @@ class OpenIceberg(Fileless):
                 self._keep(self._pin._replace(checked=self._committed.snapshot, sequence=self._sequence))
 
     def evidence(self, line: Line) -> list[Location]:
-        """Return nothing: what a batch has read its plan says alone."""
+        """Return no file: the plan of a batch tells what it has read."""
         return []
 
-    def _replaced(self, found: str) -> str:
-        return f"{self._source.name} is another one (its uuid was {self._pin.table} and is {found}): what was read belongs to the old one. {_ANEW}"
+    def _replaced(self, uuid: str) -> str:
+        return f"{self._source.name} is another one (its uuid was {self._pin.table} and is {uuid}): the checkpoint has read the old one. {_ANEW}"
 
     # -- heads -------------------------------------------------------------------------------------
 
     def head(self, settled: Line) -> Head:
-        """Read the current snapshot, and each since the last look.
+        """Return the current snapshot, after each snapshot since the last look was checked.
 
-        Raises OSError when they are not known, and when the watermark cannot count on the table any
-        more.
+        Raises OSError when one cannot be read, and Replaced when the watermark holds for good.
         """
         with self._asking:
             table = self._log.table()
@@ -696,21 +713,21 @@ class OpenIceberg(Fileless):
             return Head(table.current, -1 if table.current is None else self._places[table.current])
 
     def _raise_what_holds(self) -> None:
-        if held := self._pin.broken or self._stranger:
-            raise Replaced(held)
+        if reason := self._pin.broken or self._stranger:
+            raise Replaced(reason)
 
     def _look(self, table: Table) -> None:
-        """Make the lineage longer by what is new, and look at it.
+        """Extend the lineage by new snapshots, and check them.
 
-        Raises OSError when some of it is not there any more.
+        Raises OSError when some have expired already, and for an answer older than the last one.
         """
         with self._lock:
             if table is self._looked or self._pin.broken:
                 return
             if table.sequence < self._sequence:
                 msg = (
-                    f"what is told of {self._source.name} is older than what was told before: it ends with sequence number {table.sequence}, and {self._sequence} was seen. "
-                    f"Its catalog answers from a cache, or an older copy of the table was put back. The query goes on when it is told of the newer one again. Otherwise: {_ANEW}"
+                    f"the metadata of {self._source.name} are older than before: they end with sequence number {table.sequence}, and {self._sequence} was seen. Its catalog "
+                    f"answers from a cache, or somebody put an older copy of the table back. The query goes on when the catalog has the newer table again. Otherwise: {_ANEW}"
                 )
                 raise OSError(msg)
             self._sequence = table.sequence
@@ -723,7 +740,7 @@ class OpenIceberg(Fileless):
                 self._check(snapshot)
                 self._append([snapshot])
                 self._tip = snapshot.id
-            aside = tuple(sorted(table.snapshots.keys() - {each.id for each in lineage}))
+            aside = tuple(sorted(table.snapshots.keys() - {snapshot.id for snapshot in lineage}))
             if aside != self._pin.aside:
                 self._keep(self._pin._replace(aside=aside, sequence=self._sequence))
             self._looked = table
@@ -734,11 +751,11 @@ class OpenIceberg(Fileless):
             self._lineage.append(snapshot)
 
     def _new(self, table: Table, lineage: Sequence[Snapshot]) -> Sequence[Snapshot]:
-        """Return the part of a table's lineage that comes after what was looked at last."""
+        """Return the part of a table's lineage after the newest checked snapshot."""
         if self._tip is None:
             if lineage and lineage[0].parent is not None and not self._source.skips:
                 self._break(
-                    f"snapshots of {self._source.name} have expired before they were read, and their rows never will be. {_ANEW}"
+                    f"snapshots of {self._source.name} have expired before they were read, so their rows never will be. {_ANEW}"
                 )
             return lineage
         for at, snapshot in enumerate(lineage):
@@ -753,18 +770,18 @@ class OpenIceberg(Fileless):
             )
             return ()
         msg = (
-            f"snapshots of {self._source.name} that follow {self._tip} have expired before anybody looked at them, and nobody knows what they were. Keep snapshots "
-            f"for longer than a query is away. {_ANEW}"
+            f"snapshots of {self._source.name} that follow {self._tip} have expired before this query checked them. Keep snapshots for longer than a query is "
+            f"stopped. {_ANEW}"
         )
         raise OSError(msg)
 
     def _check(self, snapshot: Snapshot) -> None:
-        """Look at a snapshot that has joined the lineage."""
+        """Check a snapshot that has joined the lineage; hold the watermark if it may break it."""
         assert self._source.inputs is not None
-        late = next((each for each in (snapshot.id, snapshot.origin) if each in self._pin.aside), None)
+        late = next((candidate for candidate in (snapshot.id, snapshot.origin) if candidate in self._pin.aside), None)
         if late is not None:
             self._break(
-                f"{snapshot} of {self._source.name} publishes rows that were written before and stood aside, which the watermark may have passed. {_ANEW}"
+                f"{snapshot} of {self._source.name} publishes rows that were written earlier outside of its lineage, and the watermark may have passed them. {_ANEW}"
             )
         elif snapshot.writer and snapshot.writer not in self._source.inputs:
             self._stranger = (
@@ -775,55 +792,55 @@ class OpenIceberg(Fileless):
             self._keep(self._pin._replace(marked=True))
         elif self._pin.marked and snapshot.strange:
             self._break(
-                f"{snapshot} of {self._source.name} names no computation, though others that write into the table do: nobody waits for its rows. {_ANEW}"
+                f"{snapshot} of {self._source.name} names no computation, though others that write into the table do: its rows were not waited for. {_ANEW}"
             )
 
     def _forget(self, settled: Offset | None) -> None:
-        """Let go of what is before the place that is committed."""
+        """Drop the snapshots before the committed one."""
         place = None if settled is None else self._places.get(settled.snapshot)
         if place is not None and place > self._cut:
             with self._lock:
-                gone, self._lineage = self._lineage[: place - self._cut], self._lineage[place - self._cut :]
+                forgotten, self._lineage = self._lineage[: place - self._cut], self._lineage[place - self._cut :]
                 self._cut = place
-                for snapshot in gone:
+                for snapshot in forgotten:
                     del self._places[snapshot.id]
 
     def _count(self) -> None:
-        """Find out how many files each snapshot adds that does not say so itself.
+        """Count in the manifests the new files of each snapshot whose summary does not tell them.
 
         Raises OSError.
         """
         for at, snapshot in enumerate(self._lineage):
             if snapshot.added is None and snapshot.operation == "append":
                 layout = self._log.layout(snapshot.id)
-                added = sum(each for each, _ in layout)
+                added = sum(adds for adds, _ in layout)
                 place = 0
-                for adds, took in layout:
+                for adds, older in layout:
                     if adds and place + adds > added:
                         self._break(
-                            f"{snapshot} of {self._source.name} has merged older manifests before its own new ones, where Iceberg's stream passes over files. {_ANEW}"
+                            f"{snapshot} of {self._source.name} has merged older manifests before its own new ones, so Iceberg's stream skips files of it. {_ANEW}"
                         )
-                    place += adds + took
+                    place += adds + older
                 self._lineage[at] = snapshot._replace(added=added)
 
     def _break(self, reason: str) -> None:
-        """Let nothing newer count, for good."""
+        """Hold the watermark for good: store the reason in the pin."""
         with self._lock:
             self._keep(self._pin._replace(broken=reason))
 
     def wait(self, listed: Head, planned: Line | None) -> Head:
-        """Wait for all of it."""
+        """Return the whole head: each of its snapshots is still to be read."""
         return listed
 
     def look(self, head: Head) -> None:
-        """Do nothing: what is read of a table stands in the plan."""
+        """Do nothing: how far a batch has read is in its plan."""
 
     def renewed(self, head: Head, listed: Head, planned: Line | None) -> Head:
-        """Wait for the same."""
+        """Return the head unchanged: a newer listing adds nothing to it."""
         return head
 
     def reached(self, head: Head, offset: Line | None) -> bool:
-        """Return whether an offset has taken everything up to a snapshot."""
+        """Return whether an offset has taken all files up to the head."""
         if self._pin.broken or self._stranger:
             return False
         read = None if offset is None else Offset.of(offset)
@@ -836,22 +853,22 @@ class OpenIceberg(Fileless):
             return place > head.place or not unread(read, self._between(place, head))
 
     def _without_rows(self, head: Head) -> bool:
-        """Return whether no snapshot up to a head has a row, so that no batch is needed."""
+        """Return whether no snapshot up to the head has a row, so that no batch is needed."""
         if head.snapshot is None:
             return True
         begin = Offset(self._lineage[0].id, 0, whole=False)
         return not self._cut and not unread(begin, self._between(0, head))
 
     def _between(self, place: int, head: Head) -> list[Snapshot]:
-        """Return the lineage from a place to a head."""
+        """Return the lineage from a place up to the head."""
         return self._lineage[place - self._cut : head.place - self._cut + 1]
 
     def same(self, one: Head, other: Head) -> bool:
-        """Return whether both are the same snapshot."""
+        """Return whether both heads are the same snapshot."""
         return one.snapshot == other.snapshot
 
     def missing(self, head: Head, limit: int) -> list[str]:
-        """Return some of the snapshots that are still to be read, with the reason where waiting does not help."""
+        """Return in words up to ``limit`` unread snapshots, with the reason where a stream ends."""
         read = self._planned
         with self._lock:
             place = None if read is None else self._places.get(read.snapshot)
@@ -859,20 +876,20 @@ class OpenIceberg(Fileless):
                 begin = self._lineage[0].id if self._lineage else _START
                 read, place = Offset(begin, 0, whole=False), self._cut
             waiting = unread(read, self._between(place, head))
-        said = []
+        lines = []
         for snapshot in waiting:
             if snapshot.ends_streams:
-                said.append(
-                    f"{self._source.name}, {snapshot}: it takes rows away or writes them anew, and a stream of Iceberg ends there. {_ANEW}"
+                lines.append(
+                    f"{self._source.name}, {snapshot}: it removes or rewrites rows, and a stream of Iceberg ends there. {_ANEW}"
                 )
                 break
             added = snapshot.added or 0
-            left = added - (read.position if snapshot.id == read.snapshot else 0)
-            said.append(f"{self._source.name}, {snapshot}: {left} of its {added} files are unread")
-        return said[:limit]
+            rest = added - (read.position if snapshot.id == read.snapshot else 0)
+            lines.append(f"{self._source.name}, {snapshot}: {rest} of its {added} files are unread")
+        return lines[:limit]
 
 
 _OTHER: Final = (
-    "{line!r} is not the offset of an Iceberg table in the offset log: the checkpoint was begun with another source. Start the query as it was begun, or another one "
-    "from a new checkpoint, with adopt=True."
+    "{line!r} is not the offset of an Iceberg table in the offset log: the checkpoint belongs to a query with another source. Start that query again, or this "
+    "one from a new checkpoint, with adopt=True."
 )

@@ -1,4 +1,4 @@
-"""An Iceberg table, asked through the JVM of Spark's driver: by the classes that the query reads it with."""
+"""An Iceberg table, read as the query does: by Iceberg's classes in the JVM of Spark's driver."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from lowwater_spark.sources.iceberg import Table
-from lowwater_spark.sources.jvm import asked
+from lowwater_spark.sources.jvm import call_jvm
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,14 +21,15 @@ _HADOOP: Final = "org.apache.iceberg.hadoop.HadoopTableOperations"
 
 
 def is_iceberg(table: Any) -> bool:
-    """Return whether a table of Spark's catalogs is one of Iceberg, and not one of those that describe it."""
+    """Return whether a table of Spark's catalogs is an Iceberg table, and no metadata table."""
     return str(table.getClass().getName()) == _SPARK_TABLE
 
 
 def find(spark: SparkSession, name: str) -> IcebergLog | None:
-    """Return the table that a session knows by a name, or that is in a directory without a catalog; None when it is none of Iceberg, or Iceberg is not there.
+    """Return the Iceberg table of a name in the session's catalogs, or of a directory.
 
-    Raises OSError when nobody tells what is in a directory.
+    None when it is no Iceberg table, or the session has no Iceberg. Raises OSError when a directory
+    cannot be read.
     """
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
@@ -40,20 +41,20 @@ def find(spark: SparkSession, name: str) -> IcebergLog | None:
         if "/" in name:
             return _in_directory(spark, name)
         place = jvm.org.apache.iceberg.spark.Spark3Util.catalogAndIdentifier(spark._jsparkSession, name)
-        found = place.catalog().loadTable(place.identifier())
+        table = place.catalog().loadTable(place.identifier())
     except (Py4JJavaError, PySparkException):
         return None
-    if not is_iceberg(found):
+    if not is_iceberg(table):
         return None
-    log, last = IcebergLog.of(spark, found), str(place.identifier().name())
+    log, last = IcebergLog.of(spark, table), str(place.identifier().name())
     log.part = "" if log.name.lower().endswith(last.lower()) else last
     return log
 
 
 def _in_directory(spark: SparkSession, path: str) -> IcebergLog | None:
-    """Return the table of a directory, None where there is none.
+    """Return the table of a directory; None when it has none.
 
-    Raises OSError when that cannot be known: there may be one, in which rows are looked for.
+    Raises OSError when the directory cannot be read: there may be a table with rows in it.
     """
     from py4j.protocol import Py4JJavaError
 
@@ -75,29 +76,28 @@ def _is_class(name: Any) -> bool:
 
 
 class IcebergLog:
-    """One table, in whatever catalog.
+    """One table, in any catalog.
 
-    Each call costs what the catalog needs to say which metadata are the newest, and these once when
-    they are new.
+    Each call costs the catalog's look-up of the newest metadata, and reading these when they are
+    new.
     """
 
     def __init__(self, spark: SparkSession, name: str, table: Any, branch: str = "") -> None:
         self._spark = spark
         self.java = table
-        """The table in the JVM, of Iceberg's own API."""
+        """Table in the JVM, in Iceberg's own API."""
         self.name = name
-        """As the query names it."""
+        """Name of the table in the query."""
         self.branch = branch
-        """The branch that is named with it; empty: none, or the main one."""
+        """Branch that the query names with the table; empty: none, or the main one."""
         self.part = ""
-        """The branch, tag or snapshot of it that was asked for, as the catalog names it; empty:
-        none."""
+        """Branch, tag or snapshot that the name asks for, as the catalog names it; empty: none."""
         self._read: tuple[str, Table] | None = None
-        """The newest metadata, by where they are."""
+        """Location of the newest metadata, and the table that they describe."""
 
     @classmethod
     def of(cls, spark: SparkSession, table: Any) -> IcebergLog:
-        """Return the table that a table of Spark's catalogs stands for."""
+        """Return the Iceberg table behind a table of Spark's catalogs."""
         branch = table.branch()
         return cls(spark, str(table.table().name()), table.table(), "" if branch in (None, "main") else str(branch))
 
@@ -107,85 +107,92 @@ class IcebergLog:
         def ask() -> Table:
             metadata = self._metadata()
             where = str(metadata.metadataFileLocation())
-            # Those of Hadoop have numbers: a table that was made anew has other metadata under
-            # them.
+            # Metadata of Hadoop tables have numbers as names: a table that was created anew has
+            # other metadata under the same name.
             if self._read is None or self._read[0] != where or self.by_number:
                 text = str(self.classes.TableMetadataParser.toJson(metadata))
                 self._read = where, self._same(Table.parse(text))
             return self._read[1]
 
-        return self._asked("how it stands", ask)
+        return self._call("how it stands", ask)
 
     def layout(self, snapshot: int) -> Sequence[tuple[int, int]]:
-        """Return of each manifest that a snapshot has made, in order, how many files it adds and how many it took over. Raises OSError."""
+        """Return, for each manifest that a snapshot made, its new files and its older ones.
+
+        Two numbers a manifest, in the order of the manifests. Raises OSError.
+        """
 
         def ask() -> Sequence[tuple[int, int]]:
-            found = self._metadata().snapshot(snapshot)
-            if found is None:
+            java_snapshot = self._metadata().snapshot(snapshot)
+            if java_snapshot is None:
                 msg = f"snapshot {snapshot} of the Iceberg table {self.name} has expired"
                 raise OSError(msg)
-            made = (each for each in found.dataManifests(self.java.io()) if each.snapshotId() == snapshot)
-            return [(int(each.addedFilesCount()), int(each.existingFilesCount())) for each in made]
+            manifests = (
+                manifest
+                for manifest in java_snapshot.dataManifests(self.java.io())
+                if manifest.snapshotId() == snapshot
+            )
+            return [(int(manifest.addedFilesCount()), int(manifest.existingFilesCount())) for manifest in manifests]
 
-        return self._asked(f"what its snapshot {snapshot} adds", ask)
+        return self._call(f"what its snapshot {snapshot} adds", ask)
 
     @property
     def classes(self) -> Any:
-        """Iceberg's own."""
+        """Package of Iceberg's own classes in the JVM."""
         jvm: Any = self._spark._jvm
         return jvm.org.apache.iceberg
 
     @property
     def by_number(self) -> bool:
-        """Whether it has no catalog: its metadata are files with numbers, and the greatest one counts."""
+        """True for a table without a catalog, whose metadata files are ordered by number."""
         return str(self.java.operations().getClass().getName()) == _HADOOP
 
     @property
     def gateway(self) -> Any:
-        """The way to the JVM."""
+        """Py4J's gateway to the JVM."""
         return self._spark.sparkContext._gateway
 
     def knows(self, name: str) -> bool:
         """Return whether this version of Iceberg has a class."""
-        found: Any = self._spark._jvm
+        package: Any = self._spark._jvm
         for part in name.split("."):
-            found = getattr(found, part)
-        return _is_class(found)
+            package = getattr(package, part)
+        return _is_class(package)
 
     def refresh(self, table: Table) -> None:
-        """Have the JVM's table be as new as what was read of it.
+        """Make the table in the JVM at least as new as ``table``.
 
-        Raises OSError when that is another one by now.
+        Raises OSError when it is another table by now.
         """
 
         def ask() -> str:
             return str(self.java.operations().refresh().uuid())
 
-        if self._asked("which one it is", ask) != table.id:
-            msg = f"the Iceberg table {self.name} was made anew; this session still has the old one. Start the query again."
+        if self._call("which one it is", ask) != table.id:
+            msg = f"the Iceberg table {self.name} was created again, and this session still has the old one. Start the query again."
             raise OSError(msg)
 
     def files(self, snapshot: int) -> list[str]:
-        """Return the files of rows that a snapshot adds, by their paths. Raises OSError."""
+        """Return the paths of the data files that a snapshot adds. Raises OSError."""
 
         def ask() -> list[str]:
-            found = self.java.snapshot(snapshot)
-            changes = self.classes.SnapshotChanges.builderFor(self.java).snapshot(found).build()
-            return [str(each.location()) for each in changes.addedDataFiles()]
+            java_snapshot = self.java.snapshot(snapshot)
+            changes = self.classes.SnapshotChanges.builderFor(self.java).snapshot(java_snapshot).build()
+            return [str(file.location()) for file in changes.addedDataFiles()]
 
-        return self._asked(f"what its snapshot {snapshot} adds", ask)
+        return self._call(f"what its snapshot {snapshot} adds", ask)
 
     def _metadata(self) -> Any:
         if not self.by_number:
             return self.java.operations().refresh()
-        # It looks for metadata with a greater number than it had: in a table that was made anew it
-        # would find none.
+        # A refresh looks only for metadata with a greater number than before. In a table that was
+        # created anew it would find none.
         state: Any = self._spark._jsparkSession.sessionState()
         return self.classes.hadoop.HadoopTables(state.newHadoopConf()).load(self.java.location()).operations().current()
 
-    def _same(self, found: Table) -> Table:
-        """Return what was read before if it is the same."""
-        return self._read[1] if self._read is not None and self._read[1] == found else found
+    def _same(self, table: Table) -> Table:
+        """Return the table that was read before if it is equal: callers compare by identity."""
+        return self._read[1] if self._read is not None and self._read[1] == table else table
 
-    def _asked(self, what: str, ask: Callable[[], T]) -> T:
-        return asked(f"the Iceberg table {self.name}", what, ask)
+    def _call(self, what: str, ask: Callable[[], T]) -> T:
+        return call_jvm(f"the Iceberg table {self.name}", what, ask)

@@ -1,19 +1,19 @@
-"""A question about a table that Spark's JVM answers: its answer, or an OSError in words."""
+"""Calls into the JVM of Spark's driver whose failures become an OSError in words."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["asked"]
+__all__ = ["call_jvm"]
 
 T = TypeVar("T")
 
 
-def asked(whom: str, what: str, ask: Callable[[], T]) -> T:
-    """Return what ``ask`` returns.
+def call_jvm(whom: str, what: str, ask: Callable[[], T]) -> T:
+    """Return the result of ``ask``.
 
-    Raises OSError, naming whom was asked, what, and why there is no answer.
+    Raises OSError that names what was asked of whom, and why there is no answer.
     """
     from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.errors import PySparkException

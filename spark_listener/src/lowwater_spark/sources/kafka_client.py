@@ -1,4 +1,4 @@
-"""Kafka's own client in Python: what lowwater takes of a user's settings for it, and gives it."""
+"""Settings of the client library confluent-kafka, made from a user's Kafka options."""
 
 from __future__ import annotations
 
@@ -26,41 +26,43 @@ _OURS: Final = frozenset(
         "transactional.id",
     }
 )
-"""Settings that the protocol stands on."""
+"""Settings that only lowwater may choose, because its protocol depends on them."""
 
 
 def client_settings(options: Mapping[str, object], what: str = "batch.write_kafka") -> dict[str, str]:
-    """Return Kafka's options, as Spark names them, for the client library.
+    """Return the client library's settings for Kafka options as Spark names them.
 
-    Raises ValueError, and Unsupported for what the protocol of ``what`` stands on.
+    Raises ValueError for an option of another kind, and Unsupported for a setting on which the
+    protocol of ``what`` depends.
 
-    >>> client_settings({"kafka.bootstrap.servers": "broker:9092", "kafka.acks": -1})["bootstrap.servers"]
+    >>> options = {"kafka.bootstrap.servers": "broker:9092", "kafka.acks": -1}
+    >>> client_settings(options)["bootstrap.servers"]
     'broker:9092'
     """
-    told = {name.lower(): _text(value) for name, value in options.items()}
-    for name in told:
+    lower = {name.lower(): _text(value) for name, value in options.items()}
+    for name in lower:
         if not name.startswith(_PREFIX):
             msg = f"{what} takes options of Kafka's client, as kafka.bootstrap.servers, and not {name}"
             raise ValueError(msg)
-    given = {name.removeprefix(_PREFIX): value for name, value in told.items()}
-    if given.pop("acks", "all") not in ("all", "-1"):
+    settings = {name.removeprefix(_PREFIX): value for name, value in lower.items()}
+    if settings.pop("acks", "all") not in ("all", "-1"):
         raise Unsupported(
-            f"{what} with the option kafka.acks {told['kafka.acks']}",
+            f"{what} with the option kafka.acks {lower['kafka.acks']}",
             "Kafka could lose what is committed and reported",
             "Remove the option: rows are acknowledged by all replicas in sync.",
         )
-    if ours := sorted(given.keys() & _OURS):
+    if reserved := sorted(settings.keys() & _OURS):
         raise Unsupported(
-            f"{what} with the option kafka.{ours[0]}",
-            "that rows come once stands on what it is set to",
+            f"{what} with the option kafka.{reserved[0]}",
+            "lowwater sets it itself, so that each row comes once",
             "Remove the option.",
         )
-    if not given.get("bootstrap.servers"):
-        msg = f'{what} needs to know where the brokers are: options={{"kafka.bootstrap.servers": "broker:9092"}}'
+    if not settings.get("bootstrap.servers"):
+        msg = f'{what} needs the address of the brokers: options={{"kafka.bootstrap.servers": "broker:9092"}}'
         raise ValueError(msg)
-    # Rows of a key go where Kafka's own client, and so Spark's sink, would put them. What goes
-    # wrong is raised, and needs no log of its own.
-    return {"partitioner": "murmur2_random", "log_level": "0", **given}
+    # The partitioner puts rows of a key where Kafka's own client, and so Spark's sink, puts them.
+    # Failures are raised, so the library needs no log of its own.
+    return {"partitioner": "murmur2_random", "log_level": "0", **settings}
 
 
 _LOGINS: Final[Mapping[str, str]] = {
@@ -68,48 +70,49 @@ _LOGINS: Final[Mapping[str, str]] = {
     "SCRAM-SHA-256": "scram.ScramLoginModule",
     "SCRAM-SHA-512": "scram.ScramLoginModule",
 }
-"""By mechanism: who logs in with a name and a password in Kafka's own client."""
+"""Login module of Kafka's own client, by SASL mechanism with a name and a password."""
 
 _PEM: Final[Mapping[str, str]] = {
     "ssl.ca.pem": "ssl.truststore.certificates",
     "ssl.certificate.pem": "ssl.keystore.certificate.chain",
     "ssl.key.pem": "ssl.keystore.key",
 }
-"""What has a text in the client library, and in Kafka's own client. Of each there is one that names
-a file, too."""
+"""Names, in both clients, of the settings with a certificate or key as text. The client library
+also has each as a file, ``...location``."""
 
 
 def java_settings(settings: Mapping[str, str]) -> dict[str, str]:
-    r"""Return settings of the client library as Kafka's own client has them, which asks about the same source in Spark's JVM.
+    r"""Return settings of the client library as those of Kafka's own client in Spark's JVM.
 
-    Passwords of SASL, certificates and keys are called otherwise there; all else has one name, or is not known to it. Raises OSError for a file that cannot be read.
+    SASL passwords, certificates and keys are renamed. All other settings have the same name in
+    both clients, or Kafka's client ignores them. Raises OSError for a file that cannot be read.
 
-    >>> told = {"sasl.mechanisms": "PLAIN", "sasl.username": "me", "sasl.password": 'a"b'}
-    >>> java_settings(told)["sasl.jaas.config"]
-    'org.apache.kafka.common.security.plain.PlainLoginModule required username="me" password="a\\"b";'
+    >>> settings = {"sasl.mechanisms": "PLAIN", "sasl.username": "me", "sasl.password": 'a"b'}
+    >>> java_settings(settings)["sasl.jaas.config"].partition(" ")[2]
+    'required username="me" password="a\\"b";'
     """
-    found = dict(settings)
-    if "sasl.mechanisms" in found:  # the library has two names for it
-        found["sasl.mechanism"] = found.pop("sasl.mechanisms")
-    login = _LOGINS.get(found.get("sasl.mechanism", "").upper())
-    if login is not None and "sasl.username" in found:
-        name, password = _quoted(found.pop("sasl.username")), _quoted(found.pop("sasl.password", ""))
-        found["sasl.jaas.config"] = (
+    renamed = dict(settings)
+    if "sasl.mechanisms" in renamed:  # the library has two names for it
+        renamed["sasl.mechanism"] = renamed.pop("sasl.mechanisms")
+    login = _LOGINS.get(renamed.get("sasl.mechanism", "").upper())
+    if login is not None and "sasl.username" in renamed:
+        name, password = _quoted(renamed.pop("sasl.username")), _quoted(renamed.pop("sasl.password", ""))
+        renamed["sasl.jaas.config"] = (
             f"org.apache.kafka.common.security.{login} required username={name} password={password};"
         )
     for option, other in _PEM.items():
         named = option.removesuffix("pem") + "location"
-        text = found.pop(option, "")
-        if path := found.pop(named, ""):
+        text = renamed.pop(option, "")
+        if path := renamed.pop(named, ""):
             text = Path(path).read_text(encoding="utf-8")
         if text:
-            found[other] = text
-            found[".".join(other.split(".")[:2]) + ".type"] = "PEM"
-    if "ssl.keystore.location" in found:
-        found["ssl.keystore.type"] = "PKCS12"
-    if found.get("ssl.endpoint.identification.algorithm") == "none":
-        found["ssl.endpoint.identification.algorithm"] = ""
-    return found
+            renamed[other] = text
+            renamed[".".join(other.split(".")[:2]) + ".type"] = "PEM"
+    if "ssl.keystore.location" in renamed:
+        renamed["ssl.keystore.type"] = "PKCS12"
+    if renamed.get("ssl.endpoint.identification.algorithm") == "none":
+        renamed["ssl.endpoint.identification.algorithm"] = ""
+    return renamed
 
 
 def _quoted(text: str) -> str:
@@ -122,29 +125,29 @@ def _text(value: object) -> str:
 
 
 def confluent() -> Any:
-    """Return Kafka's client library, which is an extra. Raises Unsupported when it is missing."""
+    """Return the package confluent_kafka. Raises Unsupported when the extra is not installed."""
     try:
         import confluent_kafka
-        import confluent_kafka.admin  # which the package does not import by itself
+        import confluent_kafka.admin  # the package does not import it itself
     except ImportError as error:
         raise Unsupported(
             "batch.write_kafka and read_kafka without the package confluent-kafka",
-            "it is what asks Kafka, in the driver and in the Python of each executor",
-            'Install it with pip install "lowwater-spark[kafka]", there as well.',
+            "they ask Kafka through it, in the driver and in the Python of each executor",
+            'Install it with pip install "lowwater-spark[kafka]" in both.',
         ) from error
     return confluent_kafka
 
 
 def consumer_of(settings: Mapping[str, str], *, committed: bool) -> Consumer:
-    """Return a consumer that is in no group, and says where a partition ends."""
-    made: Consumer = confluent().Consumer(
+    """Return a consumer in no group that reports the end of a partition."""
+    consumer: Consumer = confluent().Consumer(
         {
             **settings,
-            "group.id": "lowwater",  # it has to have one, and joins none
+            "group.id": "lowwater",  # the library requires one; this consumer joins no group
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "isolation.level": "read_committed" if committed else "read_uncommitted",
             "fetch.wait.max.ms": 10,
         }
     )
-    return made
+    return consumer

@@ -1,8 +1,10 @@
-"""Marks: what a writer has published into a topic, told by Kafka itself, in the very transaction that has published it.
+"""Marks: records that tell what a writer has published into a topic, in the same transaction.
 
-Beside each topic that is written by ``batch.write_kafka`` there is one of marks, compacted: ``lowwater-marks-TOPIC``. A writer publishes by a fixed number of
-*slots*, each of which is one transactional producer after the other. With the rows of a batch goes the slot's mark, by which whoever comes after knows that the
-batch is done. A slot that begins anew says so before it, in a record of its own: that is how the ids of writers are found which are gone.
+Beside each topic into which ``batch.write_kafka`` writes there is a compacted topic of marks,
+``lowwater-marks-TOPIC``. A writer publishes by a fixed number of *slots*; each slot is one
+transactional producer at a time. A transaction has the rows of a batch and the slot's mark, from
+which a later run sees that the batch is done. A new producer of a slot first writes a record of its
+own (:class:`Begun`): it tells the transactional ids of writers that no longer run.
 """
 
 from __future__ import annotations
@@ -22,17 +24,19 @@ _ENDED: Final = "/ended"
 
 
 def marks_topic(topic: str) -> str:
-    """Return the name of the topic that has the marks of a topic's writers."""
+    """Return the name of the topic of marks that belongs to a topic."""
     return f"lowwater-marks-{topic}"
 
 
-def same_id(said: str) -> str:
-    """Return the id of a topic as Kafka's own client writes it. librdkafka has other letters for two of the 64, so half of all ids look different there.
+def same_id(topic_id: str) -> str:
+    """Return the id of a topic as Kafka's own client writes it.
+
+    librdkafka uses other letters for two of the 64, so half of all ids look different there.
 
     >>> same_id("8D8PQYpcQdiR/blXzNt+6Q")
     '8D8PQYpcQdiR_blXzNt-6Q'
     """
-    return said.replace("/", "_").replace("+", "-")
+    return topic_id.replace("/", "_").replace("+", "-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +44,16 @@ class Slot:
     """One of the transactional producers of a writer."""
 
     checkpoint: str
-    """The identity of the writer's checkpoint."""
+    """Identity of the writer's checkpoint."""
     stage: str
-    """Which stage of it: the name of the stage's directory, which stays when the stage is called
-    otherwise."""
+    """Name of the stage's directory in the checkpoint; it stays when the stage is renamed."""
     topic: str
     number: int
-    """From 0 on."""
+    """Number among the writer's slots, from 0."""
 
     @property
     def transactional_id(self) -> str:
-        """By which Kafka knows it, whoever runs it.
+        """Kafka's ``transactional.id`` of the slot, the same in each run.
 
         >>> Slot("7f", "a%20b", "t", 3).transactional_id
         'lw-7f/a%20b/t/3'
@@ -59,14 +62,14 @@ class Slot:
 
     @property
     def key(self) -> bytes:
-        """Of its marks."""
+        """Key of the slot's marks."""
         return self.transactional_id.encode()
 
     def partition(self, partitions: int) -> int:
-        """Return where its marks are.
+        """Return the partition of the topic of marks that has this slot's marks.
 
-        No two slots of a writer share a partition, unless there are more slots: what one has open
-        would hide the other's mark.
+        Two slots of a writer share a partition only when there are more slots than partitions: an
+        open transaction of one slot would hide the other's mark.
         """
         return (zlib.crc32(self._prefix.encode()) + self.number) % partitions
 
@@ -75,30 +78,30 @@ class Slot:
         return f"lw-{self.checkpoint}/{self.stage}/{self.topic}/"
 
 
-_SLOT: Final = tuple(each.name for each in fields(Slot))
+_SLOT: Final = tuple(slot_field.name for slot_field in fields(Slot))
 
 
 @dataclass(frozen=True, slots=True)
 class SlotMark:
-    """How far a slot has come."""
+    """The mark of a slot: the last batch that it has published."""
 
     slot: Slot
     writer: str
     """The full name of the computation."""
     next: int
-    """The number after that of the last batch that it has published."""
+    """Number of the last published batch, plus 1."""
     digest: str
-    """Of the batch's plan."""
+    """Digest of the batch's plan."""
     staged: str
-    """Which run of the batch has made the rows: another one may have made others."""
+    """Id of the batch's run that made the rows; another run may make other rows."""
     topic_id: str
     partitions: int
-    """How many the topic had."""
+    """Number of partitions that the topic had."""
     ends: Mapping[int, int] = field(default_factory=dict)
-    """By partition: the offset after the last row that the slot has ever written there."""
+    """Offset after the last row that the slot has ever written, by partition."""
 
     def record(self) -> tuple[bytes, bytes]:
-        """Return its key and its value."""
+        """Return the key and the value of the mark's record."""
         content = {
             "format": _FORMAT,
             **asdict(self.slot),
@@ -115,22 +118,22 @@ class SlotMark:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """That a slot has a producer.
+    """The record of a slot that has a new producer, or whose producer was ended.
 
-    It may stand in a transaction that was aborted: what it says was true when it was written.
+    The record counts in an aborted transaction as well: it was true when it was written.
     """
 
     slot: Slot
     writer: str
     """The full name of the computation."""
     ended: bool = False
-    """Whether another checkpoint of the same computation has ended what it had open, since nobody
-    goes on with it."""
+    """True when another checkpoint of the computation has ended the slot's open transaction, since
+    no run continues the slot's own checkpoint."""
     life: int = 0
-    """The computation's incarnation in which that was; 0: it is not known."""
+    """Incarnation of the computation that ended it; 0: unknown."""
 
     def record(self) -> tuple[bytes, bytes]:
-        """Return its key and its value. That it was ended stays beside that it begins again."""
+        """Return the key and the value. A slot's end and its next beginning have two keys."""
         content = {
             "format": _FORMAT,
             **asdict(self.slot),
@@ -142,13 +145,14 @@ class Begun:
 
 
 def parse(key: bytes | None, value: bytes | None) -> SlotMark | Begun | None:
-    """Return what a record of a topic of marks says; None for one that is none of ours.
+    """Return the content of a record of a topic of marks; None for a foreign record.
 
-    Raises ValueError for one of a newer release, or one that is none.
+    Raises ValueError for a mark of a newer release, and for one that cannot be read.
 
     >>> mark = SlotMark(Slot("7f", ".", "t", 0), "default/a", 8, "d", "s", "id", 3, {2: 5})
-    >>> parse(*mark.record()) == mark, parse(*Begun(mark.slot, "default/a").record()).ended, parse(b"k", b"1")
-    (True, False, None)
+    >>> begun = Begun(mark.slot, "default/a")
+    >>> parse(*mark.record()) == mark, parse(*begun.record()) == begun, parse(b"k", b"1")
+    (True, True, None)
     """
     try:
         content = json.loads(value or b"")
@@ -156,10 +160,10 @@ def parse(key: bytes | None, value: bytes | None) -> SlotMark | Begun | None:
         written = content["format"]
     except (KeyError, TypeError, ValueError):
         return None
-    if key not in (slot.key, *(slot.key + each.encode() for each in (_BEGUN, _ENDED))):
+    if key not in (slot.key, *(slot.key + slot_field.encode() for slot_field in (_BEGUN, _ENDED))):
         return None
     if written != _FORMAT:
-        msg = f"the mark of {slot.transactional_id} is of format {written}, and this release reads {_FORMAT}. Use the release that wrote it, or a newer one."
+        msg = f"the mark of {slot.transactional_id} has format {written}, and this release reads {_FORMAT}. Use the release that wrote it, or a newer one."
         raise ValueError(msg)
     try:
         if key != slot.key:
@@ -168,5 +172,5 @@ def parse(key: bytes | None, value: bytes | None) -> SlotMark | Begun | None:
         place = same_id(content["topic_id"]), content["partitions"], ends
         return SlotMark(slot, writer, content["next"], content["digest"], content["staged"], *place)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        msg = f"the mark of {slot.transactional_id} cannot be read: {error!r}. Somebody else has written it; remove it by a null for its key"
+        msg = f"the mark of {slot.transactional_id} cannot be read: {error!r}. It is none of lowwater's; remove it by a null for its key"
         raise ValueError(msg) from error

@@ -1,4 +1,4 @@
-"""Null columns for rows that a stage adds to a stream, such as the control row of a driven frame."""
+"""Null columns for rows that a stage adds to a stream, like the control row of a driven frame."""
 
 from __future__ import annotations
 

@@ -2,18 +2,18 @@
 
 Needs no PySpark.
 
-A window over several partitions waits for the slowest, and holds what the others have given
-meanwhile. So if one is hours behind, hours are held. Here it is the topic that holds them: each
-partition is read up to the first row that is the limit or more ahead of the slowest (MillWheel
-8.4). What is left is read when that one has come further.
+A window over several partitions waits for the slowest, and its state holds the rows of the others
+meanwhile: hours of them when one partition is hours behind. With a limit, the topic holds them: a
+batch reads each partition up to the first row that is the limit or more ahead of the slowest
+(MillWheel 8.4). Later batches read the rest when the slowest has caught up.
 
-How far each partition stands the injector knows, by the same rule by which it tells its frontier,
-and says it through a file that is replaced whole. Of a partition that it knows nothing of yet the
-next row that is to be read says it, and a row is read of it in any case. One without any row holds
-nobody back. Times are those of Kafka's records.
+The injector knows how far each partition is, by the rule of its frontier, and writes that into a
+file that it replaces whole. For a partition that the injector does not know yet, the next row to
+read tells it, and a batch reads at least one row of it. A partition without rows holds no other
+back. Times are those of Kafka's records.
 
-Where a partition ends is never a matter of exactness, as any end will do: a batch's plan names it,
-and the frontier is told from what was read.
+The end up to which a batch reads need not be exact: the batch's plan names it, and the frontier
+follows from the rows that were read.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from lowwater_spark.sources.kafka import Partition, Vector
 __all__ = ["CHUNK", "FORMAT", "LIMIT", "Pace", "paced"]
 
 FORMAT: Final = "lowwater_kafka"
-"""The name of the source's format."""
+"""Format of the source, as Spark names it."""
 
 LIMIT: Final = "lowwater.skew"
-"""Its option: how far ahead a partition may be, milliseconds."""
+"""Option of the source: how far a partition may be ahead of the slowest, milliseconds."""
 
 CHUNK: Final = 1000
-"""Rows that the slowest partition is read further when the limit lets it read none: over a gap in
-its times, and past a row whose time is wrong."""
+"""Number of rows by which the slowest partition advances when the limit allows it none: over a gap
+in its times, or past a row with a wrong time."""
 
 
 def paced(
@@ -47,22 +47,23 @@ def paced(
     until: Callable[[int], Vector],
     fresh: Collection[Partition] = (),
 ) -> dict[Partition, int]:
-    """Return how far each partition is to be read. Never below ``start``, nor beyond ``latest``.
+    """Return the offset up to which to read each partition, between ``start`` and ``latest``.
 
     Args:
-        start: How far each was read.
-        latest: Where each ends.
-        standing: The least time that can still come from each, milliseconds; those of which nothing
-            is known are left out.
-        limit: Milliseconds.
-        until: Tells, of all partitions, the offset of the first row at or after a time. Those that
-            have none are left out.
-        fresh: Those of which no row has counted yet. They hold the frontier, so a row of each is
-            read in any case: it may be one whose time is wrong.
+        start: Offset up to which each partition was read.
+        latest: End of each partition.
+        standing: Least time that can still come from each partition, milliseconds; partitions of
+            which nothing is known are left out.
+        limit: Greatest distance ahead of the slowest partition, milliseconds.
+        until: Function that returns, by partition, the offset of the first row at or after a time;
+            partitions without such a row are left out.
+        fresh: Partitions of which no row has counted yet. They hold the frontier, so at least one
+            row of each is read: the row's time may be wrong, and would hold it for ever.
 
     >>> fast, slow = Partition("t", 0), Partition("t", 1)
-    >>> found = paced({fast: 0, slow: 0}, {fast: 50, slow: 2}, {fast: 9, slow: 4}, 10, lambda time: {fast: time})
-    >>> found[fast], found[slow]
+    >>> start, latest, standing = {fast: 0, slow: 0}, {fast: 50, slow: 2}, {fast: 9, slow: 4}
+    >>> ends = paced(start, latest, standing, 10, lambda time: {fast: time})
+    >>> ends[fast], ends[slow]
     (14, 2)
     """
     behind = [place for place, end in latest.items() if end > start.get(place, 0)]
@@ -81,30 +82,31 @@ def paced(
 
 
 class Pace:
-    """Where the injector says how far the partitions stand, and the source reads it."""
+    """The file in which the injector writes how far the partitions are, for the source to read."""
 
     def __init__(self, directory: str) -> None:
         self._path = Path(directory) / "standing"
 
     def tell(self, standing: Mapping[str, int], *, idle: bool) -> None:
-        """Say of each partition, by its name in words, the least time that can still come from it, microseconds.
+        """Write the least time that can still come from each partition, microseconds.
 
-        ``idle``: whether those that have nothing left to read hold the others back as well. Where what is read of the others moves them (``across``), none would ever go on.
-        Raises OSError, naming the file and what to do.
+        Partitions are named in words. ``idle``: partitions with nothing left to read hold the
+        others back as well. It is False where the rows of the others move an idle one (``across``),
+        because all would wait for each other. Raises OSError, naming the file and the fix.
         """
-        said = json.dumps({"standing": dict(standing), "idle": idle}).encode()
+        content = json.dumps({"standing": dict(standing), "idle": idle}).encode()
         try:
             make_directory(self._path.parent)
-            write_over(self._path, said, durable=False)
+            write_over(self._path, content, durable=False)
         except OSError as failure:
             msg = (
-                f"{self._path} cannot be written, which tells the source how far the partitions stand (skew_limit): {failure}. The query ends before its batch "
-                "writes anything, and loses nothing. Make room, or let the driver write there, and start the query again: it goes on where it was."
+                f"{self._path} cannot be written, which tells the source how far the partitions are (skew_limit): {failure}. The query ends before its batch "
+                "writes anything, and loses nothing. Make room, or let the driver write there, and start the query again: it continues from its checkpoint."
             )
             raise OSError(msg) from failure
 
     def told(self) -> tuple[dict[str, int], bool]:
-        """Return what was said last; nothing before the first time."""
+        """Return the last times written, in microseconds, and ``idle``; at first no times."""
         try:
             content = json.loads(self._path.read_bytes())
         except FileNotFoundError:

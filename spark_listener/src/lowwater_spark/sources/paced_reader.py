@@ -1,7 +1,8 @@
-"""Kafka at one pace, as Spark sees it: a Python Data Source with the columns of Spark's own source, which plans the end of each partition singly.
+"""Kafka at one pace as a Python Data Source, which plans the end of each partition by itself.
 
-Imported only where PySpark is: by the driver, by Spark's driver-side Python process, and by the executors that read. Needs PySpark 4.2, as
-:mod:`lowwater_spark.sources.control_reader` does, and the package confluent-kafka.
+Its columns are those of Spark's own source. This module needs PySpark 4.2, as
+:mod:`lowwater_spark.sources.control_reader` does, and the package confluent-kafka. Only the driver,
+Spark's driver-side Python process and the executors that read import it.
 """
 
 from __future__ import annotations
@@ -36,40 +37,41 @@ logger = logging.getLogger("lowwater.spark")
 _ISOLATION: Final = "kafka.isolation.level"
 _TOPICS: Final = "subscribe"
 _ANSWER: Final = 10.0
-"""Seconds that Kafka has for one answer while a batch is planned; without one nothing is planned,
-and it is asked again."""
+"""Seconds in which Kafka must answer while a batch is planned. Without an answer the plan stays as
+it is, and Spark asks again."""
 _READ: Final = 60.0
-"""Seconds without a row after which a task that reads fails, and is tried again."""
+"""Seconds without a row after which a reading task fails, and Spark tries it again."""
 _ROWS: Final = 10_000
-"""Of one Arrow batch."""
+"""Greatest number of rows in one Arrow batch."""
 
 
 def read_paced(spark: SparkSession, options: Mapping[str, object], limit: int) -> DataFrame:
     """Return topics as a streaming frame.
 
-    ``limit`` is in milliseconds. Raises ValueError and Unsupported for options that it does not
-    take.
+    ``limit`` is in milliseconds. Raises ValueError and Unsupported for options that the source does
+    not take.
     """
-    told = {name.lower(): str(value) for name, value in options.items()}
-    if other := sorted(name for name in told if not name.startswith("kafka.") and name not in (_TOPICS, BROKERS)):
-        msg = f"read_kafka takes {_TOPICS}, {BROKERS} and options of Kafka's client, as kafka.bootstrap.servers, and not {other[0]}: it reads from the beginning"
-        raise ValueError(msg)
-    if not told.get(_TOPICS, "").strip():
+    lower = {name.lower(): str(value) for name, value in options.items()}
+    if other := sorted(name for name in lower if not name.startswith("kafka.") and name not in (_TOPICS, BROKERS)):
         msg = (
-            'read_kafka needs to know what to read: {"subscribe": "flights"}, or several names with commas between them'
+            f"read_kafka takes {_TOPICS}, {BROKERS} and options of Kafka's client, as kafka.bootstrap.servers, and not {other[0]}: remove it. read_kafka reads "
+            "from the beginning"
         )
         raise ValueError(msg)
-    _settings(told)
+    if not lower.get(_TOPICS, "").strip():
+        msg = 'read_kafka needs the topics to read: {"subscribe": "flights"}, or several names with commas between them'
+        raise ValueError(msg)
+    _settings(lower)
     check_version(spark, "read_kafka")
     confluent()
     spark.dataSource.register(PacedKafka)
     folder = str(Path(_root().name, uuid.uuid4().hex))
-    return spark.readStream.format(FORMAT).options(**told, **{PACE: folder, LIMIT: str(limit)}).load()
+    return spark.readStream.format(FORMAT).options(**lower, **{PACE: folder, LIMIT: str(limit)}).load()
 
 
 @cache
 def _root() -> tempfile.TemporaryDirectory[str]:
-    """Return where this process says how far partitions stand; it goes when the process ends."""
+    """Return the directory of this process's :class:`Pace` files, deleted at the process's end."""
     return tempfile.TemporaryDirectory(prefix="lowwater-pace-", ignore_cleanup_errors=True)
 
 
@@ -108,7 +110,7 @@ class _Part(InputPartition):
 
 
 class PacedReader(DataSourceStreamReader):
-    """Plans how far each partition is read, and reads it."""
+    """Plans the end up to which each partition is read, and reads the rows."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._settings = _settings(options)
@@ -117,11 +119,11 @@ class PacedReader(DataSourceStreamReader):
         self._limit = int(options[LIMIT])
         self._pace = Pace(options[PACE])
         self._admin: Any = None
-        self._said = ""
-        """Why nothing was planned last."""
+        self._warned = ""
+        """Last logged reason why nothing was planned."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Go to the executors without connections."""
+        """Return the state for executors, without connections."""
         return {**self.__dict__, "_admin": None}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
@@ -129,36 +131,37 @@ class PacedReader(DataSourceStreamReader):
         return _line(self._listed("earliest", self._partitions()))
 
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:  # noqa: N802
-        """Return how far to read next, or ``start`` while there is nothing, it has to wait, or Kafka does not answer.
+        """Return the offsets up to which the next batch reads; ``start`` while it can read nothing.
 
-        Raises CheckpointMismatch when a partition ends below where it was read to.
+        That is so without new rows, while the limit holds, and when Kafka does not answer. Raises
+        CheckpointMismatch when a partition ends below the offset that was read.
         """
         before = vector_of(json.dumps(start))
         try:
             places = self._partitions()
             latest = self._listed("latest", places)
             if below(latest, before):
-                self._admin = None  # one that has only just lost a partition to another leader may have answered
+                self._admin = None  # the answer may be of a broker that has just lost the partition to another leader
                 latest = self._listed("latest", places)
                 if cut := below(latest, before):
                     raise CheckpointMismatch(_CUT.format(cut=cut))
             if new := [place for place in latest if place not in before]:
                 before.update(self._listed("earliest", new))
-            known = {place: end for place, end in latest.items() if place in before}
-            told, idle = self._pace.told()
-            fresh = [place for place, end in known.items() if end > before[place] and str(place) not in told]
+            ends = {place: end for place, end in latest.items() if place in before}
+            times, idle = self._pace.told()
+            fresh = [place for place, end in ends.items() if end > before[place] and str(place) not in times]
             standing = {
-                place: told[str(place)] // 1000
-                for place, end in known.items()
-                if str(place) in told and (idle or end > before[place])
+                place: times[str(place)] // 1000
+                for place, end in ends.items()
+                if str(place) in times and (idle or end > before[place])
             }
             standing |= self._next_times({place: before[place] for place in fresh})
-            after = paced(before, known, standing, self._limit, lambda time: self._listed(time, places), fresh)
+            after = paced(before, ends, standing, self._limit, lambda time: self._listed(time, places), fresh)
             return _line(after)
         except (OSError, confluent().KafkaException) as failure:
-            if str(failure) != self._said:
-                self._said = str(failure)
-                logger.warning("nothing more is planned of %s for now: %s", ", ".join(self._topics), failure)
+            if str(failure) != self._warned:
+                self._warned = str(failure)
+                logger.warning("the query plans no more rows of %s for now: %s", ", ".join(self._topics), failure)
             return start
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -168,44 +171,47 @@ class PacedReader(DataSourceStreamReader):
         return [_Part(place.topic, place.number, begin, to) for place, begin, to in spans if begin < to]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Give the rows of one partition."""
+        """Yield the rows of one partition as Arrow batches.
+
+        Raises OSError when Kafka gives no row for :data:`_READ` seconds.
+        """
         assert isinstance(partition, _Part)
         consumer = self._consumer({Partition(partition.topic, partition.number): partition.start})
         try:
             done = False
             while not done:
                 first = consumer.poll(_READ)
-                found = [] if first is None else [first, *consumer.consume(_ROWS, timeout=0)]
-                rows = [each for each in found if each.error() is None and each.offset() < partition.end]
+                messages = [] if first is None else [first, *consumer.consume(_ROWS, timeout=0)]
+                rows = [message for message in messages if message.error() is None and message.offset() < partition.end]
                 if rows:
                     yield _table(rows)
-                done = any(_reaches(each, partition.end) for each in found)
-                if not found:
+                done = any(_reaches(message, partition.end) for message in messages)
+                if not messages:
                     msg = f"partition {partition.number} of {partition.topic} gives no rows from {partition.start} to {partition.end}"
                     raise OSError(msg)
         finally:
             consumer.close()
 
     def _next_times(self, offsets: Mapping[Partition, int]) -> dict[Partition, int]:
-        """Return the times of the next rows to be read, milliseconds.
+        """Return the time of the row at each offset, milliseconds.
 
-        Raises OSError when Kafka does not give them.
+        Raises OSError when Kafka does not give one.
         """
         times: dict[Partition, int] = {}
-        left = {*offsets}
-        if not left:
+        pending = {*offsets}
+        if not pending:
             return times
         consumer = self._consumer(offsets)
         try:
-            while left:
-                found = consumer.poll(_ANSWER)
-                if found is None:
-                    msg = "Kafka does not give the next rows"
+            while pending:
+                message = consumer.poll(_ANSWER)
+                if message is None:
+                    msg = f"Kafka does not give the next row of {min(pending)}"
                     raise OSError(msg)
-                place = Partition(found.topic(), found.partition())
-                if place in left and found.error() is None:
-                    times[place] = found.timestamp()[1]
-                left.discard(place)
+                place = Partition(message.topic(), message.partition())
+                if place in pending and message.error() is None:
+                    times[place] = message.timestamp()[1]
+                pending.discard(place)
         finally:
             consumer.close()
         return times
@@ -213,8 +219,10 @@ class PacedReader(DataSourceStreamReader):
     def _consumer(self, offsets: Mapping[Partition, int]) -> Any:
         settings = {**self._settings, "auto.offset.reset": "error"}
         consumer = consumer_of(settings, committed=self._committed)
-        place = confluent().TopicPartition
-        consumer.assign([place(each.topic, each.number, offset) for each, offset in offsets.items()])
+        assignment = confluent().TopicPartition
+        consumer.assign(
+            [assignment(partition.topic, partition.number, offset) for partition, offset in offsets.items()]
+        )
         return consumer
 
     def _client(self) -> Any:
@@ -224,44 +232,46 @@ class PacedReader(DataSourceStreamReader):
 
     def _partitions(self) -> list[Partition]:
         """Return all partitions of the topics. Raises OSError."""
-        found: list[Partition] = []
+        partitions: list[Partition] = []
         for topic in self._topics:
-            told = self._client().list_topics(topic, timeout=_ANSWER).topics[topic]
-            if told.error is not None:
-                msg = f"Kafka does not tell of the topic {topic}: {told.error}"
+            metadata = self._client().list_topics(topic, timeout=_ANSWER).topics[topic]
+            if metadata.error is not None:
+                msg = f"Kafka does not describe the topic {topic}: {metadata.error}"
                 raise OSError(msg)
-            found += [Partition(topic, number) for number in sorted(told.partitions)]
-        return found
+            partitions += [Partition(topic, number) for number in sorted(metadata.partitions)]
+        return partitions
 
     def _listed(self, which: str | int, places: Sequence[Partition]) -> dict[Partition, int]:
-        """Return an offset of each partition: the earliest, the latest, or of the first row at or after a time in milliseconds. Raises OSError.
+        """Return an offset of each partition.
 
-        Without an exception the client says of a partition without a leader that its offset is negative.
+        ``which`` is ``earliest``, ``latest``, or a time in milliseconds, for the first row at or
+        after it. Raises OSError, also for a partition without a leader: the client returns a
+        negative offset for that, and raises nothing.
         """
         library = confluent()
         spec = library.admin.OffsetSpec
-        asked = spec.for_timestamp(which) if isinstance(which, int) else getattr(spec, which)()
+        query = spec.for_timestamp(which) if isinstance(which, int) else getattr(spec, which)()
         level = library.IsolationLevel.READ_COMMITTED if self._committed else library.IsolationLevel.READ_UNCOMMITTED
-        wanted = {library.TopicPartition(place.topic, place.number): asked for place in places}
-        answers = self._client().list_offsets(wanted, isolation_level=level, request_timeout=_ANSWER)
-        found = {}
+        queries = {library.TopicPartition(place.topic, place.number): query for place in places}
+        answers = self._client().list_offsets(queries, isolation_level=level, request_timeout=_ANSWER)
+        offsets = {}
         for place, answer in answers.items():
             offset = answer.result(_ANSWER).offset
             if offset >= 0:
-                found[Partition(place.topic, place.partition)] = offset
+                offsets[Partition(place.topic, place.partition)] = offset
             elif not (isinstance(which, int) and offset == _NO_ROW):
-                msg = f"nobody tells the offsets of partition {place.partition} of {place.topic}"
+                msg = f"no broker gives the offsets of partition {place.partition} of {place.topic}"
                 raise OSError(msg)
-        return found
+        return offsets
 
 
 _CUT: Final = (
-    "the log of a topic was cut off, or the topic was made anew, since it was read: {cut}. Rows below where the query stands would never be read. Start from a new checkpoint, with "
-    "adopt=True."
+    "the log of a topic was cut off, or the topic was created again, since it was read: {cut}. The query would never read new rows below its offset. Start from "
+    "a new checkpoint, with adopt=True."
 )
 
 _NO_ROW: Final = -1
-"""The offset of the first row at or after a time when there is none."""
+"""Offset in Kafka's answer when no row is at or after a time."""
 
 
 def _line(vector: Mapping[Partition, int]) -> dict[str, Any]:
@@ -273,14 +283,14 @@ def _line(vector: Mapping[Partition, int]) -> dict[str, Any]:
 
 
 def _reaches(message: Any, end: int) -> bool:
-    """Return whether what came says that all rows before ``end`` were given.
+    """Return whether a message shows that all rows before ``end`` have come.
 
-    Raises KafkaException for another error.
+    Raises KafkaException for a message with an error other than the partition's end.
     """
     error = message.error()
     if error is not None and error.code() != confluent().KafkaError._PARTITION_EOF:
         raise confluent().KafkaException(error)
-    # A row's own offset is the last one before the next; the end that is told is the next one.
+    # A row has its own offset, and the partition's end has that of the next row.
     return bool(message.offset() + (1 if error is None else 0) >= end)
 
 
@@ -288,13 +298,13 @@ def _table(rows: Sequence[Any]) -> pa.RecordBatch:
     """Return messages as an Arrow batch."""
     import pyarrow as pa
 
-    stamps = [each.timestamp() for each in rows]
+    stamps = [row.timestamp() for row in rows]
     columns = [
-        pa.array([each.key() for each in rows], pa.binary()),
-        pa.array([each.value() for each in rows], pa.binary()),
-        pa.array([each.topic() for each in rows], pa.string()),
-        pa.array([each.partition() for each in rows], pa.int32()),
-        pa.array([each.offset() for each in rows], pa.int64()),
+        pa.array([row.key() for row in rows], pa.binary()),
+        pa.array([row.value() for row in rows], pa.binary()),
+        pa.array([row.topic() for row in rows], pa.string()),
+        pa.array([row.partition() for row in rows], pa.int32()),
+        pa.array([row.offset() for row in rows], pa.int64()),
         pa.array([time * 1000 for _, time in stamps], pa.int64()).cast(pa.timestamp("us", "UTC")),
         # Spark counts from 0 what the client library counts from 1.
         pa.array([kind - 1 for kind, _ in stamps], pa.int32()),

@@ -1,15 +1,15 @@
-"""Whether the directories that a query reads are still those that it has read before.
+"""Identity of the directories that a query reads, which must stay those of earlier runs.
 
-Where a volume is not mounted, there is its mount point: a directory, and often empty. A listing of
-it says that nothing is left to be read, and every low watermark would count. So a checkpoint
-remembers each directory by its inode and its birth time. Under others a directory is taken for the
-same one only if a witness stands in it: a file that was seen standing in the directory before. That
-a file was read is not enough: somebody may write into the mount point, and Spark reads that. Device
-numbers say nothing here: each mount of NFS may give another one, and each start of a container.
+When a volume is not mounted, its mount point is there instead: a directory, and often empty. A
+listing of it would show nothing to read, and every low watermark would count. So a checkpoint
+stores the inode and the birth time of each directory. A directory with other ones is taken for the
+same only when a witness is in it: a file that an earlier listing saw in the directory. A file that
+was read is no witness, because somebody may write into the mount point, and Spark reads that.
+Device numbers do not help: each mount of NFS, and each start of a container, may give another one.
 
-Inode numbers are given out again: the root of each ext4 volume has 2 and that of each tmpfs 1, and
-a directory that was removed may leave its number to the next one. The birth time tells them apart,
-and no name, move or remount changes it.
+Inode numbers are used again: the root of each ext4 volume has 2 and that of each tmpfs 1, and the
+number of a removed directory may go to the next one. The birth time tells them apart, and no new
+name, move or remount changes it.
 """
 
 from __future__ import annotations
@@ -30,40 +30,40 @@ from lowwater_spark.sources.source_log import File, Head
 __all__ = ["Identity", "Replaced", "Roots", "birth_of", "identity_of"]
 
 _WITNESSES: Final = 8
-"""How many files are remembered of a directory: the newest, since old ones are removed first. They
-also are not in what was copied from before."""
+"""Number of witnesses of a directory: its newest files, because old ones are removed first, and an
+older copy of the directory does not have them."""
 
 
 class Replaced(OSError):
-    """A directory is not the one that was read before.
+    """A source that is not the one that was read before, or that has lost rows.
 
-    Only who has replaced it, or who mounts the right one, can help.
+    A later look does not help: a person must put the right source in place.
     """
 
 
 class Identity(NamedTuple):
-    """Which directory a path leads to."""
+    """Inode and birth time of a directory."""
 
     inode: int
     birth: int | None
-    """See :func:`~lowwater_spark.sources.roots.birth_of`."""
+    """Birth time, nanoseconds since the epoch; None: unknown, see :func:`birth_of`."""
 
 
 class _Root(NamedTuple):
-    """What is remembered of a directory."""
+    """A directory in the checkpoint's manifest."""
 
     identity: Identity
     witnesses: tuple[File, ...] = ()
-    """Files that stood in it, the newest first."""
+    """Files that were in the directory at a listing, the newest first."""
 
 
 def identity_of(path: str) -> Identity:
-    """Return which directory a path leads to now. Raises OSError."""
+    """Return the identity of the directory at a path. Raises OSError."""
     return Identity(Path(path).stat().st_ino, birth_of(path))
 
 
 def _files(head: Head) -> Iterator[File]:
-    """Yield what was looked at and is a file of rows: waited for, or taken already."""
+    """Yield the listed files of rows, settled ones included."""
     return (file for file in itertools.chain(head, head.settled) if file.modified >= 0)
 
 
@@ -71,18 +71,18 @@ def _age(file: File) -> tuple[int, str]:
     return file.modified, file.path
 
 
-def _is_same(known: _Root, identity: Identity, head: Head) -> bool:
-    if known.identity == identity:
+def _is_same(before: _Root, identity: Identity, head: Head) -> bool:
+    if before.identity == identity:
         return True
-    return not set(known.witnesses).isdisjoint(_files(head))
+    return not set(before.witnesses).isdisjoint(_files(head))
 
 
 class Roots:
-    """By what the directories that a query reads are known again: in the checkpoint's manifest.
+    """The identities of the directories that a query reads, in the checkpoint's manifest.
 
-    A directory of which nothing is known, as in a new checkpoint, is taken as it is found. So is
-    every directory while there is a file ``CHECKPOINT/lowwater/replaced``, which whoever has
-    replaced one on purpose makes; it goes with the first directory that is taken so.
+    A directory without an entry, as in a new checkpoint, is accepted. So is one replaced directory
+    while the file ``CHECKPOINT/lowwater/replaced`` exists: an operator who has replaced a directory
+    on purpose creates the file, and its first use deletes it.
     """
 
     def __init__(self, manifest: Manifest) -> None:
@@ -90,26 +90,25 @@ class Roots:
         self._replaced = manifest.home / "lowwater" / "replaced"
 
     def recognize(self, root: str, identity: Identity, head: Head) -> None:
-        """Remember a directory by what was just listed of it.
+        """Compare a directory with its entry, and store the identity and newest files of a listing.
 
-        Raises Replaced when it is not the one that was read before, OSError.
-
-        ``identity`` is the directory's before the listing and after it. Costs what a version of the
-        manifest does if it has new files.
+        ``identity`` is the directory's, the same before and after the listing. Costs a version of
+        the manifest when there are new files. Raises Replaced when the directory is not the one
+        that was read before, and OSError.
         """
         self._manifest.attend()
         before = self._of(root)
         forgiven = before is not None and not _is_same(before, identity, head)
         if forgiven and not self._replaced.exists():
             msg = (
-                f"{root} is not the directory that was read before, and none of its newest files is in it: mount its volume. If it was "
-                f"replaced on purpose, say so: touch {self._replaced}"
+                f"{root} is not the directory that was read before, and has none of that one's newest files: mount its volume. If you have "
+                f"replaced it on purpose, run: touch {self._replaced}"
             )
             raise Replaced(msg)
-        # Only now: what stands in another directory can be no witness of this one.
+        # After the comparison: files of another directory are no witnesses of this one.
         newest = heapq.nlargest(_WITNESSES, _files(head), key=_age)
-        # Batches that are not looked into any more still stand there. Of a directory that this one
-        # is a copy of, what is not in the copy counts no more.
+        # Older witnesses stay, because settled batches are not listed any more. When this directory
+        # is a copy, files of the original may be missing in it, so its older witnesses are dropped.
         older = before.witnesses if before is not None and before.identity == identity else ()
         now = _Root(identity, tuple(dict.fromkeys([*newest, *older]))[:_WITNESSES])
         if now != before:
@@ -130,52 +129,53 @@ def _entry(root: _Root) -> list[Any]:
 
 
 _HERE: Final = -100
-"""AT_FDCWD: a relative path is one of the working directory."""
+"""AT_FDCWD: relative paths begin at the working directory."""
 
 _BIRTH: Final = 0x800
-"""STATX_BTIME."""
+"""STATX_BTIME: the mask of the birth time."""
 
 _SIZE: Final = 256
-"""Bytes of what statx and statfs fill in, at most."""
+"""Size in bytes of a buffer for the answer of statx or statfs."""
 
 _BIRTH_AT: Final = 80
-"""Where the birth time stands in it: seconds in 8 bytes, nanoseconds in 4."""
+"""Offset of the birth time in the answer of statx: seconds in 8 bytes, nanoseconds in 4."""
 
 _OVERLAY: Final = 0x794C7630
 
 _MISSING: Final = frozenset({errno.ENOSYS, errno.EPERM})
-"""What a kernel, or the filter of a container, says of a call that it does not have."""
+"""Errors of a kernel, or of a container's filter, for a call that it does not have."""
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def birth_of(path: str) -> int | None:
-    """Return when a file or directory was made, nanoseconds since the epoch; None where nothing that stays says so. Links are followed.
+    """Return the birth time of a file or directory, nanoseconds since the epoch; None: unknown.
 
-    Such are NFS before 4.2, systems without statx, and overlayfs: a directory of a container's image is made again when something is first written
-    into it. Raises OSError when it cannot be looked at. Linux only, two system calls.
+    Links are followed. The time is unknown on NFS before 4.2, on systems without statx, and on
+    overlayfs: there a directory of a container's image is created again when a file is first
+    written into it. Raises OSError when the path cannot be read. Linux only, two system calls.
     """
     try:
         statx, statfs = _libc.statx, _libc.statfs
     except AttributeError:
         return None
-    name, found = os.fsencode(path), ctypes.create_string_buffer(_SIZE)
-    if not _answered(statx(_HERE, name, 0, _BIRTH, found), path):
+    name, answer = os.fsencode(path), ctypes.create_string_buffer(_SIZE)
+    if not _answered(statx(_HERE, name, 0, _BIRTH, answer), path):
         return None
-    mask: int = struct.unpack_from("=I", found)[0]
-    seconds, nanoseconds = struct.unpack_from("=qI", found, _BIRTH_AT)
+    mask: int = struct.unpack_from("=I", answer)[0]
+    seconds, nanoseconds = struct.unpack_from("=qI", answer, _BIRTH_AT)
     if not mask & _BIRTH:
         return None
-    # The type is the first number of the structure.
-    if not _answered(statfs(name, found), path) or ctypes.c_ulong.from_buffer(found).value == _OVERLAY:
+    # The type of the file system is the first number in the answer of statfs.
+    if not _answered(statfs(name, answer), path) or ctypes.c_ulong.from_buffer(answer).value == _OVERLAY:
         return None
     return int(seconds) * 1_000_000_000 + int(nanoseconds)
 
 
 def _answered(result: int, path: str) -> bool:
-    """Return whether a call was answered; not when the system does not have it.
+    """Return whether a call was answered; False when the system does not have the call.
 
-    Raises what it has failed with.
+    Raises OSError when the call has failed.
     """
     number = ctypes.get_errno()
     if result != 0 and number not in _MISSING:

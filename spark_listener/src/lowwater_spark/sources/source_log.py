@@ -1,13 +1,16 @@
-"""Reads the log of a file source in a query's checkpoint: which files the source has taken, and in which of its entries.
+"""Spark's log of a file source in a checkpoint: the files that the source has taken, and when.
 
-Pure reading, probed on PySpark 4.3: ``sources/<i>/<n>`` is written while batch N is being *planned*, one JSON line a file; every few entries come
-as one ``<n>.compact`` that repeats all earlier ones. So a path may stand here and not be in any batch yet: only the log offset in ``offsets/N``
-says what a batch holds (:mod:`~lowwater_spark.checkpoint.log`). Each line has the modification time that Spark has listed, milliseconds.
+The log is only read here; its format was probed on PySpark 4.3. Spark writes ``sources/<i>/<n>``
+while it *plans* a batch, one JSON line a file; every few entries it writes one ``<n>.compact`` that
+repeats all earlier ones. So a path may be in the log and not in any batch yet: only the log offset
+in ``offsets/N`` tells which entries a batch has (:mod:`~lowwater_spark.checkpoint.log`). Each line
+has the file's modification time, in milliseconds, as Spark listed it.
 
-head(W) of such a source is the set of the files that stood there when an input watermark had been read. A batch may count on an input low watermark W only
-if it read everything that was there when W was read (a rate limit, targets fixed earlier, a replayed plan and a stale listing all leave rows
-behind that W covers). So the driver lists the source *after* it has read W, and W counts from a batch that has taken each listed path. The set is
-exact where a count or a greatest name is not: with ``latestFirst`` an older file is taken later than a newer one.
+The head of a file source is the set of files that were there when an input watermark W had been
+read. A batch may count on W only if it read all of them: a rate limit, targets fixed earlier, a
+replayed plan and a stale listing leave rows behind that W covers. So the driver lists the source
+*after* it has read W, and W counts from a batch that has taken each listed path. A count of files
+or a greatest name would not be exact: with ``latestFirst`` Spark takes newer files first.
 """
 
 from __future__ import annotations
@@ -40,93 +43,95 @@ __all__ = [
 ]
 
 FOR_EVER: Final = 1 << 63
-"""Milliseconds that no file is old."""
+"""Milliseconds above the age of any file."""
 
 NOTHING: Final = -1
-"""The log offset of a source that has given nothing yet: below every batch id."""
+"""Log offset of a source before its first rows: below every batch id."""
 
 NO_FILE: Final = -1
-"""Stands for the modification time of what is no file of rows, and which Spark therefore never
-takes."""
+"""Modification time in the place of a file's: the path has no rows that Spark takes, so it holds
+W."""
 
 
 class File(NamedTuple):
-    """A file as it stands in a listing.
+    """A file in a listing.
 
-    Another modification time is another file: it has other rows.
+    A path with another modification time is another file, with other rows.
     """
 
     path: str
     modified: int
-    """Milliseconds since the epoch, rounded down, as Spark logs it."""
+    """Modification time, milliseconds since the epoch, rounded down as in Spark's log."""
 
 
 class Taken(NamedTuple):
-    """What a source's log says of a path: the newest entry that has it."""
+    """The newest entry of a source's log that has a path."""
 
     batch: int
-    """The batch id, in the source's own count."""
+    """Batch id of the entry, in the source's own count."""
     modified: int
-    """As :attr:`File.modified`, when Spark listed it."""
+    """Modification time in the entry, see :attr:`File.modified`."""
 
 
 class Head(set[File]):
-    """What of a listing is still to be waited for.
+    """The files of a listing that are not settled.
 
-    Any set of files is the head of a source of which nothing is left out.
+    A plain set of files is the head of a listing that left nothing out.
     """
 
-    __slots__ = ("batches", "settled", "unseen")
+    __slots__ = ("batches", "settled", "unlisted")
 
     def __init__(self, files: Iterable[File] = ()) -> None:
         super().__init__(files)
         self.settled: list[File] = []
-        """Those that were looked at and left out."""
+        """Listed files that were left out, because a committed batch has taken them."""
         self.batches: Container[str] = ()
-        """The directories that were not looked into, since all in them is taken."""
-        self.unseen = 0
-        """The number of files in them."""
+        """Directories that were not listed, because all files in them are taken."""
+        self.unlisted = 0
+        """Number of files in these directories."""
 
     def wait_for(self, reason: str) -> None:
-        """Wait for what Spark never takes: nothing newer counts until a listing does not find it."""
+        """Hold W until a listing without this reason: Spark never takes such an entry."""
         self.add(File(reason, NO_FILE))
 
 
 class Files:
-    """What one reading waits for: the files that no entry has taken yet, and how far the others reach into the log."""
+    """The head for which one reading waits.
+
+    ``missing`` has the files that no log entry has taken yet; ``needs`` is the greatest log offset
+    that took one of the others.
+    """
 
     __slots__ = ("__weakref__", "missing", "needs")
 
     def __init__(self, listed: set[File], planned: int | None) -> None:
-        # Not the listing itself: it also has the paths that are left out, and others may wait for
-        # it.
+        # A copy: the listing also has the settled paths, and several readings may share it.
         self.missing = set(listed)
         self.needs = NOTHING
         self.need(planned)
 
     def need(self, planned: int | None) -> None:
-        """Wait for a planned batch as well: what is not listed may have been read by it, and removed since."""
+        """Wait for a planned batch as well: it may have read files that were removed since."""
         self.needs = max(self.needs, NOTHING if planned is None else planned)
 
 
 class SourceLog:
     """The files that one file source has taken, with the entry that took each.
 
-    ``root`` is the directory that the source reads: an entry from elsewhere raises
-    CheckpointMismatch, since then the query's sources are not those of the checkpoint, or not in
-    its order; None: it may be from anywhere. ``max_age`` is the source's maxFileAge, milliseconds.
-    ``columns`` are those of its Hive partitions; None: Spark does not go by them. An entry of a
-    file that does not have them raises CheckpointMismatch: Spark logs it, and reads no rows from
-    it, or from those that came with it.
+    ``root`` is the directory that the source reads; None: any. An entry from elsewhere raises
+    CheckpointMismatch: the query's sources are not those of the checkpoint, or in another order.
+    ``max_age`` is the source's maxFileAge, milliseconds. ``columns`` are those of its Hive
+    partitions; None: Spark ignores partitions. An entry of a file outside of the partitions raises
+    CheckpointMismatch: Spark logs such a file, but reads no rows from it or from those logged with
+    it.
 
-    Reads each entry once: :meth:`read_to` costs O(new entries), also at every tenth, where Spark
-    writes a compacted one that repeats all before it. The first call costs O(all files that the
-    compacted entry has). Holds one path per file that it has read, but for those that listings do
-    not find any more.
+    Each entry is read once: :meth:`read_to` costs O(new entries), also where Spark has compacted
+    all earlier ones. The first call costs O(files in the compacted entry). Memory: one path per
+    file that was read, less those that listings do not find any more.
     """
 
     FEW: ClassVar[int] = 1_000
-    """Paths that are held without a look at whether they are still there."""
+    """Number of paths below which none is dropped, listed or not."""
 
     def __init__(
         self, log: Location, root: str | None = "/", max_age: int = FOR_EVER, columns: tuple[str, ...] | None = None
@@ -140,11 +145,11 @@ class SourceLog:
         self.read = NOTHING
         self._before = NOTHING
         self.parsed = 0
-        """How many lines of entries were parsed so far."""
+        """Number of lines that were parsed so far."""
         self._waiting: weakref.WeakSet[Files] = weakref.WeakSet()
-        """What anybody waits for."""
+        """Heads for which readings wait."""
         self._listed: weakref.ref[set[File]] | None = None
-        """The newest listing that anybody waits for."""
+        """Newest listing that was given to :meth:`wait`."""
 
     @property
     def taken(self) -> Mapping[str, Taken]:
@@ -153,27 +158,30 @@ class SourceLog:
 
     @property
     def newest(self) -> int:
-        """Greatest modification time of all files that were taken, milliseconds since the epoch; 0: none."""
+        """Greatest modification time of the files taken, milliseconds since the epoch; 0: none."""
         return self._newest
 
     def drop(self, paths: Iterable[str]) -> None:
-        """Forget files that are not there any more, and for which nobody waits."""
+        """Forget removed files for which no reading waits."""
         for path in paths:
             self._taken.pop(path, None)
 
     def passes_over(self, file: File) -> bool:
-        """Return whether Spark does not take a file any more for its age: counted from the newest that it has taken."""
+        """Return whether Spark skips a file as too old, by the newest one that it has taken."""
         return file.modified < self._newest - self._max_age
 
     def batch_of(self, file: File) -> int | None:
-        """Return the batch id of the entry that took a file; None when there is none, or when the file was written again since."""
+        """Return the batch id of the entry that took a file in its present state; None: none."""
         taken = self._taken.get(file.path)
         return None if taken is None or taken.modified != file.modified else taken.batch
 
-    # -- what is waited for ------------------------------------------------------------------------
+    # -- heads -------------------------------------------------------------------------------------
 
     def wait(self, listed: set[File], planned: int | None = None) -> Files:
-        """Return what is to be waited for after a listing, see :meth:`~lowwater_spark.sources.base.Awaited.wait`. O(listed)."""
+        """Return the head of a listing; O(listed).
+
+        See :class:`~lowwater_spark.sources.base.Awaited`.
+        """
         self._forget(listed)
         head = Files(listed, planned)
         self.look(head)
@@ -181,15 +189,16 @@ class SourceLog:
         return head
 
     def look(self, head: Files) -> None:
-        """Take notice of what was taken since. O(what is missing)."""
-        found = {file: batch for file in head.missing if (batch := self.batch_of(file)) is not None}
-        head.missing.difference_update(found)
-        head.needs = max([head.needs, *found.values()])
+        """Move the files that were taken since from ``missing`` to ``needs``. O(missing files)."""
+        batches = {file: batch for file in head.missing if (batch := self.batch_of(file)) is not None}
+        head.missing.difference_update(batches)
+        head.needs = max([head.needs, *batches.values()])
 
     def renewed(self, head: Files, listed: set[File], planned: int | None = None) -> Files:
-        """Wait for a later listing instead, if a file that no entry has taken is gone: removed, written again, or renamed to another one of it.
+        """Return the head of a later listing when a file that no entry has taken is not in it.
 
-        Such a file gives no rows any more, and would be waited for in vain. One that an entry has taken still counts: its batch may have read it.
+        Such a file was removed, renamed or written again: it would never be taken, and W would hold
+        for ever. Files that an entry has taken still count, because their batches may read them.
         """
         self.look(head)
         if not head.missing <= listed:
@@ -198,18 +207,18 @@ class SourceLog:
         return head
 
     def reached(self, head: Files, offset: int | None) -> bool:
-        """Return whether all is taken up to an offset; before the first batch only an empty head is reached."""
+        """Return whether the entries up to an offset have taken all; None: before the first."""
         return not head.missing and head.needs <= (NOTHING if offset is None else offset)
 
     def same(self, one: Files, other: Files) -> bool:
-        """Return whether both are reached by the same offsets. Both must have looked."""
+        """Return whether the same offsets reach both heads; call :meth:`look` for both before."""
         return one.needs == other.needs and one.missing == other.missing
 
     def missing(self, head: Files, limit: int) -> list[str]:
-        """Return some of the paths that no batch has taken yet, the first by name.
+        """Return the first ``limit`` paths, by name, that no batch has taken yet.
 
-        Where waiting does not help, the reason goes with the path: it was written again since a
-        batch has read it, or it is too old.
+        A reason follows the path when waiting does not help: the file was written again after a
+        batch read it, or it is too old.
         """
         return [self._named(file) for file in heapq.nsmallest(limit, head.missing)]
 
@@ -221,31 +230,32 @@ class SourceLog:
         return file.path
 
     def _forget(self, listed: set[File]) -> None:
-        """Drop the paths that a listing has not found any more, once for each listing, whoever waits for it.
+        """Drop the paths that a listing does not have any more, once for each listing.
 
-        One that comes again counts as not taken: Spark does not read it a second time, so it holds.
+        A path that comes back counts as not taken, and holds W: Spark does not read it again.
         """
         if self._listed is not None and self._listed() is listed:
             return
         self._listed = weakref.ref(listed)
         paths = [file.path for file in listed]
         if isinstance(listed, Head):
-            gone = self._gone([*paths, *(file.path for file in listed.settled)], listed.batches, listed.unseen)
+            removed = self._removed([*paths, *(file.path for file in listed.settled)], listed.batches, listed.unlisted)
         else:
-            gone = self._gone(paths)
-        if not gone:
+            removed = self._removed(paths)
+        if not removed:
             return
-        # First: what somebody waits for and was taken before it went is known by its entry.
+        # Before the drop: a waiting head finds the files that were taken only in these entries.
         for head in self._waiting:
             self.look(head)
-        for path in gone:
+        for path in removed:
             self._taken.pop(path, None)
 
-    def _gone(self, listed: Collection[str], folders: Container[str] = (), within: int = 0) -> list[str]:
-        """Return the paths that a listing does not have any more, if they are most of those that are held; else none.
+    def _removed(self, listed: Collection[str], folders: Container[str] = (), within: int = 0) -> list[str]:
+        """Return the held paths that a listing does not have, when they are most of all; else none.
 
-        ``folders`` were not looked into: what is in them is there, ``within`` files in all.
-        Those alone that had been taken when this was asked last: what is taken after a listing began may have come after it. O(1), or O(paths held).
+        ``folders`` were not listed, and still have their ``within`` files. Only paths that had been
+        taken at the call before are returned: a file that was taken later may have come after the
+        listing began. O(1), or O(paths held).
         """
         before, self._before = self._before, self.read
         if len(self._taken) < self.FEW + 2 * (len(listed) + within):
@@ -257,7 +267,7 @@ class SourceLog:
             if taken.batch <= before and path not in paths and path.rpartition("/")[0] not in folders
         ]
 
-    # -- what Spark has taken ----------------------------------------------------------------------
+    # -- entries -----------------------------------------------------------------------------------
 
     def read_to(self, offset: int) -> None:
         """Read every entry up to and including ``offset``.
@@ -269,15 +279,15 @@ class SourceLog:
             return
         at = self._start(offset)
         while at <= offset:
-            # The next compacted entry may lie beyond the offset. What it names beyond is planned
-            # later, and says so by its batch id.
+            # The next compacted entry may be beyond the offset. Its files of later batches have
+            # their own batch ids, so they do not count too early.
             while not self._read_entry(at):
                 at = self._compacted_after(at)
             self.read = at
             at += 1
 
     def _start(self, offset: int) -> int:
-        """Return where to begin: the first time at the newest compacted entry, which repeats all before it."""
+        """Return the entry to begin with: first the newest compacted one, later the next."""
         if self.read != NOTHING:
             return self.read + 1
         return max((n for n in self._compacted() if n <= offset), default=0)
@@ -293,7 +303,7 @@ class SourceLog:
         return _compacted_numbers(self._log)
 
     def _read_entry(self, number: int) -> bool:
-        """Read what an entry has that was not read before. Return whether there is one."""
+        """Read the new lines of an entry. Return False when the entry does not exist."""
         try:
             version, *lines = (self._log / f"{number}").read_bytes().split(b"\n")
         except FileNotFoundError:
@@ -304,13 +314,11 @@ class SourceLog:
         return True
 
     def _read_compacted(self, path: Location, number: int) -> bool:
-        """Read the end of a compacted entry, back to what was read before.
+        """Read a compacted entry from its end back to the lines that were read before.
 
-        Return whether there is one.
-
-        Spark writes the lines of the compacted entry before, and behind them those of each batch
-        since, in order. A line that were elsewhere would be missed; then its file counts as not
-        taken, and the watermark holds.
+        Return False when the entry does not exist. Spark writes the lines of the last compacted
+        entry, and after them those of each batch since, in order. A line in another place would be
+        missed; its file would count as not taken, and the watermark would hold.
         """
         first = self.read + 1
         try:
@@ -330,25 +338,25 @@ class SourceLog:
 
     def _check_version(self, path: Location, version: bytes) -> None:
         if version != b"v1":
-            said = version[:100].decode(errors="replace")
-            msg = f"{path} is of version {said!r}; this release reads v1. Use a PySpark that docs/compatibility.md names, or a newer lowwater-spark."
+            text = version[:100].decode(errors="replace")
+            msg = f"{path} is of version {text!r}; this release reads v1. Use a PySpark that docs/compatibility.md names, or a newer lowwater-spark."
             raise CheckpointMismatch(msg)
 
     def _parse(self, line: bytes) -> dict[str, Any]:
         self.parsed += 1
-        found: dict[str, Any] = json.loads(line)
-        return found
+        entry: dict[str, Any] = json.loads(line)
+        return entry
 
     def _take(self, entry: Mapping[str, Any]) -> None:
         named = SparkPath.of_uri(entry["path"])
-        path = named.text if named.local is None else named.path  # as the root of the source is written
+        path = named.text if named.local is None else named.path  # in the form of the source's root
         if not path.startswith(self._root):
             raise CheckpointMismatch(_OTHER_SOURCE.format(log=self._log, path=path, root=self._root))
         self._check_place(path)
-        taken, known = Taken(int(entry["batchId"]), int(entry["timestamp"])), self._taken.get(path)
+        taken, earlier = Taken(int(entry["batchId"]), int(entry["timestamp"])), self._taken.get(path)
         self._newest = max(self._newest, taken.modified)
-        # Spark takes a path again only when it has forgotten it by maxFileAge.
-        if known is None or known.batch <= taken.batch:
+        # Spark takes a path again only after it has dropped the path by maxFileAge.
+        if earlier is None or earlier.batch <= taken.batch:
             self._taken[path] = taken
 
     def _check_place(self, path: str) -> None:
@@ -361,7 +369,7 @@ class SourceLog:
 
 
 class Compacted(NamedTuple):
-    """One compacted entry of the log of a source whose old files nobody needs any more."""
+    """One compacted entry of a source's log, from which the lines of old batches may be removed."""
 
     path: Location
 
@@ -375,24 +383,23 @@ class Compacted(NamedTuple):
         return None if number is None else cls(log / f"{number}.compact")
 
     def drop_before(self, batch: int) -> None:
-        """Take out the lines of all batches before one.
+        """Remove the lines of all batches before ``batch``.
 
-        Durable when it returns; costs two fsyncs if there are any.
-
-        Spark may read the entry at the same time, and copies it into the next compacted one: it
-        finds the old lines or the new ones, which are whole both.
+        Durable when it returns; costs two fsyncs when there are such lines. Spark may read the
+        entry at the same time, to copy it into the next compacted one: it finds the old or the new
+        lines, each whole.
         """
-        kept, old = list[bytes](), False
+        lines, old = list[bytes](), False
         for line in last_lines(self.path):
             if line.startswith(b"{"):
                 if old := int(json.loads(line)["batchId"]) < batch:
                     break
-                kept.append(line)
+                lines.append(line)
         if not old:
             return
-        # First: Hadoop's checksum is of the old content, and whoever finds none reads all the same.
+        # The checksum goes first: it is of the old content, and Hadoop reads a file without one.
         (self.path.parent / f".{self.path.name}.crc").unlink(missing_ok=True)
-        write_over(self.path, b"\n".join([b"v1", *reversed(kept)]))
+        write_over(self.path, b"\n".join([b"v1", *reversed(lines)]))
 
 
 def _compacted_numbers(log: Location) -> list[int]:
@@ -416,9 +423,9 @@ _OTHER_SOURCE: Final = (
 
 
 def log_offset(line: Line | None) -> int:
-    """Return the log offset that a line of the offset log holds.
+    """Return the log offset in a line of the offset log; :data:`NOTHING` before the first rows.
 
-    Raises CheckpointMismatch for one of another kind of source.
+    Raises CheckpointMismatch for a line of another kind of source.
 
     >>> log_offset('{"logOffset":7}'), log_offset("-"), log_offset(None)
     (7, -1, -1)
@@ -436,6 +443,6 @@ def log_offset(line: Line | None) -> int:
 
 
 def log_files(log: Location, line: Line) -> list[Location]:
-    """Return the files of a source's log that a line stands on."""
+    """Return the files of a source's log that have the entry of a line."""
     offset = log_offset(line)
     return [path for path in (log / str(offset), log / f"{offset}.compact") if path.exists()]

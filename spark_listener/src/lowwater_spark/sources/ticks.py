@@ -1,4 +1,4 @@
-"""Empty batches on demand: a source of the query that gives no rows, only reasons to run.
+"""Empty batches on demand: a source of the query that gives no rows, but makes Spark run a batch.
 
 Spark runs no batch while its sources give nothing new, so a window that could close would wait for
 the next row. The stage therefore unites the data with a text source over
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 __all__ = ["Ticks", "tick_directory", "with_ticks"]
 
 _PATIENCE: Final = 60.0
-"""Seconds after which another tick is written for one that Spark has not taken, at the least. Where
-the clock of a file system was put back, and the time of a file cannot be set, Spark passes over
-each tick that is older than the newest one by more than an hour, until the clock is there again."""
+"""Least seconds before another tick replaces one that Spark has not taken. When the clock of a file
+system was set back, and the time of a file cannot be set, Spark skips each tick that is older than
+the newest one by more than an hour."""
 
 _MANY: Final = 500
-"""Number of committed ticks after which the log is looked at: up to so many may stand in it beside
-the newest ones."""
+"""Number of committed ticks after which old lines are removed from the log; up to so many may be in
+it beside the newest ones."""
 
 
 def tick_directory(checkpoint: Location) -> Location:
-    """Return where the ticks of a checkpoint lie."""
+    """Return the directory of a checkpoint's ticks."""
     return checkpoint / "lowwater" / "ticks"
 
 
@@ -61,12 +61,11 @@ def with_ticks(spark: SparkSession, frame: DataFrame, checkpoint: Location) -> D
 
 
 class Ticks(Rowless):
-    """The source of ticks, and who writes them, at most one that is not committed yet.
+    """The source of ticks, and their writer. At most one tick is not committed yet.
 
-    It gives no rows, so it is never waited for.
-
-    ``number`` is its place among the query's sources, ``ordinal`` the run's: names are never used
-    twice, since Spark takes each path once.
+    The source gives no rows, so no reading waits for it. ``number`` is its place among the query's
+    sources, ``ordinal`` the run's. The ordinal is part of each file name, because Spark takes a
+    path only once.
     """
 
     def __init__(
@@ -76,8 +75,8 @@ class Ticks(Rowless):
         make_directory(self._folder)
         self._ordinal = ordinal
         self._entries = checkpoint / "sources" / str(number)
-        # Of a checkpoint that was moved, the log names ticks by their old place. It is this
-        # source's all the same, and no row of it is read.
+        # In a moved checkpoint the log names ticks by their old directory. So the log accepts any
+        # directory: no row of a tick is read.
         self._log = SourceLog(self._entries, None, columns=None)
         self._count = 0
         self._outstanding = ""
@@ -88,9 +87,10 @@ class Ticks(Rowless):
         self._since = 0.0
         """When the outstanding tick was written, in seconds of a clock that does not go back."""
         self._passed_over: list[Location] = []
-        """Ticks that Spark did not take in time, and that others stand in for."""
+        """Ticks that Spark did not take in time, and that later ones have replaced."""
         self._forgotten = _MANY
-        """Number of ticks that were forgotten since the log was looked at. A new run looks at once.
+        """Number of ticks that were forgotten since the log was cleaned. A new run cleans it at
+        once.
         """
 
     @property
@@ -101,16 +101,16 @@ class Ticks(Rowless):
     # -- a writer ----------------------------------------------------------------------------------
 
     def outstanding(self, line: Line) -> bool:
-        """Return whether the newest tick is still to be committed, given the source's offset in the last committed batch."""
+        """Return whether the newest tick is not committed yet, by the last committed line."""
         taken = self._log.taken.get(self._outstanding)
         if taken is not None and taken.batch <= log_offset(line):
             self._outstanding = ""
         return bool(self._outstanding)
 
     def force(self, line: Line) -> bool:
-        """Make Spark run a batch, unless one was asked for and is not committed yet; return whether a tick was written.
+        """Write a tick, so that Spark runs a batch; return False when one is still outstanding.
 
-        One that Spark has not taken for a minute, and for two triggers, is written again, under another name.
+        A tick that Spark has not taken for a minute, and for two triggers, is replaced by another.
         """
         if self.outstanding(line):
             patience = max(_PATIENCE, 2 * self.trigger)
@@ -120,7 +120,7 @@ class Ticks(Rowless):
         self._count += 1
         path = self._folder / f"{self._ordinal}-{self._count}"
         write_over(path, b"", durable=False)
-        # If the clock was put back, Spark would pass over the tick for its age.
+        # If the clock was set back, Spark would skip the tick as too old.
         newest = self._log.newest * 1_000_000
         if isinstance(path, Path) and path.stat().st_mtime_ns < newest:
             os.utime(path, ns=(newest, newest))
@@ -128,19 +128,21 @@ class Ticks(Rowless):
         return True
 
     def clean(self, line: Line) -> None:
-        """Delete and forget the ticks of committed batches, but for the newest entry: a restarted query looks at that one again.
+        """Delete and forget the ticks of committed batches, except those of the newest entry.
 
-        Costs a listing of the few files that are there; and after each 500 ticks one of the log, of which a part may be written anew. Raises OSError.
+        A restarted query looks at the files of that entry again. Costs a listing of a few files,
+        and every 500 ticks one of the log, whose newest compacted entry may be rewritten. Raises
+        OSError.
         """
         committed = log_offset(line)
         self.outstanding(line)
         old = [path for path, tick in self._log.taken.items() if tick.batch < committed]
-        there = {str(path): path for path in self._folder.iterdir()} if old else {}
-        deleted = [there[path] for path in old if path in there]
+        files = {str(path): path for path in self._folder.iterdir()} if old else {}
+        deleted = [files[path] for path in old if path in files]
         if not self._outstanding:
-            # Spark has taken a later one, so those that it has not taken are too old for it for
-            # ever. One that it has taken with the later one is in the newest entry: a restarted
-            # query looks at that file, and it is deleted as the others are.
+            # Spark has taken a later tick, so it will never take those that it has skipped. A
+            # skipped tick that Spark took together with the later one is in the newest entry, which
+            # a restarted query looks at; that one is deleted as the others are.
             deleted += [path for path in self._passed_over if str(path) not in self._log.taken]
             self._passed_over = []
         for path in deleted:
@@ -149,7 +151,7 @@ class Ticks(Rowless):
             sync_directory(self._folder)
         self._log.drop(old)
         self._forgotten += len(old)
-        # Only now: a file whose name is in no log would be taken for a new tick.
+        # After the files: Spark would take a file whose name is in no log for a new tick.
         if self._forgotten >= _MANY and (compacted := Compacted.newest(self._entries, committed)):
             compacted.drop_before(committed)
             self._forgotten = 0
@@ -157,7 +159,7 @@ class Ticks(Rowless):
     # -- a source ----------------------------------------------------------------------------------
 
     def read_to(self, line: Line) -> None:
-        """Read which ticks Spark has taken up to a planned batch."""
+        """Read Spark's log of the ticks up to a planned batch."""
         self._log.read_to(log_offset(line))
 
     def evidence(self, line: Line) -> list[Location]:

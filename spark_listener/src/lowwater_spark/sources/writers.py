@@ -1,9 +1,10 @@
-"""Who writes into a directory: marks beside the output, which a reader compares with the inputs that it names.
+"""Marks of the writers of a directory, which a reader compares with the inputs that it names.
 
-A reader's low watermark is the least of its inputs. A writer that the inputs do not name is not waited for: its rows come late, and nothing
-says so. So whoever writes leaves its name in the directory before its first row, in a folder that readers of rows pass over, and a reader
-that does not name it is refused, or holds if the mark comes later. A directory without marks says nothing: who writes there is not known.
-The directory of a batch that was handed over has a mark of its own, which says for which plan it was made.
+A reader's low watermark is the least of its inputs. If its inputs did not name a writer, that
+writer's rows would come late without a word. So each writer leaves its name in the directory before
+its first row, in a folder that readers of rows skip. A reader that does not name it is refused, or
+holds when the mark comes later. The writers of a directory without marks are unknown. The directory
+of a batch that was handed over has a mark of its own, with the digest of the batch's plan.
 """
 
 from __future__ import annotations
@@ -33,64 +34,66 @@ __all__ = [
 ]
 
 MARKS: Final = "_lowwater_writers"
-"""The folder of the marks: Spark and others read no rows from a folder of such a name."""
+"""Folder of the marks. Spark and others skip a folder of such a name."""
 
 SINK_MARK: Final = "sink.json"
-"""The mark of a file sink: readers go by its log, so it must be the only one of its kind."""
+"""Mark of a file sink. A directory has at most one sink, because readers go by the sink's log."""
 
 HANDED_OVER: Final = ".lowwater.json"
-"""The mark in the directory of a batch that lowwater has handed over: it is whole, and made for one
-plan."""
+"""Mark in the directory of a batch that lowwater has handed over: the batch is whole, and made for
+the plan that the mark names."""
 
 _FORMAT: Final = 1
 
 
 def mark_writer(folder: Location, computation: str) -> None:
-    """Leave a writer's full name in the directory that it writes into.
+    """Write the mark of a computation into the directory of its output.
 
     Durable when it returns; costs two fsyncs.
     """
     marks = folder / MARKS
     make_directory(marks)
     content = json.dumps({"format": _FORMAT, "computation": computation})
-    # A name may have characters that a file's may not have.
+    # The name is hashed, because it may have characters that a file's name may not have.
     write_once(marks / f"{hashlib.sha256(computation.encode()).hexdigest()[:16]}.json", content.encode())
 
 
 def mark_sink(folder: Path, computation: str, checkpoint: str, *, adopt: bool) -> None:
-    """Leave the mark of the one query whose file sink writes to a directory, by its full name and its checkpoint's identity.
+    """Write the mark of the one query whose file sink writes to a directory.
 
-    Of several that start at once one gets it. ``adopt``: another checkpoint of the same computation gives it up. Durable when it returns; costs two fsyncs.
-    Raises Unsupported for all others, and when somebody else writes there as well.
+    The mark has the computation's full name and the checkpoint's identity. One of several queries
+    that start at once gets it. With ``adopt`` it is taken over from another checkpoint of the same
+    computation. Durable when it returns; costs two fsyncs. Raises Unsupported when another query
+    has the mark, and when another computation writes there as well.
     """
     mark = folder / MARKS / SINK_MARK
     make_directory(mark.parent)
-    mine = {"format": _FORMAT, "computation": computation, "checkpoint": checkpoint}
-    if not write_once(mark, json.dumps(mine).encode()):
-        found = _content(mark)
-        if adopt and found["computation"] == computation:
-            write_over(mark, json.dumps(mine).encode())
-        elif found != mine:
-            raise _not_alone(folder, str(found["computation"]), os.fspath(mark))
+    entry = {"format": _FORMAT, "computation": computation, "checkpoint": checkpoint}
+    if not write_once(mark, json.dumps(entry).encode()):
+        owner = _content(mark)
+        if adopt and owner["computation"] == computation:
+            write_over(mark, json.dumps(entry).encode())
+        elif owner != entry:
+            raise _not_alone(folder, str(owner["computation"]), os.fspath(mark))
     check_alone(folder, computation)
 
 
 def strangers(folder: str, inputs: Set[str]) -> list[tuple[str, str]]:
-    """Return the marks in a directory of writers that are no inputs: the path of each mark, and the writer's full name.
+    """Return path and writer's full name of each mark in a directory whose writer is no input.
 
-    Raises OSError when they cannot be read; then nothing is known of who writes there.
+    Raises OSError when a mark cannot be read: then the writers are unknown.
     """
     try:
         with os.scandir(Path(folder, MARKS)) as listing:
             marks = sorted(entry.path for entry in listing if entry.name.endswith(".json"))
     except FileNotFoundError:
         return []
-    found = [(path, _computation(Path(path))) for path in marks]
-    return [(path, name) for path, name in found if name not in inputs]
+    writers = [(path, _computation(Path(path))) for path in marks]
+    return [(path, name) for path, name in writers if name not in inputs]
 
 
 def check_alone(folder: Path, computation: str) -> None:
-    """Raise Unsupported when others write into a directory that Spark's file sink is to write to.
+    """Raise Unsupported when another computation writes into the directory of Spark's file sink.
 
     Raises OSError as :func:`strangers` does.
     """
@@ -101,8 +104,8 @@ def check_alone(folder: Path, computation: str) -> None:
 def _not_alone(folder: Path, writer: str, mark: str) -> Unsupported:
     return Unsupported(
         f"The output {folder}",
-        f"{writer} writes there, and of a directory with a sink's log readers see what is in the log, and nothing of others",
-        f"Start into a directory of its own. If {writer} is gone for good, and its rows with it, delete {mark}.",
+        f"{writer} writes there, and readers of a directory with a sink's log see only the rows in that log",
+        f"Start into a directory of its own. If {writer} has stopped for good, and its rows are deleted, delete {mark}.",
     )
 
 
@@ -116,30 +119,33 @@ def _content(path: Path) -> dict[str, Any]:
         if content["format"] == _FORMAT:
             return {**content, "computation": str(content["computation"])}
     except (KeyError, TypeError, ValueError) as error:
-        msg = f"{path} is no mark of a writer"
+        msg = f"{path} is no mark of a writer; restore it, or delete it if no computation of lowwater writes there"
         raise OSError(msg) from error
     msg = f"{path} is of format {content['format']}; this release reads {_FORMAT}. Use a newer lowwater-spark."
     raise OSError(msg)
 
 
 def above(root: str) -> Iterator[str]:
-    """Yield the directories whose writers write into this one: all above it, as long as it is a partition of theirs.
+    """Yield the directories above whose writers write here, because this one is a partition.
 
-    Above it are those of its name, and those of the place that symbolic links lead to.
+    Both the path and its real place count.
 
     >>> list(above("/out/year=2013/month=1")), list(above("/out/raw"))
     (['/out/year=2013', '/out'], [])
     """
-    found = dict[str, None]()
+    folders = dict[str, None]()
     for path in (Path(root), Path(os.path.realpath(root))):
         while "=" in path.name:
             path = path.parent
-            found[os.fspath(path)] = None
-    yield from found
+            folders[os.fspath(path)] = None
+    yield from folders
 
 
 def behind(link: str, *, folder: bool) -> Iterator[str]:
-    """Yield the directories whose writers write what a symbolic link leads to, but for the one that the link stands for itself."""
+    """Yield the directories whose writers write the target of a symbolic link.
+
+    The target itself is not among them when it is a folder.
+    """
     real = Path(os.path.realpath(link))
     if not folder:
         real = real.parent
@@ -148,9 +154,10 @@ def behind(link: str, *, folder: bool) -> Iterator[str]:
 
 
 def digest_of(batch: Location) -> str:
-    """Return the digest of the plan that a directory was handed over for; empty when lowwater has not made it, or when it is not there.
+    """Return the digest of the plan of a handed-over batch; empty: no such directory, or no mark.
 
-    It tells batches of one number apart, whoever has moved or copied the directory. Raises OSError when it cannot be read.
+    The digest tells batches of one number apart, also in a moved or copied directory. Raises
+    OSError when the mark cannot be read.
     """
     mark = batch / HANDED_OVER
     try:
@@ -158,5 +165,5 @@ def digest_of(batch: Location) -> str:
     except FileNotFoundError:
         return ""
     except (KeyError, TypeError, ValueError) as error:
-        msg = f"{mark} cannot be understood; restore the directory with its checkpoint"
+        msg = f"{mark} is damaged; restore the directory with its checkpoint"
         raise OSError(msg) from error
