@@ -12,7 +12,16 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[2]
 
 PAGES: Final = {
-    "Begin": ("docs/start", "docs/fit", "docs/kafka-job", "docs/compare", "docs/faq", "docs/guarantees", "docs/design", "docs/reading-the-code"),
+    "Begin": (
+        "docs/start",
+        "docs/fit",
+        "docs/kafka-job",
+        "docs/compare",
+        "docs/faq",
+        "docs/guarantees",
+        "docs/design",
+        "docs/reading-the-code",
+    ),
     "Spark": ("docs/spark", "docs/spark-reference", "docs/sidecar", "docs/hot-ranges"),
     "Pipelines": (
         *(

@@ -386,7 +386,7 @@ def shared_store(args: argparse.Namespace) -> SharedStore:
 
 
 def journal_in(store: Store, args: argparse.Namespace, *, patience: float = 0.0) -> Journal:
-    """Return the journal in a store; with ``--expect-deployment`` only that one. Raises CannotServe."""
+    """Return the journal in a store, checked by ``--expect-deployment``. Raises CannotServe."""
     expected: str = args.expect_deployment
     try:
         return store.journal(server_token=expected, must_exist=bool(expected), patience=patience)

@@ -17,8 +17,10 @@ from typing import Final, NamedTuple
 from lowwater_authority.core.times import MAX, MIN
 
 REPLICATED: Final = "replicated"
-"""Policy that publishes min(L, R, the frontier of the outputs' replica): a region that is lost
-takes nothing with it that was published."""
+"""Policy that publishes no more than the replicas in all other regions have.
+
+If the owner's region is lost then, every published row is still in another region. With no other
+region, nothing is published. See Reference.publishable."""
 
 LOCAL: Final = "local"
 """Policy that publishes L. When the owner is lost, [R, L) is broken, and the record says so."""
@@ -229,7 +231,10 @@ class Reference:
 
     @property
     def replicated(self) -> int:
-        """R, the least over the regions that keep a replica; a silent region holds it."""
+        """R: the least frontier, of rows and outputs, over the other regions.
+
+        A silent region holds it. MIN: there is no other region.
+        """
         others = (region for region in self.regions if region != self.owner)
         return min((self.replica(region).frontier for region in others), default=MIN)
 

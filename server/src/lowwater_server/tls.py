@@ -91,17 +91,20 @@ class Files:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pair:
-    """A checked certificate with its key and the authorities to trust."""
+    """A certificate, its key and the authorities to trust, in PEM, checked but for the dates."""
 
     chain: bytes
     key: bytes = field(repr=False)
     client_ca: bytes | None
+    """Authorities of the certificates that clients must show; None: clients show none."""
     peer_ca: bytes | None
+    """Authorities to trust when this process calls other shards; None: those of the system."""
     context: ssl.SSLContext
     """TLS settings of HTTP. They ask for no client certificates, because browsers bring none."""
     not_before: float
+    """Beginning of the certificate's validity, in seconds since the Unix epoch."""
     not_after: float
-    """End of the certificate's validity, seconds since the Unix epoch."""
+    """End of the certificate's validity, in seconds since the Unix epoch."""
 
     @property
     def for_grpc(self) -> grpc.ServerCertificateConfiguration:

@@ -436,9 +436,9 @@ class Computation:
         """Raise OwnedRanges while a worker owns a range that is not finished, alive or not."""
         owned = [g for g in self.map.groups.values() if g.state is GroupState.OWNED and not g.finished]
         if owned:
-            raise self._owned_by(owned, now)
+            raise self._owned_ranges(owned, now)
 
-    def _owned_by(self, owned: Sequence[Group], now: int) -> errors.OwnedRanges:
+    def _owned_ranges(self, owned: Sequence[Group], now: int) -> errors.OwnedRanges:
         workers = sorted({group.worker or "unnamed" for group in owned})
         some = ", ".join(workers[:NAMED]) + (f" and {len(workers) - NAMED} more" if len(workers) > NAMED else "")
         last_report = max(group.last_report for group in owned)
@@ -1154,7 +1154,7 @@ def wrong_operation(micros: int) -> str:
 
 
 def _wrong(group: Group, report: GroupReport, required: Fold) -> Refused | None:
-    """Return the refusal of a report with impossible fields, or a fold of other inputs."""
+    """Return the refusal of a report with wrong fields or another input version, or None."""
     ranges = group.granted if report.handles is None else len(report.handles)
     problem = ""
     if len(report.watermarks) not in (1, ranges):

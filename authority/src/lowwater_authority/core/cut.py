@@ -3,7 +3,8 @@
 A computation registered with the keys ``g`` and ``p`` has the slices 0 ``[, g)``, 1 ``[g, p)`` and
 2 ``[p, )``. When an operator cuts slice 1 in two at ``k``, the new slice 3 gets ``[k, p)``. Slice 3
 stays empty until slice 1 has handed over its state of these keys; until then the cut has
-``Part(3, b"k", source=1)``. Only one cut can be under way at a time. See core/slicing.py.
+``Part(3, b"k", source=1)``. Only one cut can be under way at a time. The steps of a cut
+stand in engine/slices.py, the state that is handed over in core/slicing.py.
 """
 
 from __future__ import annotations

@@ -143,15 +143,16 @@ class IntervalMap:
     def held_below(self, below: int, limit: int) -> tuple[list[Range], int]:
         """Return the least ``limit`` ranges below a value, and the number of all below it.
 
-        Least first, then by key. For the cost see Columns.
+        The answer is sorted by value, then key; of equal values at the limit, any are in it. For
+        the cost see Columns.least and Columns.count_below.
         """
         slots = self.columns.least(limit)
         return self._ranges_at(slots[self.columns.values[slots] < below]), self.columns.count_below(below)
 
     def all_ranges(self, limit: int) -> tuple[list[Range], int]:
-        """Return the least ``limit`` ranges, and the number of all.
+        """Return the least ``limit`` ranges, sorted as by ``held_below``, and the number of all.
 
-        Least first, then by key. For the cost see Columns.
+        For the cost see Columns.least.
         """
         slots = self.columns.least(limit)
         finished = self._finished(limit - len(slots))

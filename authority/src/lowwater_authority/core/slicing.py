@@ -191,7 +191,7 @@ class RootComputation(Computation):
         msg = f"{self.spec.name} is cut into slices, each of which has a layout of its own; {fix}"
         raise errors.InvalidArgument(msg, metadata=self._about(field="computation", fix=fix))
 
-    def _owned_by(self, owned: Sequence[Group], now: int) -> errors.OwnedRanges:
+    def _owned_ranges(self, owned: Sequence[Group], now: int) -> errors.OwnedRanges:
         del now
         msg = (
             f"{self.spec.name} is cut into slices, and {len(owned)} of them are not finished; their workers are not "

@@ -73,8 +73,9 @@ SAVED: Final = 10.0
 that it could have sent meanwhile, without a pause."""
 
 LOUD: Final = 5
-"""Number of permanently reporting claims whose pace one stream has in the long run: 100 reports a
-second by default."""
+"""Highest pace of a stream in the long run, as a multiple of the pace of one claim.
+
+With the default ``report_interval`` of 0.05 s a stream sends 100 times a second."""
 
 _AT_ONCE: Final = float("-inf")
 _NEVER: Final = float("inf")

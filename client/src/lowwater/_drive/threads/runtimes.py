@@ -60,7 +60,9 @@ class Runtimes(fork.Forked, Generic[Runtime]):
             if runtime is None or runtime.pid != os.getpid():
                 fork.keep(runtime)
                 runtime = self._make()
-                for _ in range(self._forks):  # pause it until they are over, when all others go on
+                # Each fork under way calls resume once when it is over; until then the connection
+                # stays paused.
+                for _ in range(self._forks):
                     runtime.connection.pause()
                 self._runtime = runtime
         self.check_open()  # otherwise a runtime made after the end would never be closed
