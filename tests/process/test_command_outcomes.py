@@ -260,6 +260,9 @@ def sharded(outcomes: Outcomes, folder: Path) -> None:
         outcomes.expect(2, "drain", "nowhere", of=lw, said="nowhere:7420")
         outcomes.expect(0, "drain", one, of=lw)
         outcomes.expect(1, "drain", two, of=lw, said="no other shard can take over")
+        there.redis.pause()
+        outcomes.expect(3, "why", "flights", "--answer-within", "2s", of=lw)
+        there.redis.resume()
 
 
 def test_a_command_that_does_not_exist_is_told_with_what_is_near(outcomes: Outcomes) -> None:
