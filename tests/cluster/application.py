@@ -60,7 +60,6 @@ class Group:
             raise RuntimeError(msg)
 
     def wait(self, seconds: float = 120.0) -> int:
-        """Wait until the process and its children are gone; returns the exit code."""
         assert self.process is not None
         process, self.process = self.process, None
         code = process.wait(seconds)

@@ -55,7 +55,6 @@ def copied(found: dict[str, LoadedLog]) -> dict[str, LoadedLog]:
 
 
 def sibling(store: Store, directory: Path, token: str) -> Journal:
-    """An empty store of the same kind."""
     if isinstance(store, RedisStore):
         return RedisJournal(store.server.url, namespace="target", server_token=token)
     if isinstance(store, SqliteStore):
@@ -96,7 +95,6 @@ async def old() -> AsyncIterator[Journal]:
 
 
 async def reopened(disk: MemoryDisk, token: str, faults: FaultPlan | None = None) -> MemoryJournal:
-    """As the next process finds the disk."""
     disk.server_token = token
     journal = MemoryJournal(disk, faults=faults)
     await journal.open()

@@ -60,7 +60,6 @@ class Program:
         self._reader.start()
 
     def run(self, command: Sequence[str], ready: str) -> Self:
-        """Start it, and return when it says that it is ready."""
         self.launch(command)
         try:
             self.wait_for(ready)
@@ -95,7 +94,6 @@ class Program:
         assert found, f"never said {words!r}:\n" + "".join(self._said)
 
     def said(self, words: str) -> list[str]:
-        """Return those of the last lines of its log that have these words."""
         with self._heard:
             return [line for line in self._said if words in line]
 

@@ -98,7 +98,6 @@ class Deployment:
         """The addresses of those whose processes seem to have died."""
 
     async def start(self, address: str, settings: ShardSettings | None = None) -> One:
-        """Start a shard and let it join."""
         one = One(self, address, settings=settings)
         self.shards.append(one)
         await one.start()

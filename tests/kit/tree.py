@@ -165,8 +165,6 @@ class Some(Placement):
 
 
 class One:
-    """A process."""
-
     def __init__(self, tree: Tree, address: str, names: Callable[[str], bool]) -> None:
         self.tree = tree
         self.placement = Some(tree, names)

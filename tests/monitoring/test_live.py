@@ -54,8 +54,6 @@ promtool's time, in test_pipeline_alerts.py and its neighbours."""
 
 
 class Watched(NamedTuple):
-    """What the tests look at."""
-
     prometheus: Prometheus
     pipeline: Pipeline
     killed: float

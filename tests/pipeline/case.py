@@ -168,7 +168,6 @@ class Case:
         lane.close()
 
     def rows(self, topic: str = "") -> list[Row]:
-        """What is committed in the output, or in another topic."""
         return self.kafka.rows(topic or self.settings.output)
 
     def ids(self) -> list[str]:
@@ -194,7 +193,6 @@ class Case:
 
 
 def by_partition(ids: Iterable[bytes], partitions: int) -> list[Row]:
-    """Messages for ids, each in its partition."""
     found = [*ids]
     places = Partitioner.MURMUR2.partitions(found, partitions)
     return [Row(b"value of " + each, each, place) for each, place in zip(found, places, strict=True)]

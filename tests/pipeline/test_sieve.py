@@ -91,7 +91,6 @@ def remembered(seen: Seen, floor: int) -> dict[str, tuple[int, int]]:
 
 
 def check(seen: Seen, floor: int) -> None:
-    """Every invariant of the pieces."""
     for piece in seen.pieces:
         rows = piece.read()
         assert (

@@ -28,14 +28,12 @@ def refused_start(capsys: pytest.CaptureFixture[str]) -> Refused:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Serving]:
-    """An authority of one process, which a test may kill and start again."""
     with Serving(tmp_path / "data") as one:
         yield one
 
 
 @pytest.fixture
 def lw(server: Serving) -> Iterator[lowwater.Client]:
-    """A client of the server."""
     with lowwater.connect(server.address) as client:
         yield client
 

@@ -51,8 +51,6 @@ UNTOLD: Final = {"time_micros", "clock_micros", "since_micros", "last_report_mic
 
 @dataclass
 class Step:
-    """One message of an exchange."""
-
     line: str
     up: bool
     service: str
@@ -64,7 +62,6 @@ class Step:
 
 
 def blocks(page: Path = PAGE) -> list[list[Step]]:
-    """The exchanges of the page, in order."""
     return [list(_steps(block)) for block in BLOCK.findall(page.read_text(encoding="utf-8"))]
 
 
@@ -82,8 +79,6 @@ def _steps(block: str) -> Iterator[Step]:
 
 @dataclass
 class Stream:
-    """One that is open."""
-
     service: str
     method: str
     up: queue.Queue[Message | None] = field(default_factory=queue.Queue)
@@ -100,7 +95,6 @@ class Replay:
         self._answer: Any = None
 
     def run(self, steps: list[Step]) -> None:
-        """Replay a block."""
         for step in steps:
             if step.up:
                 self._send(step)
@@ -108,7 +102,6 @@ class Replay:
                 self._receive(step)
 
     def close(self) -> None:
-        """End the streams."""
         for stream in self._streams.values():
             stream.up.put(None)
             stream.down.cancel()

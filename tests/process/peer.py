@@ -73,7 +73,6 @@ class Peer:
 
 
 def reason(error: grpc.RpcError) -> tuple[grpc.StatusCode, str, dict[str, str]]:
-    """What a refused call says."""
     trailers = dict(cast(list[tuple[str, bytes]], error.trailing_metadata()))
     details = trailers["grpc-status-details-bin"]
     status = errors_pb2.RpcStatus.FromString(details)

@@ -60,7 +60,6 @@ class Process:
             self.process = nursery().start(self.arguments, log, module="lowwater.cli")
 
     def start(self) -> Self:
-        """Start it, and wait until it serves."""
         self.begin()
         assert self.process is not None
         line = self.process.stdout.readline()
@@ -71,11 +70,9 @@ class Process:
         return (self.folder / "log").read_text()
 
     def events(self) -> list[str]:
-        """What has happened, by name."""
         return [json.loads(line).get("event", "") for line in self.log().splitlines() if line.startswith("{")]
 
     def kill(self) -> None:
-        """Kill -9."""
         self.end(signal.SIGKILL)
 
     def end(self, number: int) -> int:
@@ -195,7 +192,6 @@ class Site:
         self.mirror.flush()
 
     def published(self, name: str = "global/hourly") -> int:
-        """What its local authority says of a computation."""
         return self.lw.get(name)[name].low.micros
 
 

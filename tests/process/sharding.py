@@ -34,16 +34,13 @@ class Shard(Serving):
 
     @property
     def log(self) -> str:
-        """What it has logged."""
         return (self.data.parent / "serve.log").read_text()
 
     def thaw(self) -> None:
-        """SIGCONT."""
         self.signal(signal.SIGCONT)
 
     @property
     def running(self) -> bool:
-        """Whether its process has not ended."""
         return self.process is not None and self.process.poll() is None
 
 
@@ -92,11 +89,9 @@ class Sharded:
 
     @property
     def addresses(self) -> str:
-        """All of them, as a client takes them."""
         return ",".join(shard.address for shard in self.shards)
 
     def connect(self, **options: Any) -> lowwater.Client:
-        """A client that knows all shards."""
         return lowwater.connect(self.addresses, **options)
 
 
@@ -108,12 +103,10 @@ def move(lw: lowwater.Client, shard: Shard, *names: str) -> None:
 
 
 def served(lw: lowwater.Client, shard: Shard) -> tuple[str, ...]:
-    """What a shard serves."""
     return next((each.computations for each in lw.shards() if each.address == shard.address), ())
 
 
 def view_of(*shards: Shard) -> View:
-    """The view in which these are the members."""
     view = View()
     for shard in shards:
         view = view.joined(Member(shard.address, shard.address))

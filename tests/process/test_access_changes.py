@@ -46,8 +46,6 @@ FLIGHTS: Rules = [("flights", {"report": ["*"], "read": ["*"]})]
 
 
 class Changing:
-    """A server whose access file a test changes."""
-
     def __init__(self, folder: Path, *flags: str) -> None:
         self.path = folder / "access.toml"
         self.tokens = Tokens()

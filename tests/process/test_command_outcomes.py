@@ -38,8 +38,6 @@ class Answering(io.StringIO):
 
 
 class Outcomes:
-    """Commands that have been run, and their exit codes."""
-
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self.codes: dict[str, set[int]] = {}
         self._capsys = capsys

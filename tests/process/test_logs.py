@@ -28,7 +28,6 @@ def told(server: Serving, name: str, **fields: object) -> list[dict[str, Any]]:
 
 
 def documented() -> set[str]:
-    """The events in the table of docs/logs.md."""
     return set(re.findall(r"^\| `(\w+)` \|", DOCUMENTED.read_text(), re.MULTILINE))
 
 

@@ -83,11 +83,9 @@ class Guarded:
         )
 
     def ask(self, path: str, token: str = "", cookie: str = "", **headers: str) -> Answer:
-        """Ask with what is given."""
         return ask(self.page, path, headers=presented(token, cookie) | headers)
 
     def sign_in(self, token: str, **headers: str) -> Answer:
-        """Post a token, as the page does."""
         given = {"Content-Type": "application/json"} | {name.replace("_", "-"): each for name, each in headers.items()}
         return ask(self.page, "session", "POST", given, body=json.dumps({"token": token}).encode())
 

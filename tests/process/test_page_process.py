@@ -51,7 +51,6 @@ def report(address: str, name: str, at: int, **options: Any) -> None:
 
 
 def snapshot(page: PageProcess, token: str = "") -> Json:
-    """The newest state."""
     answer = ask(page.page, "api/snapshot", headers={"Authorization": f"Bearer {token}"} if token else {})
     assert answer.status == 200, answer.body
     return answer.json
@@ -255,7 +254,6 @@ class ByDefault(Serving):
 
 
 def port_of(url: str) -> int:
-    """The port of a URL."""
     return int(url.rstrip("/").removesuffix("/metrics").rpartition(":")[2])
 
 

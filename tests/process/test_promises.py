@@ -39,7 +39,6 @@ class Promising:
         self.server.constants = SOON
 
     def said(self, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-        """What a command prints."""
         assert main([*arguments, "--address", self.server.address]) == 0
         return capsys.readouterr().out
 

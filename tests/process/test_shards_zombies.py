@@ -26,7 +26,6 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sharded]:
 
 
 def acknowledged(stream: Iterator[workers_pb2.ReportResponse]) -> workers_pb2.ReportAck:
-    """The next acknowledgement."""
     return next(message for message in stream if message.HasField("ack")).ack
 
 
@@ -51,7 +50,6 @@ class Zombie(Peer):
         )
 
     def watch(self) -> Iterator[watermarks_pb2.WatchResponse]:
-        """Follow them."""
         return self.watermarks.Watch(watermarks_pb2.WatchRequest(computations=NAMES))
 
     def report_all(self, number: int, hour: int) -> None:

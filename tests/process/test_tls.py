@@ -55,7 +55,6 @@ class Authority:
         return self.ca.cert_pem.bytes()
 
     def pair(self, *names: str, since: datetime | None = None, until: datetime | None = None) -> tuple[bytes, bytes]:
-        """A certificate and its key."""
         made = self.ca.issue_cert(*names, not_before=since, not_after=until)
         return b"".join(each.bytes() for each in made.cert_chain_pems), made.private_key_pem.bytes()
 
@@ -118,7 +117,6 @@ def page(server: Serving, path: str, trusted: Authority = OURS) -> Answer:
 
 
 def not_after(server: Serving, trusted: Authority) -> float:
-    """What the metric says."""
     metrics = page(server, "metrics", trusted).body.decode()
     found = re.search(r"^lowwater_certificate_not_after_timestamp_seconds (\S+)$", metrics, re.MULTILINE)
     assert found
@@ -155,7 +153,6 @@ def leaf(pair: tuple[bytes, bytes]) -> bytes:
 
 
 def standing(lw: lowwater.Client, name: str, micros: int) -> None:
-    """Have a computation stand somewhere."""
     lw.register(name)
     lease = lw.worker(name).claim()
     lease.advance(None, oldest=None, frontier=micros)

@@ -94,6 +94,5 @@ class PlainFlow(Queries):
         return query
 
     def out(self) -> list[str]:
-        """The keys that a reader of the sink's log sees."""
         rows = self.spark.read.schema("key string, t timestamp").json(str(self.folder / "out"))
         return sorted(entry.key for entry in rows.collect())

@@ -14,8 +14,6 @@ OPTIONS = {"subscribe": "t", "startingoffsets": "earliest", BROKERS: "1"}
 
 @dataclass
 class Answers:
-    """What the cluster answers."""
-
     cluster: str = "c"
     brokers: int = 1
     ids_of: dict[str, str] = field(default_factory=lambda: {"t": "1"})

@@ -43,7 +43,6 @@ def hdfs(patient: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture
 def checkpoint(spark: SparkSession, hdfs: Hdfs, tmp_path: Path) -> Location:
-    """A checkpoint of a test's own."""
     return location_of(spark, hdfs.path(f"{tmp_path.name}/ck"), "The checkpoint")
 
 

@@ -44,7 +44,6 @@ class Store(FaultPlan):
         return self.lags and operation.name == "append" and any(log == GRAPH for log, _ in operation.places)
 
     async def before(self, operation: Operation) -> Outcome:
-        """See FaultPlan."""
         if self.refused and operation.name == "append":
             self.refused -= 1
             return Outcome.FAILED
@@ -55,7 +54,6 @@ class Store(FaultPlan):
         return Outcome.CACHED if self._is_change(operation) else Outcome.DONE
 
     async def after(self, operation: Operation) -> None:
-        """See FaultPlan."""
         if not self._is_change(operation):
             return
         self.lags = False
@@ -66,7 +64,6 @@ class Store(FaultPlan):
             raise JournalUnknown(msg)
 
     async def settle(self, log: str) -> None:
-        """See FaultPlan."""
         if not self.replicated.is_set():
             msg = f"no replica confirms {log!r}"
             raise JournalFailed(msg)

@@ -509,7 +509,6 @@ async def moving(deployment: Deployment) -> tuple[One, One, str]:
 
 
 def lines_with(caplog: pytest.LogCaptureFixture, words: str) -> int:
-    """How many lines of the log have some words."""
     return sum(words in record.getMessage() for record in caplog.records)
 
 

@@ -468,7 +468,6 @@ log = logging.getLogger("a.library")
 
 
 def log_counts(metrics: Metrics) -> dict[tuple[str, str], float]:
-    """What a scrape would find."""
     text = metrics.render()[0].decode()
     found = re.findall(r'^lowwater_log_events_total\{event="(.*)",level="(.*)"\} (.*)$', text, re.MULTILINE)
     return {(name, level): float(value) for name, level, value in found}

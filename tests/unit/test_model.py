@@ -63,8 +63,6 @@ def bounds(model: str, name: str) -> tuple[str, ...]:
 
 
 class Search(NamedTuple):
-    """What spin says."""
-
     said: str
 
     @property

@@ -118,7 +118,6 @@ class World:
         return self.do(self.core.progress(self.caller(region), [], {name: replica}, self.now, len(self.log)))
 
     def pass_time(self, micros: int, *heard: str) -> None:
-        """Time goes on in steps, and regions are heard of in each."""
         until = self.now + micros
         while self.now < until:
             self.now = min(until, self.now + SUSPECT // 2)

@@ -151,7 +151,6 @@ class Query:
         self.heads = self.again()
 
     def again(self) -> Heads:
-        """A new run of the checkpoint."""
         self.manifest = begun(self.checkpoint)
         return self.shared()
 

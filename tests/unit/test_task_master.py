@@ -36,7 +36,6 @@ class Master(TaskMaster):
         super().__init__(shard, self.waiting)
 
     async def manual(self, group: str = "repairs", *names: str, lease: int = 60 * SECOND) -> None:
-        """A group, with these tasks in it."""
         await self.create_group("a", TaskGroup(group, lease=lease))
         if names:
             await self.create("a", group, [task(name) for name in names], 0)
