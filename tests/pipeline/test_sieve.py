@@ -220,17 +220,6 @@ def test_a_column_of_another_type_is_refused(columns: dict[str, pa.Array], said:
         Sieve("id", "t").sift(seen, pa.table(columns), 0)
 
 
-def test_a_bound_refuses_or_forgets_and_counts() -> None:
-    rows = table([("a", 1), ("b", 2), ("c", 3)])
-    with pytest.raises(WindowFull, match="3 ids are to be remembered in a key range, and most allows 2"):
-        sieve("both", most=2).sift(Seen(), rows, 0)
-    bounded = sieve("both", most=2, forget=True)
-    seen, _, counts = bounded.sift(Seen(), rows, 0)
-    assert (counts.main, counts.forgotten_early, counts.remembered) == (3, 1, 2)
-    _, out, _ = bounded.sift(seen, rows, 0)
-    assert out["id"].to_pylist() == ["a"], "its id was pushed out, so a copy passes once more"
-
-
 @pytest.mark.parametrize(
     ("rows", "said"),
     [

@@ -279,15 +279,6 @@ def test_a_region_of_no_reference_does_not_stop_the_store(world: World, numbers:
     world.report("A", 1, 20)
 
 
-def test_a_restart_of_the_global_authority_makes_every_region_unconfirmed(world: World) -> None:
-    for from_snapshot in (False, True):
-        world.restart(from_snapshot=from_snapshot)
-        with pytest.raises(errors.Unconfirmed):
-            world.report("A", 1, 20)
-        world.confirm("A", hourly=1)
-        assert not world.report("A", 1, 20).refused
-
-
 def test_a_second_agent_of_a_region_is_refused_and_does_not_stop_the_store(world: World) -> None:
     mine = world.callers["A"]
     world.callers["A"] = mine._replace(agent=Agent("other", 1, "other"))
@@ -492,15 +483,6 @@ def test_a_region_that_is_not_heard_of_adopts_nothing(world: World) -> None:
         world.adopt("B")
     with pytest.raises(errors.RegionRefused, match="'C' is none of its regions"):
         world.adopt("C")
-
-
-def test_nothing_has_arrived_from_a_region_that_is_not_heard_of(world: World) -> None:
-    world.mirror("B", 50)
-    world.fail_over()
-    with pytest.raises(errors.RegionRefused, match="A is silent"):
-        world.core.arrived(HOURLY, world.now)
-    with pytest.raises(errors.RegionRefused, match="holds for no lost region C"):
-        world.core.write_off(HOURLY, "ops", 1, "C")
 
 
 def automatic(world: World) -> list[tuple[str, str]]:
