@@ -22,8 +22,6 @@ TICK_SECONDS: Final = 0.25
 
 @dataclass(frozen=True)
 class Job:
-    """A computation, and who works on which of its key ranges."""
-
     name: str
     inputs: tuple[str, ...] = ()
     executors: tuple[str, ...] = ("exec-1",)
@@ -113,7 +111,6 @@ def _micros(seconds: float) -> int:
 
 
 def work(address: str, executor: str, pipeline: Sequence[Job]) -> None:
-    """Work as one executor, until killed."""
     with client(address, executor) as lw:
         working = [Working(lw, job, executor) for job in pipeline if executor in job.executors]
         print("working", flush=True)

@@ -54,7 +54,6 @@ class Group:
             )
 
     def check(self) -> None:
-        """Raise RuntimeError when it has ended without being told to."""
         if self.process is not None and self.process.poll() is not None:
             msg = f"{self.log.stem} has ended with {self.process.returncode}:\n{self.tail()}"
             raise RuntimeError(msg)

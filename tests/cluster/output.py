@@ -61,7 +61,6 @@ class Output(Committed):
         return ((row, self.committed(number)) for number, rows in self._batches.items() for row in rows)
 
     def _files(self) -> dict[int, Sequence[Path]]:
-        """Return the files of each batch: entries of the log of Spark's file sink."""
         log = self.folder / SINK_LOG
         if not log.is_dir():
             return {}

@@ -428,7 +428,6 @@ class Streams:
         return broker, {name for name, (leader, _) in found.items() if leader == number}
 
     def _others_lead(self, broker: Broker, led: set[tuple[str, int]]) -> None:
-        """Wait until others do, and have them take rows."""
         eventually(
             lambda: {self._partitions().get(name, (broker.number, 0))[0] for name in led}.isdisjoint(
                 {-1, broker.number}

@@ -123,7 +123,6 @@ def run(python: str, kind: str, address: str, namespace: str) -> Lows:
 
 
 def never_back(saw: Lows) -> None:
-    """No low watermark that was seen is below one that was seen before it."""
     assert set(saw) == {"flights", "enriched", "hourly"}
     for name, lows in saw.items():
         assert lows == sorted(lows), f"{name} went back: {lows}"

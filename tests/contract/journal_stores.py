@@ -60,7 +60,6 @@ def writes(journal: Journal, log: str, position: int) -> list[Awaitable[object]]
 
 
 async def turn() -> None:
-    """Let every other task that is ready run once."""
     ran = asyncio.Event()
     asyncio.get_running_loop().call_soon(ran.set)
     await ran.wait()

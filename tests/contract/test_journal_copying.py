@@ -163,7 +163,6 @@ async def test_a_copy_that_is_cut_off_anywhere_is_continued(old: Journal, outcom
 
 
 async def half(old: Journal, facts: Sequence[LogFacts], logs: int) -> MemoryDisk:
-    """A disk with so many logs, and the next one begun."""
     disk = MemoryDisk()
 
     def stop(so_far: Progress) -> None:
@@ -248,8 +247,6 @@ async def test_the_survey_fences_whoever_wrote_before(shared: SharedStore) -> No
 
 
 class Forgetful(MemoryJournal):
-    """Loses a bit of what it is given."""
-
     async def append(self, entries: Sequence[Entry], *, beside: Iterable[str] = ()) -> None:
         await super().append([Entry(each.log, each.position, each.payload + b"!", each.strong) for each in entries])
 

@@ -86,8 +86,6 @@ class Files:
 
 
 class SinkLog(Files):
-    """The output of a Spark file sink, which is known by the sink's log."""
-
     sink_log = True
 
     def __init__(self, base: Path) -> None:

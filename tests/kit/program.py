@@ -69,7 +69,6 @@ class Program:
         return self
 
     def kill(self) -> None:
-        """End it as kill -9 does, also while it is stopped."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

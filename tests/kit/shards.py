@@ -190,7 +190,6 @@ class One:
         self.cluster.contact.judge()
 
     async def hear(self) -> None:
-        """Beat, and hear of the members, without taking or letting go of anything."""
         await self.cluster.beat()
 
     async def stop(self) -> None:

@@ -319,7 +319,6 @@ class Tree:
 
 
 async def until(there: Callable[[], object]) -> None:
-    """Let everything go on until something holds."""
     for _ in range(TURNS):
         if there():
             return

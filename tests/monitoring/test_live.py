@@ -111,7 +111,6 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 
 def without_data(prometheus: Prometheus, queries: list[Asked]) -> list[Asked]:
-    """Those that have not returned a number yet, at any second."""
     return [query for query in queries if not prometheus.series(query.expr)]
 
 

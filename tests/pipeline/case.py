@@ -137,7 +137,6 @@ class Case:
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[Consumer]:
-        """A consumer of the group that has joined nothing."""
         asked = consumer(self.settings, committed=True)
         try:
             yield asked
@@ -186,7 +185,6 @@ class Case:
             reader.close()
 
     def outcome(self) -> Outcome:
-        """How the output differs from every id once."""
         came = Counter(row.key for row in self.rows())
         wanted = {row.key for row in self.sent}
         return Outcome(len(wanted - came.keys()), sum(count - 1 for count in came.values()))

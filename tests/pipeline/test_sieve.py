@@ -81,7 +81,6 @@ class Oracle:
 
 
 def remembered(seen: Seen, floor: int) -> dict[str, tuple[int, int]]:
-    """Return what the pieces have of what is remembered, each id once."""
     found: dict[str, tuple[int, int]] = {}
     for piece in seen.pieces:
         for row in piece.read().filter(pa.array(piece.live(floor, seen.since))).to_pylist():

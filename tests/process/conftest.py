@@ -17,7 +17,6 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def refused_start(capsys: pytest.CaptureFixture[str]) -> Refused:
-    """Start ``lowwater serve``, which it does not; returns what it says."""
 
     def start(*flags: str) -> str:
         assert main(["serve", "--listen", "127.0.0.1:0", "--http", "off", *flags]) == 2

@@ -203,7 +203,6 @@ def _fields(message: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _told(message: Message) -> Message:
-    """The message without what the page leaves out."""
     copy: Any = type(message)()
     copy.CopyFrom(message)
     _leave_out(copy)
@@ -237,7 +236,6 @@ def _outcome(call: Any) -> Any:
 
 
 def _next(down: Any) -> Any:
-    """The next message of a stream that is no beat."""
     while True:
         message = next(down)
         beat = isinstance(message, watermarks_pb2.WatchResponse) and not (

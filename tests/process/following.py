@@ -95,7 +95,6 @@ class Following:
         return sorted({said.epoch for said in self.said[name]})
 
     def gap(self, name: str) -> float:
-        """The longest time without progress, in seconds."""
         steps, low = [], MIN
         for said in self.said[name]:
             if said.low > low:

@@ -38,7 +38,6 @@ def entries(position: int) -> list[Entry]:
 
 
 async def begin(path: Path) -> tuple[SqliteJournal, Ownership]:
-    """An open journal, and what it takes."""
     journal = SqliteJournal(path)
     await journal.open()
     return journal, await journal.take(OWN)

@@ -23,8 +23,6 @@ from tests.process.serving import Serving
 
 
 class Peer:
-    """Stubs over one channel, and one report stream."""
-
     def __init__(self, server: Serving) -> None:
         self.channel = server.channel()
         self.topology = topology_pb2_grpc.TopologyServiceStub(self.channel)

@@ -150,7 +150,6 @@ class Site:
         self.authority.kill()
 
     def adoption(self) -> Adoption:
-        """The number of this region, as soon as it has one."""
         return eventually(self._adoption, f"{self.name} owns {HOURLY}", seen=self.agent.log)  # type: ignore[return-value]
 
     def _adoption(self) -> Adoption | None:
@@ -160,7 +159,6 @@ class Site:
             return None
 
     def refusal(self) -> str:
-        """Why it has no number."""
         try:
             self.token.read()
         except errors.LowwaterError as error:
@@ -196,8 +194,6 @@ class Site:
 
 
 class Operator:
-    """What operators ask of the global authority."""
-
     def __init__(self, address: str) -> None:
         self._address = address
         self._channel = grpc.insecure_channel(address)
@@ -215,7 +211,6 @@ class Operator:
         return answer.references[0]
 
     def state(self) -> str:
-        """The token of the store that serves."""
         answer: pb.ListReferencesResponse = self.ask("ListReferences", pb.ListReferencesRequest())
         assert answer.state == "serving"
         return answer.store_token
@@ -227,7 +222,6 @@ class Operator:
             raise error_of_call(failure, self._address) from None
 
     def adopt(self, to: str) -> None:
-        """Adopt as soon as the owner is suspect."""
 
         def adopted() -> bool:
             try:

@@ -129,7 +129,6 @@ def balanced(prefix: str, each: int, *shards: Shard) -> list[str]:
 
 
 def spread(lw: lowwater.Client, names: list[str], *shards: Shard) -> bool:
-    """Whether each computation is served where the hashing says."""
     found = {name: each.address for each in lw.shards() for name in each.computations}
     view = view_of(*shards)
     return all((member := view.shard_of(name)) is not None and found.get(name) == member.address for name in names)

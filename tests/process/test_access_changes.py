@@ -70,7 +70,6 @@ def changing(tmp_path: Path) -> Iterator[Changing]:
 
 
 def ended(call: Any) -> list[errors.LowwaterError]:
-    """Follow a stream in a thread; the list gets what ended it."""
     found: list[errors.LowwaterError] = []
 
     def follow() -> None:

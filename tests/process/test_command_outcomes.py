@@ -103,7 +103,6 @@ def lw(server: Serving) -> Iterator[lowwater.Client]:
 
 
 def documented() -> dict[str, set[int]]:
-    """The codes of each command, as the table has them."""
     found = {}
     for row in re.findall(r"^\| `([\w-]+)` \|(.*)\|$", DOCS.read_text().split("## What `why` means")[0], re.MULTILINE):
         found[row[0]] = {code for code, cell in enumerate(row[1].split("|")) if cell.strip() != "-"}

@@ -24,7 +24,6 @@ class Tasks:
         self.seen: list[int] = []
 
     async def begin(self) -> None:
-        """Claim and follow."""
         await self.lw.register("tasks")
         self.lease = await self.lw.worker("tasks").claim()
         self.reader = self.lw.inputs("tasks")
@@ -36,7 +35,6 @@ class Tasks:
         return statistics.watcher.streams, statistics.reporter.streams
 
     async def follow(self) -> None:
-        """Until the client is closed."""
         async for view in self.lw.watch("tasks"):
             self.seen.append(view.low.micros)
 

@@ -113,7 +113,6 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
 
 
 def logs(shown: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """What is the same in a copy, by log."""
     return {
         each["log"]: (each["last"], each["snapshot"], each["records"], each["bytes"])
         for each in shown["logs"]

@@ -47,7 +47,6 @@ API = (
 
 
 def rules(*oncall: str, page: bool = True) -> Access:
-    """The rules, where somebody on call has some tokens; nobody is without any."""
     made = {name: sha256(token.encode()).hexdigest() for name, token in TOKENS.items()}
     given = [made[each] for each in oncall]
     first = (
@@ -90,7 +89,6 @@ class Guarded:
         return ask(self.page, "session", "POST", given, body=json.dumps({"token": token}).encode())
 
     def cookie(self, name: str = "oncall") -> str:
-        """The cookie of somebody who has just signed in."""
         answer = self.sign_in(TOKENS[name])
         assert answer.status == 204, answer.body
         return set_cookie(answer).partition(";")[0]
@@ -136,7 +134,6 @@ def guarded() -> Iterator[Guarded]:
 
 
 def refused(answer: Answer, status: int) -> bool:
-    """Whether an answer is a refusal that says what to do and shows nothing."""
     assert answer.status == status, (answer.status, answer.body)
     assert set(answer.json) == {"error"}
     assert not any(token in answer.json["error"] for token in (*TOKENS.values(), WRONG))

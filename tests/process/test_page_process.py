@@ -34,7 +34,6 @@ NOON = 1_357_732_800_000_000
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Serving]:
-    """An authority without a page."""
     one = Serving(tmp_path / "data")
     one.http = "off"
     with one:
@@ -57,7 +56,6 @@ def snapshot(page: PageProcess, token: str = "") -> Json:
 
 
 def lows(found: Json) -> dict[str, int | None]:
-    """The low watermarks that are times."""
     return {each["name"]: each["low"]["micros"] for each in found["computations"]}
 
 

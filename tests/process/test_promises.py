@@ -31,8 +31,6 @@ REPORTS = '[[promise]]\ncomputations = "*"\nteam = "reports"\n'
 
 
 class Promising:
-    """A server whose file of promises a test changes."""
-
     def __init__(self, folder: Path) -> None:
         self.path = folder / "promises.toml"
         self.server = Serving(folder / "data", "--promises", str(self.path), "--log-format", "json")

@@ -30,7 +30,6 @@ def acknowledged(stream: Iterator[workers_pb2.ReportResponse]) -> workers_pb2.Re
 
 
 def move_on(lease: lowwater.Lease, hour: int) -> None:
-    """Have a worker come to an hour, durably."""
     lease.advance(None, oldest=None, frontier=hour * HOUR)
     lease.flush(30)
 
@@ -53,7 +52,6 @@ class Zombie(Peer):
         return self.watermarks.Watch(watermarks_pb2.WatchRequest(computations=NAMES))
 
     def report_all(self, number: int, hour: int) -> None:
-        """Have a report of each taken over."""
         for name in NAMES:
             self.report(number, self.claims[name], hour, name=name)
             assert not acknowledged(self.acks).refused

@@ -82,7 +82,6 @@ def written(folder: Path, pair: tuple[bytes, bytes], client_ca: bytes = b"", pee
 
 
 def connect(server: Serving, trusted: Authority, pair: tuple[bytes, bytes] | None = None) -> lowwater.Client:
-    """A client of a server by the name on its certificate."""
     chain, key = pair or (None, None)
     return lowwater.connect(
         f"localhost:{server.port}", root_certificates=trusted.root, certificate_chain=chain, private_key=key, timeout=30
@@ -124,7 +123,6 @@ def not_after(server: Serving, trusted: Authority) -> float:
 
 
 def shown(port: int, protocol: str, context: ssl.SSLContext) -> bytes:
-    """The certificate that a new connection is shown, whoever signed it."""
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols([protocol])

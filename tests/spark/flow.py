@@ -18,8 +18,6 @@ HOUR = timedelta(hours=1)
 
 
 class Flow(Queries):
-    """One feed, and the stages with functions over it."""
-
     def __init__(self, spark: SparkSession, address: str, folder: Path) -> None:
         super().__init__(spark, address, folder)
         self.feed = Feed(folder / "in")
@@ -70,8 +68,6 @@ class Flow(Queries):
 
 
 class PlainFlow(Queries):
-    """One feed, and the plain stages over it: queries with a sink of Spark's."""
-
     def __init__(self, spark: SparkSession, address: str, folder: Path) -> None:
         super().__init__(spark, address, folder)
         self.feed = Feed(folder / "in")

@@ -77,7 +77,6 @@ class Answers:
         return self.said[since[place] : end]
 
     def mark(self, end: int) -> None:
-        """Have rows up to an offset, and their mark."""
         self.end = max(self.end, end)
         slot = Slot("c", ".", "t", 0)
         self.said.append(SlotMark(slot, "source", 1, "d", "s", self.ids_of["t"], 1, {0: end}))

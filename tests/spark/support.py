@@ -76,7 +76,6 @@ class Upstream:
         self.lease = lw.worker(name, identity="tests").claim()
 
     def at(self, hour: int, minute: int = 0) -> None:
-        """Say that nothing older will come; durable when it returns."""
         self.lease.advance(None, oldest=None, frontier=at(hour, minute))
         self.lease.flush(20)
 

@@ -111,7 +111,6 @@ class World(Tree):
         return changing
 
     def ranges(self) -> list[int]:
-        """Where the ranges of ``a`` stand, in the order of their keys."""
         computation = self.serving.shard.held.computation("a")
         assert computation is not None
         found = sorted(computation.map.all_ranges(9)[0], key=lambda each: each.start)

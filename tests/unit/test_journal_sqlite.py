@@ -353,7 +353,6 @@ class Recorded(NamedTuple):
 
 
 def names(number: int) -> list[str]:
-    """The logs that append ``number`` goes to."""
     return ["", f"log {number % 3}", "big"]
 
 

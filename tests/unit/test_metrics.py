@@ -280,7 +280,6 @@ def test_claims_are_granted_or_refused() -> None:
 
 
 async def stalled() -> list[float]:
-    """What is observed while something holds the loop for 0.35 s."""
     observed: list[float] = []
     over = asyncio.get_running_loop().create_future()
 

@@ -67,7 +67,6 @@ class Search(NamedTuple):
 
     @property
     def violated(self) -> str:
-        """The assertion that was violated, as spin writes it; empty: none."""
         found = VIOLATED.search(self.said)
         return found[1] if found else ""
 

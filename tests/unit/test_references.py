@@ -66,7 +66,6 @@ class World:
         return References(SUSPECT, LATELY, self.now)
 
     def do(self, change: Change) -> Change:
-        """Write a change down, and then take it over."""
         if not change.empty:
             self.log.append(change.encode())
             self.core.apply(self.log[-1])
@@ -75,7 +74,6 @@ class World:
         return change
 
     def restart(self, *, from_snapshot: bool = False) -> None:
-        """The global authority ends, and another one goes on from the journal."""
         log = [self.core.snapshot()] if from_snapshot else self.log
         self.core = self._fresh()
         for record in log:
@@ -125,7 +123,6 @@ class World:
                 self.do(self.core.progress(self.caller(region), [], {}, self.now, len(self.log)))
 
     def lose(self, region: str) -> None:
-        """A region falls silent for long enough."""
         self.pass_time(SUSPECT, *({"A", "B"} - {region}))
 
     def adopt(self, to: str, name: str = HOURLY) -> None:
