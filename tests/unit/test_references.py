@@ -193,6 +193,8 @@ def test_row_a_tail_is_not_merged_after_a_write_off(world: World) -> None:
     world.mirror("B", 50, at(100))
     world.report("A", 1, 60, 6, digest="x", positions=at(120))
     world.fail_over()
+    with pytest.raises(errors.RegionRefused, match="holds for no lost region C"):
+        world.core.write_off(HOURLY, "ops", 8, "C")
     world.do(world.core.write_off(HOURLY, "ops", 8))
     assert world.hourly.written_off
     assert world.hourly.write_offs[0].positions == at(100)
