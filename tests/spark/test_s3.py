@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import lowwater
 import lowwater_spark as lws
@@ -37,6 +37,7 @@ def s3(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture
 def checkpoint(spark: SparkSession, s3: S3, tmp_path: Path) -> Location:
+    """A checkpoint of a test's own."""
     return checkpoint_of(spark, s3.path(f"{tmp_path.name}/ck"), single_driver=True)
 
 
@@ -88,17 +89,49 @@ def test_a_stage_goes_on_from_a_checkpoint_on_s3(
     assert lw.get("stage")["stage"].incarnation == 1, "it is one computation, of one checkpoint"
 
 
-def test_what_cannot_be_on_s3_is_refused_with_the_way_out(flow: Flow, checkpoint: Location) -> None:
-    refusals: dict[str, Any] = {
-        "State in the checkpoint s3a:": lambda rows, batch: batch.stateful(rows, hourly, HOURLY),
-        "s3a: is none of them.*batch.write_table": lambda rows, batch: batch.write(rows, str(checkpoint / "out")),
-    }
+def test_windows_of_our_own_are_closed_by_ticks_on_s3(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream, checkpoint: Location
+) -> None:
+    emitted: list[str] = []
+    lows: list[tuple[int, bool, lowwater.Watermark]] = []
+
+    def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
+        lows.append((batch.id, batch.replayed, batch.low))
+        closed = batch.stateful(rows, hourly, HOURLY, flow.folder / "state")
+        emitted.extend(entry.key for entry in closed.collect())
+
+    def start(write: Any, name: str, **options: Any) -> lws.TrackedQuery:
+        stage = lws.stage(flow.spark, name, **DECLARED, stamp=HOUR, address=flow.address)
+        query = stage.foreach_batch(
+            flow.read(), write, checkpoint=str(checkpoint / name), single_driver=True, **options
+        )
+        flow.queries.append(query)
+        return query
+
+    def fail(reached: str, _number: int) -> None:
+        if reached == "begun":
+            raise ConnectionResetError(reached)
+
     flow.feed.put([row("a", 9)])
-    for said, write in refusals.items():
-        stage = lws.stage(flow.spark, "stage", **DECLARED, stamp=HOUR, address=flow.address)
-        query = stage.foreach_batch(flow.read(), write, checkpoint=str(checkpoint), single_driver=True)
+    upstream.at(9)
+    with pytest.raises(Exception, match="begun"):
+        start(write_batch, "stage", probe=fail).await_termination(180)
+    flow.queries.clear()
+    upstream.at(9, 30)
+    query = start(write_batch, "stage")
+    flow.eventually(lambda: query.stage_status().batch == 0, "the row is in")
+    assert lows[0] == (0, True, mark(9)), "it is replayed with the watermark that stands on S3"
+    upstream.at(10)
+    flow.eventually(lambda: low(lw, "stage") == mark(10), "the hour is over")
+    assert emitted == ["a"]
+    query.stop()
+
+    for refused, said in (
+        (lambda rows, batch: batch.stateful(rows, hourly, HOURLY), "State in the checkpoint s3a:"),
+        (lambda rows, batch: batch.write(rows, str(checkpoint / "out")), "s3a: is none of them.*batch.write_table"),
+    ):
         with pytest.raises(lws.Unsupported, match=said):
-            query.await_termination(180)
+            start(refused, "refused").await_termination(180)
 
 
 def test_ticks_which_are_paid_for_are_listed_once_a_second(flow: Flow, checkpoint: Location, s3: S3) -> None:
