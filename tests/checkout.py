@@ -19,7 +19,6 @@ def untracked(root: Path) -> set[str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Look at the checkout from the process that starts the others."""
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Checkout(config.rootpath))
 

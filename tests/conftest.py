@@ -99,7 +99,6 @@ def refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Skips of a test."""
     report = yield
     refuse_skip(report)
     return report
@@ -107,7 +106,6 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, Any]:
-    """Skips of a whole module."""
     report = yield
     refuse_skip(report)
     return report

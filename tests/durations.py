@@ -30,8 +30,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Durations:
-    """Adds up the seconds of tests by test and by folder."""
-
     def __init__(self, root: Path) -> None:
         self._root = root
         self._seconds: defaultdict[str, float] = defaultdict(float)
@@ -44,13 +42,11 @@ class Durations:
         self._session = session
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Add one part of a test: set-up, call or teardown."""
         self._seconds[report.nodeid] += report.duration
         if report.failed:
             self._failed[report.nodeid] = None
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the slowest tests and the seconds by folder, and write both files."""
         if not self._seconds or self._session is None:
             return
         (self._root / FAILURES).parent.mkdir(exist_ok=True)

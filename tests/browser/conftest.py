@@ -36,7 +36,6 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="package")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """One authority with its page for all tests that leave it running."""
     with serving(tmp_path_factory.mktemp("shared"), page="127.0.0.1:0") as one:
         yield one
 

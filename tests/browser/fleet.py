@@ -22,8 +22,6 @@ TICK_SECONDS: Final = 0.25
 
 @dataclass(frozen=True)
 class Job:
-    """A computation, and who works on which of its key ranges."""
-
     name: str
     inputs: tuple[str, ...] = ()
     executors: tuple[str, ...] = ("exec-1",)
@@ -35,7 +33,6 @@ class Job:
     """Ranges that do not move, by index: how many seconds they were behind when they began."""
 
     def share(self, executor: str) -> tuple[int, int]:
-        """The first of an executor's ranges, and the one behind its last."""
         ranges, number = len(self.bounds) - 1, self.executors.index(executor)
         return ranges * number // len(self.executors), ranges * (number + 1) // len(self.executors)
 
@@ -90,8 +87,6 @@ def client(address: str, executor: str) -> Client:
 
 
 class Working:
-    """One worker of a job."""
-
     def __init__(self, lw: Client, job: Job, executor: str) -> None:
         first, last = job.share(executor)
         self._job = job
@@ -116,7 +111,6 @@ def _micros(seconds: float) -> int:
 
 
 def work(address: str, executor: str, pipeline: Sequence[Job]) -> None:
-    """Work as one executor, until killed."""
     with client(address, executor) as lw:
         working = [Working(lw, job, executor) for job in pipeline if executor in job.executors]
         print("working", flush=True)
@@ -127,8 +121,6 @@ def work(address: str, executor: str, pipeline: Sequence[Job]) -> None:
 
 
 class Fleet:
-    """The executors of a pipeline as processes."""
-
     def __init__(self, address: str, pipeline: str) -> None:
         self._processes: dict[str, subprocess.Popen[str]] = {}
         jobs = PIPELINES[pipeline]
@@ -139,7 +131,6 @@ class Fleet:
             self._processes[executor] = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def ready(self) -> None:
-        """Return when all have claimed."""
         for executor, process in self._processes.items():
             assert process.stdout is not None
             assert process.stdout.readline() == "working\n", f"{executor} did not start"
@@ -175,7 +166,6 @@ PIPELINES: Final[Mapping[str, Sequence[Job]]] = {
 
 @contextlib.contextmanager
 def fleet(address: str, pipeline: str) -> Iterator[Fleet]:
-    """Run a pipeline; it works when this is entered."""
     running = Fleet(address, pipeline)
     try:
         running.ready()

@@ -20,7 +20,6 @@ FOCUSED = """() => {
 
 
 def visit(tab: Watched, route: str) -> Page:
-    """Open a route and wait for what is asked for after it."""
     page = tab.open(route)
     if "/c/" in route:
         page.locator(".strip .card").wait_for()

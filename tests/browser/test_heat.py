@@ -31,7 +31,6 @@ def _story(server: Serving) -> Iterator[None]:
 
 
 def open_heat(tab: Watched, more: str = "") -> Page:
-    """Open the heat map, and wait for its first samples."""
     page = tab.open(f"#/?view=heat{more}")
     expect(page.locator(".heat-row .heat-late").first).to_be_attached()
     return page

@@ -37,7 +37,6 @@ class Crowd:
         self._feeds = list(self._pool.map(lambda i: lw.worker(f"feed-{i:03}", name=f"exec-{i}").claim(), range(FEEDS)))
 
     def tell(self, behind: float, late: float) -> None:
-        """Move every feed; one of them is late."""
         now = time.time()
         for lease in self._feeds:
             seconds = late if lease.computation == LATE else behind

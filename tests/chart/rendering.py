@@ -41,7 +41,6 @@ def program(name: str) -> str:
 
 
 def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run helm and return what it said; it may have failed."""
     return subprocess.run([program("helm"), *map(str, arguments)], capture_output=True, text=True, check=False)
 
 
@@ -69,7 +68,6 @@ def key(document: Document) -> str:
 
 
 def by_key(found: tuple[Document, ...] | list[Document]) -> dict[str, Document]:
-    """Documents by KIND/NAME. Two of one name are an error."""
     objects = {key(document): document for document in found}
     assert len(objects) == len(found), "two objects have one name"
     return objects
@@ -92,7 +90,6 @@ def container(name: str) -> Document:
 
 
 def page(name: str) -> Document | None:
-    """The container of the status page; None where it is switched off."""
     return _deployed(name, "page")
 
 
@@ -102,12 +99,10 @@ def sidecar(name: str) -> Document | None:
 
 
 def agent(name: str) -> Document | None:
-    """The container of the agent of a region; None where it is switched off."""
     return _deployed(name, "region")
 
 
 def global_authority(name: str) -> Document | None:
-    """The container of the global authority; None where it is switched off."""
     return _deployed(name, "global")
 
 

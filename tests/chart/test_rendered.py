@@ -20,7 +20,6 @@ FLOOR = "1.27"
 
 
 def valid(document: dict[str, Any], version: str) -> None:
-    """Raises unless Kubernetes, or the operator, has each field of it."""
     schema = SCHEMAS.get(document["kind"])
     if schema is not None:
         jsonschema.Draft202012Validator(schema).validate(document)

@@ -54,13 +54,11 @@ class Group:
             )
 
     def check(self) -> None:
-        """Raise RuntimeError when it has ended without being told to."""
         if self.process is not None and self.process.poll() is not None:
             msg = f"{self.log.stem} has ended with {self.process.returncode}:\n{self.tail()}"
             raise RuntimeError(msg)
 
     def wait(self, seconds: float = 120.0) -> int:
-        """Wait until the process and its children are gone; returns the exit code."""
         assert self.process is not None
         process, self.process = self.process, None
         code = process.wait(seconds)

@@ -64,7 +64,6 @@ def run(
 
 
 def main() -> int:
-    """Run it as a command; 1 when anything is wrong."""
     parse = argparse.ArgumentParser(
         prog="python -m tests.cluster.chaos",
         description="Tracked queries over Kafka and Delta on a standalone Spark cluster under faults that are counted when they took effect.",

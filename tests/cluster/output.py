@@ -18,8 +18,6 @@ Row = Mapping[str, Any]
 
 
 class Committed:
-    """What one query has written, batch by batch."""
-
     def __init__(self, checkpoint: Path) -> None:
         self.checkpoint = checkpoint
         self._commits: dict[int, float] = {}
@@ -39,7 +37,6 @@ class Committed:
         return sum(name.name.isdecimal() for name in folder.iterdir()) if folder.is_dir() else 0
 
     def committed(self, number: int) -> float:
-        """Return when a batch was."""
         if number not in self._commits:
             try:
                 # Set when the entry was renamed to its name, by the clock that the observations have.
@@ -64,7 +61,6 @@ class Output(Committed):
         return ((row, self.committed(number)) for number, rows in self._batches.items() for row in rows)
 
     def _files(self) -> dict[int, Sequence[Path]]:
-        """Return the files of each batch: entries of the log of Spark's file sink."""
         log = self.folder / SINK_LOG
         if not log.is_dir():
             return {}

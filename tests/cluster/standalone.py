@@ -56,7 +56,6 @@ class Standalone:
             _kill(pid)
 
     def executors(self, application: str = "") -> list[int]:
-        """The pids of the living executors of this cluster, or of one application."""
         found = []
         work = os.fsencode(self.folder / "work" / application)
         for process in Path("/proc").iterdir():

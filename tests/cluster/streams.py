@@ -251,7 +251,6 @@ class Streams:
         )
 
     def finish(self) -> None:
-        """Say that nothing will come; every window closes."""
         self.lease.finish()
         self.lease.flush(PATIENCE)
         self.await_that(lambda: all(self.watching.low(name) == MAX for name in NAMES), "all is finished")
@@ -267,7 +266,6 @@ class Streams:
                 each.check()
 
     def await_that(self, condition: Callable[[], object], what: str) -> None:
-        """Wait for what a pipeline that is not stuck brings about."""
         try:
             eventually(condition, what, seconds=PATIENCE, check=self.check)
         except AssertionError as failure:
@@ -277,7 +275,6 @@ class Streams:
             raise AssertionError(msg) from None
 
     def wrong(self, *, finished: bool = False) -> list[str]:
-        """Everything that is wrong until now."""
         # What was seen is taken first: what is read afterwards can only have more in it.
         seen = {name: list(values) for name, values in self.watching.seen.items()}
         rows = {"landed": self.tables["landed"].written(), "copied": self.copying.output.written()}
@@ -336,7 +333,6 @@ class Streams:
         return holds and bool(passed)
 
     def _kill_sidecar(self) -> Fault:
-        """Kill the sidecar; another one goes on from its directory."""
         self._struck.add(self.beside)
         killed = self.beside.kill() == -signal.SIGKILL
         before = self.watching.low("copied")
@@ -346,7 +342,6 @@ class Streams:
         return killed and self.watching.low("copied") > before
 
     def _kill_copy(self) -> Fault:
-        """Kill the job in Scala, at any point; it goes on from its checkpoint."""
         self._struck.add(self.copying)
         killed = self.copying.kill() == -signal.SIGKILL
         before = self.copying.output.commits()
@@ -433,7 +428,6 @@ class Streams:
         return broker, {name for name, (leader, _) in found.items() if leader == number}
 
     def _others_lead(self, broker: Broker, led: set[tuple[str, int]]) -> None:
-        """Wait until others do, and have them take rows."""
         eventually(
             lambda: {self._partitions().get(name, (broker.number, 0))[0] for name in led}.isdisjoint(
                 {-1, broker.number}
@@ -445,7 +439,6 @@ class Streams:
         self.promise()
 
     def _in_sync(self) -> None:
-        """Wait until every broker has all of every partition."""
 
         def behind() -> int:
             found = self._partitions(all_topics=True).values()

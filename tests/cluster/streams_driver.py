@@ -28,8 +28,6 @@ INPUTS = {"landed": "fed", "relayed": "landed", "hourly": "relayed"}
 
 
 class Streams:
-    """The topics and tables, as one application sees them."""
-
     def __init__(self, spark: SparkSession, folder: Path, brokers: str) -> None:
         self.spark = spark
         self.folder = folder

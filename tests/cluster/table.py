@@ -12,8 +12,6 @@ from tests.cluster.output import Committed, Row, rows_of
 
 
 class Version(NamedTuple):
-    """One version of a table."""
-
     added: tuple[str, ...]
     removed: tuple[str, ...]
     batch: int | None

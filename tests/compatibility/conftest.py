@@ -35,19 +35,16 @@ def installed(wheels: dict[str, Path]) -> Environment:
 
 @pytest.fixture(scope="session")
 def newest_client(wheels: dict[str, Path]) -> Environment:
-    """The client alone as built, under the locked versions."""
     return environment("client", [wheels["lowwater"]])
 
 
 @pytest.fixture(scope="session")
 def lowest_client(wheels: dict[str, Path]) -> Environment:
-    """The client alone, under the lowest versions that it allows."""
     return environment("client_lowest", [wheels["lowwater"]], lowest=True)
 
 
 @pytest.fixture(scope="session")
 def lowest(wheels: dict[str, Path]) -> Environment:
-    """Client, authority and regions, under the lowest versions that they allow."""
     return environment("lowest", [wheels[name] for name in (*AUTHORITY, "lowwater-regions")], lowest=True)
 
 
@@ -61,7 +58,6 @@ def lowest_page(wheels: dict[str, Path]) -> Environment:
 
 @pytest.fixture(scope="session")
 def current(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """A server of this source tree; every test has a namespace of its own on it."""
     with Serving(tmp_path_factory.mktemp("current") / "data") as server:
         yield server
 

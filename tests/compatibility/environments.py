@@ -94,7 +94,6 @@ def clean_environ() -> dict[str, str]:
 
 
 def uv(*arguments: str) -> str:
-    """Run uv in the root of the repository; returns what it printed."""
     done = subprocess.run([UV, *arguments], cwd=ROOT, capture_output=True, text=True, check=False, env=clean_environ())
     assert done.returncode == 0, f"uv {' '.join(arguments)}:\n{done.stderr}"
     return done.stdout

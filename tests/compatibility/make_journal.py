@@ -77,7 +77,6 @@ class Peer:
         return answer.sequencer
 
     def report(self, name: str, sequencer: int, *hours: int, **fields: Any) -> None:
-        """Report values and wait until they are durable; refusals are failures."""
         if self._answers is None:
             opening = workers_pb2.ReportOpen(sender=b"sender".rjust(16, b"."), stream=self._stream)
             self._sent.put(workers_pb2.ReportRequest(open=opening))
@@ -210,7 +209,6 @@ def _dict(message: Message) -> Answers:
 
 
 def make() -> None:
-    """Write ``journal.sqlite`` and ``answers.json``."""
     version, wheels = released()
     target = JOURNALS / version
     place = environment("released", wheels)

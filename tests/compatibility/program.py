@@ -63,7 +63,6 @@ class Program:
         return self.saw
 
     async def until(self, name: str, arrived: Callable[[Watermark], bool]) -> None:
-        """Follow a computation until its low watermark is as wanted."""
         stream = each(self.lw.watch(name))
         async for view in stream:
             self.saw[name].append(view.low.micros)
@@ -93,7 +92,6 @@ class Program:
             assert await of(self.lw.commit_batch("hourly", sequencer, number)) == ()
 
     async def begin(self) -> None:
-        """Register, claim, advance, watch, wait, ask, commit."""
         lw = self.lw
         await of(lw.register("flights"))
         await of(lw.register("enriched", inputs=["flights"], heuristics=[0.5, 0.99]))
@@ -123,7 +121,6 @@ class Program:
         await self.look()
 
     async def end(self) -> None:
-        """Go on where ``begin`` stopped, and finish."""
         lw = self.lw
         await self.look()
         self.flights.advance(None, oldest=None, frontier=at(16))

@@ -17,8 +17,6 @@ SECONDS = 60.0
 
 
 class Installed(Serving):
-    """The ``lowwater serve`` of an environment."""
-
     def __init__(self, environment: Environment, data: Path, *, port: int = 0) -> None:
         super().__init__(data, port=port)
         self.environment = environment
@@ -31,7 +29,6 @@ class Installed(Serving):
         return [*command, "--listen", self.address, self._http, "127.0.0.1:0"]
 
     def refuse(self) -> tuple[int, str]:
-        """Start it where it cannot serve; returns its exit code and what it said."""
         done = subprocess.run(
             self._command,
             capture_output=True,
@@ -44,7 +41,6 @@ class Installed(Serving):
         return done.returncode, done.stderr
 
     def start(self) -> Self:
-        """Start and wait until it serves."""
         log = self.data.parent / "serve.log"
         with log.open("a") as written:
             self.process = subprocess.Popen(
@@ -127,7 +123,6 @@ def run(python: str, kind: str, address: str, namespace: str) -> Lows:
 
 
 def never_back(saw: Lows) -> None:
-    """No low watermark that was seen is below one that was seen before it."""
     assert set(saw) == {"flights", "enriched", "hourly"}
     for name, lows in saw.items():
         assert lows == sorted(lows), f"{name} went back: {lows}"

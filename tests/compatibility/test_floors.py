@@ -20,7 +20,6 @@ CLIENTS = ("sync", "aio")
 
 
 def floors(member: str) -> dict[str, str]:
-    """The lowest versions that a distribution's metadata allows, by name."""
     project = tomllib.loads((ROOT / member / "pyproject.toml").read_text())["project"]
     found = map(re.compile(r"([\w-]+)>=([\d.]+)").match, project["dependencies"])
     return {each[1]: each[2] for each in found if each}

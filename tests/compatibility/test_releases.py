@@ -25,7 +25,6 @@ NAMESPACE = "n"
 
 
 def lows(server: Serving) -> dict[str, int]:
-    """What a server answers a client that has never seen a value before."""
     with lowwater.connect(server.address, namespace=NAMESPACE) as lw:
         return {name: view.low.micros for name, view in lw.get("flights", "enriched", "hourly").items()}
 

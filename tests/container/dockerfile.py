@@ -26,8 +26,6 @@ PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One instruction."""
-
     stage: int
     """Which FROM it stands behind, from 1 on; 0 before the first."""
     word: str
@@ -84,8 +82,6 @@ def patterns() -> list[str]:
 
 @dataclass
 class Image:
-    """The folder that stands in for the image, of both stages."""
-
     folder: Path
     leave: frozenset[tuple[str, ...]]
     """The beginnings of steps that are not run."""

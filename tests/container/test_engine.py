@@ -49,7 +49,6 @@ def run(*command: str) -> str:
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The image as `make dist` has saved it, in a store of the test's own."""
     folder = tmp_path_factory.mktemp("engine")
     storage = folder / "storage.conf"
     storage.write_text(f'[storage]\ndriver = "vfs"\nrunroot = "{folder}/run"\ngraphroot = "{folder}/graph"\n')

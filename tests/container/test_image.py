@@ -116,7 +116,6 @@ def test_what_the_context_holds() -> None:
 
 @pytest.fixture(scope="module")
 def image() -> Iterator[Image]:
-    """The image's folder, which anybody may read; made once."""
     with tempfile.TemporaryDirectory(prefix="lowwater-image-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)
         made = Image(Path(folder).resolve(), NOT_RUN)
@@ -131,8 +130,6 @@ def image() -> Iterator[Image]:
 
 
 class Contained(Serving):
-    """What the image starts, confined."""
-
     def __init__(self, image: Image) -> None:
         super().__init__(Path(image.place("/data")))
         self.image = image

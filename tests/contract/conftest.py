@@ -19,7 +19,6 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 @pytest.fixture(params=[name for name, made in STORES.items() if issubclass(made, SharedStore)])
 async def shared(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SharedStore]:
-    """A store for several processes at once."""
     made = STORES[request.param](tmp_path)
     assert isinstance(made, SharedStore)
     yield made

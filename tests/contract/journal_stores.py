@@ -21,7 +21,6 @@ from tests.kit.memory_journal import MemoryDisk, MemoryJournal, flipped
 
 
 def entry(log: str, position: int, payload: bytes | None = None, *, strong: bool = True) -> Entry:
-    """An entry; its payload tells where it belongs unless given."""
     return Entry(log, position, f"{log}:{position}".encode() if payload is None else payload, strong)
 
 
@@ -61,15 +60,12 @@ def writes(journal: Journal, log: str, position: int) -> list[Awaitable[object]]
 
 
 async def turn() -> None:
-    """Let every other task that is ready run once."""
     ran = asyncio.Event()
     asyncio.get_running_loop().call_soon(ran.set)
     await ran.wait()
 
 
 class Store(ABC):
-    """A deployment's store, and the journals that a test opened over it."""
-
     def __init__(self) -> None:
         self._opened: list[Journal] = []
 
@@ -88,7 +84,6 @@ class Store(ABC):
         return journal
 
     async def close(self) -> None:
-        """Close whatever was opened."""
         for journal in self._opened:
             await journal.close()
 
@@ -134,8 +129,6 @@ class Store(ABC):
 
 
 class SharedStore(Store):
-    """A store that several processes have open at once."""
-
     @abstractmethod
     def give(self, log: str, owner: Ownership) -> None:
         """Put another owner in the place of the present one, as a store that has lost some would."""
@@ -156,8 +149,6 @@ def another(log: str, position: int, frame: bytes) -> bytes:
 
 
 class MemoryStore(SharedStore):
-    """MemoryJournal over one MemoryDisk."""
-
     def __init__(self, _: Path | None = None) -> None:
         super().__init__()
         self.disk = MemoryDisk()
@@ -285,7 +276,6 @@ class SqliteStore(Store):
         self.execute("UPDATE records SET frame = ? WHERE log = ? AND position = ?", frame, key, position)
 
     def frame(self, log: str, position: int) -> bytes:
-        """A record as it is stored."""
         ((frame,),) = self.execute(
             "SELECT frame FROM records JOIN logs ON log = id WHERE name = ? AND position = ?", log, position
         )
@@ -293,7 +283,6 @@ class SqliteStore(Store):
         return frame
 
     def execute(self, sql: str, *parameters: bytes | str | int) -> list[tuple[object, ...]]:
-        """Run a statement beside the journal."""
         with closing(sqlite3.connect(self.path, isolation_level=None)) as connection:
             return connection.execute(sql, parameters).fetchall()
 
@@ -371,11 +360,9 @@ class RedisStore(SharedStore):
         self.server.execute("HSET", f"{self.TAG}:deployment", "token", "another")
 
     def parts(self, log: str) -> list[bytes]:
-        """The fields of the parts of a snapshot, in order."""
         return sorted(self.server.execute("HKEYS", f"{self.TAG}:parts:{log}"))
 
     def records(self, log: str) -> dict[int, bytes]:
-        """The records as they are stored."""
         found = self.server.execute("XRANGE", f"{self.TAG}:records:{log}", "-", "+")
         return {int(place.partition(b"-")[0]): fields[b"f"] for place, fields in found}
 

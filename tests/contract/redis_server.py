@@ -34,21 +34,17 @@ class RedisServer(Program):
 
     @property
     def url(self) -> str:
-        """Where a journal finds it."""
         return f"redis://127.0.0.1:{self.port}"
 
     def start(self) -> Self:
-        """Run it, and return when it serves."""
         command = [self._binary, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.directory)]
         return self.run([*command, *QUIET, *self.options], self._ready)
 
     def start_sentinel(self, configuration: str) -> Self:
-        """Run it as a sentinel."""
         path = self.directory / "sentinel.conf"
         path.write_text(f"port {self.port}\nbind 127.0.0.1\n{configuration}\n")
         return self.run([self._binary, str(path), "--sentinel"], self._ready)
 
     def execute(self, *command: str | bytes | int) -> Any:
-        """Run one command beside the journal."""
         with redis.Redis(port=self.port, protocol=2) as client:
             return client.execute_command(*command)

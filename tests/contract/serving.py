@@ -15,13 +15,11 @@ NOW = 1_700_000_000_000_000
 
 
 def sharded(journal: Journal, settings: ShardSettings | None = None) -> Shard:
-    """A shard that is not started yet."""
     return Shard(journal, clock=lambda: NOW, observer=Observer(), settings=settings)
 
 
 @asynccontextmanager
 async def serving(journal: Journal, settings: ShardSettings | None = None) -> AsyncIterator[Shard]:
-    """A shard that runs, and ends in good order."""
     shard = sharded(journal, settings)
     try:
         await shard.start()

@@ -41,7 +41,6 @@ Say = Callable[[str, int], Awaitable[list[tuple[str, Refused]]]]
 
 
 async def claimed(shard: Shard, *names: str) -> Say:
-    """Register and claim computations; returns what reports a value of one."""
     sequencers = {}
     for number, name in enumerate(names, start=1):
         await shard.graph.register(Spec(name))

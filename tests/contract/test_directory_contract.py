@@ -33,7 +33,6 @@ class Store(ABC):
         self._opened: list[Directory] = []
 
     async def open(self) -> Directory:
-        """A directory as a newly started shard would open it."""
         directory = self.make()
         await directory.open()
         self._opened.append(directory)
@@ -65,8 +64,6 @@ class Store(ABC):
 
 
 class MemoryStore(Store):
-    """MemoryDirectory over MemoryMembers."""
-
     def __init__(self, _: Path) -> None:
         super().__init__()
         self.now = 1_000_000 * SECOND
@@ -138,7 +135,6 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 async def join(directory: Directory, member: Member) -> View:
-    """Beat, and become a member."""
     view, beats = await directory.beat(member.id)
     joined = view.joined(member).dated(beats.now)
     assert await directory.propose(joined, over=view.version)

@@ -55,7 +55,6 @@ def copied(found: dict[str, LoadedLog]) -> dict[str, LoadedLog]:
 
 
 def sibling(store: Store, directory: Path, token: str) -> Journal:
-    """An empty store of the same kind."""
     if isinstance(store, RedisStore):
         return RedisJournal(store.server.url, namespace="target", server_token=token)
     if isinstance(store, SqliteStore):
@@ -96,7 +95,6 @@ async def old() -> AsyncIterator[Journal]:
 
 
 async def reopened(disk: MemoryDisk, token: str, faults: FaultPlan | None = None) -> MemoryJournal:
-    """As the next process finds the disk."""
     disk.server_token = token
     journal = MemoryJournal(disk, faults=faults)
     await journal.open()
@@ -165,7 +163,6 @@ async def test_a_copy_that_is_cut_off_anywhere_is_continued(old: Journal, outcom
 
 
 async def half(old: Journal, facts: Sequence[LogFacts], logs: int) -> MemoryDisk:
-    """A disk with so many logs, and the next one begun."""
     disk = MemoryDisk()
 
     def stop(so_far: Progress) -> None:
@@ -250,8 +247,6 @@ async def test_the_survey_fences_whoever_wrote_before(shared: SharedStore) -> No
 
 
 class Forgetful(MemoryJournal):
-    """Loses a bit of what it is given."""
-
     async def append(self, entries: Sequence[Entry], *, beside: Iterable[str] = ()) -> None:
         await super().append([Entry(each.log, each.position, each.payload + b"!", each.strong) for each in entries])
 

@@ -23,7 +23,6 @@ async def redis(tmp_path: Path) -> AsyncIterator[RedisStore]:
 
 
 def before_records(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Awaitable[object]]) -> None:
-    """Let an owner act between two parts of what another process reads."""
     records = RedisDatabase.records
 
     async def read(database: RedisDatabase, **arguments: Any) -> list[tuple[int, bytes]]:

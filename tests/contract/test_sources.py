@@ -44,8 +44,6 @@ class Kind(Protocol):
 
 
 class Files:
-    """Files in a directory."""
-
     sink_log = False
 
     def __init__(self, base: Path) -> None:
@@ -88,8 +86,6 @@ class Files:
 
 
 class SinkLog(Files):
-    """The output of a Spark file sink, which is known by the sink's log."""
-
     sink_log = True
 
     def __init__(self, base: Path) -> None:
@@ -148,8 +144,6 @@ class FolderLog:
 
 
 class Delta:
-    """A Delta table, whose log the tests write themselves."""
-
     def __init__(self, base: Path) -> None:
         self.checkpoint, self.table = base / "ck", base / "in"
         self.versions: list[int] = []
@@ -203,8 +197,6 @@ class Delta:
 
 
 class FolderTable:
-    """An Iceberg table, whose newest metadata stand in a directory."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
@@ -216,8 +208,6 @@ class FolderTable:
 
 
 class Iceberg:
-    """An Iceberg table, whose metadata the tests write themselves."""
-
     def __init__(self, base: Path) -> None:
         self.checkpoint, self.folder = base / "ck", base / "in"
         self.snapshots: list[dict[str, Any]] = []
@@ -274,8 +264,6 @@ class Iceberg:
 
 
 class Kafka:
-    """A topic of one partition, of a cluster that answers as the tests say."""
-
     def __init__(self, base: Path) -> None:
         self.checkpoint, self.answers = base / "ck", Answers()
         self.offsets: dict[str, int] = {}

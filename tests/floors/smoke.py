@@ -49,7 +49,6 @@ def mark(hour: int, minute: int = 0) -> lowwater.Watermark:
 
 
 def until(condition: Callable[[], object], what: str) -> None:
-    """Poll a real condition until it is true."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, f"not within {PATIENCE} s: {what}"
@@ -140,7 +139,6 @@ class Smoke:
         tell("attach: Spark's watermark is published as estimated, the dropped row is seen, and the end of the query")
 
     def counted(self) -> None:
-        """A stage that keeps nothing."""
         feed, rows = self.feed("enriched.in")
         out = self.folder / "enriched"
         feed.put(("a", at(9)), ("b", at(9, 30)))
@@ -161,7 +159,6 @@ class Smoke:
         tell("foreach_batch: the stage follows its input, and the late row is counted")
 
     def windows(self) -> None:
-        """State by key range: windows close exactly, and go on from the checkpoint."""
         feed, rows = self.feed("hourly.in")
         closed: list[tuple[str, str, int]] = []
 
@@ -192,7 +189,6 @@ class Smoke:
         tell("stateful: windows close exactly, also without rows and after a restart")
 
     def plain(self) -> None:
-        """A plain plan with Spark's own window state, and a sink of Spark's own."""
         feed, rows = self.feed("plain.in")
         counts = rows.withWatermark("t", "10 minutes").groupBy(sf.window("t", "1 hour"), "key").count()
         frame = counts.select("key", sf.col("window.start").alias("t"), "count")

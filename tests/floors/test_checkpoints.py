@@ -43,7 +43,6 @@ def lw(tmp_path: Path) -> Iterator[lowwater.Client]:
 
 @pytest.fixture
 def follow(tmp_path: Path, lw: lowwater.Client) -> Iterator[Follow]:
-    """Tracks the job; no Spark takes part."""
     sidecars: list[lws.Sidecar] = []
 
     def start(**declared: Any) -> lws.Sidecar:

@@ -14,7 +14,6 @@ from tests.kit.postgres import Postgres
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
-    """One PostgreSQL for all; each test finds its database empty."""
     with Postgres() as server:
         PostgresStore(server, "tests").close()
         yield server
@@ -22,7 +21,6 @@ def postgres() -> Iterator[Postgres]:
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """One Redis for all; each test finds it empty."""
     with RedisServer(tmp_path_factory.mktemp("redis"), *DURABLE) as server:
         yield server.start()
 

@@ -47,8 +47,6 @@ class Store(Protocol):
 
 
 class PostgresStore:
-    """A database of its own on a server that is there."""
-
     def __init__(self, server: Postgres, database: str, *, patience: float = 10.0, there: bool = False) -> None:
         if not there:
             server.execute(f'CREATE DATABASE "{database}"')
@@ -127,8 +125,6 @@ class PostgresStore:
 
 
 class RedisStore:
-    """A Redis that is there, emptied."""
-
     def __init__(self, server: RedisServer) -> None:
         self.server = server
         self.client = redis.Redis(port=server.port, decode_responses=True)
@@ -170,8 +166,6 @@ class RedisStore:
 
 
 class FileStore:
-    """A folder."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 

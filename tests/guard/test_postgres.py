@@ -220,7 +220,6 @@ def test_a_look_waits_for_a_commit_that_is_under_way(postgres: Postgres, in_post
 
 
 def ended_at(store: PostgresStore, writer: PostgresWriter, point: str, times: int = 1) -> None:
-    """Let the writer's session be ended when it reaches a point, so many times."""
     left = [times]
 
     def probe(reached: str) -> None:

@@ -25,8 +25,6 @@ COLUMNS: Final = "key string, t timestamp"
 
 
 class TableFlow:
-    """A table, and stages over it."""
-
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
         self.short = f"db.t{next(_NUMBERS)}"
@@ -55,12 +53,10 @@ class TableFlow:
         self.flow.spark.sql(statement.format(table=self.name))
 
     def call(self, procedure: str, **arguments: object) -> None:
-        """Call a procedure of Iceberg with the table."""
         said = "".join(f", {name} => {value}" for name, value in arguments.items())
         self.flow.spark.sql(f"call {CATALOG}.system.{procedure}(table => '{self.short}'{said})")
 
     def expire(self) -> None:
-        """Let all snapshots go but the current one."""
         self.call("expire_snapshots", older_than="timestamp '2999-01-01 00:00:00'", retain_last=1)
 
     @property

@@ -25,7 +25,6 @@ class Appender:
         self.app = app_id(name, checkpoint)
 
     def __call__(self, hour: int) -> int:
-        """Return the snapshot."""
         said = {"checkpoint": self.checkpoint, "batch": self.batch, "digest": f"{self.batch}", "run": 1}
         standing = Standing(mark(hour).micros, Claim(self.life, 7))
         rows = self.table.rows(("k", hour))

@@ -55,7 +55,6 @@ class Airflow:
             return subprocess.Popen(command, env=self.environ, stdout=log, stderr=log, start_new_session=True)
 
     def run(self, name: str, *arguments: str) -> str:
-        """Run one to its end; returns what it printed."""
         done = subprocess.run(
             [str(self.bin / name), *arguments], env=self.environ, capture_output=True, text=True, check=False
         )

@@ -25,7 +25,6 @@ class Offset(NamedTuple):
 
     @classmethod
     def of(cls, line: str) -> Offset:
-        """Of a line of ``offsets/N``."""
         found: dict[str, Any] = json.loads(line)
         return cls(found["reservoirVersion"], found["index"], found["isStartingVersion"])
 

@@ -107,8 +107,6 @@ async def eventually_async(
 
 
 class _Pauses:
-    """How long to wait between two looks."""
-
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._began = self._looked = clock()

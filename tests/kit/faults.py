@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 
 class Outcome(enum.Enum):
-    """How one write ends."""
-
     DONE = enum.auto()
     """Durable and acknowledged."""
     FAILED = enum.auto()
@@ -27,8 +25,6 @@ class Outcome(enum.Enum):
 
 
 class Operation(NamedTuple):
-    """One write."""
-
     name: str
     """``append``, ``snapshot``, ``take`` or ``restore``."""
     places: list[tuple[str, int]]

@@ -42,8 +42,6 @@ rootLogger.appenderRef.out.ref = out
 
 
 class Row(NamedTuple):
-    """A row to be written, or one that was read."""
-
     value: bytes
     key: bytes | None = None
     partition: int = 0
@@ -103,7 +101,6 @@ class Broker(Program):
         self.launch(self._server)
 
     def start(self) -> Self:
-        """Run it, and return when it serves."""
         return self.run(self._server, READY)
 
     @property
@@ -146,7 +143,6 @@ class Kafka:
 
     @property
     def address(self) -> str:
-        """For ``kafka.bootstrap.servers``."""
         return ",".join(broker.address for broker in self.brokers)
 
     @cached_property
@@ -201,7 +197,6 @@ class Kafka:
             return int(end)
 
     def delete(self, topic: str) -> None:
-        """Remove a topic; returns when it is gone."""
         self._kept = None
         self.admin.delete_topics([topic], operation_timeout=ANSWERS_WITHIN)[topic].result(ANSWERS_WITHIN)
 

@@ -430,7 +430,6 @@ class MemoryJournal(Journal):
             stored.last, stored.tail = run.last, checksum(run.frames[-1])
 
     def _lacks(self, run: Run) -> bool:
-        """Whether the run is not yet in its log."""
         stored = self._disk.logs.get(run.log, StoredLog())
         if run.is_new(stored.last):
             return True

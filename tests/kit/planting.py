@@ -14,14 +14,12 @@ Part = Any
 
 
 def put(patch: pytest.MonkeyPatch, swaps: Iterable[tuple[object, str, Part]]) -> None:
-    """Put a part in at each place."""
     for where, name, part in swaps:
         patch.setattr(where, name, part, raising=False)
 
 
 @contextmanager
 def instead(*swaps: tuple[object, str, Part]) -> Iterator[None]:
-    """Run with other parts at some places."""
     with pytest.MonkeyPatch.context() as patch:
         put(patch, swaps)
         yield
@@ -50,7 +48,6 @@ class Bug:
         return add
 
     def includes(self, other: Bug) -> None:
-        """Plant another bug too."""
         self.swaps += other.swaps
 
 

@@ -75,7 +75,6 @@ class Postgres(Program):
         return f"host=127.0.0.1 port={self.port} user=postgres dbname=postgres"
 
     def start(self, ready: str = READY) -> Self:
-        """Run it, and return when it serves."""
         command = [*unprivileged(), binary("postgres"), "-D", str(self.directory), "-p", str(self.port)]
         command += ["-h", "127.0.0.1", "-k", str(self.home)]
         for setting in ("shared_buffers=16MB", "max_connections=50", *self.settings):

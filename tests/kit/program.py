@@ -60,7 +60,6 @@ class Program:
         self._reader.start()
 
     def run(self, command: Sequence[str], ready: str) -> Self:
-        """Start it, and return when it says that it is ready."""
         self.launch(command)
         try:
             self.wait_for(ready)
@@ -70,7 +69,6 @@ class Program:
         return self
 
     def kill(self) -> None:
-        """End it as kill -9 does, also while it is stopped."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -95,7 +93,6 @@ class Program:
         assert found, f"never said {words!r}:\n" + "".join(self._said)
 
     def said(self, words: str) -> list[str]:
-        """Return those of the last lines of its log that have these words."""
         with self._heard:
             return [line for line in self._said if words in line]
 

@@ -27,7 +27,6 @@ class S3(Program):
         """Hadoop keeps a client for each bucket of which it has heard."""
 
     def start(self) -> Self:
-        """Run it, and return when its bucket is there."""
         self.run(command(self.port), READY)
         made = urllib.request.Request(f"{self.endpoint}/{self.bucket}", method="PUT")
         urllib.request.urlopen(made).close()

@@ -98,7 +98,6 @@ class Deployment:
         """The addresses of those whose processes seem to have died."""
 
     async def start(self, address: str, settings: ShardSettings | None = None) -> One:
-        """Start a shard and let it join."""
         one = One(self, address, settings=settings)
         self.shards.append(one)
         await one.start()
@@ -191,7 +190,6 @@ class One:
         self.cluster.contact.judge()
 
     async def hear(self) -> None:
-        """Beat, and hear of the members, without taking or letting go of anything."""
         await self.cluster.beat()
 
     async def stop(self) -> None:

@@ -165,8 +165,6 @@ class Some(Placement):
 
 
 class One:
-    """A process."""
-
     def __init__(self, tree: Tree, address: str, names: Callable[[str], bool]) -> None:
         self.tree = tree
         self.placement = Some(tree, names)
@@ -321,7 +319,6 @@ class Tree:
 
 
 async def until(there: Callable[[], object]) -> None:
-    """Let everything go on until something holds."""
     for _ in range(TURNS):
         if there():
             return

@@ -28,8 +28,6 @@ SELECTOR: Final = re.compile(r"(?<![\w:])((?:computation|instance|lowwater|proce
 
 
 class Asked(NamedTuple):
-    """One query of a panel."""
-
     board: str
     panel: str
     expr: str

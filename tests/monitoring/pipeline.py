@@ -142,7 +142,6 @@ class Pipeline:
 
 
 def main(address: str) -> None:
-    """Be exec-7 until the parent is gone."""
     gone = threading.Event()
 
     def wait_for_the_end() -> None:

@@ -54,8 +54,6 @@ promtool's time, in test_pipeline_alerts.py and its neighbours."""
 
 
 class Watched(NamedTuple):
-    """What the tests look at."""
-
     prometheus: Prometheus
     pipeline: Pipeline
     killed: float
@@ -113,7 +111,6 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 
 def without_data(prometheus: Prometheus, queries: list[Asked]) -> list[Asked]:
-    """Those that have not returned a number yet, at any second."""
     return [query for query in queries if not prometheus.series(query.expr)]
 
 

@@ -137,7 +137,6 @@ class Case:
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[Consumer]:
-        """A consumer of the group that has joined nothing."""
         asked = consumer(self.settings, committed=True)
         try:
             yield asked
@@ -168,7 +167,6 @@ class Case:
         lane.close()
 
     def rows(self, topic: str = "") -> list[Row]:
-        """What is committed in the output, or in another topic."""
         return self.kafka.rows(topic or self.settings.output)
 
     def ids(self) -> list[str]:
@@ -187,14 +185,12 @@ class Case:
             reader.close()
 
     def outcome(self) -> Outcome:
-        """How the output differs from every id once."""
         came = Counter(row.key for row in self.rows())
         wanted = {row.key for row in self.sent}
         return Outcome(len(wanted - came.keys()), sum(count - 1 for count in came.values()))
 
 
 def by_partition(ids: Iterable[bytes], partitions: int) -> list[Row]:
-    """Messages for ids, each in its partition."""
     found = [*ids]
     places = Partitioner.MURMUR2.partitions(found, partitions)
     return [Row(b"value of " + each, each, place) for each, place in zip(found, places, strict=True)]

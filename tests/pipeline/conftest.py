@@ -25,7 +25,6 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
 
 @pytest.fixture
 def make(kafka: Kafka, tmp_path: Path) -> Iterator[Callable[..., Case]]:
-    """Makes a case: two topics and what a deduplicator is told of them."""
     made: list[Case] = []
 
     def case(window: str = "1000", **told: Any) -> Case:
@@ -40,5 +39,4 @@ def make(kafka: Kafka, tmp_path: Path) -> Iterator[Callable[..., Case]]:
 
 @pytest.fixture
 def case(make: Callable[..., Case]) -> Case:
-    """One of one partition, and a window of a thousand rows."""
     return make()

@@ -138,7 +138,6 @@ class Range:
 
     @property
     def waiting(self) -> int:
-        """How many rows wait to be sent."""
         outbox = outbox_of([Parent(self.last)])
         found = 0 if outbox is None else outbox.num_rows
         assert sum(each.rows for each in self.unsent) == found
@@ -146,7 +145,6 @@ class Range:
 
     @property
     def unsent(self) -> list[Unsent]:
-        """What the driver knows of them."""
         return ComputationUpdate(Sums(), OUT, 0, delivery=self.delivery).unsent(self.last.segments)
 
     def messages(self) -> list[tuple[str, str, dict[str, Any]]]:

@@ -75,7 +75,6 @@ def rows(key: str, events: Sequence[Event]) -> pa.Table:
 
 
 def met(events: Sequence[Event]) -> list[str]:
-    """What is noted of events in this order."""
     return [
         f"{('searches', 'clicks')[place]} {time} {('int', 'str')[place]} {number}" for time, place, number in events
     ]

@@ -32,7 +32,6 @@ FIRST, SECOND = (
 
 @contextmanager
 def running(case: Case, **changes: object) -> Iterator[Job]:
-    """A job that works on a thread."""
     settings = replace(case.settings, **changes)  # type: ignore[arg-type]
     stopping = threading.Event()
     with Job(settings) as job:

@@ -85,7 +85,6 @@ def found(keys: Keys, names: Sequence[str]) -> dict[str, Kept]:
 
 
 def check(keys: Keys) -> None:
-    """Every invariant of the pieces."""
     newer: set[str] = set()
     live = rows = 0
     for number, piece in reversed([*enumerate(keys.pieces)]):

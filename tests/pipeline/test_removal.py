@@ -120,8 +120,6 @@ UNSENT = entry(Segment("x", 1, 3, 1, 1, (1, 30, 20, 0)))
 
 
 class Process:
-    """One that runs, and commits batches that leave something."""
-
     def __init__(self, root: Path, first: int = 7) -> None:
         self.mark = mark_running(root, "a")
         self.checkpoint = root / "checkpoints/a"

@@ -81,7 +81,6 @@ class Oracle:
 
 
 def remembered(seen: Seen, floor: int) -> dict[str, tuple[int, int]]:
-    """Return what the pieces have of what is remembered, each id once."""
     found: dict[str, tuple[int, int]] = {}
     for piece in seen.pieces:
         for row in piece.read().filter(pa.array(piece.live(floor, seen.since))).to_pylist():
@@ -91,7 +90,6 @@ def remembered(seen: Seen, floor: int) -> dict[str, tuple[int, int]]:
 
 
 def check(seen: Seen, floor: int) -> None:
-    """Every invariant of the pieces."""
     for piece in seen.pieces:
         rows = piece.read()
         assert (
@@ -219,17 +217,6 @@ def test_a_column_of_another_type_is_refused(columns: dict[str, pa.Array], said:
     seen, _, _ = Sieve("id", "t").sift(Seen(), table([("a", 1)]), 0)
     with pytest.raises(ValueError, match=said):
         Sieve("id", "t").sift(seen, pa.table(columns), 0)
-
-
-def test_a_bound_refuses_or_forgets_and_counts() -> None:
-    rows = table([("a", 1), ("b", 2), ("c", 3)])
-    with pytest.raises(WindowFull, match="3 ids are to be remembered in a key range, and most allows 2"):
-        sieve("both", most=2).sift(Seen(), rows, 0)
-    bounded = sieve("both", most=2, forget=True)
-    seen, _, counts = bounded.sift(Seen(), rows, 0)
-    assert (counts.main, counts.forgotten_early, counts.remembered) == (3, 1, 2)
-    _, out, _ = bounded.sift(seen, rows, 0)
-    assert out["id"].to_pylist() == ["a"], "its id was pushed out, so a copy passes once more"
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,6 @@ Row = dict[str, Any]
 
 
 class Running:
-    """A computation: what is kept of its keys, from batch to batch."""
-
     def __init__(self, computation: Computation, event_time: str, identity: str | None = None) -> None:
         self._computation, self._event_time, self._id = computation, event_time, identity
         [[self.output, declared]] = computation.outputs.items()
@@ -35,7 +33,6 @@ class Running:
         self._kept: defaultdict[str, Kept] = defaultdict(Kept)
 
     def batch(self, rows: Iterable[Row], low: int) -> list[Row]:
-        """Give each key its turn."""
         turns = Turns(self._computation, self._columns, low, 0)
         records: defaultdict[str, list[Record]] = defaultdict(list)
         for row in rows:
@@ -46,7 +43,6 @@ class Running:
 
     @property
     def hold(self) -> int:
-        """What the low watermark of the computation does not pass."""
         length = HOUR if self._computation.stamp else 1
         return min((kept.hold(length) for kept in self._kept.values()), default=MAX)
 

@@ -56,7 +56,6 @@ def write(path: Path, text: str) -> None:
 
 
 def bearer(token: str) -> tuple[tuple[str, str], ...]:
-    """The metadata of a call with a token."""
     return (("authorization", f"Bearer {token}"),)
 
 

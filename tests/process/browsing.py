@@ -23,8 +23,6 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer, of whatever status."""
-
     status: int
     headers: Message
     body: bytes
@@ -45,7 +43,6 @@ def ask(
     tls: ssl.SSLContext | None = None,
     **parameters: object,
 ) -> Answer:
-    """Ask for a path below a page's address."""
     query = f"?{urllib.parse.urlencode(parameters)}" if parameters else ""
     request = urllib.request.Request(f"{page}{path}{query}", data=body, method=method, headers=headers or {})
     try:
@@ -58,8 +55,6 @@ def ask(
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A server-sent event."""
-
     kind: str
     data: str
     at: float
@@ -95,19 +90,16 @@ class Viewer:
         self._thread.join()
 
     def disconnect(self) -> None:
-        """End the connection, as when a network fails."""
         connection = self._connection
         if connection is not None:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
     def until(self, condition: Callable[[Self], object], seconds: float = 30.0) -> None:
-        """Return when a condition holds."""
         with self._changed:
             assert self._changed.wait_for(lambda: condition(self), seconds), (self.ends, self.shown)
 
     def low(self, name: str) -> int | None:
-        """The low watermark shown of a computation."""
         found: int | None = self.shown[name]["low"]["micros"] if name in self.shown else None
         return found
 

@@ -17,7 +17,6 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def refused_start(capsys: pytest.CaptureFixture[str]) -> Refused:
-    """Start ``lowwater serve``, which it does not; returns what it says."""
 
     def start(*flags: str) -> str:
         assert main(["serve", "--listen", "127.0.0.1:0", "--http", "off", *flags]) == 2
@@ -28,14 +27,12 @@ def refused_start(capsys: pytest.CaptureFixture[str]) -> Refused:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Serving]:
-    """An authority of one process, which a test may kill and start again."""
     with Serving(tmp_path / "data") as one:
         yield one
 
 
 @pytest.fixture
 def lw(server: Serving) -> Iterator[lowwater.Client]:
-    """A client of the server."""
     with lowwater.connect(server.address) as client:
         yield client
 

@@ -51,8 +51,6 @@ UNTOLD: Final = {"time_micros", "clock_micros", "since_micros", "last_report_mic
 
 @dataclass
 class Step:
-    """One message of an exchange."""
-
     line: str
     up: bool
     service: str
@@ -64,7 +62,6 @@ class Step:
 
 
 def blocks(page: Path = PAGE) -> list[list[Step]]:
-    """The exchanges of the page, in order."""
     return [list(_steps(block)) for block in BLOCK.findall(page.read_text(encoding="utf-8"))]
 
 
@@ -82,8 +79,6 @@ def _steps(block: str) -> Iterator[Step]:
 
 @dataclass
 class Stream:
-    """One that is open."""
-
     service: str
     method: str
     up: queue.Queue[Message | None] = field(default_factory=queue.Queue)
@@ -100,7 +95,6 @@ class Replay:
         self._answer: Any = None
 
     def run(self, steps: list[Step]) -> None:
-        """Replay a block."""
         for step in steps:
             if step.up:
                 self._send(step)
@@ -108,7 +102,6 @@ class Replay:
                 self._receive(step)
 
     def close(self) -> None:
-        """End the streams."""
         for stream in self._streams.values():
             stream.up.put(None)
             stream.down.cancel()
@@ -210,7 +203,6 @@ def _fields(message: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _told(message: Message) -> Message:
-    """The message without what the page leaves out."""
     copy: Any = type(message)()
     copy.CopyFrom(message)
     _leave_out(copy)
@@ -244,7 +236,6 @@ def _outcome(call: Any) -> Any:
 
 
 def _next(down: Any) -> Any:
-    """The next message of a stream that is no beat."""
     while True:
         message = next(down)
         beat = isinstance(message, watermarks_pb2.WatchResponse) and not (

@@ -75,7 +75,6 @@ class Following:
         self._streams = 0
 
     def follow(self, *addresses: str) -> None:
-        """Follow at some more addresses."""
         for address in addresses:
             thread = threading.Thread(target=self._follow, args=(address,))
             self._threads.append(thread)
@@ -89,7 +88,6 @@ class Following:
         assert arrived, f"not at {low} yet: { {name: self.low(name) for name in names} }"
 
     def low(self, name: str) -> int:
-        """How far a computation is."""
         return max((said.low for said in self.said[name]), default=MIN)
 
     def epochs(self, name: str) -> list[int]:
@@ -97,7 +95,6 @@ class Following:
         return sorted({said.epoch for said in self.said[name]})
 
     def gap(self, name: str) -> float:
-        """The longest time without progress, in seconds."""
         steps, low = [], MIN
         for said in self.said[name]:
             if said.low > low:

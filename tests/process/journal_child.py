@@ -34,12 +34,10 @@ def payload(log: str, position: int) -> bytes:
 
 
 def entries(position: int) -> list[Entry]:
-    """One record for each log."""
     return [Entry(log, position, payload(log, position), strong=True) for log in LOGS]
 
 
 async def begin(path: Path) -> tuple[SqliteJournal, Ownership]:
-    """An open journal, and what it takes."""
     journal = SqliteJournal(path)
     await journal.open()
     return journal, await journal.take(OWN)
@@ -91,7 +89,6 @@ async def fail(path: Path, call: str, code: str) -> None:
 
 
 def main() -> None:
-    """See the module."""
     mode, path, *arguments = sys.argv[1:]
     if mode == "trace":
         asyncio.run(trace(Path(path), int(arguments[0]), unsafe=arguments[1] == "unsafe"))

@@ -58,7 +58,6 @@ class Nursling:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 

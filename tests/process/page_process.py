@@ -34,11 +34,9 @@ class PageProcess:
 
     @property
     def log(self) -> str:
-        """What it has logged."""
         return self._log.read_text()
 
     def stop(self) -> int:
-        """Ask it to stop; returns its exit code."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         return self._process.wait(30)

@@ -23,8 +23,6 @@ from tests.process.serving import Serving
 
 
 class Peer:
-    """Stubs over one channel, and one report stream."""
-
     def __init__(self, server: Serving) -> None:
         self.channel = server.channel()
         self.topology = topology_pb2_grpc.TopologyServiceStub(self.channel)
@@ -73,7 +71,6 @@ class Peer:
 
 
 def reason(error: grpc.RpcError) -> tuple[grpc.StatusCode, str, dict[str, str]]:
-    """What a refused call says."""
     trailers = dict(cast(list[tuple[str, bytes]], error.trailing_metadata()))
     details = trailers["grpc-status-details-bin"]
     status = errors_pb2.RpcStatus.FromString(details)

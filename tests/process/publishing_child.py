@@ -15,7 +15,6 @@ STEPS = {"os.rename", "os.mkdir", "os.remove", "urllib.Request", "socket.connect
 
 
 def killed_at(step: int) -> None:
-    """Die at a step."""
     left = step
 
     def look(event: str, about: tuple[Any, ...]) -> None:

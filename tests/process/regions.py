@@ -60,7 +60,6 @@ class Process:
             self.process = nursery().start(self.arguments, log, module="lowwater.cli")
 
     def start(self) -> Self:
-        """Start it, and wait until it serves."""
         self.begin()
         assert self.process is not None
         line = self.process.stdout.readline()
@@ -71,11 +70,9 @@ class Process:
         return (self.folder / "log").read_text()
 
     def events(self) -> list[str]:
-        """What has happened, by name."""
         return [json.loads(line).get("event", "") for line in self.log().splitlines() if line.startswith("{")]
 
     def kill(self) -> None:
-        """Kill -9."""
         self.end(signal.SIGKILL)
 
     def end(self, number: int) -> int:
@@ -153,7 +150,6 @@ class Site:
         self.authority.kill()
 
     def adoption(self) -> Adoption:
-        """The number of this region, as soon as it has one."""
         return eventually(self._adoption, f"{self.name} owns {HOURLY}", seen=self.agent.log)  # type: ignore[return-value]
 
     def _adoption(self) -> Adoption | None:
@@ -163,7 +159,6 @@ class Site:
             return None
 
     def refusal(self) -> str:
-        """Why it has no number."""
         try:
             self.token.read()
         except errors.LowwaterError as error:
@@ -195,13 +190,10 @@ class Site:
         self.mirror.flush()
 
     def published(self, name: str = "global/hourly") -> int:
-        """What its local authority says of a computation."""
         return self.lw.get(name)[name].low.micros
 
 
 class Operator:
-    """What operators ask of the global authority."""
-
     def __init__(self, address: str) -> None:
         self._address = address
         self._channel = grpc.insecure_channel(address)
@@ -219,7 +211,6 @@ class Operator:
         return answer.references[0]
 
     def state(self) -> str:
-        """The token of the store that serves."""
         answer: pb.ListReferencesResponse = self.ask("ListReferences", pb.ListReferencesRequest())
         assert answer.state == "serving"
         return answer.store_token
@@ -231,7 +222,6 @@ class Operator:
             raise error_of_call(failure, self._address) from None
 
     def adopt(self, to: str) -> None:
-        """Adopt as soon as the owner is suspect."""
 
         def adopted() -> bool:
             try:

@@ -11,8 +11,6 @@ from tests.process.serving import Serving
 
 
 class Scrape:
-    """One scrape, by name and labels."""
-
     def __init__(self, server: Serving) -> None:
         with urllib.request.urlopen(server.metrics, timeout=20) as page:
             self.text: str = page.read().decode()

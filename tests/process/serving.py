@@ -42,7 +42,6 @@ class Serving:
 
     @property
     def address(self) -> str:
-        """HOST:PORT."""
         return f"127.0.0.1:{self.port}"
 
     @property
@@ -51,7 +50,6 @@ class Serving:
         return self.metrics.removesuffix("metrics")
 
     def start(self) -> Self:
-        """Start and wait until it serves."""
         arguments = [*self.journal(), *self.flags, "--listen", self.address]
         arguments += ["--http", self.http, *self.flags_of_page()]
         program = self.program()
@@ -102,17 +100,14 @@ class Serving:
         return [each["pid"] for each in self.events("page_begun")]
 
     def kill(self) -> None:
-        """Kill -9."""
         self.signal(signal.SIGKILL)
         self.wait()
 
     def stop(self) -> int:
-        """Ask it to stop; returns its exit code."""
         self.signal(signal.SIGTERM)
         return self.wait()
 
     def signal(self, number: int) -> None:
-        """Send a signal."""
         assert self.process is not None
         os.kill(self.process.pid, number)
 
@@ -123,7 +118,6 @@ class Serving:
         self.process.stopped()
 
     def wait(self) -> int:
-        """Wait for its end; returns its exit code."""
         assert self.process is not None
         assert self.process.stdout is not None
         code = self.process.wait(30)
@@ -131,7 +125,6 @@ class Serving:
         return code
 
     def channel(self) -> grpc.Channel:
-        """Open a channel to it."""
         return grpc.insecure_channel(self.address)
 
     def __enter__(self) -> Self:
@@ -146,6 +139,5 @@ class Serving:
 
 @contextlib.contextmanager
 def serving(folder: Path, *flags: str, page: str = "off") -> Iterator[Serving]:
-    """Serve a fresh data folder."""
     with Serving(folder / "data", *flags, page=page) as server:
         yield server

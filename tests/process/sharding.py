@@ -34,16 +34,13 @@ class Shard(Serving):
 
     @property
     def log(self) -> str:
-        """What it has logged."""
         return (self.data.parent / "serve.log").read_text()
 
     def thaw(self) -> None:
-        """SIGCONT."""
         self.signal(signal.SIGCONT)
 
     @property
     def running(self) -> bool:
-        """Whether its process has not ended."""
         return self.process is not None and self.process.poll() is None
 
 
@@ -92,11 +89,9 @@ class Sharded:
 
     @property
     def addresses(self) -> str:
-        """All of them, as a client takes them."""
         return ",".join(shard.address for shard in self.shards)
 
     def connect(self, **options: Any) -> lowwater.Client:
-        """A client that knows all shards."""
         return lowwater.connect(self.addresses, **options)
 
 
@@ -108,12 +103,10 @@ def move(lw: lowwater.Client, shard: Shard, *names: str) -> None:
 
 
 def served(lw: lowwater.Client, shard: Shard) -> tuple[str, ...]:
-    """What a shard serves."""
     return next((each.computations for each in lw.shards() if each.address == shard.address), ())
 
 
 def view_of(*shards: Shard) -> View:
-    """The view in which these are the members."""
     view = View()
     for shard in shards:
         view = view.joined(Member(shard.address, shard.address))
@@ -136,7 +129,6 @@ def balanced(prefix: str, each: int, *shards: Shard) -> list[str]:
 
 
 def spread(lw: lowwater.Client, names: list[str], *shards: Shard) -> bool:
-    """Whether each computation is served where the hashing says."""
     found = {name: each.address for each in lw.shards() for name in each.computations}
     view = view_of(*shards)
     return all((member := view.shard_of(name)) is not None and found.get(name) == member.address for name in names)

@@ -22,12 +22,10 @@ INITIAL_WINDOW_SIZE = 4
 
 
 def frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
-    """One frame."""
     return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
 
 
 def _header(name: bytes, value: bytes) -> bytes:
-    """One header of HPACK, as it is."""
     return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
 
 

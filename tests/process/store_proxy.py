@@ -26,7 +26,6 @@ class StoreProxy:
 
     @property
     def url(self) -> str:
-        """Where a shard finds the store."""
         return f"redis://127.0.0.1:{self.port}"
 
     def swallow(self) -> None:

@@ -46,8 +46,6 @@ FLIGHTS: Rules = [("flights", {"report": ["*"], "read": ["*"]})]
 
 
 class Changing:
-    """A server whose access file a test changes."""
-
     def __init__(self, folder: Path, *flags: str) -> None:
         self.path = folder / "access.toml"
         self.tokens = Tokens()
@@ -72,7 +70,6 @@ def changing(tmp_path: Path) -> Iterator[Changing]:
 
 
 def ended(call: Any) -> list[errors.LowwaterError]:
-    """Follow a stream in a thread; the list gets what ended it."""
     found: list[errors.LowwaterError] = []
 
     def follow() -> None:

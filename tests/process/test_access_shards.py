@@ -50,7 +50,6 @@ def deployment(
 
 
 def spread(lw: lowwater.Client, one: Shard, two: Shard) -> None:
-    """The source at one, and what reads it at two."""
     lw.register("source")
     lw.register("reader", inputs=["source"])
     move(lw, one, "source")
@@ -61,14 +60,12 @@ def spread(lw: lowwater.Client, one: Shard, two: Shard) -> None:
 
 
 def snapshot(shard: Shard, token: str) -> str:
-    """What the page of a shard knows."""
     request = urllib.request.Request(f"{shard.page}api/snapshot", headers={"Authorization": f"Bearer {token}"})
     with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
         return str(answer.read())
 
 
 def shows(shard: Shard, *names: str) -> bool:
-    """Whether the page of a shard has some computations."""
     found = snapshot(shard, TOKENS["admin"])
     return all(f'"{name}"' in found for name in names)
 

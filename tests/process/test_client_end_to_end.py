@@ -19,7 +19,6 @@ BOUNDS = [b"", b"\x40", b"\x80", b""]
 
 
 def pipeline(lw: lowwater.Client) -> tuple[lowwater.Lease, lowwater.Worker, lowwater.Lease]:
-    """Register flights -> enriched, each with one worker."""
     lw.register("flights")
     lw.register("enriched", inputs=["flights"], heuristics=[0.5, 0.99])
     flights = lw.worker("flights", name="injector").claim()
@@ -28,7 +27,6 @@ def pipeline(lw: lowwater.Client) -> tuple[lowwater.Lease, lowwater.Worker, loww
 
 
 def inputs_at(worker: lowwater.Worker, low: Watermark) -> lowwater.Inputs:
-    """Wait until a worker's inputs have come to a time."""
     eventually(lambda: worker.inputs().low >= low)
     return worker.inputs()
 
@@ -127,7 +125,6 @@ def test_a_wait_does_not_survive_a_reset(server: Serving, lw: lowwater.Client) -
 
 
 def run(program: str, *arguments: str) -> str:
-    """Run a program that must end quietly, and return what it printed."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program), *arguments],
         capture_output=True,

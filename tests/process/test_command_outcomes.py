@@ -38,8 +38,6 @@ class Answering(io.StringIO):
 
 
 class Outcomes:
-    """Commands that have been run, and their exit codes."""
-
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self.codes: dict[str, set[int]] = {}
         self._capsys = capsys
@@ -105,7 +103,6 @@ def lw(server: Serving) -> Iterator[lowwater.Client]:
 
 
 def documented() -> dict[str, set[int]]:
-    """The codes of each command, as the table has them."""
     found = {}
     for row in re.findall(r"^\| `([\w-]+)` \|(.*)\|$", DOCS.read_text().split("## What `why` means")[0], re.MULTILINE):
         found[row[0]] = {code for code, cell in enumerate(row[1].split("|")) if cell.strip() != "-"}
@@ -260,6 +257,9 @@ def sharded(outcomes: Outcomes, folder: Path) -> None:
         outcomes.expect(2, "drain", "nowhere", of=lw, said="nowhere:7420")
         outcomes.expect(0, "drain", one, of=lw)
         outcomes.expect(1, "drain", two, of=lw, said="no other shard can take over")
+        there.redis.pause()
+        outcomes.expect(3, "why", "flights", "--answer-within", "2s", of=lw)
+        there.redis.resume()
 
 
 def test_a_command_that_does_not_exist_is_told_with_what_is_near(outcomes: Outcomes) -> None:

@@ -123,7 +123,6 @@ def test_another_protocol_is_one_line_and_counted(tmp_path: Path) -> None:
 
 
 def answered(server: Serving, source: str, path: str = "/healthz") -> int:
-    """The status of an answer to an address of this machine; 0: it is not taken."""
     place = urllib.parse.urlsplit(server.endpoint)
     connection = http.client.HTTPConnection(str(place.hostname), place.port, 30, (source, 0))
     with contextlib.closing(connection):

@@ -27,7 +27,6 @@ def server(tmp_path: Path) -> Iterator[Serving]:
 
 
 def reported(lw: lowwater.Client, name: str, hour: int) -> lowwater.Lease:
-    """A worker that has said how far it is."""
     lw.register(name)
     lease = lw.worker(name, name="exec-7").claim()
     lease.advance(None, oldest=None, frontier=NOON + hour * HOUR)
@@ -36,7 +35,6 @@ def reported(lw: lowwater.Client, name: str, hour: int) -> lowwater.Lease:
 
 
 def series(server: Serving, name: str) -> list[str]:
-    """The samples of a computation in a scrape."""
     with urllib.request.urlopen(server.metrics, timeout=30) as answer:
         return [line for line in answer.read().decode().splitlines() if f'computation="{name}"' in line]
 

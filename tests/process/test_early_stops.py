@@ -25,7 +25,6 @@ SCRIPT = f"import runpy; runpy.run_path({sysconfig.get_path('scripts') + '/lowwa
 
 
 def importing(module: str, program: str) -> str:
-    """The same program, which stays in an import."""
     return f"""
 import sys, threading
 
@@ -70,7 +69,6 @@ def first_process(program: str, log: Path, *arguments: str) -> Iterator[subproce
 
 
 def serve(*flags: str) -> list[str]:
-    """The arguments of an authority on any port."""
     return ["serve", *flags, "--listen", "127.0.0.1:0", "--http", "off"]
 
 

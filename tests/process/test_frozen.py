@@ -24,7 +24,6 @@ class Tasks:
         self.seen: list[int] = []
 
     async def begin(self) -> None:
-        """Claim and follow."""
         await self.lw.register("tasks")
         self.lease = await self.lw.worker("tasks").claim()
         self.reader = self.lw.inputs("tasks")
@@ -32,17 +31,14 @@ class Tasks:
 
     @property
     def streams(self) -> tuple[int, int]:
-        """Watch and report streams opened so far."""
         statistics = self.lw.statistics()
         return statistics.watcher.streams, statistics.reporter.streams
 
     async def follow(self) -> None:
-        """Until the client is closed."""
         async for view in self.lw.watch("tasks"):
             self.seen.append(view.low.micros)
 
     async def go_on(self, to: int) -> None:
-        """Advance, and hear of it."""
         self.lease.advance(None, oldest=None, frontier=to)
         await self.lease.flush(30)
         await eventually_async(lambda: self.seen[-1:] == [to])
@@ -57,7 +53,6 @@ class Tasks:
         await eventually_async(lambda: self.streams[0] > streams[0] and self.streams[1] > streams[1])
 
     async def call(self) -> None:
-        """Ask, in vain."""
         with pytest.raises((lowwater.Timeout, lowwater.Unavailable)):
             await self.lw.get("tasks")
 

@@ -96,7 +96,6 @@ def pipeline(tmp_path: Path, prepared: Pipeline) -> Pipeline:
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str, Any]:
-    """What a successful command answers."""
     code = main(["journal", *map(str, arguments), "--json"])
     out, err = capsys.readouterr()
     assert code == 0, err
@@ -106,7 +105,6 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str,
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    """What a refused command says."""
     assert main(["journal", *map(str, arguments)]) == 2
     out, err = capsys.readouterr()
     assert not out
@@ -115,7 +113,6 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
 
 
 def logs(shown: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """What is the same in a copy, by log."""
     return {
         each["log"]: (each["last"], each["snapshot"], each["records"], each["bytes"])
         for each in shown["logs"]

@@ -16,19 +16,16 @@ DOCUMENTED = Path(__file__).parents[2] / "docs" / "logs.md"
 
 
 def lines(server: Serving) -> list[dict[str, Any]]:
-    """Every line of the log; each is one JSON object."""
     return [json.loads(line) for line in (server.data.parent / "serve.log").read_text().splitlines()]
 
 
 def told(server: Serving, name: str, **fields: object) -> list[dict[str, Any]]:
-    """The events of a name that have some fields."""
     return [
         line for line in lines(server) if line["event"] == name and all(line.get(key) == fields[key] for key in fields)
     ]
 
 
 def documented() -> set[str]:
-    """The events in the table of docs/logs.md."""
     return set(re.findall(r"^\| `(\w+)` \|", DOCUMENTED.read_text(), re.MULTILINE))
 
 

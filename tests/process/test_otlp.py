@@ -31,8 +31,6 @@ Series = tuple[str, frozenset[tuple[str, str]]]
 
 
 class Figures(metrics_service_pb2_grpc.MetricsServiceServicer):
-    """Keeps the figures that it was given last, by name and attributes."""
-
     def __init__(self) -> None:
         self.points: dict[Series, Any] = {}
         self.monotonic: set[str] = set()
@@ -64,8 +62,6 @@ class Figures(metrics_service_pb2_grpc.MetricsServiceServicer):
 
 
 class Spans(trace_service_pb2_grpc.TraceServiceServicer):
-    """Keeps the spans that it gets."""
-
     def __init__(self) -> None:
         self.spans: list[Any] = []
 

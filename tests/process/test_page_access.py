@@ -47,7 +47,6 @@ API = (
 
 
 def rules(*oncall: str, page: bool = True) -> Access:
-    """The rules, where somebody on call has some tokens; nobody is without any."""
     made = {name: sha256(token.encode()).hexdigest() for name, token in TOKENS.items()}
     given = [made[each] for each in oncall]
     first = (
@@ -83,16 +82,13 @@ class Guarded:
         )
 
     def ask(self, path: str, token: str = "", cookie: str = "", **headers: str) -> Answer:
-        """Ask with what is given."""
         return ask(self.page, path, headers=presented(token, cookie) | headers)
 
     def sign_in(self, token: str, **headers: str) -> Answer:
-        """Post a token, as the page does."""
         given = {"Content-Type": "application/json"} | {name.replace("_", "-"): each for name, each in headers.items()}
         return ask(self.page, "session", "POST", given, body=json.dumps({"token": token}).encode())
 
     def cookie(self, name: str = "oncall") -> str:
-        """The cookie of somebody who has just signed in."""
         answer = self.sign_in(TOKENS[name])
         assert answer.status == 204, answer.body
         return set_cookie(answer).partition(";")[0]
@@ -138,7 +134,6 @@ def guarded() -> Iterator[Guarded]:
 
 
 def refused(answer: Answer, status: int) -> bool:
-    """Whether an answer is a refusal that says what to do and shows nothing."""
     assert answer.status == status, (answer.status, answer.body)
     assert set(answer.json) == {"error"}
     assert not any(token in answer.json["error"] for token in (*TOKENS.values(), WRONG))

@@ -34,7 +34,6 @@ NOON = 1_357_732_800_000_000
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Serving]:
-    """An authority without a page."""
     one = Serving(tmp_path / "data")
     one.http = "off"
     with one:
@@ -51,14 +50,12 @@ def report(address: str, name: str, at: int, **options: Any) -> None:
 
 
 def snapshot(page: PageProcess, token: str = "") -> Json:
-    """The newest state."""
     answer = ask(page.page, "api/snapshot", headers={"Authorization": f"Bearer {token}"} if token else {})
     assert answer.status == 200, answer.body
     return answer.json
 
 
 def lows(found: Json) -> dict[str, int | None]:
-    """The low watermarks that are times."""
     return {each["name"]: each["low"]["micros"] for each in found["computations"]}
 
 
@@ -255,7 +252,6 @@ class ByDefault(Serving):
 
 
 def port_of(url: str) -> int:
-    """The port of a URL."""
     return int(url.rstrip("/").removesuffix("/metrics").rpartition(":")[2])
 
 

@@ -31,15 +31,12 @@ REPORTS = '[[promise]]\ncomputations = "*"\nteam = "reports"\n'
 
 
 class Promising:
-    """A server whose file of promises a test changes."""
-
     def __init__(self, folder: Path) -> None:
         self.path = folder / "promises.toml"
         self.server = Serving(folder / "data", "--promises", str(self.path), "--log-format", "json")
         self.server.constants = SOON
 
     def said(self, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-        """What a command prints."""
         assert main([*arguments, "--address", self.server.address]) == 0
         return capsys.readouterr().out
 

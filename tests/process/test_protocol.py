@@ -62,7 +62,6 @@ def alone(steps: list[Step]) -> bool:
 
 @pytest.fixture
 def replay(tmp_path: Path) -> Iterator[Replay]:
-    """Against one authority."""
     with serving(tmp_path) as server, server.channel() as channel:
         one = Replay({"": (server.address, channel)})
         yield one

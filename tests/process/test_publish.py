@@ -61,7 +61,6 @@ class Receiver:
         self.url = f"http://127.0.0.1:{self._server.server_port}/hook"
 
     def hours(self) -> list[str]:
-        """The intervals that were posted, by their first hour."""
         return [each["id"].split("/")[3][11:13] for each in self.posts]
 
     @contextmanager
@@ -98,7 +97,6 @@ def lease(lw: lowwater.Client) -> lowwater.Lease:
 
 
 def come(lease: lowwater.Lease, hour: float) -> None:
-    """Let everything before an hour be here."""
     lease.advance(None, oldest=None, frontier=at(0) + timedelta(hours=hour))
     lease.flush()
 

@@ -65,12 +65,10 @@ class Network:
         self._flowing, self._arrived = asyncio.Event(), asyncio.Event()
 
     async def deliver(self) -> None:
-        """Let it arrive; returns when it was executed."""
         self.flow()
         await self._arrived.wait()
 
     def flow(self) -> None:
-        """Hold nothing back any more."""
         self._flowing.set()
 
 

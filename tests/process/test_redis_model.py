@@ -12,8 +12,6 @@ from tests.contract.test_journal_model import JournalMachine
 
 
 class RedisMachine(JournalMachine):
-    """A server for each history."""
-
     def make_store(self) -> Store:
         self.directory = tempfile.TemporaryDirectory()
         return RedisStore(Path(self.directory.name))

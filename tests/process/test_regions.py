@@ -26,8 +26,6 @@ BASE = 1_356_998_400_000_000
 
 
 class World:
-    """All processes."""
-
     def __init__(self, folder: Path, *flags: str) -> None:
         self.address = f"127.0.0.1:{free_port()}"
         self.center = Process(

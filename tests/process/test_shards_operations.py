@@ -34,8 +34,6 @@ def lw(deployment: Sharded) -> Iterator[lowwater.Client]:
 
 
 class Commands:
-    """Runs commands on a deployment and keeps what they say."""
-
     def __init__(self, addresses: str, capsys: pytest.CaptureFixture[str]) -> None:
         self._addresses = addresses
         self._capsys = capsys

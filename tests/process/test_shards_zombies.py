@@ -26,12 +26,10 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sharded]:
 
 
 def acknowledged(stream: Iterator[workers_pb2.ReportResponse]) -> workers_pb2.ReportAck:
-    """The next acknowledgement."""
     return next(message for message in stream if message.HasField("ack")).ack
 
 
 def move_on(lease: lowwater.Lease, hour: int) -> None:
-    """Have a worker come to an hour, durably."""
     lease.advance(None, oldest=None, frontier=hour * HOUR)
     lease.flush(30)
 
@@ -51,11 +49,9 @@ class Zombie(Peer):
         )
 
     def watch(self) -> Iterator[watermarks_pb2.WatchResponse]:
-        """Follow them."""
         return self.watermarks.Watch(watermarks_pb2.WatchRequest(computations=NAMES))
 
     def report_all(self, number: int, hour: int) -> None:
-        """Have a report of each taken over."""
         for name in NAMES:
             self.report(number, self.claims[name], hour, name=name)
             assert not acknowledged(self.acks).refused

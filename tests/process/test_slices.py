@@ -17,7 +17,6 @@ KEYS = [b"\x40", b"\x80", b"\xc0"]
 
 @pytest.fixture
 def cut(lw: lowwater.Client) -> lowwater.Client:
-    """Flights, and hourly that reads it, in four slices."""
     lw.register("flights")
     lw.register("hourly", inputs=["flights"], slices=KEYS)
     return lw

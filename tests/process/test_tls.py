@@ -55,7 +55,6 @@ class Authority:
         return self.ca.cert_pem.bytes()
 
     def pair(self, *names: str, since: datetime | None = None, until: datetime | None = None) -> tuple[bytes, bytes]:
-        """A certificate and its key."""
         made = self.ca.issue_cert(*names, not_before=since, not_after=until)
         return b"".join(each.bytes() for each in made.cert_chain_pems), made.private_key_pem.bytes()
 
@@ -83,7 +82,6 @@ def written(folder: Path, pair: tuple[bytes, bytes], client_ca: bytes = b"", pee
 
 
 def connect(server: Serving, trusted: Authority, pair: tuple[bytes, bytes] | None = None) -> lowwater.Client:
-    """A client of a server by the name on its certificate."""
     chain, key = pair or (None, None)
     return lowwater.connect(
         f"localhost:{server.port}", root_certificates=trusted.root, certificate_chain=chain, private_key=key, timeout=30
@@ -118,7 +116,6 @@ def page(server: Serving, path: str, trusted: Authority = OURS) -> Answer:
 
 
 def not_after(server: Serving, trusted: Authority) -> float:
-    """What the metric says."""
     metrics = page(server, "metrics", trusted).body.decode()
     found = re.search(r"^lowwater_certificate_not_after_timestamp_seconds (\S+)$", metrics, re.MULTILINE)
     assert found
@@ -126,7 +123,6 @@ def not_after(server: Serving, trusted: Authority) -> float:
 
 
 def shown(port: int, protocol: str, context: ssl.SSLContext) -> bytes:
-    """The certificate that a new connection is shown, whoever signed it."""
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols([protocol])
@@ -155,7 +151,6 @@ def leaf(pair: tuple[bytes, bytes]) -> bytes:
 
 
 def standing(lw: lowwater.Client, name: str, micros: int) -> None:
-    """Have a computation stand somewhere."""
     lw.register(name)
     lease = lw.worker(name).claim()
     lease.advance(None, oldest=None, frontier=micros)

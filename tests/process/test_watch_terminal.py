@@ -70,7 +70,6 @@ class Terminal:
 
 @contextmanager
 def watching(server: Serving, **environment: str) -> Iterator[Terminal]:
-    """The live view of a server."""
     command = [sys.executable, "-m", "lowwater.cli", "watch", "--address", server.address, "--answer-within", "1s"]
     terminal = Terminal(*command, **environment)
     try:

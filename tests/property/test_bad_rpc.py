@@ -221,7 +221,6 @@ def refusals(source: str) -> dict[tuple[int, int], str]:
 
 @pytest.fixture
 def raised() -> Iterator[set[tuple[str, int]]]:
-    """Files and lines that an exception came through."""
     lines: set[tuple[str, int]] = set()
 
     def trace(frame: FrameType, event: str, _: object) -> Any:

@@ -27,7 +27,6 @@ Row = tuple[Any, ...]
 
 
 def millis(moment: dt.datetime) -> int:
-    """Milliseconds since the epoch."""
     return (moment - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // timedelta(milliseconds=1)
 
 
@@ -37,7 +36,6 @@ def aware(value: Any) -> Any:
 
 
 def record(key: str, moment: dt.datetime) -> dict[str, str]:
-    """A record with a key and an event time."""
     return {"key": key, "t": moment.isoformat()}
 
 
@@ -118,7 +116,6 @@ class Driven(Queries):
 
     @property
     def rows(self) -> list[Row]:
-        """What came out, in order of values."""
         return sorted((row for _, row in self.out), key=repr)
 
     def watermark(self, checkpoint: str = "ck") -> int:
@@ -135,7 +132,6 @@ class Driven(Queries):
         self._await(lambda: self.watermark(checkpoint) >= wanted, f"a batch with the watermark {wanted}")
 
     def await_read(self, files: int, name: str = "in", source: int = 1) -> None:
-        """Wait until a number of files is in committed batches."""
         log = CheckpointLog(self.folder / "ck")
 
         def come() -> bool:

@@ -18,8 +18,6 @@ HOUR = timedelta(hours=1)
 
 
 class Flow(Queries):
-    """One feed, and the stages with functions over it."""
-
     def __init__(self, spark: SparkSession, address: str, folder: Path) -> None:
         super().__init__(spark, address, folder)
         self.feed = Feed(folder / "in")
@@ -70,8 +68,6 @@ class Flow(Queries):
 
 
 class PlainFlow(Queries):
-    """One feed, and the plain stages over it: queries with a sink of Spark's."""
-
     def __init__(self, spark: SparkSession, address: str, folder: Path) -> None:
         super().__init__(spark, address, folder)
         self.feed = Feed(folder / "in")
@@ -94,6 +90,5 @@ class PlainFlow(Queries):
         return query
 
     def out(self) -> list[str]:
-        """The keys that a reader of the sink's log sees."""
         rows = self.spark.read.schema("key string, t timestamp").json(str(self.folder / "out"))
         return sorted(entry.key for entry in rows.collect())

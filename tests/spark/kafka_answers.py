@@ -14,8 +14,6 @@ OPTIONS = {"subscribe": "t", "startingoffsets": "earliest", BROKERS: "1"}
 
 @dataclass
 class Answers:
-    """What the cluster answers."""
-
     cluster: str = "c"
     brokers: int = 1
     ids_of: dict[str, str] = field(default_factory=lambda: {"t": "1"})
@@ -79,7 +77,6 @@ class Answers:
         return self.said[since[place] : end]
 
     def mark(self, end: int) -> None:
-        """Have rows up to an offset, and their mark."""
         self.end = max(self.end, end)
         slot = Slot("c", ".", "t", 0)
         self.said.append(SlotMark(slot, "source", 1, "d", "s", self.ids_of["t"], 1, {0: end}))

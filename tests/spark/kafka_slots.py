@@ -18,8 +18,6 @@ __all__ = ["Slots"]
 
 
 class Slots:
-    """The slots of a writer without Spark, in this process."""
-
     def __init__(self, kafka: Kafka, name: str, folder: Path, writer: str = "default/writer") -> None:
         self.kafka, self.folder, self.computation = kafka, folder, writer
         self.settings = client_settings({"kafka.bootstrap.servers": kafka.address})

@@ -27,11 +27,9 @@ class Ends:
         self._file(step, batch, slot).write_text(kind)
 
     def left(self) -> list[str]:
-        """What has not happened yet."""
         return sorted(path.name for path in self.folder.iterdir())
 
     def forgive(self) -> None:
-        """End no more tasks."""
         for path in self.folder.iterdir():
             path.unlink()
 

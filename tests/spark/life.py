@@ -129,7 +129,6 @@ class Looking:
     def update_segments(
         self, before: Segments, rows: pa.Table, low: lowwater.Watermark
     ) -> tuple[NextSegments, pa.Table, None, list[Any]]:
-        """Update them."""
         done = self.update.update_segments(before, rows, low)
         if rows.num_rows:
             self.doom("sifted")
@@ -162,7 +161,6 @@ class Place(NamedTuple):
 
 
 def start(spark: SparkSession, place: Place, doom: Doom, dedup: Dedup | None = None) -> lws.TrackedQuery:
-    """Start the pipeline."""
     from pyspark.sql import functions as sf
 
     import lowwater_spark as lws

@@ -44,7 +44,6 @@ class Output:
         raise NotImplementedError
 
     def keys(self) -> list[str]:
-        """The keys that a reader sees, in order."""
         raise NotImplementedError
 
     def read(self) -> DataFrame:
@@ -60,7 +59,6 @@ class Output:
         return self.flow.start(write, ranges=2, **options)
 
     def feed(self, lw: lowwater.Client, upstream: Upstream, key: str, hour: int) -> None:
-        """Wait until a row is committed."""
         self.flow.feed.put([row(key, hour)])
         upstream.at(hour)
         self.flow.eventually(lambda: low(lw, "stage") == mark(hour), f"{key} is committed")

@@ -34,7 +34,6 @@ class Queries:
                 query.await_termination()
 
     def stop(self) -> None:
-        """Stop all of them."""
         for query in self.queries:
             query.stop()
         self.queries.clear()

@@ -37,7 +37,6 @@ class Query:
         batch.write(rows, self._flow.folder / "out", file_format="json")
 
     def keys(self) -> list[str]:
-        """What readers see."""
         out = self._flow.folder / "out"
         options = {} if self._kind == "plain" else {"recursiveFileLookup": "true"}
         rows = self._flow.spark.read.schema("key string, t timestamp").options(**options).json(str(out))

@@ -84,7 +84,6 @@ class Oracle:
         return {file.path for file in list_sink(str(self._out))} if (self._out / "_spark_metadata").is_dir() else set()
 
     def rows(self) -> dict[str, list[lowwater.Watermark]]:
-        """The stamps in each file of the output."""
         found = {}
         for path in self._files():
             lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -92,7 +91,6 @@ class Oracle:
         return found
 
     def values(self) -> list[lowwater.Watermark]:
-        """The known values that were published, ascending."""
         return sorted({value for value, _ in self.published if not value.unknown})
 
     def broken(self) -> list[str]:

@@ -32,7 +32,6 @@ class Reader:
         self._address = ""
 
     def follow(self) -> None:
-        """Run the page."""
         blocks = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
         followed = [*blocks[1:], ("", "")]
         for (language, block), (after, said) in zip(blocks, followed, strict=True):

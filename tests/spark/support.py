@@ -64,7 +64,6 @@ class Feed:
 
 
 def row(key: str, hour: int, minute: int = 0) -> dict[str, str]:
-    """A record with a key and an event time."""
     return {"key": key, "t": at(hour, minute).isoformat()}
 
 
@@ -77,18 +76,15 @@ class Upstream:
         self.lease = lw.worker(name, identity="tests").claim()
 
     def at(self, hour: int, minute: int = 0) -> None:
-        """Say that nothing older will come; durable when it returns."""
         self.lease.advance(None, oldest=None, frontier=at(hour, minute))
         self.lease.flush(20)
 
 
 def low(lw: lowwater.Client, name: str) -> lowwater.Watermark:
-    """The published low watermark."""
     return lw.get(name)[name].low
 
 
 def begun(checkpoint: Path, run: int = 1) -> Manifest:
-    """The manifest of a run that begins."""
     manifest = Manifest(checkpoint)
     manifest.begin(run)
     return manifest
@@ -128,7 +124,6 @@ class Log(SourceLog):
         super().__init__(Path("unused"))
 
     def take(self, file: File | Path, number: int) -> None:
-        """Let a batch take a file."""
         if isinstance(file, Path):
             file = File(os.fspath(file), file.stat().st_mtime_ns // 1_000_000)
         self._taken[file.path] = Taken(number, file.modified)

@@ -50,7 +50,6 @@ class Driver:
         return next(each for each in self.book.queries() if each.query == query)
 
     def later(self, seconds: float) -> None:
-        """Let time pass at once."""
         self.clock.now += seconds
         with self.book.changed:
             self.book.changed.notify_all()
@@ -76,7 +75,6 @@ def view(lw: lowwater.Client, name: str = "spark.hourly") -> lowwater.WatermarkV
 
 
 def left(lw: lowwater.Client, query: str) -> None:
-    """Wait until a query has given its claim back."""
 
     def given_back() -> bool:
         holder = view(lw).holder

@@ -45,7 +45,6 @@ def test_each_bill_is_there_once_and_right(
 
 @cache
 def by_hand(days: int) -> list[Bill]:
-    """The bills, from the file of the whole year."""
     bills: dict[tuple[str, int], list[int]] = {}
     for flight in load(FIRST, FIRST + timedelta(days=days)):
         if flight.dep_delay is not None:

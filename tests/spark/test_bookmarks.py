@@ -262,7 +262,6 @@ def started(world: WriterAndReaders) -> list[bool]:
 
 
 def left(world: WriterAndReaders) -> list[str]:
-    """The batches that have files."""
     return sorted({path.parent.name for path in world.writer.folder.glob("batch=*/*.json") if path.name[0] != "."})
 
 

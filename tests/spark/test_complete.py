@@ -49,7 +49,6 @@ def reported(lw: lowwater.Client, hour: int) -> bool:
 
 
 def marks(path: Path) -> dict[int, dict[str, Any]]:
-    """By version: what its mark says, read as anybody would."""
     found = {}
     for file in sorted((path / "_delta_log").glob("*.json")):
         for action in map(json.loads, file.read_text(encoding="utf-8").splitlines()):

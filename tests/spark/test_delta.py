@@ -32,14 +32,11 @@ PATIENCE = 180
 
 
 class TableFlow:
-    """A table, and stages over it."""
-
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
         self.path = flow.folder / "table"
 
     def put(self, *rows: tuple[str, int], files: int = 1, **options: Any) -> None:
-        """One version with these rows."""
         frame = self.flow.spark.createDataFrame([(key, at(hour)) for key, hour in rows], "key string, t timestamp")
         frame.repartition(files).write.format("delta").mode("append").options(**options).save(str(self.path))
 

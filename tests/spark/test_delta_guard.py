@@ -30,8 +30,6 @@ LARGE = 2**63
 
 
 class Guarded:
-    """A table of numbers, and guards in it."""
-
     def __init__(self, spark: SparkSession, path: Path) -> None:
         self.spark, self.path = spark, path
         spark.sql(f"CREATE TABLE delta.`{path}` (value INT) USING delta")

@@ -19,7 +19,6 @@ LIVES = {"orders": "first", "returns": "second"}
 
 
 def rows(spark: SparkSession) -> DataFrame:
-    """Twelve places in Kafka."""
     places = [(topic, partition, offset) for topic in LIVES for partition in range(2) for offset in range(3)]
     return spark.createDataFrame(places, "topic string, partition int, offset long")
 

@@ -61,12 +61,10 @@ def joined(how: str) -> Operator:
 
 
 def counted(frame: DataFrame, key: str = "key", time: str = "t") -> DataFrame:
-    """Counts by the hour."""
     return frame.groupBy(sf.window(time, "1 hour"), key).count()
 
 
 def window_join(left: DataFrame, right: DataFrame) -> DataFrame:
-    """Counts of both sides, joined."""
     one = counted(left).select(sf.col("window").alias("w"), "key", sf.col("count").alias("lefts"))
     other = counted(right, "other", "u").select(sf.col("window").alias("v"), "other", sf.col("count").alias("rights"))
     return one.join(other, sf.expr("key = other AND w = v"))
@@ -116,7 +114,6 @@ class Sides:
         return read.schema(LEFT).json(f"{self.folder}/left"), read.schema(RIGHT).json(f"{self.folder}/right")
 
     def take(self) -> None:
-        """Take the next step."""
         step = self.steps.pop(0)
         if step.left:
             self.left.put([{"key": key, "t": time.isoformat(), "n": 1} for key, time in step.left])

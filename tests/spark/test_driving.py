@@ -78,7 +78,6 @@ class Query:
         (self.checkpoint / "offsets" / str(batch)).write_text("\n".join(["v1", "{}", *entries]))
 
     def start(self) -> None:
-        """As a stage does it."""
         self.driving.reserve(self.authority.registration, self.run.heads)
         self.run.start()
         self.driving.open(self.authority)
@@ -88,7 +87,6 @@ class Query:
         self.run.tick()
 
     def moves(self, *controls: int) -> bool:
-        """Look once, and return whether these controls have a value."""
         self.tick()
         return all(self.given(control) > 0 for control in controls)
 

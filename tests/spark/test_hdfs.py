@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as sf
+from pyspark.sql import SparkSession
 
 import lowwater
 import lowwater_spark as lws
@@ -43,7 +42,6 @@ def hdfs(patient: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture
 def checkpoint(spark: SparkSession, hdfs: Hdfs, tmp_path: Path) -> Location:
-    """A checkpoint of a test's own."""
     return location_of(spark, hdfs.path(f"{tmp_path.name}/ck"), "The checkpoint")
 
 
@@ -80,42 +78,6 @@ def test_rule11_a_name_node_that_is_away_for_a_moment_holds(
     flow.eventually(lambda: low(lw, "stage") == mark(12), "it goes on")
     flow.eventually(lambda: running.stage_status().waiting_for == (), "and waits for nothing")
     assert query.keys() == ["a", "b"]
-
-
-def test_rows_are_handed_over_into_hdfs_once(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream, checkpoint: Location, hdfs: Hdfs
-) -> None:
-    out = hdfs.path(f"{flow.folder.name}/out")
-    made: list[tuple[int, bool]] = []
-    lows: list[tuple[int, bool, lowwater.Watermark]] = []
-    failing = True
-
-    def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
-        lows.append((batch.id, batch.replayed, batch.low))
-        made.append((batch.id, batch.write(rows.select("key", sf.rand().alias("other")), out)))
-        if failing:
-            msg = "told to fail"
-            raise RuntimeError(msg)
-
-    def start() -> lws.TrackedQuery:
-        stage = lws.stage(flow.spark, "stage", inputs=["source"], key="key", event_time="t", address=flow.address)
-        return stage.foreach_batch(flow.read(), write_batch, checkpoint=str(checkpoint))
-
-    flow.feed.put([row("a", 9)])
-    upstream.at(10)
-    with pytest.raises(RuntimeError, match="told to fail"):
-        start().await_termination(180)
-    written = flow.spark.read.parquet(out).collect()
-    failing = False
-    upstream.at(12)
-    flow.queries.append(start())
-    flow.eventually(lambda: low(lw, "stage") == mark(12), "the batch is committed")
-    assert lows[:2] == [(0, False, mark(10)), (0, True, mark(10))]
-    flow.feed.put([row("b", 10)])
-    flow.eventually(lambda: len(flow.spark.read.parquet(out).collect()) == 2, "what comes is written, too")
-
-    assert made[:2] == [(0, True), (0, False)]
-    assert written[0] in flow.spark.read.parquet(out).collect(), "as it was written first"
 
 
 def test_what_cannot_be_on_hdfs_is_refused_with_the_way_out(

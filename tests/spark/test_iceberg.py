@@ -18,8 +18,6 @@ INPUTS = frozenset({"default/source"})
 
 
 class Log:
-    """A table, as it is made in a test."""
-
     def __init__(self) -> None:
         self.found = Table("u", "/t", None, {})
         self.layouts: dict[int, Sequence[tuple[int, int]]] = {}

@@ -32,8 +32,6 @@ WHEN = "key string, t timestamp"
 
 
 class Source:
-    """A topic, and an injector over it."""
-
     def __init__(self, kafka: Kafka, flow: Flow, name: str, partitions: int = 2, **settings: str) -> None:
         self.kafka = kafka
         self.flow = flow

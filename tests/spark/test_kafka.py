@@ -112,7 +112,6 @@ class Transaction:
         self.producer.init_transactions(ANSWERS_WITHIN)
 
     def put(self, key: str, hour: int) -> None:
-        """Write a row; returns when the broker has it."""
         self.producer.begin_transaction()
         self.producer.produce(self._topic.name, json.dumps({"key": key, "t": at(hour).isoformat()}).encode())
         assert self.producer.flush(ANSWERS_WITHIN) == 0
@@ -175,7 +174,6 @@ def driven_topic(kafka: Kafka, flow: Flow, tmp_path: Path) -> Topic:
 
 
 def put(topic: Topic, *rows: Mapping[str, str]) -> list[Mapping[str, str]]:
-    """Write records, one to each partition and so on; returns them."""
     topic.kafka.put(topic.name, [Row(json.dumps(each).encode(), partition=i % 2) for i, each in enumerate(rows)])
     return [*rows]
 

@@ -93,7 +93,6 @@ class Out:
         return Counter(found[key] for key in self.put)
 
     def end(self) -> int:
-        """How many records the topic has, those of open transactions included."""
         return self._end("read_uncommitted")
 
     def stable(self) -> int:

@@ -124,7 +124,6 @@ class Paced(Source):
         return self.start(stage, self.frame(stage, **(source or {})), **options)
 
     def read_of(self, partition: int) -> list[str]:
-        """The times of the rows that were read of a partition, in order."""
         out = self.flow.spark.read.schema("t timestamp, partition int, offset long, timestamp timestamp")
         rows = out.option("recursiveFileLookup", "true").parquet(str(self.flow.folder / "out"))
         assert rows.where("t <> timestamp").count() == 0

@@ -73,7 +73,6 @@ class Out:
         self.flow.eventually(lambda: low(self.lw, "stage") == mark(10, self.minute), "all is committed")
 
     def ends(self, kind: type[Exception], why: str) -> None:
-        """Wait until the query has ended, and say why it should have."""
         with pytest.raises(kind, match=why):
             self.flow.queries[-1].await_termination(120)
         self.flow.queries.clear()

@@ -47,12 +47,6 @@ def test_a_stage_on_what_is_cut_is_refused_with_what_to_do(lw: lowwater.Client) 
     assert isinstance(refused.value, REPLACED), "it ends the query"
 
 
-def test_another_conflict_is_told_as_it_is(lw: lowwater.Client) -> None:
-    lw.register("whole", inputs=["cut"])
-    with pytest.raises(lowwater.RegistrationConflict, match="registered with inputs"):
-        Authority(lw, registration("whole")).register()
-
-
 class Gate(lowwater.Client):
     """A client; what a claim in place of another one meets is what the test says."""
 

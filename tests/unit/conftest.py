@@ -12,13 +12,11 @@ from tests.kit.shards import Deployment
 
 @pytest.fixture
 def disk() -> MemoryDisk:
-    """What is left of a shard that has ended."""
     return MemoryDisk()
 
 
 @pytest.fixture
 async def deployment() -> AsyncIterator[Deployment]:
-    """One store and one clock; the shards that a test starts are stopped."""
     made = Deployment()
     yield made
     for one in made.shards:

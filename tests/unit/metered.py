@@ -43,8 +43,6 @@ class Elsewhere(Placement):
 
 
 class Metered(Running):
-    """A running shard whose observer is the real one."""
-
     def __init__(self, faults: FaultPlan | None = None) -> None:
         super().__init__(MemoryDisk())
         self.metrics = Metrics("9.9")
@@ -84,7 +82,6 @@ class Metered(Running):
 
 @asynccontextmanager
 async def metered(faults: FaultPlan | None = None) -> AsyncIterator[Metered]:
-    """One that runs, and is watched."""
     one = Metered(faults)
     await one.start()
     one.watch()

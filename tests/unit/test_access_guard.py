@@ -444,8 +444,6 @@ class Served(grpc.GenericRpcHandler):
 
 
 class GuardedServer:
-    """A server with a guard, and a channel to it."""
-
     def __init__(self, made: Guard, served: Served, channel: grpc.aio.Channel, address: str) -> None:
         self.guard = made
         self.reached, self.callers, self.writing = served.reached, served.callers, served.writing

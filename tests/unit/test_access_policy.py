@@ -12,7 +12,6 @@ from lowwater_authority.files.table import BadFile
 
 
 def digest(token: str) -> str:
-    """What an access file has of a token."""
     return sha256(token.encode(errors="surrogateescape")).hexdigest()
 
 

@@ -40,17 +40,6 @@ def test_rule3_no_value_goes_back_within_an_incarnation() -> None:
     assert known.view("a") == view("a", UNKNOWN, incarnation=3)
 
 
-def test_a_computation_is_sampled_from_when_it_was_heard_of() -> None:
-    known = board(view("a", UNKNOWN))
-    known.sample(1)
-    known.admit(view("b", 7))
-    known.sample(2)
-    known.admit(view("a", FINISHED))
-    known.sample(3)
-    assert known.recent("a", HOUR_SPAN) == [(1, None, None), (2, None, None), (3, None, None)]
-    assert known.recent("b", HOUR_SPAN) == [(2, 7, 7), (3, 7, 7)]
-
-
 def test_a_new_incarnation_drops_the_samples_of_the_old_one() -> None:
     known = board(view("a", 5), view("b", 5))
     known.sample(1)

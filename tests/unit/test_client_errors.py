@@ -57,8 +57,6 @@ def test_errors_cross_process_borders(cls: type[errors.LowwaterError]) -> None:
 
 
 class Refusing(grpc.GenericRpcHandler):
-    """A server whose method is the answer it gives."""
-
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         code = grpc.StatusCode[handler_call_details.method.rsplit("/", 1)[1]]
 

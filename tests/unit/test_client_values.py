@@ -97,7 +97,6 @@ either_way = settings(suppress_health_check=[HealthCheck.function_scoped_fixture
 
 @st.composite
 def columns(draw: st.DrawFn, count: int) -> tuple[Column, list[int]]:
-    """A column, dense or sparse, and the same as a list."""
     if draw(st.booleans()):
         plain = draw(st.lists(VALUES, min_size=count, max_size=count))
         return Column.of(plain), plain

@@ -419,7 +419,6 @@ def asked(*versions: Version | None, apps: Collection[str] = (APP,)) -> Complete
 
 
 def left(*versions: Version | None, claim: Claim | None = CLAIM, apps: Collection[str] = (APP,)) -> Mark:
-    """What a writer leaves after these versions, which stands at 9."""
     return follow(APP, Standing(9, claim), of(*versions, apps=apps))[0]
 
 

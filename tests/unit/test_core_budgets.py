@@ -154,7 +154,6 @@ def arrived(core: Computation) -> object:
 
 
 def weights(of: Driver) -> list[tuple[bytes, int]]:
-    """What each group weighs in R, by its first range."""
     told = {each.bounds[0]: each.arrived() for each in of.core.map.run_groups()}
     return [(start, weight[1]) for start, weight in told.items() if weight is not None]
 

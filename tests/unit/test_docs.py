@@ -74,7 +74,6 @@ def prose(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors that GitHub makes of the headings."""
     return {
         re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in HEADING.findall(prose(page))
     }

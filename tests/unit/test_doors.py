@@ -35,7 +35,6 @@ def doors(tree: ast.AST) -> Iterator[str]:
 
 
 def found() -> dict[str, dict[str, int]]:
-    """Return the number of doors of each kind, by file."""
     files = sorted(file for file in TESTS.rglob("*.py") if file.relative_to(TESTS).parts[0] != "unit")
     counts = {str(file.relative_to(TESTS)): Counter(doors(ast.parse(file.read_text("utf-8")))) for file in files}
     return {file: dict(sorted(count.items())) for file, count in counts.items() if count}

@@ -144,7 +144,6 @@ B = Computation(Spec("b")).published
 
 
 def virtually(story: Callable[[Hub], Coroutine[Any, Any, None]]) -> None:
-    """Run a story of a hub; an hour of it costs nothing."""
     sim = Simulation(1)
     sim.run(story(Hub(lambda: sim.now)), 3600)
 
@@ -154,7 +153,6 @@ def now() -> float:
 
 
 async def publishing(hub: Hub, seconds: float, every: float = 0.1) -> None:
-    """Something changes again and again."""
     ends = now() + seconds
     while now() < ends:
         hub.publish([A])

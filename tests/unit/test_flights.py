@@ -26,19 +26,16 @@ def at(hours: float) -> int:
 
 @functools.cache
 def whole_year() -> tuple[Flight, ...]:
-    """Every flight of 2013."""
     return tuple(data.load())
 
 
 @functools.cache
 def demo_slice() -> tuple[Flight, ...]:
-    """The flights of 8 to 11 January."""
     return tuple(flight for flight in whole_year() if START <= flight.sched_dep < END)
 
 
 @functools.cache
 def simulated() -> Result:
-    """The demo's run without Spark and without a server."""
     return simulate(demo_slice(), START)
 
 

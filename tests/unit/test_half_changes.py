@@ -44,7 +44,6 @@ class Store(FaultPlan):
         return self.lags and operation.name == "append" and any(log == GRAPH for log, _ in operation.places)
 
     async def before(self, operation: Operation) -> Outcome:
-        """See FaultPlan."""
         if self.refused and operation.name == "append":
             self.refused -= 1
             return Outcome.FAILED
@@ -55,7 +54,6 @@ class Store(FaultPlan):
         return Outcome.CACHED if self._is_change(operation) else Outcome.DONE
 
     async def after(self, operation: Operation) -> None:
-        """See FaultPlan."""
         if not self._is_change(operation):
             return
         self.lags = False
@@ -66,7 +64,6 @@ class Store(FaultPlan):
             raise JournalUnknown(msg)
 
     async def settle(self, log: str) -> None:
-        """See FaultPlan."""
         if not self.replicated.is_set():
             msg = f"no replica confirms {log!r}"
             raise JournalFailed(msg)
@@ -114,7 +111,6 @@ class World(Tree):
         return changing
 
     def ranges(self) -> list[int]:
-        """Where the ranges of ``a`` stand, in the order of their keys."""
         computation = self.serving.shard.held.computation("a")
         assert computation is not None
         found = sorted(computation.map.all_ranges(9)[0], key=lambda each: each.start)

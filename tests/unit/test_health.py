@@ -93,7 +93,6 @@ async def test_what_is_not_here_is_said_to_be_unknown() -> None:
 
 
 def told(caplog: pytest.LogCaptureFixture, *names: str) -> list[dict[str, object]]:
-    """The events of some names, in order."""
     found: list[dict[str, object]] = [
         {**vars(record)["lowwater"], "level": record.levelno}
         for record in caplog.records

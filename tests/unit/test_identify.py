@@ -35,8 +35,6 @@ RULES = Access(
 
 
 class Rules:
-    """The rules in force, which change."""
-
     def __init__(self, access: Access | None) -> None:
         self.access = access
 
@@ -47,7 +45,6 @@ class Rules:
 
 @asynccontextmanager
 async def serving(rules: Rules) -> AsyncIterator[str]:
-    """An authority with rules, or without any."""
     guard = Guard(
         rules.access or Access(),
         observer=Observer(),
@@ -74,7 +71,6 @@ async def serving(rules: Rules) -> AsyncIterator[str]:
 
 
 async def identity(address: str, given: str, **settings: Any) -> Identity:
-    """What a client is told of a digest."""
     async with Client(replace(Settings(address, token=OWN, timeout=30.0), **settings)) as lw:
         return await lw.identify(given)
 

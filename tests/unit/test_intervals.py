@@ -67,7 +67,6 @@ class Told:
 
 
 def ids(closings: Closings, told: Told, seen: WatermarkView) -> list[str]:
-    """What is published when it is looked at now."""
     if closings.asks(seen):
         assert closings.closed(seen) is None
         closings.tell(told.history)

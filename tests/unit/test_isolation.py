@@ -143,7 +143,6 @@ async def test_a_change_of_the_graph_is_one_with_what_it_changes(deployment: Dep
 
 
 def damage(deployment: Deployment, name: str) -> None:
-    """A bit of the newest record flips at rest; its owner does not notice."""
     deployment.disk.logs[name].damage()
 
 
@@ -493,7 +492,6 @@ def write_what_does_not_follow(log: str, stored: StoredLog) -> None:
 
 
 def looks_of(one: One) -> Counter[str]:
-    """How often a shard reads each log from now on."""
     one.journal.loads.clear()
     return one.journal.loads
 
@@ -509,7 +507,6 @@ async def moving(deployment: Deployment) -> tuple[One, One, str]:
 
 
 def lines_with(caplog: pytest.LogCaptureFixture, words: str) -> int:
-    """How many lines of the log have some words."""
     return sum(words in record.getMessage() for record in caplog.records)
 
 

@@ -56,7 +56,6 @@ def execute(path: Path, sql: str, *parameters: object) -> list[tuple[object, ...
 
 
 async def pragma(journal: SqliteJournal, text: str) -> list[tuple[object, ...]]:
-    """Execute a pragma on the journal's own connection."""
     connection = journal._database._connection
     found: list[tuple[object, ...]] = await journal._run(lambda: connection.execute(f"PRAGMA {text}").fetchall())
     return found
@@ -354,7 +353,6 @@ class Recorded(NamedTuple):
 
 
 def names(number: int) -> list[str]:
-    """The logs that append ``number`` goes to."""
     return ["", f"log {number % 3}", "big"]
 
 

@@ -178,7 +178,6 @@ class Tries:
             self.done += 1
 
     async def more(self, count: int = 3) -> None:
-        """Wait for so many more."""
         wanted = self.done + count
         await eventually(lambda: self.done >= wanted)
 

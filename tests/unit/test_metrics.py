@@ -280,7 +280,6 @@ def test_claims_are_granted_or_refused() -> None:
 
 
 async def stalled() -> list[float]:
-    """What is observed while something holds the loop for 0.35 s."""
     observed: list[float] = []
     over = asyncio.get_running_loop().create_future()
 
@@ -468,7 +467,6 @@ log = logging.getLogger("a.library")
 
 
 def log_counts(metrics: Metrics) -> dict[tuple[str, str], float]:
-    """What a scrape would find."""
     text = metrics.render()[0].decode()
     found = re.findall(r'^lowwater_log_events_total\{event="(.*)",level="(.*)"\} (.*)$', text, re.MULTILINE)
     return {(name, level): float(value) for name, level, value in found}

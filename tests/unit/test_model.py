@@ -63,13 +63,10 @@ def bounds(model: str, name: str) -> tuple[str, ...]:
 
 
 class Search(NamedTuple):
-    """What spin says."""
-
     said: str
 
     @property
     def violated(self) -> str:
-        """The assertion that was violated, as spin writes it; empty: none."""
         found = VIOLATED.search(self.said)
         return found[1] if found else ""
 

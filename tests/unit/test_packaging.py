@@ -61,7 +61,6 @@ def metadata(built: Path, package: str) -> Message:
 
 
 def requirements(built: Path, package: str) -> set[str]:
-    """The names that a plain install of the distribution asks for."""
     lines = metadata(built, package).get_all("Requires-Dist") or []
     return {re.split(r"[^\w-]", line)[0] for line in lines if "extra ==" not in line}
 
@@ -153,7 +152,6 @@ TREES = (
 
 
 def modules() -> list[str]:
-    """The import names of all generated modules."""
     names = []
     for tree in TREES:
         source = (ROOT / tree).parent.parent

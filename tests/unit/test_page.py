@@ -15,6 +15,7 @@ import pytest
 import lowwater
 from lowwater import Watermark, WatermarkView, errors
 from lowwater_page.board import Board
+from lowwater_page.follower import Follower
 from lowwater_page.questions import MOST_ASKED, MOST_KEPT, THREADS, Questions
 from lowwater_page.recall import Recall
 from lowwater_page.samples import PER_COMPUTATION, SPANS, STEP_SECONDS, Samples
@@ -232,3 +233,50 @@ def test_a_shard_that_is_away_keeps_only_its_own_waiting() -> None:
         eventually(lambda: client.answered == ["b", "c", "a"])
     finally:
         recalling.close()
+
+
+class Emptied:
+    """A client of an authority whose computations have all been dropped."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+
+    def get(self, *names: str) -> dict[str, WatermarkView]:
+        return {name: WatermarkView(name, registered=False, incarnation=1) for name in names}
+
+    def watch(self) -> list[WatermarkView]:
+        self.closed.wait()
+        return []
+
+    def identify(self) -> None:
+        pass
+
+    def statistics(self) -> Any:
+        return SimpleNamespace(watcher=SimpleNamespace(stale_for=0.0))
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+@pytest.mark.parametrize("looked_at", [False, True])
+def test_a_follower_begins_anew_after_failures_and_forgets_what_was_dropped_before_the_first_look(
+    looked_at: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The watch that begins with a look brings nothing where nothing is left."""
+    board, failures = Board(), [OSError("first"), OSError("second")]
+    board.admit(WatermarkView("flights", registered=True, incarnation=1, low=Watermark(HOUR)))
+
+    def connect(_: float) -> Any:
+        if failures:
+            raise failures.pop()
+        return Emptied()
+
+    follower = Follower(connect, board, clock=lambda: START, sharded=False)
+    if looked_at:
+        follower.look()
+    follower.start()
+    try:
+        eventually(lambda: not board.names(), "the dropped computation is forgotten")
+    finally:
+        follower.close()
+    assert caplog.text.count("the status page's follower failed; it begins anew in") == 2

@@ -193,7 +193,6 @@ class Served:
             await self.graph.Register(topology_pb2.RegisterRequest(name=name))
 
     async def reach(self, name: str, hour: int) -> None:
-        """Have a computation come to an hour."""
         assert await self._running.report(await self._running.claim(name), hour, name=name) == []
 
     async def got(self, *names: str) -> dict[str, types_pb2.Watermark]:
@@ -202,8 +201,6 @@ class Served:
 
 
 class Heard:
-    """A watch stream."""
-
     def __init__(self, served: Served, *names: str) -> None:
         self.stream = served.watermarks.Watch(watermarks_pb2.WatchRequest(computations=names))
 

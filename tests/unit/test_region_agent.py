@@ -135,8 +135,6 @@ def test_a_folder_serves_one_agent_at_a_time_and_counts_its_runs(tmp_path: Path)
 
 
 class Local:
-    """A local authority."""
-
     def __init__(self) -> None:
         self.views = {
             name: WatermarkView(name, registered=True, incarnation=1, low=Watermark(50))
@@ -181,7 +179,6 @@ class Center:
         return call
 
     def reported(self) -> Any:
-        """The last report."""
         return [request for method, request in self.asked if method == "Report"][-1]
 
 
@@ -208,7 +205,6 @@ class World:
         )
 
     def reason(self, name: str = "hourly:clicks") -> str:
-        """Why there is no number."""
         try:
             self.agent.owned(name)
         except errors.LowwaterError as error:
@@ -434,7 +430,6 @@ async def asked(*tokens: str, path: str = "") -> AsyncIterator[tuple[Asked, str]
 async def answer_of(
     place: str, headers: dict[str, str], body: bytes | None = None, path: str = "/"
 ) -> tuple[int, bytes]:
-    """Status and body of the answer to a raw request."""
 
     def ask() -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(place, timeout=60)
@@ -449,7 +444,6 @@ async def answer_of(
 
 
 async def status_of(place: str, headers: dict[str, str], body: bytes | None = BODY) -> int:
-    """What a raw request is answered."""
     return (await answer_of(place, headers, body, "/committed" if body else "/"))[0]
 
 

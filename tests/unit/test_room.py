@@ -485,7 +485,6 @@ async def test_whoever_waits_is_told_when_the_process_stops() -> None:
 
 
 def narrow(**options: float) -> Streams:
-    """Streams that start one by one."""
     streams = Streams(**options)
     streams.admission.starting.bound = 1
     return streams

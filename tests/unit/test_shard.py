@@ -541,7 +541,6 @@ class One(Running):
         return asyncio.create_task(self.shard.graph.register(Spec(name, inputs)))
 
     async def held_up(self, *names: str) -> list[asyncio.Task[Spec]]:
-        """Register, while the store takes its time for the first one."""
         self.plan.open.clear()
         tasks = [self.register(name) for name in names]
         await turns()
@@ -556,7 +555,6 @@ async def one() -> AsyncIterator[One]:
 
 
 async def outcomes(tasks: Sequence[asyncio.Task[Spec]]) -> list[str]:
-    """The names that were registered, and why the others were not."""
     found = await asyncio.gather(*tasks, return_exceptions=True)
     return [each.name if isinstance(each, Spec) else getattr(each, "reason", repr(each)) for each in found]
 

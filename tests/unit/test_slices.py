@@ -660,7 +660,6 @@ async def settled(wide: Tree, *names: str) -> None:
 
 
 async def work(wide: Tree, name: str, hour: int) -> None:
-    """A worker claims all of a slice and reports."""
     one = wide.owner(name)
     assert await one.report(name, await one.claim(name), hour) == []
 

@@ -265,19 +265,3 @@ def test_a_batch_is_not_behind_the_one_before_when_the_retention_is_larger(tmp_p
     assert lows_of(log, 2, inputs, spark_bound=6, before=4) == (14, 10), "a retention that is larger by ten"
     assert lows_of(log, 3, inputs, spark_bound=30, before=6) == (25, 10)
     assert lows_of(log, 4, UNREAD, spark_bound=30, before=30) == (MIN, MIN), "of other inputs nothing is known"
-
-
-def test_a_time_zone_that_a_key_depends_on_is_kept_with_the_state(tmp_path: Path) -> None:
-    """A state that was made before it was asked for is taken to be of the one that the stage has."""
-    made, schema = {"key": "hour(t) INT", "stamp": "event"}, {"n": "bigint"}
-
-    def match(**more: str) -> None:
-        StateStore.opened(place(tmp_path / "ck"), tmp_path / "state", 1, 0, ordinal=1).match(
-            {**made, **more}, schema, 0
-        )
-
-    match()
-    match(**{"time zone": "UTC"})
-    with pytest.raises(CheckpointMismatch, match="with the time zone UTC, and the stage has the time zone Asia/Tokyo"):
-        match(**{"time zone": "Asia/Tokyo"})
-    match(**{"time zone": "UTC"})

@@ -15,7 +15,6 @@ import pytest
 
 import lowwater_spark as lws
 from lowwater import errors
-from lowwater_spark.checkpoint.location import spark_path
 from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.settings import SparkSettings, connection
 from lowwater_spark.sidecar.command import Heartbeat, QueryWatch, may_pass
@@ -36,15 +35,6 @@ def test_each_form_gives_the_path_back(name: str, scheme: str, authority: str) -
     assert SparkPath.of_text(path.text) == path
     assert SparkPath.of_uri(path.uri) == path
     assert path.uri.isascii()
-
-
-@pytest.mark.parametrize("name", ODD)
-def test_a_local_path_stays_what_it_is(name: str) -> None:
-    path = Path("/data") / name
-    assert SparkPath.of_local(path).local == path
-    assert SparkPath.of_text(str(path)).local == path
-    assert SparkPath.of_text(spark_path(path).text).local == path
-    assert SparkPath.of_uri(SparkPath.of_local(path).uri).local == path
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,6 @@ class Query:
         self.heads = self.again()
 
     def again(self) -> Heads:
-        """A new run of the checkpoint."""
         self.manifest = begun(self.checkpoint)
         return self.shared()
 
@@ -165,7 +164,6 @@ class Query:
         return path
 
     def take(self, *names: str) -> None:
-        """A batch reads files, and is committed."""
         self.read += 1
         for name in names:
             self.log.take(self.put(name), self.read)
@@ -228,7 +226,6 @@ def test_head_of_w_what_was_read_of_a_mount_point_is_no_witness_later(query: Que
 
 
 def numbered(monkeypatch: pytest.MonkeyPatch, birth: Callable[[str], int | None]) -> None:
-    """Number all directories alike, as ext4 does with the roots of its volumes."""
     monkeypatch.setattr(files, "identity_of", lambda path: roots.Identity(2, birth(path)))
 
 

@@ -25,8 +25,6 @@ def rows(start: int, n: int) -> pa.Table:
 
 
 class Range:
-    """A key range over several batches."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.last = Segments(str(folder))

@@ -9,19 +9,18 @@ from typing import Any
 import pytest
 
 from lowwater import errors
-from lowwater_authority.core import recovery, tasks
-from lowwater_authority.core.computation import Computation
+from lowwater_authority.core import tasks
 from lowwater_authority.core.tasks import NewTask, TaskGrant, TaskGroup, TaskKey, TaskLease, TaskState, tag
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.admission import Gate
 from lowwater_authority.engine.settings import ShardSettings
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.engine.task_master import TaskMaster
-from lowwater_authority.records import journal_pb2 as pb
 from tests.kit.faults import FaultPlan
 from tests.kit.memory_journal import MemoryDisk
 from tests.kit.shards import turns
 from tests.kit.times import DAY, HOUR, MAX, SECOND
+from tests.property import task_switches
 from tests.property.core_driver import Driver
 from tests.property.switches import off
 from tests.unit.test_shard import Running
@@ -37,7 +36,6 @@ class Master(TaskMaster):
         super().__init__(shard, self.waiting)
 
     async def manual(self, group: str = "repairs", *names: str, lease: int = 60 * SECOND) -> None:
-        """A group, with these tasks in it."""
         await self.create_group("a", TaskGroup(group, lease=lease))
         if names:
             await self.create("a", group, [task(name) for name in names], 0)
@@ -101,51 +99,6 @@ async def test_rule4_a_zombie_is_refused_by_its_version(disk: MemoryDisk) -> Non
     with pytest.raises(errors.StaleLease, match="it is done by living"):
         await master.end(old)
     await running.stop()
-
-
-async def test_a_configuration_is_a_barrier(disk: MemoryDisk) -> None:
-    running, master = await begun(disk)
-    await master.manual("repairs", "n1")
-    lease = await master.lease()
-    await master.configure("a", "repairs", b"two", 1)
-    with pytest.raises(errors.StaleLease, match="ended with another configuration"):
-        await master.end(lease)
-    taken = await master.get()
-    assert taken is not None
-    assert (taken.configuration, taken.lease.configuration_version) == (b"two", 2)
-    await master.configure("a", "repairs", b"two", 1)  # a repeat ends nothing
-    with pytest.raises(errors.TaskConflict, match="version 2 of the configuration of 'repairs' is in force"):
-        await master.configure("a", "repairs", b"three", 1)
-    await master.end(taken.lease)
-    await running.stop()
-
-
-async def test_a_lease_that_ran_out_counts_until_another_takes_the_task_and_not_after_a_reset(disk: MemoryDisk) -> None:
-    running, master = await begun(disk)
-    await master.manual("repairs", "n1")
-    lease = await master.lease()
-    running.now += 61 * SECOND
-    await master.shown()
-    await master.end(lease, task("n2"))
-    disk.crash()
-    running, master = await begun(disk)
-    assert await master.shown() == [(1, "n1", "DONE", 2), (1, "n2", "READY", 1)], "both are one step (rule 2)"
-    lease = await master.lease()
-    await running.shard.graph.reset("a")
-    assert await master.shown() == [], "a new incarnation begins without tasks (rule 9)"
-    await master.create("a", "repairs", [task("n2")], 0)
-    await master.lease()
-    with pytest.raises(errors.IncarnationChanged):
-        await master.end(lease)
-    await running.stop()
-
-
-def test_a_snapshot_tells_which_intervals_have_their_tasks() -> None:
-    known = tasks.Tasks([TaskGroup("daily", every=DAY, start=0)])
-    known.pass_low(2 * DAY)
-    again = tasks.Tasks([tasks.restored(pb.TaskGroup.FromString(each)) for each in known.snapshot()])
-    again.pass_low(3 * DAY)
-    assert [key.at for key in again.group("daily").tasks] == [2 * DAY]
 
 
 async def test_rule9_a_repeated_commit_may_not_say_something_else(disk: MemoryDisk) -> None:
@@ -260,14 +213,9 @@ async def test_nobody_comes_and_those_who_wait_are_bounded(disk: MemoryDisk) -> 
     await running.stop()
 
 
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most three tasks a group, and two groups."""
+async def test_rule7_a_full_group_is_its_own_affair(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "TASKS", 3)
     monkeypatch.setattr(tasks, "GROUPS", 2)
-
-
-async def test_rule7_a_full_group_is_its_own_affair(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    small(monkeypatch)
     running, master = await begun(disk)
     await master.manual("repairs", "n1", "n2", "n3")
     with pytest.raises(errors.Overloaded, match=r"'n1' at .* is the oldest that is not done") as refused:
@@ -286,58 +234,6 @@ async def test_rule7_a_full_group_is_its_own_affair(disk: MemoryDisk, monkeypatc
     assert await running.report(grant, 14) == []
     assert running.low() == 14, "watermarks go on"
     await running.stop()
-
-
-def filled(group: TaskGroup) -> tuple[tasks.Tasks, TaskLease]:
-    """As many tasks as a group can have. All are done but the oldest, which is leased."""
-    known = tasks.Tasks([group])
-    late = None
-    for number in range(tasks.TASKS):
-        if group.every:
-            known.pass_low((number + 1) * group.every)
-        else:
-            known.create(group.name, [task("n", at=number * SECOND)])
-        taken = known.take(group.name, "w", next(nonces).to_bytes(16), incarnation=1, epoch=1, now=0)
-        assert taken is not None
-        if late is None:
-            late = taken.lease
-        else:
-            known.commit(taken.lease, [], b"", [], incarnation=1)
-    assert late is not None
-    assert len(group.tasks) == tasks.TASKS
-    return known, late
-
-
-def test_rule7_a_straggler_fills_its_group_of_intervals_not_for_ever() -> None:
-    group = TaskGroup("daily", every=SECOND)
-    known, late = filled(group)
-    known.pass_low((tasks.TASKS + 1) * SECOND)
-    assert group.next == tasks.TASKS * SECOND, "no room"
-    known.commit(late, [], b"", [], incarnation=1)
-    known.pass_low((tasks.TASKS + 1) * SECOND)
-    assert group.next == (tasks.TASKS + 1) * SECOND
-    assert len(group.done) == tasks.TASKS - tasks.REMEMBERED, "no more is forgotten than has to be"
-    with pytest.raises(errors.BelowMark, match="whether this lease has done its own is not known"):
-        known.commit(late, [], b"", [], incarnation=1)
-    known.check()
-
-
-def test_rule8_the_newest_commits_of_a_long_queue_may_be_repeated() -> None:
-    """Where nearly all places are taken by what is to do, what is left is for the commits."""
-    known, group = tasks.Tasks(), TaskGroup("repairs")
-    known.groups["repairs"] = group
-    for number in range(tasks.TASKS - 4):
-        known.create("repairs", [task("n", at=number * SECOND)])
-    leases = []
-    for _ in range(2 * tasks.REMEMBERED):
-        taken = known.take("repairs", "w", next(nonces).to_bytes(16), incarnation=1, epoch=1, now=0)
-        assert taken is not None
-        leases.append(taken.lease)
-        known.commit(taken.lease, [], b"", [], incarnation=1)
-        for lease in leases[-5:]:
-            known.commit(lease, [], b"", [], incarnation=1)
-    with pytest.raises(errors.BelowMark, match="perhaps this task too"):
-        known.create("repairs", [task("n", at=0)])
 
 
 async def test_a_refused_request_leaves_its_neighbours_in_the_round(disk: MemoryDisk) -> None:
@@ -378,27 +274,15 @@ def strong_steps(driver: Driver) -> None:
     driver.report(sequencer, 2 * DAY, settle=False)
     assert driver.settle() is False, "losing it loses the advance too, and both come again"
     assert len(driver.core.tasks.group("daily").tasks) == 2
-    for snapshot, records in ((None, driver.records), (recovery.snapshot(driver.core), [])):
-        again = recovery.recover(driver.spec, snapshot, records, epoch_base=0)
-        assert again.tasks.snapshot() == driver.core.tasks.snapshot()
 
 
 def test_rule10_steps_of_tasks_are_strong() -> None:
     strong_steps(Driver())
 
 
-class WeakTasks(Computation):
-    """A record of tasks may be lost."""
-
-    def take_record(self, now: int) -> tuple[bytes, bool] | None:
-        steps = self.tasks.changed
-        taken = super().take_record(now)
-        return taken if taken is None or not steps else (taken[0], False)
-
-
 @off(10)
 def test_rule10_off() -> None:
-    strong_steps(Driver(made=WeakTasks))
+    strong_steps(Driver(made=task_switches.WeakTasks))
 
 
 def test_states_have_the_numbers_of_the_wire() -> None:

@@ -32,7 +32,6 @@ def says(driver: Driver, sequencer: int, text: str, number: int) -> list[str]:
 
 
 def shown(driver: Driver) -> list[str]:
-    """What is shown beside each range, in key order."""
     ranges, _ = driver.core.map.all_ranges(10)
     return [codec.key_range_message(each).waiting_for for each in sorted(ranges, key=lambda each: each.start)]
 
