@@ -1,4 +1,7 @@
-/** Says when what is shown is not what is: the connection is lost, the authority is cut off, or the page is an old one. */
+/**
+ * Warns when the page may be out of date: the connection is lost, no authority answers, or the page
+ * is older than its server.
+ */
 
 import { html } from "../html.js";
 import { useRef } from "../vendor/preact-hooks.js";
@@ -6,7 +9,10 @@ import { duration, zoneName } from "../model/time.js";
 import { Time } from "./parts.js";
 import { useZone } from "./hooks.js";
 
-/** Seconds without a word from a part of the deployment after which its values are called old; about 1 while all is well. */
+/**
+ * Seconds without news from a part of the deployment after which its values are called old; about 1
+ * in normal operation.
+ */
 const STALE_SECONDS = 10;
 
 /**
@@ -20,9 +26,9 @@ export function Banner({ state, now }) {
   const lines = [];
   if (link === "lost") {
     const quiet = (performance.now() - heard) / 1000;
-    const gone = duration(Math.max(0, performance.now() - since) / 1000);
+    const lostFor = duration(Math.max(0, performance.now() - since) / 1000);
     lines.push(html`<p key="lost">
-      <b>Connection lost</b> ${gone} ago${reason && `: ${reason}`}.
+      <b>Connection lost</b> ${lostFor} ago${reason && `: ${reason}`}.
       ${board.time > 0 &&
       (quiet > 3
         ? html` The values are as of <${Time} micros=${board.time} now=${now} /> ${zoneName(board.time, zone)}, ${duration(quiet)} ago.`
@@ -30,9 +36,9 @@ export function Banner({ state, now }) {
       ${" "}Trying again.
     </p>`);
   } else if (board.away) {
-    const gone = (now - board.away.since_micros) / 1e6;
+    const lostFor = (now - board.away.since_micros) / 1e6;
     lines.push(html`<p key="away">
-      <b>No authority answers</b> for ${duration(Math.max(0, gone))} now: ${ended(board.away.sentence)}${" "}
+      <b>No authority answers</b> for ${duration(Math.max(0, lostFor))} now: ${ended(board.away.sentence)}${" "}
       ${board.staleFor === null
         ? html`Nothing was heard of it yet.`
         : html`What is shown is ${duration(board.staleFor + (performance.now() - heard) / 1000)} old.`}
@@ -54,7 +60,8 @@ export function Banner({ state, now }) {
 }
 
 /**
- * What an error says, with an end: something else comes behind it.
+ * Ends an error message with a full stop, since a sentence follows.
+ *
  * @param {string} sentence
  */
 function ended(sentence) {

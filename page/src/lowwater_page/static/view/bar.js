@@ -1,4 +1,4 @@
-/** The bar of a lag: full up to what nearly all records are behind, light for the stragglers beyond. */
+/** Bar of a lag: dark up to the lag of nearly all records, light up to that of the stragglers. */
 
 import { html } from "../html.js";
 import { extent } from "../model/lag.js";

@@ -1,4 +1,4 @@
-/** The lateness budgets of a computation: where they stand, and what has come behind them. */
+/** Lateness budgets of a computation: their watermarks, and the records that came behind them. */
 
 import { html } from "../html.js";
 import { behind } from "../model/lag.js";

@@ -1,4 +1,4 @@
-/** One computation: why it stands where it stands, who holds it, how it came there. */
+/** One computation: why it is where it is, what holds it, and its recent past. */
 
 import { html } from "../html.js";
 import { useMemo, useRef } from "../vendor/preact-hooks.js";
@@ -25,7 +25,7 @@ import { Table } from "./table.js";
 /** @typedef {import("../model/types.js").Range} Range */
 /** @typedef {import("../model/route.js").Route} Route */
 
-/** How many ranges are asked for: those furthest behind. */
+/** Number of ranges requested: those furthest behind. */
 const RANGES = 1000;
 
 /**
@@ -40,11 +40,11 @@ export function Computation({ verdict, verdicts, route, go, now, changes }) {
   const why = useAnswer(`/api/why?${query}`, changes);
   /** @type {import("./hooks.js").Answer<{total: number, ranges: Range[]}>} */
   const ranges = useAnswer(`/api/ranges?${query}&limit=${RANGES}`, changes);
-  const found = ranges.value?.ranges ?? [];
+  const listed = ranges.value?.ranges ?? [];
   const own = verdict.guilty === name ? verdict.range : null;
   const root = sliceOf(name);
-  const slices = (slicesOf(verdicts.keys()).get(name) ?? []).map((each) => /** @type {Verdict} */ (verdicts.get(each)));
-  const guilty = found.find((range) => same(range, own)) ?? own;
+  const slices = (slicesOf(verdicts.keys()).get(name) ?? []).map((slice) => /** @type {Verdict} */ (verdicts.get(slice)));
+  const guilty = listed.find((range) => same(range, own)) ?? own;
   return html`<main id="main">
     <p class="crumbs">
       <a href=${format({ ...route, name: "" })}>← All computations</a>
@@ -67,9 +67,9 @@ export function Computation({ verdict, verdicts, route, go, now, changes }) {
     ${slices.length > 0 && html`<${Table} title="Slices" verdicts=${slices} total=${slices.length} route=${{ ...route, query: "" }} go=${go} now=${now} />`}
     <section class="panel" aria-labelledby="ranges-title">
       <header class="panel-head"><h2 id="ranges-title">${slices.length > 0 ? "What its slices have told" : "Key ranges"}</h2><${Trouble} answer=${ranges} /></header>
-      ${found.length > 0
-        ? html`<${Strip} key=${name} ranges=${found} total=${ranges.value?.total ?? 0} guilty=${guilty} promise=${computation.promise} from=${from} late=${verdict.late} now=${now} />
-            <${RangeTable} ranges=${found} total=${ranges.value?.total ?? 0} guilty=${guilty} promise=${computation.promise} from=${from} late=${verdict.late} now=${now} />`
+      ${listed.length > 0
+        ? html`<${Strip} key=${name} ranges=${listed} total=${ranges.value?.total ?? 0} guilty=${guilty} promise=${computation.promise} from=${from} late=${verdict.late} now=${now} />
+            <${RangeTable} ranges=${listed} total=${ranges.value?.total ?? 0} guilty=${guilty} promise=${computation.promise} from=${from} late=${verdict.late} now=${now} />`
         : html`<p class="empty">${ranges.value === null ? "Asking …" : "No key range was ever claimed: start a worker of it."}</p>`}
     </section>
     <div class="columns">
@@ -90,7 +90,7 @@ function Trouble({ answer }) {
 }
 
 /**
- * A sentence of the authority, with its times as the page writes them.
+ * Sentence of the authority, with its times in the page's format.
  *
  * @param {{text: string, now: number}} props
  */
@@ -99,15 +99,15 @@ function Words({ text, now }) {
 }
 
 /**
- * The walk upstream, and the key range at its end.
+ * The way to the root cause, and the key range at its end.
  *
- * @param {{verdict: Verdict, why: import("./hooks.js").Answer<{hops: {sentence: string}[]}>, verdicts: Map<string, Verdict>, route: Route,
- *   from: import("../model/lag.js").Reference, now: number}} props
+ * @param {{verdict: Verdict, why: import("./hooks.js").Answer<{hops: {sentence: string}[]}>, verdicts: Map<string, Verdict>, route: Route, from:
+ *   import("../model/lag.js").Reference, now: number}} props
  */
 function Why({ verdict, why, verdicts, route, from, now }) {
   const { guilty, computation, range, level } = verdict;
   const sentences = why.value?.hops.map((hop) => hop.sentence) ?? [];
-  const known = verdicts.has(guilty);
+  const registered = verdicts.has(guilty);
   return html`<section class="panel why-panel" aria-labelledby="why-title">
     <header class="panel-head"><h2 id="why-title">Why</h2><${Trouble} answer=${why} /></header>
     ${sentences.length > 0
@@ -119,7 +119,7 @@ function Why({ verdict, why, verdicts, route, from, now }) {
     html`<div class="card culprit">
       <p class="card-title">
         <span class="tag holds">holds it</span>
-        ${known ? html`<a href=${format({ ...route, name: guilty, query: "" })}><b>${guilty}</b></a>` : html`<b>${guilty}</b>`}
+        ${registered ? html`<a href=${format({ ...route, name: guilty, query: "" })}><b>${guilty}</b></a>` : html`<b>${guilty}</b>`}
         <b class="mono">${range.label}</b>
       </p>
       <${Facts} range=${range} promise=${verdicts.get(guilty)?.computation.promise} seconds=${behind(range.watermark, from)} now=${now} />
@@ -175,40 +175,42 @@ function Neighbours({ computation, verdicts, route }) {
   </section>`;
 }
 
-/** How often samples of more than an hour are asked for. */
+/** Microseconds between two requests when the span is longer than an hour. */
 const EVERY_MICROS = 60e6;
 
 /**
- * @param {{computation: import("../model/types.js").Computation, verdict: Verdict, from: import("../model/lag.js").Reference,
- *   changes: number, route: Route, go: (route: Route) => void, now: number}} props
+ * @param {{computation: import("../model/types.js").Computation, verdict: Verdict, from: import("../model/lag.js").Reference, changes: number, route:
+ *   Route, go: (route: Route) => void, now: number}} props
  */
 function Lately({ computation, verdict, from, changes, route, go, now }) {
   const { name, low, shares } = computation;
   const zone = useZone();
   const { words } = spanOf(route.span);
   const live = route.span === "1h";
-  /** @type {import("./hooks.js").Answer<{step_seconds: number, samples: import("../model/history.js").Sample[]}>} */
+  /**
+   * @type {import("./hooks.js").Answer<{step_seconds: number, samples: import("../model/history.js").Sample[]}>}
+   */
   const recent = useAnswer(`/api/recent?computation=${encodeURIComponent(name)}&span=${route.span}`, live ? 0 : Math.floor(now / EVERY_MICROS));
-  const kept = useRef({ from: /** @type {any} */ (null), samples: /** @type {import("../model/history.js").Sample[]} */ ([]) });
-  if (kept.current.from !== recent.value) kept.current = { from: recent.value, samples: recent.value?.samples ?? [] };
+  const stored = useRef({ from: /** @type {any} */ (null), samples: /** @type {import("../model/history.js").Sample[]} */ ([]) });
+  if (stored.current.from !== recent.value) stored.current = { from: recent.value, samples: recent.value?.samples ?? [] };
   const step = recent.value?.step_seconds ?? 5;
   if (live && recent.value !== null) {
-    kept.current.samples = extended(kept.current.samples, [Math.round(now), low.micros, shares[0]?.watermark.micros ?? null], step);
+    stored.current.samples = extended(stored.current.samples, [Math.round(now), low.micros, shares[0]?.watermark.micros ?? null], step);
   }
-  const { samples } = kept.current;
-  const drawn = useMemo(() => columns(samples, from), [samples, from.name, from.name === "data" ? from.micros : 0, changes]);
-  const lags = drawn[1].filter((seconds) => typeof seconds === "number");
+  const { samples } = stored.current;
+  const lines = useMemo(() => columns(samples, from), [samples, from.name, from.name === "data" ? from.micros : 0, changes]);
+  const lags = lines[1].filter((seconds) => typeof seconds === "number");
   const most = lags.length === 0 ? "no watermark" : `at most ${duration(Math.max(...lags, 0))}`;
   return html`<section class="panel" aria-labelledby="lately-title">
     <header class="panel-head">
       <h2 id="lately-title">Behind, in the last ${words}</h2>
-      <p class="quiet">${drawn[1].length > 1 && `${most}; this page has ${duration(drawn[0][drawn[0].length - 1] - drawn[0][0])} of it`}</p>
+      <p class="quiet">${lines[1].length > 1 && `${most}; this page has ${duration(lines[0][lines[0].length - 1] - lines[0][0])} of it`}</p>
       <${Trouble} answer=${recent} />
       <${Spans} route=${route} go=${go} />
     </header>
     <${Chart}
       key=${zone}
-      columns=${drawn}
+      columns=${lines}
       mostName=${verdict.mostName && `${verdict.mostName} of the records lately seen`}
       label=${`Lag of ${name} over the last ${words}: now ${far(verdict)}, ${most}`}
       zone=${zone}

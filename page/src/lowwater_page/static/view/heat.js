@@ -1,8 +1,11 @@
-/** The heat map: everything's lag over a time, the worst first. What the pointer or the keys are at is told in words; a table tells the rest. */
+/**
+ * The heat map: lags over time, worst first. The cell under the pointer or cursor is told in words,
+ * and a table has all rows for screen readers.
+ */
 
 import { html } from "../html.js";
 import { useRef, useState } from "../vendor/preact-hooks.js";
-import { drawn, rows, stepped } from "../model/heat.js";
+import { cellPaths, rows, cursorAfterKey } from "../model/heat.js";
 import { spanOf } from "../model/history.js";
 import { WORDS, levelOf } from "../model/lag.js";
 import { format } from "../model/route.js";
@@ -14,16 +17,16 @@ import { Spans } from "./spans.js";
 /** @typedef {import("../model/heat.js").Row} Row */
 /** @typedef {import("../model/route.js").Route} Route */
 
-/** Rows shown at first, and how many more at each click. */
+/** Number of rows shown at first; each click shows three times as many more. */
 const ROWS = 30;
-/** How often it is asked for. */
+/** Microseconds between two requests. */
 const EVERY_MICROS = 15e6;
-/** Times written below it. */
+/** Number of times on the axis. */
 const TICKS = 4;
 
 /**
- * @param {{verdicts: Map<string, import("../model/verdict.js").Verdict>, route: Route,
- *   go: (route: Route) => void, now: number}} props `verdicts`: of what is shown.
+ * @param {{verdicts: Map<string, import("../model/verdict.js").Verdict>, route: Route, go: (route:
+ *   Route) => void, now: number}} props `verdicts`: computations that are shown.
  */
 export function Heat({ verdicts, route, go, now }) {
   /** @type {import("./hooks.js").Answer<import("../model/heat.js").Answer>} */
@@ -69,7 +72,7 @@ function Cells({ answer, shown, route, now }) {
   const nameOf = (/** @type {number} */ index) => shown[index].verdict.computation.name;
   const pressed = (/** @type {KeyboardEvent} */ event) => {
     if (event.target !== frame.current) return;
-    const next = stepped(event.key, cursor, { rows: shown.length, columns });
+    const next = cursorAfterKey(event.key, cursor, { rows: shown.length, columns });
     if (next === null) return;
     event.preventDefault();
     move({ name: nameOf(next.row), column: next.column });
@@ -81,7 +84,7 @@ function Cells({ answer, shown, route, now }) {
     move({ name: nameOf(index), column: Math.min(columns - 1, Math.max(0, next)) });
   };
   return html`<p class="card heat-said" id="heat-said" role="status">
-      <${Said} row=${chosen} column=${cursor.column} start=${start + cursor.column * column * 1e6} seconds=${column} now=${now} />
+      <${CellWords} row=${chosen} column=${cursor.column} start=${start + cursor.column * column * 1e6} seconds=${column} now=${now} />
     </p>
     <div class="heat" ref=${frame} tabindex="0" role="group" aria-label="Heat map; the arrow keys move along time and computations" aria-describedby="heat-said" onKeyDown=${pressed}>
       ${shown.map(({ verdict, lags }, index) => {
@@ -90,7 +93,7 @@ function Cells({ answer, shown, route, now }) {
           <a class="heat-name" href=${format({ ...route, name, query: "" })} title=${name}><${Symbol} level=${verdict.level} /><span>${name}</span></a>
           <div class="heat-cells" onPointerMove=${(/** @type {PointerEvent} */ event) => pointed(event, index)} onPointerDown=${(/** @type {PointerEvent} */ event) => pointed(event, index)}>
             <svg viewBox=${`0 0 ${columns} 1`} preserveAspectRatio="none" aria-hidden="true">
-              ${[...drawn(lags, verdict.late)].map(([level, path]) => html`<path key=${level} class="heat-${level}" d=${path} />`)}
+              ${[...cellPaths(lags, verdict.late)].map(([level, path]) => html`<path key=${level} class="heat-${level}" d=${path} />`)}
             </svg>
             ${index === cursor.row && html`<i class="heat-cursor" style=${{ left: `${(cursor.column / columns) * 100}%`, width: `${100 / columns}%` }}></i>`}
           </div>
@@ -112,19 +115,19 @@ function Cells({ answer, shown, route, now }) {
  *
  * @param {{row: Row, column: number, start: number, seconds: number, now: number}} props
  */
-function Said({ row: { verdict, lags }, column, start, seconds, now }) {
+function CellWords({ row: { verdict, lags }, column, start, seconds, now }) {
   const zone = useZone();
-  const found = lags[column];
+  const behind = lags[column];
   const when = `${clock(start, now, zone)} to ${clock(start + seconds * 1e6, now, zone)} ${zoneNames(start, start + seconds * 1e6, zone)}`;
   const { name } = verdict.computation;
-  if (found === null) return html`<b><${Name} name=${name} /></b> ${when}: <span class="quiet">no watermark was seen</span>`;
-  const level = levelOf(found, verdict.late);
-  return html`<b><${Name} name=${name} /></b> ${when}: <b class="ink-${level}"><${Symbol} level=${level} /> ${lag(found)} behind, ${WORDS[level]}</b>
+  if (behind === null) return html`<b><${Name} name=${name} /></b> ${when}: <span class="quiet">no watermark was seen</span>`;
+  const level = levelOf(behind, verdict.late);
+  return html`<b><${Name} name=${name} /></b> ${when}: <b class="ink-${level}"><${Symbol} level=${level} /> ${lag(behind)} behind, ${WORDS[level]}</b>
     <span class="quiet"> (late from ${duration(verdict.late)})</span>`;
 }
 
 /**
- * The same for those who do not see it: what there is to know of each row.
+ * The heat map as a table, for viewers who cannot see it.
  *
  * @param {{answer: import("../model/heat.js").Answer, shown: Row[], route: Route, now: number}} props
  */

@@ -1,4 +1,4 @@
-/** How far back is shown. */
+/** Buttons for the time span. */
 
 import { html } from "../html.js";
 import { SPANS } from "../model/history.js";
