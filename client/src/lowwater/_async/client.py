@@ -241,8 +241,8 @@ class Client:
     async def change_layout(self, name: str, incarnation: int, layout: Layout) -> int:
         """Ask the owner of a computation for another layout; returns the new version. Durable.
 
-        ``layout.version`` is the version that it replaces; begin with ``(await
-        lw.layout(name)).base``. The request moves no watermark and no range. A tracked stage of
+        ``layout.version`` is the version that it replaces; begin with
+        ``(await lw.layout(name)).base``. The request moves no watermark and no range. A tracked stage of
         Spark follows it between two micro-batches, if it can; :meth:`layout` shows whether it has,
         or why not. Raises UnknownComputation, LayoutConflict when another version is wanted,
         IncarnationChanged, InvalidArgument.
