@@ -41,9 +41,7 @@ function useRoute() {
   return [route, go];
 }
 
-/**
- * @returns {[import("./live.js").State, Live]}
- */
+/** @returns {[import("./live.js").State, Live]} */
 function useLive() {
   const [live] = useState(() => new Live((next) => set(next)));
   const [state, set] = useState(live.state);
@@ -93,20 +91,18 @@ function App() {
     </header>
     <${Banner} state=${state} now=${now} />
     ${!loaded
-      ? html`<main id="main"><p class="empty" role="status">${state.link === "lost" ? "The authority does not answer." : "Asking the authority …"}</p></main>`
+      ? html`<main id="main"><p class="empty" role="status">${state.link === "lost" ? "The authority does not answer." : "Loading …"}</p></main>`
       : route.name === ""
         ? html`<${Overview} verdicts=${verdicts} from=${from} route=${route} go=${go} now=${at} />`
         : verdict === undefined
           ? html`<main id="main"><p class="crumbs"><a href=${format({ ...route, name: "" })}>← All computations</a></p>
-              <h1>${route.name}</h1><p class="empty">No computation of that name is registered. It appears here when it is.</p></main>`
+              <h1>${route.name}</h1><p class="empty">No computation of this name is registered. The page shows it once it is registered.</p></main>`
           : html`<${Computation} key=${route.name} verdict=${verdict} verdicts=${verdicts} route=${route} go=${go} now=${at} changes=${state.board.changes} />`}
     ${loaded && html`<${Foot} state=${state} signOut=${() => live.signOut()} />`}
   <//>`;
 }
 
-/**
- * @param {{state: import("./live.js").State, route: Route, go: (route: Route) => void, now: number}} props
- */
+/** @param {{state: import("./live.js").State, route: Route, go: (route: Route) => void, now: number}} props */
 function Link({ state, route, go, now }) {
   const words = { starting: "connecting", live: "live", away: "no authority", lost: "not connected", out: "signed out" };
   const link = state.link === "live" && state.board.away !== null ? "away" : state.link;
@@ -128,9 +124,7 @@ function ZoneSwitch({ route, go, now }) {
   </select>`;
 }
 
-/**
- * @param {{state: import("./live.js").State, signOut: () => Promise<void>}} props
- */
+/** @param {{state: import("./live.js").State, signOut: () => Promise<void>}} props */
 function Foot({ state: { board, name }, signOut }) {
   const shards = board.shards.map(({ address, draining, silent_seconds: silent }) => {
     const more = [draining && "draining", silent > 15 && `silent for ${duration(silent)}`].filter(Boolean).join(", ");

@@ -25,8 +25,8 @@ const ASK_MILLIS = 10_000;
  * @typedef {object} State
  * @property {import("./model/board.js").Board} board
  * @property {"starting" | "live" | "lost" | "out"} link "out": the viewer has to sign in.
- * @property {number} heard Time of the last event or snapshot, by `performance.now()`.
- * @property {number} since Time at which the connection was lost, by `performance.now()`.
+ * @property {number} heardAt Time of the last event or snapshot, by `performance.now()`.
+ * @property {number} lostAt Time at which the connection was lost, by `performance.now()`.
  * @property {string} reason Error that the authority gave; empty: none.
  * @property {string | null} name Name of the signed-in viewer; null: not signed in, or not needed.
  */
@@ -38,8 +38,8 @@ const ASK_MILLIS = 10_000;
  * @param {State} state
  * @returns {number} Microseconds.
  */
-export function clockOf({ board, heard }) {
-  return board.time + Math.max(0, performance.now() - heard) * 1000;
+export function clockOf({ board, heardAt }) {
+  return board.time + Math.max(0, performance.now() - heardAt) * 1000;
 }
 
 /**
@@ -81,7 +81,7 @@ export class Live {
    */
   constructor(changed) {
     /** @type {State} */
-    this.state = { board: EMPTY, link: "starting", heard: performance.now(), since: performance.now(), reason: "", name: null };
+    this.state = { board: EMPTY, link: "starting", heardAt: performance.now(), lostAt: performance.now(), reason: "", name: null };
     this.changed = changed;
     /** @type {EventSource | null} */
     this.source = null;
@@ -167,7 +167,7 @@ export class Live {
    */
   #receive(apply, event) {
     this.attempts = 0;
-    this.#update({ board: apply(this.state.board, JSON.parse(event.data)), link: "live", heard: performance.now(), reason: "" });
+    this.#update({ board: apply(this.state.board, JSON.parse(event.data)), link: "live", heardAt: performance.now(), reason: "" });
     this.#wait();
   }
 
@@ -178,7 +178,7 @@ export class Live {
 
   #lost() {
     this.#close();
-    if (this.state.link !== "lost") this.#update({ link: "lost", since: performance.now() });
+    if (this.state.link !== "lost") this.#update({ link: "lost", lostAt: performance.now() });
     const pause = Math.min(RETRY_MOST_MILLIS, RETRY_MILLIS * 2 ** this.attempts);
     this.attempts += 1;
     this.retryTimer = setTimeout(() => this.#reconnect(), pause);
@@ -189,7 +189,7 @@ export class Live {
     clearTimeout(this.retryTimer);
     try {
       const snapshot = await ask("/api/snapshot");
-      this.#update({ board: replace(this.state.board, snapshot), heard: performance.now() });
+      this.#update({ board: replace(this.state.board, snapshot), heardAt: performance.now() });
       if (this.source === null) this.#open();
     } catch (error) {
       if (error instanceof SignedOut) return this.#showSignIn();

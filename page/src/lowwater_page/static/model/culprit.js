@@ -105,7 +105,6 @@ export function culprits(computations, now) {
  *
  * @param {Culprit} a
  * @param {Culprit} b
- * @returns {boolean}
  */
 function isWorse(a, b) {
   return a.trouble === b.trouble ? a.lag > b.lag : a.trouble;
@@ -119,7 +118,6 @@ function isWorse(a, b) {
  * @param {Culprit} end Root cause of its input.
  * @param {number} rounding Microseconds of its lag that its rounding may explain; 0 when the lag
  *   already leaves that out.
- * @returns {boolean}
  */
 function heldByInput(own, longOperation, end, rounding) {
   if (own.trouble) return false;

@@ -14,9 +14,7 @@ export const SPANS = [
   { name: "7d", words: "7 days", seconds: 7 * 86_400, step: 7200 },
 ];
 
-/**
- * @param {Span} name
- */
+/** @param {Span} name */
 export function spanOf(name) {
   return SPANS.find((span) => span.name === name) ?? SPANS[0];
 }

@@ -125,7 +125,6 @@ export function noReportWords(range) {
  *
  * @param {import("./types.js").Range} range
  * @param {number} now
- * @returns {boolean}
  */
 export function silent(range, now) {
   const { state, ended, last_report_micros: last } = range;

@@ -28,7 +28,6 @@ export function address(template, range = null) {
  *
  * @param {Computation} computation
  * @param {{team: string, owner: string}} route Team and owner; empty: any.
- * @returns {boolean}
  */
 export function belongsTo({ promise }, { team, owner }) {
   return (!team || promise?.team === team) && (!owner || promise?.owner === owner);

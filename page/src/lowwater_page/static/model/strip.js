@@ -51,7 +51,6 @@ export function cells(ranges, room) {
  *
  * @param {Range | null | undefined} a
  * @param {Range | null | undefined} b
- * @returns {boolean}
  */
 export function same(a, b) {
   return a != null && b != null && a.start === b.start && a.end === b.end;

@@ -67,7 +67,6 @@ export function sorted(verdicts, sort) {
  *
  * @param {Verdict} verdict
  * @param {string} query Words that must all match.
- * @returns {boolean}
  */
 export function matches({ computation, range, guilty }, query) {
   const text = [computation.name, guilty, range?.worker, range?.host, range?.label].join(" ").toLowerCase();

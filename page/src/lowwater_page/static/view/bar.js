@@ -3,9 +3,7 @@
 import { html } from "../html.js";
 import { extent } from "../model/lag.js";
 
-/**
- * @param {{verdict: import("../model/verdict.js").Verdict}} props
- */
+/** @param {{verdict: import("../model/verdict.js").Verdict}} props */
 export function Bar({ verdict }) {
   const { lag, most, level, late } = verdict;
   if (lag === null) return html`<div class="bar bar-${level}" aria-hidden="true"></div>`;

@@ -6,9 +6,7 @@ import { lag } from "../model/time.js";
 import { percent } from "../model/verdict.js";
 import { Mark } from "./parts.js";
 
-/**
- * @param {{budgets: import("../model/types.js").Budget[], from: import("../model/lag.js").Reference, now: number}} props
- */
+/** @param {{budgets: import("../model/types.js").Budget[], from: import("../model/lag.js").Reference, now: number}} props */
 export function Budgets({ budgets, from, now }) {
   if (budgets.length === 0) return null;
   const count = (/** @type {number} */ value) => value.toLocaleString("en");

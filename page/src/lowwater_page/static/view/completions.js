@@ -27,7 +27,7 @@ export function Completions({ name, moved, now }) {
       ${history.error && html`<p class="trouble" role="alert">${history.error}</p>`}
     </header>
     ${steps.length === 0
-      ? html`<p class="empty">${history.value === null ? "Asking …" : "No step of event time is complete yet."}</p>`
+      ? html`<p class="empty">${history.value === null ? "Loading …" : "No step of event time is complete yet."}</p>`
       : html`<div class="scroller"><table class="completions">
           <thead><tr><th scope="col">Everything before</th><th scope="col" class="wide">was complete at</th><th scope="col" class="number">after its end</th><th class="wide" scope="col"><span class="hidden">as a bar</span></th></tr></thead>
           <tbody>

@@ -48,7 +48,7 @@ export function Computation({ verdict, verdicts, route, go, now, changes }) {
   return html`<main id="main">
     <p class="crumbs">
       <a href=${format({ ...route, name: "" })}>← All computations</a>
-      ${verdicts.has(root) && html` / <a href=${format({ ...route, name: root })}>${root}</a>, of which this is a slice`}
+      ${verdicts.has(root) && html` / <a href=${format({ ...route, name: root })}>${root}</a>, whose slice this is`}
     </p>
     <section class="lead tone-${isStuck(verdict.cause) ? "stuck" : verdict.level}" aria-label="Summary">
       <${Symbol} level=${verdict.level} />
@@ -66,11 +66,11 @@ export function Computation({ verdict, verdicts, route, go, now, changes }) {
     <${Why} verdict=${verdict} why=${why} verdicts=${verdicts} route=${route} from=${from} now=${now} />
     ${slices.length > 0 && html`<${Table} title="Slices" verdicts=${slices} total=${slices.length} route=${{ ...route, query: "" }} go=${go} now=${now} />`}
     <section class="panel" aria-labelledby="ranges-title">
-      <header class="panel-head"><h2 id="ranges-title">${slices.length > 0 ? "What its slices have told" : "Key ranges"}</h2><${Trouble} answer=${ranges} /></header>
+      <header class="panel-head"><h2 id="ranges-title">${slices.length > 0 ? "Key ranges of its slices" : "Key ranges"}</h2><${Trouble} answer=${ranges} /></header>
       ${listed.length > 0
         ? html`<${Strip} key=${name} ranges=${listed} total=${ranges.value?.total ?? 0} guilty=${guilty} promise=${computation.promise} from=${from} late=${verdict.late} now=${now} />
             <${RangeTable} ranges=${listed} total=${ranges.value?.total ?? 0} guilty=${guilty} promise=${computation.promise} from=${from} late=${verdict.late} now=${now} />`
-        : html`<p class="empty">${ranges.value === null ? "Asking …" : "No key range was ever claimed: start a worker of it."}</p>`}
+        : html`<p class="empty">${ranges.value === null ? "Loading …" : "No worker has claimed a key range yet: start one."}</p>`}
     </section>
     <div class="columns">
       <${Numbers} verdict=${verdict} now=${now} />
@@ -82,9 +82,7 @@ export function Computation({ verdict, verdicts, route, go, now, changes }) {
   </main>`;
 }
 
-/**
- * @param {{answer: import("./hooks.js").Answer<any>}} props
- */
+/** @param {{answer: import("./hooks.js").Answer<any>}} props */
 function Trouble({ answer }) {
   return answer.error ? html`<p class="trouble" role="alert">${answer.error}</p>` : null;
 }
@@ -127,9 +125,7 @@ function Why({ verdict, why, verdicts, route, from, now }) {
   </section>`;
 }
 
-/**
- * @param {{verdict: Verdict, now: number}} props
- */
+/** @param {{verdict: Verdict, now: number}} props */
 function Numbers({ verdict, now }) {
   const { computation } = verdict;
   const { oldest_operation_micros: oldest, since_micros: since } = computation;
@@ -151,9 +147,7 @@ function Numbers({ verdict, now }) {
   </section>`;
 }
 
-/**
- * @param {{computation: import("../model/types.js").Computation, verdicts: Map<string, Verdict>, route: Route}} props
- */
+/** @param {{computation: import("../model/types.js").Computation, verdicts: Map<string, Verdict>, route: Route}} props */
 function Neighbours({ computation, verdicts, route }) {
   const computations = new Map([...wholes(verdicts)].map(([name, verdict]) => [name, verdict.computation]));
   const reading = readers(computations).get(computation.name) ?? [];
@@ -187,9 +181,7 @@ function Lately({ computation, verdict, from, changes, route, go, now }) {
   const zone = useZone();
   const { words } = spanOf(route.span);
   const live = route.span === "1h";
-  /**
-   * @type {import("./hooks.js").Answer<{step_seconds: number, samples: import("../model/history.js").Sample[]}>}
-   */
+  /** @type {import("./hooks.js").Answer<{step_seconds: number, samples: import("../model/history.js").Sample[]}>} */
   const recent = useAnswer(`/api/recent?computation=${encodeURIComponent(name)}&span=${route.span}`, live ? 0 : Math.floor(now / EVERY_MICROS));
   const stored = useRef({ from: /** @type {any} */ (null), samples: /** @type {import("../model/history.js").Sample[]} */ ([]) });
   if (stored.current.from !== recent.value) stored.current = { from: recent.value, samples: recent.value?.samples ?? [] };

@@ -50,7 +50,7 @@ export function Door({ signIn }) {
       <p class="trouble" id="door-trouble" role="alert">${trouble}</p>
       <button class="strong" disabled=${busy}>${busy ? "Signing in …" : "Sign in"}</button>
       <p class="quiet" id="door-help">
-        Whoever runs this authority can give you one. It is sent once, and this browser stays signed in for twelve hours.
+        The operator of this authority can give you a token. It is sent once, and this browser stays signed in for twelve hours.
       </p>
     </form>
   </main>`;

@@ -101,9 +101,9 @@ export function Graph({ verdicts, slices, wanted, dimmed, route, go, now, worst 
       <h2 id="graph-title">Pipeline</h2>
       <p class=${names.length < verdicts.size ? "quiet" : "quiet hint"}>
         ${names.length < verdicts.size
-          ? `${names.length} of ${verdicts.size.toLocaleString("en")} computations: ${wanted.length ? "those found" : "the worst"} and what is next to them`
+          ? `${names.length} of ${verdicts.size.toLocaleString("en")} computations: ${wanted.length ? "those that match" : "the worst"} and their neighbours`
           : groups.size > 0
-            ? `${verdicts.size.toLocaleString("en")} computations in ${count.toLocaleString("en")} boxes; a press opens a group`
+            ? `${verdicts.size.toLocaleString("en")} computations in ${count.toLocaleString("en")} boxes; a click opens a group`
             : "what is read stands before what reads it"}
       </p>
       <${Legend} />

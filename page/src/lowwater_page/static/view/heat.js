@@ -42,7 +42,7 @@ export function Heat({ verdicts, route, go, now }) {
       <${Spans} route=${route} go=${go} />
     </header>
     ${answer.value === null || all.length === 0
-      ? html`<p class="empty">${answer.value === null ? "Asking …" : "Nothing of what is shown was seen in that time."}</p>`
+      ? html`<p class="empty">${answer.value === null ? "Loading …" : "No watermark of these computations was seen in that time."}</p>`
       : html`<${Cells} answer=${answer.value} shown=${all.slice(0, count)} route=${route} now=${now} />
           ${all.length > count &&
           html`<p class="more"><button type="button" onClick=${() => show(count + 3 * ROWS)}>Show ${Math.min(3 * ROWS, all.length - count)} more of ${all.length.toLocaleString("en")}</button></p>`}
@@ -51,15 +51,13 @@ export function Heat({ verdicts, route, go, now }) {
       Each column is the worst of its time, as this page saw
       it${answer.value !== null && html` since <${Time} micros=${answer.value.since_micros} now=${now} />; before that, as the authority noted when each step of event time was complete`}.
       ${answer.value !== null && answer.value.total > verdicts.size && Object.keys(answer.value.lags).length < answer.value.total
-        ? ` Of ${answer.value.total.toLocaleString("en")} computations the worst are known here.`
+        ? ` The map has only the worst of ${answer.value.total.toLocaleString("en")} computations.`
         : ""}
     </p>
   </section>`;
 }
 
-/**
- * @param {{answer: import("../model/heat.js").Answer, shown: Row[], route: Route, now: number}} props
- */
+/** @param {{answer: import("../model/heat.js").Answer, shown: Row[], route: Route, now: number}} props */
 function Cells({ answer, shown, route, now }) {
   const zone = useZone();
   const { from_micros: start, column_seconds: column } = answer;

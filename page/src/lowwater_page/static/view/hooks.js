@@ -7,9 +7,7 @@ import { ask } from "../live.js";
 /** The zone of all times that are shown. */
 export const ZoneContext = createContext(/** @type {import("../model/time.js").Zone} */ ("utc"));
 
-/**
- * @returns {import("../model/time.js").Zone}
- */
+/** @returns {import("../model/time.js").Zone} */
 export function useZone() {
   return useContext(ZoneContext);
 }

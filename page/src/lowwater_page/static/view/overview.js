@@ -38,7 +38,7 @@ export function Overview({ verdicts, from, route, go, now }) {
     <section class="lead tone-${lead.tone}" aria-label="Summary">
       <${Symbol} level=${lead.tone} />
       <div>
-        <h1>${mine.size === 0 && verdicts.size > 0 ? "Nobody of that name answers for a computation." : html`<${Sentence} lead=${lead} route=${route} />`}</h1>
+        <h1>${mine.size === 0 && verdicts.size > 0 ? "No computation has this team or owner." : html`<${Sentence} lead=${lead} route=${route} />`}</h1>
         ${worst && html`<${Contacts} verdict=${/** @type {Verdict} */ (mine.get(worst))} verdicts=${verdicts} route=${route} />`}
         <${Counts} counts=${lead.counts} route=${route} go=${go} />
       </div>

@@ -31,8 +31,8 @@ const COLUMNS = [
 ];
 
 const NOTHING = {
-  found: "Nothing is called that, and nobody called that holds anything. Escape clears the search.",
-  counted: "There is none any more. Escape shows all.",
+  found: "No computation, worker or host matches. Escape clears the search.",
+  counted: "No computation of this kind is left. Escape shows all.",
 };
 
 /**
