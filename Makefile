@@ -6,21 +6,21 @@ SHELL := /bin/bash
 	check-style check-pyright check-mypy check-public check-generated
 
 RUN := . .tools/env &&
-# Everything that is type-checked.
+# Folders that mypy checks.
 TYPED := $(wildcard client/src server/src authority/src regions/src page/src spark_listener/src pipeline/src tests scripts benchmarks conformance examples monitoring)
-# How many processes share the tests, one more than two cores: each of them waits for half of its time. 0 for a run in one, which a
-# debugger needs (ARGS=--pdb).
+# Number of test processes: one more than two cores, since each waits half of its time. 0: one process, as a debugger
+# needs (ARGS=--pdb).
 WORKERS ?= 3
 # More arguments for pytest, the demo or a benchmark: make test ARGS="-m 'not spark'"
 ARGS ?=
-# Which benchmark: make bench NAME=latency. All of them when empty.
+# Benchmark to run: make bench NAME=latency. Empty: all.
 NAME ?=
-# The first world of the simulator, at random when empty, and how many moves of chaos it makes, 60 a world.
+# First world of the simulator (empty: random), and number of chaos steps, 60 a world.
 SEED ?=
 STEPS ?= 3000
-# How many faults the chaos on a Spark cluster has to count.
+# Number of faults that the chaos on a Spark cluster must inject.
 FAULTS ?= 100
-# How long the soak takes.
+# Duration of the soak.
 SECONDS ?= 1200
 
 help:
@@ -109,7 +109,7 @@ chaos-kafka:
 floors: setup
 	$(RUN) pytest tests/floors -m "long or not long" -s $(ARGS)
 
-# All are needed, and each takes one core.
+# All checks of `make lint`. Each takes one core.
 CHECKS := check-style check-pyright check-mypy check-public check-generated site
 
 site: setup

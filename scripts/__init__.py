@@ -1,1 +1,1 @@
-"""What `make` runs, and what makes generated files: `python -m scripts.NAME`, from the root of the repository."""
+"""Commands of `make` and generators of files: `python -m scripts.NAME`, in the root folder."""

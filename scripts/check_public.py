@@ -1,6 +1,6 @@
 """Check that every public name of the client has a known type, as users' type checkers see it.
 
-Generated modules are left out: their stubs are the generator's.
+Generated modules are left out, since the generator writes their stubs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Everything that is handed out, in one folder: wheels, source archives, the chart, bills of materials, the image where an engine is at hand, and the checksums of all.
+"""Build everything that a release hands out, in one folder, with checksums.
 
-``make dist`` runs it. The folder can be used as it is, or be put behind any web server: ``pip install --find-links`` takes ``packages/``, ``helm install`` the
-chart, ``helm repo add`` the folder ``charts/``. The same commit gives the same bytes, but for the image: times are the commit's, and what builds is held by hash
-(container/build.txt). A tree with changes says so.
+These are wheels, source archives, the chart, bills of materials, and the image where an engine is
+installed. ``make dist`` runs it. The folder works as it is, or behind any web server: ``pip install
+--find-links`` takes ``packages/``, ``helm install`` the chart, ``helm repo add`` the folder
+``charts/``. The same commit gives the same bytes, except for the image: times are the commit's, and
+build tools are pinned by hash (container/build.txt). A tree with changes is marked.
 """
 
 from __future__ import annotations
@@ -38,31 +40,31 @@ DISTRIBUTIONS: Final = {
     "lowwater-spark": "spark_listener",
     "lowwater-pipeline": "pipeline",
 }
-"""The folder of each distribution, by its name."""
+"""Folders of the distributions by name."""
 _IMAGE: Final = ("lowwater-authority", "lowwater-page", "lowwater-regions")
 _IMAGE_EXTRAS: Final = ("redis", "otel")
 _CHART: Final = ROOT / "helm/lowwater"
 ENGINES: Final = ("docker", "podman", "buildah")
 MARKER: Final = ".lowwater-dist"
-"""A file by which this command knows a folder that it may replace. Nobody else writes one, as they
-do SHA256SUMS."""
+"""File that marks a folder as written, and so replaceable, by this command. Unlike SHA256SUMS, no
+other tool writes it."""
 _ZERO: Final = "urn:uuid:00000000-0000-0000-0000-000000000000"
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What is built."""
+    """The commit that is built."""
 
     name: str
-    """Its full hash; "unknown" outside of a checkout."""
+    """Full hash of the commit; "unknown" outside of a checkout."""
     epoch: int
-    """Its time, seconds."""
+    """Time of the commit in seconds since the Unix epoch."""
     changed: bool
-    """Whether the tree has changes that it does not have."""
+    """True when the tree has uncommitted changes."""
 
     @classmethod
     def here(cls) -> Commit:
-        """Return the one that is checked out.
+        """Return the commit that is checked out.
 
         Outside of a checkout times are those of ``SOURCE_DATE_EPOCH``, else of 1 January 1980, the
         first that a wheel can have.
@@ -76,7 +78,7 @@ class Commit:
 
     @property
     def time(self) -> str:
-        """Its time as RFC 3339 has it."""
+        """Time of the commit in the format of RFC 3339."""
         return datetime.fromtimestamp(self.epoch, UTC).isoformat().replace("+00:00", "Z")
 
 
@@ -85,19 +87,19 @@ def version() -> str:
 
     Raises SystemExit when they differ.
     """
-    found = {
+    versions = {
         name: str(tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
         for name, folder in DISTRIBUTIONS.items()
     }
-    found["the chart"] = str(yaml.safe_load((_CHART / "Chart.yaml").read_text(encoding="utf-8"))["version"])
-    if len(set(found.values())) > 1:
-        msg = f"versions differ: {', '.join(f'{name} {each}' for name, each in found.items())}"
+    versions["the chart"] = str(yaml.safe_load((_CHART / "Chart.yaml").read_text(encoding="utf-8"))["version"])
+    if len(set(versions.values())) > 1:
+        msg = f"versions differ: {', '.join(f'{name} {number}' for name, number in versions.items())}"
         raise SystemExit(msg)
-    return found["lowwater"]
+    return versions["lowwater"]
 
 
 def packages(out: Path, commit: Commit) -> None:
-    """Build wheels and source archives, each wheel from its source archive, and an index page for ``--find-links`` by HTTP."""
+    """Build source archives, their wheels, and an index page for ``--find-links`` over HTTP."""
     out.mkdir(parents=True)
     constraints = ("--require-hashes", "--build-constraints", "container/build.txt")
     _run("uv", "build", "--quiet", "--all-packages", "--out-dir", os.fspath(out), *constraints, epoch=commit.epoch)
@@ -111,7 +113,7 @@ def packages(out: Path, commit: Commit) -> None:
 
 
 def chart(out: Path, commit: Commit) -> None:
-    """Pack the chart as helm does, with the commit's times, and write the index that ``helm repo add`` reads."""
+    """Pack the chart as helm does, with the commit's times, and write its repository's index."""
     out.mkdir(parents=True)
     _run("helm", "package", os.fspath(_CHART), "--destination", os.fspath(out))
     (packed,) = out.glob("*.tgz")
@@ -126,14 +128,14 @@ def chart(out: Path, commit: Commit) -> None:
 
 
 def _with_times(packed: bytes, epoch: int) -> bytes:
-    """Return a .tgz with the same files, in order of their names, all of one time and of nobody."""
-    inner, found = io.BytesIO(), []
+    """Return a .tgz with the same files, sorted, with one time and without owners."""
+    inner, files = io.BytesIO(), []
     with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
         for member in archive:
             file = archive.extractfile(member)
-            found.append((member.name, file.read() if file else b""))
+            files.append((member.name, file.read() if file else b""))
     with tarfile.open(fileobj=inner, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for name, content in sorted(found):
+        for name, content in sorted(files):
             member = tarfile.TarInfo(name)
             member.size, member.mtime, member.mode = len(content), epoch, 0o644
             archive.addfile(member, io.BytesIO(content))
@@ -141,7 +143,7 @@ def _with_times(packed: bytes, epoch: int) -> bytes:
 
 
 def materials(out: Path, commit: Commit) -> None:
-    """Write a bill of materials (CycloneDX) of each distribution with all its extras, and one of the image: what the lock has, with hashes."""
+    """Write bills of materials (CycloneDX) of distributions with all extras, and of the image."""
     out.mkdir(parents=True)
     for name in DISTRIBUTIONS:
         _material(out / f"{name}.cdx.json", commit, "--package", name, "--all-extras")
@@ -151,14 +153,14 @@ def materials(out: Path, commit: Commit) -> None:
 
 
 def _material(path: Path, commit: Commit, *what: str) -> None:
-    told: dict[str, Any] = json.loads(
+    bill: dict[str, Any] = json.loads(
         _output(
             "uv", "export", "--quiet", "--frozen", "--preview", "--format", "cyclonedx1.5", "--no-default-groups", *what
         )
     )
-    told["metadata"]["timestamp"], told["serialNumber"] = commit.time, _ZERO
-    told["serialNumber"] = uuid.uuid5(uuid.NAMESPACE_OID, json.dumps(told, sort_keys=True)).urn
-    path.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    bill["metadata"]["timestamp"], bill["serialNumber"] = commit.time, _ZERO
+    bill["serialNumber"] = uuid.uuid5(uuid.NAMESPACE_OID, json.dumps(bill, sort_keys=True)).urn
+    path.write_text(json.dumps(bill, indent=2) + "\n", encoding="utf-8")
 
 
 def image(out: Path, commit: Commit, engine: str, base: str | None) -> Path:
@@ -169,14 +171,14 @@ def image(out: Path, commit: Commit, engine: str, base: str | None) -> Path:
     out.mkdir(parents=True)
     tag = f"lowwater:{version()}"
     archive = out / f"lowwater-{version()}.tar"
-    given = [*(["--build-arg", f"BASE={base}"] if base else []), "--build-arg", f"REVISION={commit.name}"]
-    given += ["--build-arg", f"VERSION={version()}", "--file", "container/Dockerfile", "--tag", tag, "."]
+    options = [*(["--build-arg", f"BASE={base}"] if base else []), "--build-arg", f"REVISION={commit.name}"]
+    options += ["--build-arg", f"VERSION={version()}", "--file", "container/Dockerfile", "--tag", tag, "."]
     if engine == "buildah":
-        # The format of Docker: the other one has no health check.
-        _run("buildah", "build", "--format", "docker", *given)
+        # Docker's format: OCI's has no health check.
+        _run("buildah", "build", "--format", "docker", *options)
         _run("buildah", "push", "--quiet", tag, f"docker-archive:{archive}:{tag}")
     else:
-        _run(engine, "build", *(["--format", "docker"] if engine == "podman" else []), *given)
+        _run(engine, "build", *(["--format", "docker"] if engine == "podman" else []), *options)
         _run(engine, "save", "--output", os.fspath(archive), tag)
     return archive
 
@@ -188,8 +190,8 @@ def sums(out: Path) -> None:
 
 
 def _files(out: Path) -> Iterator[Path]:
-    told = {out / "SHA256SUMS", out / MARKER}
-    yield from sorted(path for path in out.rglob("*") if path.is_file() and path not in told)
+    own = {out / "SHA256SUMS", out / MARKER}
+    yield from sorted(path for path in out.rglob("*") if path.is_file() and path not in own)
 
 
 def _digest(path: Path) -> str:
@@ -198,11 +200,11 @@ def _digest(path: Path) -> str:
 
 
 def _run(*command: str, epoch: int | None = None) -> None:
-    told = {} if epoch is None else {"SOURCE_DATE_EPOCH": str(epoch)}
+    times = {} if epoch is None else {"SOURCE_DATE_EPOCH": str(epoch)}
     done = subprocess.run(
         command,
         cwd=ROOT,
-        env=os.environ | told,
+        env=os.environ | times,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -218,7 +220,7 @@ def _output(*command: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build all of it; returns the exit code."""
+    """Build everything; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="make dist", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -239,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     out: Path = args.out.absolute()
     commit = Commit.here()
-    engine = args.engine or next((each for each in ENGINES if shutil.which(each)), "none")
+    engine = args.engine or next((name for name in ENGINES if shutil.which(name)), "none")
     if out.is_symlink() or (
         out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / MARKER).is_file()))
     ):

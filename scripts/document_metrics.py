@@ -1,6 +1,7 @@
-"""Writes the tables of docs/metrics.md from what the authority, the client, the Spark package and the pipeline's jobs declare.
+"""Write the tables of docs/metrics.md from the metrics that the distributions declare.
 
-``python -m scripts.document_metrics`` is run when a figure changes; ``--check`` exits with 1 unless the page has them as they are.
+Run ``python -m scripts.document_metrics`` when a metric changes; ``--check`` exits with 1 when the
+page is out of date.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ TABLES: Final[dict[str, Sequence[Figure]]] = {
     "dedup": dedup_figures.FIGURES,
     "dedup_stages": stage_figures.FIGURES,
 }
-"""By the name in the page's markers."""
+"""Metrics of figure table, by the name in the page's markers."""
 
 
 def table(figures: Iterable[Figure]) -> str:
     """Return figures as a table in Markdown."""
     rows = ["| name | type | labels | what it says |", "|---|---|---|---|"]
-    for each in figures:
-        labels = ", ".join(f"`{label}`" for label in each.labels)
-        rows.append(f"| `{each.name}` | {each.kind} | {labels} | {each.says} |")
+    for figure in figures:
+        labels = ", ".join(f"`{label}`" for label in figure.labels)
+        rows.append(f"| `{figure.name}` | {figure.kind} | {labels} | {figure.says} |")
     return "\n".join(rows)
 
 

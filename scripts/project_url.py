@@ -1,7 +1,8 @@
-"""Where the project is at home, told in one place: ``url`` of ``[tool.lowwater]`` in pyproject.toml.
+"""Copy the project's address, ``url`` of ``[tool.lowwater]`` in pyproject.toml, to other files.
 
-``make gen`` takes it from there into the metadata of each distribution, the chart and the image, and ``make lint`` says when one of them is not up to date. While it is empty
-they name no address: one that leads nowhere is worse than none.
+``make gen`` writes it into the metadata of each distribution, the chart and the image; ``make
+lint`` fails when one of them is out of date. While it is empty they name no address, since a dead
+link is worse than none.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _LABEL: Final = re.compile(r' \\\n      org\.opencontainers\.image\.url="[^"]*"'
 
 
 def project_url(root: Path = ROOT) -> str:
-    """Return it, "" when there is none yet. Raises SystemExit for one that is none."""
+    """Return the address, "" when not set. Raises SystemExit for an invalid one."""
     url: str = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["lowwater"]["url"]
     if url and not _URL.fullmatch(url):
         msg = f"pyproject.toml: url of [tool.lowwater] is {url!r}; it has to be an https address without a slash at its end, or empty"
@@ -31,8 +32,8 @@ def project_url(root: Path = ROOT) -> str:
     return url
 
 
-def told(root: Path, url: str) -> dict[Path, str]:
-    """Return the text that each file has to have."""
+def texts_of(root: Path, url: str) -> dict[Path, str]:
+    """Return the text that each file must have."""
     files = {}
     for folder in DISTRIBUTIONS.values():
         path = root / folder / "pyproject.toml"
@@ -54,14 +55,14 @@ def told(root: Path, url: str) -> dict[Path, str]:
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
-    """Write it, or check that it is written; returns the exit code."""
+    """Write the address, or check it; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--check", action="store_true", help="write nothing; exit with 1 when a file says something else"
     )
     args = parser.parse_args(arguments)
     url, other = project_url(root), []
-    for path, text in told(root, url).items():
+    for path, text in texts_of(root, url).items():
         if path.read_text(encoding="utf-8") != text:
             other.append(path)
             if not args.check:

@@ -1,6 +1,7 @@
-"""The S3 server of tests: moto, which keeps everything in memory, in an environment of its own below .tools.
+"""Install the S3 server of tests, moto, in an environment of its own below .tools.
 
-``python -m scripts.s3_server`` brings it (`scripts/setup.sh --tests` runs it), as scripts/s3_server.txt has it, file by file. Nothing of this is shipped.
+``python -m scripts.s3_server`` installs the files that scripts/s3_server.txt pins
+(`scripts/setup.sh --tests` runs it). None of it is shipped.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ def atomic(environ, start_response):
 
 run_simple("127.0.0.1", int(sys.argv[1]), atomic, threaded=True)
 """
-"""moto's server with one request to put at a time: of two at once that say that there must be
-nothing of this name (``If-None-Match: *``), moto lets both put, and S3 one."""
+"""Program that runs moto's server with one PUT at a time. Of two concurrent PUTs that require that
+the name is free (``If-None-Match: *``), moto accepts both, and S3 one."""
 
 
 def command(port: int) -> list[str]:
-    """Return what starts the server, which must be here.
+    """Return the command that starts the installed server.
 
     Raises FileNotFoundError with what to run.
     """

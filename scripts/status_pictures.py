@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/status-page.md: ``python -m scripts.status_pictures``, about five minutes."""
+"""Take the pictures of docs/status-page.md: ``python -m scripts.status_pictures``; five minutes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ PHONE: Final[dict[str, Any]] = {"viewport": {"width": 360, "height": 760}, "devi
 DARK: Final[dict[str, Any]] = {"color_scheme": "dark"}
 
 RUN_SECONDS: Final = 90.0
-"""How long the pipeline runs before an executor hangs, and how long that lasts then: what the lines
-of the last hour have to show."""
+"""Seconds that the pipeline runs before an executor hangs, and seconds that the executor then
+hangs. Both must show in the lines of the last hour."""
 
 
 PROMISES: Final = """
@@ -88,7 +88,7 @@ class Estate:
         self._leases = dict(zip(self._workers, leases, strict=True))
 
     def tell(self, behind: float, late: float) -> None:
-        """Move everything to so many seconds behind the clock, but one stage, and with it what reads it."""
+        """Move all computations to a lag; one stage, and those downstream of it, lag more."""
         now = time.time()
         ahead, held = int((now - behind) * 1e6), int((now - late) * 1e6)
         for name, inputs in self._inputs.items():
@@ -145,7 +145,7 @@ def take(
 
 
 def settle(page: Page) -> None:
-    """Wait until everything that was asked for is there."""
+    """Wait until the page shows all of its answers."""
     page.locator(".link-live").wait_for()
     if "/c/" in page.url:
         for each in (".sentences", ".strip .card", ".chart canvas", ".completions"):
@@ -156,7 +156,7 @@ def settle(page: Page) -> None:
 
 
 def pipeline(browser: Browser, scratch: Path) -> None:
-    """The pictures of a pipeline in which an executor hangs."""
+    """Take the pictures of a pipeline in which an executor hangs."""
     promises = scratch / "promises.toml"
     promises.write_text(PROMISES)
     with (
@@ -181,7 +181,7 @@ def pipeline(browser: Browser, scratch: Path) -> None:
 
 
 def simulated_day() -> str:
-    """Return a heat map of the pipeline's day: a slow night, an executor that hung in the morning, an archive in steps."""
+    """Return a heat map: a slow night, a hanging executor in the morning, an archive in steps."""
     chance, samples, end = random.Random(7), Samples(), int(time.time())
     names = [job.name for job in PIPELINE]
     for at in range(end - 86_400, end, 60):
@@ -204,7 +204,7 @@ def simulated_day() -> str:
 
 
 def whole(browser: Browser, scratch: Path) -> None:
-    """The picture of three hundred computations, all of them drawn."""
+    """Take the picture of three hundred computations, all drawn."""
     with serving(scratch, page="127.0.0.1:0") as server:
         estate = Estate(server.address)
         estate.tell(2, 3000)
@@ -217,7 +217,7 @@ def whole(browser: Browser, scratch: Path) -> None:
 
 
 def thousand(browser: Browser, scratch: Path) -> None:
-    """The picture of a thousand computations."""
+    """Take the picture of a thousand computations."""
     with serving(scratch, page="127.0.0.1:0") as server:
         crowd = Crowd(server.address)
         crowd.tell(2, 3000)
@@ -231,7 +231,7 @@ PICTURES: Final = {"pipeline": pipeline, "whole": whole, "thousand": thousand}
 
 
 def main() -> None:
-    """Take all, or those named."""
+    """Take all pictures, or the named ones."""
     parser = argparse.ArgumentParser(description="Takes the pictures of docs/status-page.md.")
     parser.add_argument("which", nargs="*", choices=[*PICTURES, []], help="default: all")
     which = parser.parse_args().which or list(PICTURES)

@@ -1,4 +1,4 @@
-"""Tables of the documentation that scripts write: each stands between a mark with its name and the next end mark."""
+"""Write generated tables into pages, each between a mark with its name and the next end mark."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from pathlib import Path
 
 
 def filled(page: str, tables: Mapping[str, str]) -> str:
-    """Return a page with its tables, given by name, as they should be.
+    """Return a page with these tables between their marks.
 
-    Raises SystemExit unless it has the marks of each once.
+    Raises SystemExit unless the page has the marks of each table once.
     """
     for name, table in tables.items():
-        found = re.findall(rf"<!-- table: {name} -->\n.*?<!-- end -->", page, re.DOTALL)
-        if len(found) != 1:
-            msg = f"the page has the table {name!r} {len(found)} times, not once"
+        places = re.findall(rf"<!-- table: {name} -->\n.*?<!-- end -->", page, re.DOTALL)
+        if len(places) != 1:
+            msg = f"the page has the table {name!r} {len(places)} times, not once"
             raise SystemExit(msg)
-        page = page.replace(found[0], f"<!-- table: {name} -->\n{table}\n<!-- end -->")
+        page = page.replace(places[0], f"<!-- table: {name} -->\n{table}\n<!-- end -->")
     return page
 
 
 def main(path: Path, tables: Mapping[str, str], says: str | None) -> int:
     """Write the tables of a page, or check them with ``--check``; returns the exit code.
 
-    ``says`` is for ``--help``.
+    ``says`` is the description in ``--help``.
     """
     parser = argparse.ArgumentParser(description=says)
     parser.add_argument(

@@ -1,10 +1,12 @@
-"""Fetches the libraries of the status page from npm into ``page/src/lowwater_page/static/vendor``, each with its licence.
+"""Fetch the libraries of the status page from npm, each with its licence.
 
-``python scripts/vendor_page.py`` needs npm and the network; it is run when a version below changes. ``--check`` needs
-neither: it exits with 1 unless every vendored file is what ``vendor/README.md`` says.
+Run ``python scripts/vendor_page.py`` when a version below changes; it needs npm and the network,
+and writes to ``page/src/lowwater_page/static/vendor``. ``--check`` needs neither: it exits with 1
+unless every vendored file is as ``vendor/README.md`` says.
 
-The page has no build step, and its content security policy allows no import map. So the one change made to a file is in its import lines:
-``from"preact"`` becomes ``from"./preact.js"``. References to source maps, which are not vendored, are left out.
+The page has no build step, and its content security policy allows no import map. So the files are
+changed in their import lines: ``from"preact"`` becomes ``from"./preact.js"``. References to source
+maps, which are not vendored, are removed.
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ class Package(NamedTuple):
     purpose: str
     licence: str
     integrity: str
-    """sha512 of the archive, as npm writes it."""
+    """Checksum (sha512) of the archive, in npm's format."""
     files: Mapping[str, str]
-    """Path within the archive, by the name it is vendored under."""
+    """Paths in the archive by the names of the vendored files."""
 
 
 PACKAGES: Final = (
@@ -88,7 +90,7 @@ Written by `scripts/vendor_page.py`, which fetches these files from npm and says
 
 
 def fetch(package: Package, scratch: Path) -> dict[str, bytes]:
-    """Returns the package's files as they are vendored; exits when the archive is not the one that is pinned."""
+    """Return the package's files as vendored; exits when the archive is not the pinned one."""
     print(f"fetching {package.name} {package.version}")
     command = ["npm", "pack", "--silent", f"{package.name}@{package.version}"]
     packed = subprocess.run(command, cwd=scratch, check=True, capture_output=True, text=True)
@@ -126,7 +128,7 @@ def readme(contents: Mapping[str, bytes]) -> str:
 
 
 def problems() -> list[str]:
-    """What differs between the vendored files, their table and the versions above; empty when nothing does."""
+    """Return the differences between the vendored files, their table and the versions above."""
     names = [file for package in PACKAGES for file in package.files]
     present = {path.name for path in VENDOR.iterdir()} - {README.name}
     found = [f"{name} is missing" for name in names if name not in present]

@@ -94,7 +94,7 @@ def test_a_thousand_computations_are_shown_and_found_and_all_may_change(
         )
         loaded = 1000 * work.since()
         # What is drawn is the late one and what is next to it; the table has only what is in sight.
-        expect(page.get_by_text("of 1,000 computations: the worst and what is next to them")).to_be_visible()
+        expect(page.get_by_text("of 1,000 computations: the worst and their neighbours")).to_be_visible()
         assert page.locator(".node").count() <= 40
         expect(page.get_by_role("link", name=re.compile(rf"^{LATE}\W+late\W+5\d min\W+behind"))).to_be_visible()
         expect(page.locator(".node").filter(has_text="join-55")).to_be_visible()

@@ -103,4 +103,4 @@ def test_an_owner_s_page_is_theirs_alone_and_dims_what_holds_them(
         expect(phone.locator(".heat-name")).to_have_text(["hourly"])
         assert phone.evaluate("document.documentElement.scrollWidth") <= 375
         phone.goto(f"{other.url}#/?owner=nobody")
-        expect(phone.locator("h1")).to_have_text("Nobody of that name answers for a computation.")
+        expect(phone.locator("h1")).to_have_text("No computation has this team or owner.")

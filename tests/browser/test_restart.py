@@ -110,7 +110,7 @@ def test_a_page_for_which_there_is_no_place_is_still_kept_current(
         )
         page = one.open()
         expect(page.locator("h1")).to_contain_text("1 of 2 computations is late")
-        expect(page.locator(".banner")).to_contain_text("asked for every few seconds instead")
+        expect(page.locator(".banner")).to_contain_text("requests the values every few seconds instead")
         story.tell(1)
         expect(page.locator("h1")).to_contain_text("Both computations are on time")
         page.unroute("**/api/events")

@@ -1,4 +1,4 @@
-{{/* The name of all objects. A StatefulSet's name and a hash stand in a label of 63 characters, hence 50. */}}
+{{/* The name of all objects. A label of 63 characters holds a StatefulSet's name and a hash, hence 50. */}}
 {{- define "lowwater.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
 {{- if .Values.fullnameOverride -}}
@@ -20,7 +20,7 @@
 {{ include "lowwater.fullname" . }}-page
 {{- end -}}
 
-{{/* By which names browsers reach it: its Service's, the links to it, the Ingress's, the HTTPRoute's, and `page.hosts`. */}}
+{{/* Host names by which browsers reach the page: its Service's, the links to it, the Ingress's, the HTTPRoute's, and `page.hosts`. */}}
 {{- define "lowwater.pageHosts" -}}
 {{- $service := printf "%s.%s" (include "lowwater.page" .) .Release.Namespace -}}
 {{- $hosts := list (include "lowwater.page" .) $service (printf "%s.svc" $service) (printf "%s.svc.cluster.local" $service) -}}
@@ -30,7 +30,7 @@
 {{- concat $hosts .Values.page.hosts | compact | uniq | join "," -}}
 {{- end -}}
 
-{{/* The Deployment that tracks queries which nobody changes. */}}
+{{/* The Deployment that tracks unchanged queries. */}}
 {{- define "lowwater.sidecar" -}}
 {{ include "lowwater.fullname" . }}-sidecar
 {{- end -}}
@@ -45,42 +45,42 @@
 {{ include "lowwater.fullname" . }}-global
 {{- end -}}
 
-{{/* The Service at which that is scraped. */}}
+{{/* The Service at which the global authority is scraped. */}}
 {{- define "lowwater.globalHttp" -}}
 {{ include "lowwater.globalAuthority" . }}-http
 {{- end -}}
 
-{{/* What never changes, because a StatefulSet's selector cannot. */}}
+{{/* Labels that selectors use. They never change, because a StatefulSet's selector cannot. */}}
 {{- define "lowwater.selectorLabels" -}}
 app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" | quote }}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
-{{/* The pods of the authority: not those of the test. */}}
+{{/* Selector of the authority's pods, without the test's. */}}
 {{- define "lowwater.podSelector" -}}
 {{ include "lowwater.selectorLabels" . }}
 app.kubernetes.io/component: authority
 {{- end -}}
 
-{{/* The pod of the status page. */}}
+{{/* Selector of the status page's pod. */}}
 {{- define "lowwater.pageSelector" -}}
 {{ include "lowwater.selectorLabels" . }}
 app.kubernetes.io/component: page
 {{- end -}}
 
-{{/* The pod that tracks queries which nobody changes. */}}
+{{/* Selector of the pod that tracks unchanged queries. */}}
 {{- define "lowwater.sidecarSelector" -}}
 {{ include "lowwater.selectorLabels" . }}
 app.kubernetes.io/component: sidecar
 {{- end -}}
 
-{{/* The agent of a region. */}}
+{{/* Selector of the pod of a region's agent. */}}
 {{- define "lowwater.regionSelector" -}}
 {{ include "lowwater.selectorLabels" . }}
 app.kubernetes.io/component: region
 {{- end -}}
 
-{{/* The pod of the global authority. */}}
+{{/* Selector of the global authority's pod. */}}
 {{- define "lowwater.globalSelector" -}}
 {{ include "lowwater.selectorLabels" . }}
 app.kubernetes.io/component: global
@@ -92,7 +92,7 @@ app.kubernetes.io/component: global
 app.kubernetes.io/component: global-http
 {{- end -}}
 
-{{/* What the pods beside the authority's have in common. */}}
+{{/* Settings that all pods but the authority's share. */}}
 {{- define "lowwater.podBeside" -}}
 {{- with .Values.image.pullSecrets -}}
 imagePullSecrets:
@@ -116,7 +116,7 @@ tolerations:
 {{- end }}
 {{- end -}}
 
-{{/* Several mappings as one, of which a later one counts more: a key that stands there twice is an error to some, and silence to others. */}}
+{{/* Merge mappings; a later one wins. With a key in there twice, some tools fail, and others silently drop one value. */}}
 {{- define "lowwater.merged" -}}
 {{- $all := dict -}}
 {{- range . -}}
@@ -127,7 +127,7 @@ tolerations:
 {{- toYaml $all -}}
 {{- end -}}
 
-{{/* The labels of an object: (list ROOT LABELS), where LABELS are those that this object has besides. */}}
+{{/* The labels of an object: (list ROOT LABELS), where LABELS are additional. */}}
 {{- define "lowwater.labels" -}}
 {{- $root := first . -}}
 {{- $own := dict
@@ -146,7 +146,7 @@ annotations:
 {{- end -}}
 {{- end -}}
 
-{{/* How a shard calls itself, and others call it: its name inside of the cluster, or the one that leads to it from outside. */}}
+{{/* The address of a shard, for itself and for others: its name inside of the cluster, or the external one. */}}
 {{- define "lowwater.advertised" -}}
 {{- if .Values.external.domain -}}
 $(POD_NAME).{{ .Values.external.domain }}:{{ .Values.external.port }}
@@ -171,7 +171,7 @@ $(POD_NAME).{{ include "lowwater.headless" . }}.{{ .Release.Namespace }}.svc:742
 {{- end -}}
 {{- end -}}
 
-{{/* Empty without Redis. */}}
+{{/* "true" with Redis; empty without. */}}
 {{- define "lowwater.sharded" -}}
 {{- if or .Values.redis.url .Values.redis.existingSecret }}true{{ end -}}
 {{- end -}}
@@ -185,9 +185,9 @@ $(POD_NAME).{{ include "lowwater.headless" . }}.{{ .Release.Namespace }}.svc:742
 {{- end -}}
 
 {{/*
-What a Redis URL leads to, however it is written: HOST:PORT,.../DATABASE, with Sentinel HOST:PORT,.../MASTER/DATABASE. It has no user, no password and no
-other options, and is empty for what is no URL. Not every ? begins options, and no # ends it: the authority refuses both bare in a password, of which
-nothing may be taken for a host and shown.
+The target of a Redis URL: HOST:PORT,.../DATABASE, with Sentinel HOST:PORT,.../MASTER/DATABASE; empty for other texts. It leaves out
+user, password and options. A password may have a bare ? or #, which the authority refuses later: no part of it may be taken for a
+host and shown, so only a ? with a known option begins the options.
 */}}
 {{- define "lowwater.redisOfUrl" -}}
 {{- $url := trim . -}}
@@ -212,22 +212,22 @@ nothing may be taken for a host and shown.
 {{- end -}}
 {{- end -}}
 
-{{/* Which deployment of that Redis. */}}
+{{/* Name of this deployment in Redis. */}}
 {{- define "lowwater.deployment" -}}
 {{ default (printf "%s.%s" .Release.Namespace (include "lowwater.fullname" .)) .Values.redis.deployment }}
 {{- end -}}
 
-{{/* Which deployment of its Redis the global authority is. */}}
+{{/* Name of the global authority's deployment in Redis. */}}
 {{- define "lowwater.globalDeployment" -}}
 {{ default (printf "%s.%s" .Release.Namespace (include "lowwater.globalAuthority" .)) .Values.globalAuthority.redis.deployment }}
 {{- end -}}
 
-{{/* The claim with the journal of the one authority. */}}
+{{/* The claim with the journal of a single authority. */}}
 {{- define "lowwater.claim" -}}
 {{ default (printf "%s-data" (include "lowwater.fullname" .)) .Values.persistence.existingClaim }}
 {{- end -}}
 
-{{/* Empty without access control. */}}
+{{/* The Secret with access.toml; empty without access control. */}}
 {{- define "lowwater.accessSecret" -}}
 {{- if .Values.access.existingSecret -}}
 {{ .Values.access.existingSecret }}
@@ -236,14 +236,14 @@ nothing may be taken for a host and shown.
 {{- end -}}
 {{- end -}}
 
-{{/* Where all processes listen. On [::] they take IPv4 as well. */}}
+{{/* The address at which all processes listen. [::] accepts IPv4 too. */}}
 {{- define "lowwater.anyAddress" -}}
 {{- $service := .Values.service -}}
 {{- $both := or (hasSuffix "DualStack" $service.ipFamilyPolicy) (has "IPv6" $service.ipFamilies) -}}
 {{- ternary "[::]" "0.0.0.0" (or $both (has "--http=[::]:7421" .Values.extraArgs)) -}}
 {{- end -}}
 
-{{/* By which families of addresses the Services of the release are reached. */}}
+{{/* The IP families of the release's Services. */}}
 {{- define "lowwater.ipFamilies" -}}
 {{- with .Values.service.ipFamilyPolicy -}}
 ipFamilyPolicy: {{ . | quote }}
@@ -254,7 +254,7 @@ ipFamilies:
 {{- end -}}
 {{- end -}}
 
-{{/* Where clients in the cluster reach the authority. */}}
+{{/* The address of the authority for clients in the cluster. */}}
 {{- define "lowwater.host" -}}
 {{ include "lowwater.fullname" . }}.{{ .Release.Namespace }}.svc
 {{- end -}}
@@ -270,9 +270,9 @@ secret:
 {{- end -}}
 
 {{/*
-Who is asked whether the authority has started and is ready. Its health service does not look at Redis, so that a Redis that is away for
-a moment neither takes the shards out of the Service nor restarts them. The kubelet's gRPC probes speak no TLS; over HTTPS it asks without
-looking at the certificate, and /healthz wants no token. A look at the port alone would not do for these: it is open before the replay ends.
+Startup and readiness probe. The health service does not ask Redis, so a short outage of Redis neither takes the shards out of the Service
+nor restarts them. gRPC probes of the kubelet have no TLS; its HTTPS probes ignore the certificate, and /healthz needs no token. An open
+port is not enough: it is open before the replay ends.
 */}}
 {{- define "lowwater.probe" -}}
 {{ include "lowwater.probeOf" (list . 7420) }}
@@ -291,9 +291,9 @@ grpc:
 {{- end -}}
 
 {{/*
-Who is asked whether it still runs. With TLS or access only the port, where it may be reached by some who may do nothing: who holds all connections that
-the port of /healthz takes would have every shard restarted by way of /healthz. Over gRPC health checks have no places that all hosts share, but callers without a
-token hold watches and memory there, perhaps from the kubelet's own address. That the replay has ended is known by then: liveness is asked after the start.
+Liveness probe. With TLS or access it only opens the port, because strangers may reach it: one who holds all connections of the /healthz
+port, or watches and memory of the gRPC health service, could have every shard restarted. The open port is enough, because the startup
+probe has seen the end of the replay.
 */}}
 {{- define "lowwater.liveness" -}}
 {{- if or .Values.tls.existingSecret (include "lowwater.accessSecret" .) -}}

@@ -1,4 +1,4 @@
-{{/* What values.schema.json cannot say: values that do not go together. Each message names the value and the way out. */}}
+{{/* Refuses combinations of values, which values.schema.json cannot. Each message names the value and the fix. */}}
 {{- define "lowwater.refusals" -}}
 {{- $sharded := include "lowwater.sharded" . -}}
 {{- $access := include "lowwater.accessSecret" . -}}
@@ -81,14 +81,14 @@
 {{- fail "with globalAuthority.accessSecret a scrape needs a token: set serviceMonitor.tokenSecret.name, a Secret with the token of a principal that has metrics = true there, too" -}}
 {{- end -}}
 {{- end -}}
-{{- /* 0.0.0.0 and [::] alone: whoever asks a pod asks for its own address, and what $(NAME) stands for may be a password. */ -}}
+{{- /* Only 0.0.0.0 and [::] are allowed: probes and clients use the pod's own address. A message must not repeat $(NAME): it may stand for a password. */ -}}
 {{- $allowed := list "--listen=(0[.]0[.]0[.]0|[[]::[]]):7420" "--http=(0[.]0[.]0[.]0|[[]::[]]):7421" "--dead-after=[0-9]+([.][0-9]+)?" "--reflection" "--verbose" -}}
 {{- range $at, $each := .Values.extraArgs -}}
 {{- $flag := first (splitList "=" $each) -}}
 {{- if has $flag (list "--store" "--data" "--deployment" "--advertise" "--log-format" "--tls-cert" "--tls-key" "--tls-client-ca" "--peer-ca" "--access" "--promises" "--page" "--page-host" "--expect-deployment" "--limit") -}}
 {{- fail (printf "extraArgs has %s, which the chart sets itself or leaves off: use the values redis, persistence, tls, access, limits, promises, page, expectDeployment and logFormat" $flag) -}}
 {{- end -}}
-{{- /* Abbreviations, and words that do not begin with a flag, may be any of those. A word may be a password, so it is not repeated. */ -}}
+{{- /* An abbreviation, or a word without a flag, may be one of these flags. The message does not repeat the word: it may be a password. */ -}}
 {{- if not (regexMatch (printf "^(%s)$" (join "|" $allowed)) $each) -}}
 {{- fail (printf "extraArgs[%d] is none of --listen=[::]:7420, --http=[::]:7421, the same with 0.0.0.0, --dead-after=SECONDS, --reflection and --verbose: write flags in full, and their value behind = in the same string; probes and Services ask for the pod's own address, at the ports 7420 and 7421" $at) -}}
 {{- end -}}

@@ -1,5 +1,5 @@
 import { EMPTY, replace } from "/static/model/board.js";
-import { keeps } from "/static/model/culprit.js";
+import { reasonOf } from "/static/model/culprit.js";
 import { wholes } from "/static/model/slices.js";
 import { because, heldBy, judge, summary, way } from "/static/model/verdict.js";
 import { NOW, SECOND, computation, mark, range } from "./check.js";
@@ -16,7 +16,7 @@ export function said({ computations, ask }) {
   const { text, held } = summary(wholes(verdicts), NOW, verdicts);
   return {
     way: [ask, ...way(ask, verdicts)],
-    causes: computations.map((/** @type {any} */ { name }) => keeps(board.computations.get(name), NOW)),
+    causes: computations.map((/** @type {any} */ { name }) => reasonOf(board.computations.get(name), NOW)),
     state: because(verdict),
     held: verdict.level === "finished" ? "" : heldBy(verdict, NOW),
     lead: held ? `${text}, ${held}.` : text,

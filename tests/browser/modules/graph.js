@@ -1,7 +1,7 @@
 import { EMPTY, replace } from "/static/model/board.js";
-import { PART, breadth, chosen, layout, shape } from "/static/model/graph.js";
+import { PART, breadth, namesToDraw, layout, shape } from "/static/model/graph.js";
 import { rows } from "/static/model/heat.js";
-import { layered } from "/static/model/layers.js";
+import { layoutInLayers } from "/static/model/layers.js";
 import { judge } from "/static/model/verdict.js";
 import { NOW, computation, equal, ok } from "./check.js";
 
@@ -43,10 +43,10 @@ export function a_computation_may_have_the_name_of_anything_that_every_object_ha
     const at = new Map(nodes.map((node) => [node.name, down ? node.y : node.x]));
     for (const { from, to } of edges) ok((at.get(from) ?? 0) < (at.get(to) ?? 0), `${from} is not before ${to}`);
   }
-  const found = layered(of, BOX, true, { width: 900, height: 900 });
+  const found = layoutInLayers(of, BOX, true, { width: 900, height: 900 });
   equal(found.nodes.map(({ name }) => name).sort(), [...names].sort());
   const { verdicts: judged } = judge(replace(EMPTY, { time_micros: NOW, stale_for: 0, version: "1", shards: [], computations: [...computations.values()] }), NOW, { late: 1800, from: "" });
-  equal(chosen(judged, []).length, names.length);
+  equal(namesToDraw(judged, []).length, names.length);
   const lags = JSON.parse(`{${names.map((name) => `"${name}": [null, 1]`).join(", ")}}`);
   equal(rows({ from_micros: NOW - 60e6, column_seconds: 60, lags, total: names.length }, judged, NOW).length, names.length);
 }
@@ -95,14 +95,14 @@ export function boxes_do_not_overlap() {
 export function of_a_large_pipeline_the_worst_and_its_neighbours_are_drawn() {
   const chain = Array.from({ length: 1000 }, (_, i) => computation(`c${i}`, 1 + i / 1e6, { inputs: i % 10 ? [`c${i - 1}`] : [] }));
   chain[503] = computation("c503", 7000, { inputs: ["c502"] });
-  const drawn = chosen(verdicts(chain), []);
+  const drawn = namesToDraw(verdicts(chain), []);
   ok(drawn.length <= PART, `${drawn.length} are drawn`);
   for (const name of ["c502", "c503", "c504"]) ok(drawn.includes(name), `${name} is not drawn`);
 }
 
 export function what_is_searched_is_drawn_with_who_holds_it() {
   // What holds it is not registered: the way there is drawn, and what is next to that way.
-  const found = chosen(verdicts([...pipeline(), computation("storms", 1, { inputs: ["weather"] }), computation("weather", 1)]), ["hourly"]);
+  const found = namesToDraw(verdicts([...pipeline(), computation("storms", 1, { inputs: ["weather"] }), computation("weather", 1)]), ["hourly"]);
   equal(found, ["enriched", "flights", "hourly"]);
 }
 

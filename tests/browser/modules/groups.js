@@ -1,6 +1,6 @@
-import { gather, groupOf, inShort } from "/static/model/groups.js";
-import { drawing } from "/static/model/graph.js";
-import { layered } from "/static/model/layers.js";
+import { gather, groupOf, sumUp } from "/static/model/groups.js";
+import { kindToDraw } from "/static/model/graph.js";
+import { layoutInLayers } from "/static/model/layers.js";
 import { EMPTY, replace } from "/static/model/board.js";
 import { judge } from "/static/model/verdict.js";
 import { NOW, computation, equal, ok } from "./check.js";
@@ -47,12 +47,12 @@ export function an_open_group_is_drawn_in_full() {
 export function a_group_is_as_bad_as_its_worst() {
   const board = replace(EMPTY, { time_micros: NOW, stale_for: 0, version: "1", shards: [], computations: estate() });
   const { verdicts } = judge(board, NOW, { late: 1800, from: "" });
-  const { worst, late, stuck } = inShort(["orders.raw", "orders.clean"], verdicts);
+  const { worst, late, stuck } = sumUp(["orders.raw", "orders.clean"], verdicts);
   equal([worst.computation.name, worst.level, late, stuck], ["orders.clean", "late", 1, 0]);
 }
 
 export function the_whole_graph_is_drawn_of_hundreds_and_what_matters_of_thousands() {
-  equal([drawing("", 300), drawing("", 1000), drawing("all", 1000), drawing("team", 3)], ["all", "worst", "all", "team"]);
+  equal([kindToDraw("", 300), kindToDraw("", 1000), kindToDraw("all", 1000), kindToDraw("team", 3)], ["all", "worst", "all", "team"]);
 }
 
 /** @param {number} count */
@@ -62,7 +62,7 @@ function many(count) {
 
 export function layers_hold_hundreds_of_boxes_without_overlap() {
   for (const down of [false, true]) {
-    const { nodes, edges, width, height } = layered(JSON.stringify(many(300)), BOX, down, ROOM);
+    const { nodes, edges, width, height } = layoutInLayers(JSON.stringify(many(300)), BOX, down, ROOM);
     equal([nodes.length, edges.length], [300, 500]);
     const at = new Map(nodes.map((node) => [node.name, node]));
     for (const { from, to } of edges) {
@@ -78,23 +78,23 @@ export function layers_hold_hundreds_of_boxes_without_overlap() {
 }
 
 export function layers_fill_their_room() {
-  const { width, height } = layered(JSON.stringify(many(300)), BOX, false, ROOM);
+  const { width, height } = layoutInLayers(JSON.stringify(many(300)), BOX, false, ROOM);
   const scale = Math.min(ROOM.width / width, ROOM.height / height);
   ok(scale * BOX.height >= 18, `a box is ${scale * BOX.height} pixels high`);
-  const alone = layered(JSON.stringify(Array.from({ length: 1000 }, (_, i) => [`c${i}`, []])), BOX, false, ROOM);
+  const alone = layoutInLayers(JSON.stringify(Array.from({ length: 1000 }, (_, i) => [`c${i}`, []])), BOX, false, ROOM);
   const ratio = alone.width / alone.height;
   ok(ratio > 1.4 && ratio < 2.9, `1,000 that read nothing are ${ratio} times as wide as high`);
 }
 
 export function layers_end_in_a_circle_too_and_for_nothing() {
-  const { nodes, edges } = layered(JSON.stringify([["a", ["b"]], ["b", ["c"]], ["c", ["a", "missing"]]]), BOX, false, ROOM);
+  const { nodes, edges } = layoutInLayers(JSON.stringify([["a", ["b"]], ["b", ["c"]], ["c", ["a", "missing"]]]), BOX, false, ROOM);
   equal([nodes.length, edges.length], [3, 3]);
-  equal(layered("[]", BOX, false, ROOM), { width: 0, height: 0, nodes: [], edges: [] });
+  equal(layoutInLayers("[]", BOX, false, ROOM), { width: 0, height: 0, nodes: [], edges: [] });
 }
 
 export function layers_of_thousands_are_placed_at_once() {
   const began = performance.now();
-  layered(JSON.stringify(many(1000)), BOX, false, ROOM);
+  layoutInLayers(JSON.stringify(many(1000)), BOX, false, ROOM);
   const taken = performance.now() - began;
   ok(taken < 2000, `1,000 took ${taken} ms`); // some 60 on a quiet machine
 }

@@ -1,5 +1,5 @@
-import { drawn, rows, stepped } from "/static/model/heat.js";
-import { address, known, owned } from "/static/model/promise.js";
+import { cellPaths, rows, cursorAfterKey } from "/static/model/heat.js";
+import { address, promisedNames, belongsTo } from "/static/model/promise.js";
 import { EMPTY, replace } from "/static/model/board.js";
 import { judge } from "/static/model/verdict.js";
 import { NOW, SECOND, computation, equal } from "./check.js";
@@ -44,7 +44,7 @@ export function what_was_promised_is_held_by_the_clock_in_a_replay_too() {
 }
 
 export function a_cell_is_higher_the_further_behind() {
-  const paths = drawn([1, null, 900, 1800, 8000], 1800);
+  const paths = cellPaths([1, null, 900, 1800, 8000], 1800);
   equal([...paths.keys()], ["ontime", "slow", "late", "verylate"]);
   const tops = [...paths.values()].map((path) => Number(/V([\d.]+)h/.exec(path)?.[1]));
   equal(tops, [...tops].sort((a, b) => b - a));
@@ -54,7 +54,7 @@ export function a_cell_is_higher_the_further_behind() {
 export function keys_move_over_the_map_and_stop_at_its_edges() {
   const size = { rows: 3, columns: 60 };
   const at = { row: 0, column: 59 };
-  equal(["ArrowUp", "ArrowDown", "ArrowLeft", "ArrowRight", "Home", "End", "a"].map((key) => stepped(key, at, size)),
+  equal(["ArrowUp", "ArrowDown", "ArrowLeft", "ArrowRight", "Home", "End", "a"].map((key) => cursorAfterKey(key, at, size)),
     [[0, 59], [1, 59], [0, 58], [0, 59], [0, 0], [0, 59], null].map((to) => (Array.isArray(to) ? { row: to[0], column: to[1] } : null)));
 }
 
@@ -77,7 +77,7 @@ export function an_address_is_one_of_the_web_with_all_filled_in() {
 
 export function an_owner_sees_what_is_theirs() {
   const [a, b] = [computation("a", 1), computation("b", 1, { promise: PROMISE })];
-  equal([{ team: "", owner: "" }, { team: "billing", owner: "" }, { team: "billing", owner: "bob" }].map((route) => [owned(a, route), owned(b, route)]),
+  equal([{ team: "", owner: "" }, { team: "billing", owner: "" }, { team: "billing", owner: "bob" }].map((route) => [belongsTo(a, route), belongsTo(b, route)]),
     [[true, true], [false, true], [false, false]]);
-  equal([known([a, b], "team"), known([a, b], "owner"), known([a], "team")], [["billing"], ["ana"], []]);
+  equal([promisedNames([a, b], "team"), promisedNames([a, b], "owner"), promisedNames([a], "team")], [["billing"], ["ana"], []]);
 }

@@ -1,4 +1,4 @@
-import { LATE_DEFAULT, extent, level, newest, reference, silent, unheard } from "/static/model/lag.js";
+import { LATE_DEFAULT, extent, level, newest, reference, silent, noReportWords } from "/static/model/lag.js";
 import { MINUTE, NOW, computation, equal, mark, ok, range } from "./check.js";
 
 const CLOCK = { name: "clock", micros: NOW };
@@ -33,7 +33,7 @@ export function an_owner_that_was_not_heard_of_is_not_called_silent() {
 }
 
 export function only_what_nobody_claimed_has_never_reported() {
-  equal(["never claimed", "owned"].map((state) => unheard(range({ state, last_report_micros: 0 }))),
+  equal(["never claimed", "owned"].map((state) => noReportWords(range({ state, last_report_micros: 0 }))),
     ["never", "not since the authority restarted"]);
 }
 

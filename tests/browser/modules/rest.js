@@ -1,6 +1,6 @@
 import { columns, extended, ticks } from "/static/model/history.js";
 import { format, parse } from "/static/model/route.js";
-import { cells, moved, same } from "/static/model/strip.js";
+import { cells, indexAfterKey, same } from "/static/model/strip.js";
 import { direction, matches, sorted, turned, visible } from "/static/model/table.js";
 import { EMPTY, replace } from "/static/model/board.js";
 import { judge } from "/static/model/verdict.js";
@@ -71,8 +71,8 @@ export function cells_stand_in_the_order_of_keys_and_show_the_furthest_behind() 
 }
 
 export function arrows_move_along_the_cells() {
-  equal(["ArrowRight", "ArrowLeft", "Home", "End", "Tab"].map((key) => moved(key, 2, 8)), [3, 1, 0, 7, null]);
-  equal([moved("ArrowLeft", 0, 8), moved("ArrowRight", 7, 8)], [0, 7]);
+  equal(["ArrowRight", "ArrowLeft", "Home", "End", "Tab"].map((key) => indexAfterKey(key, 2, 8)), [3, 1, 0, 7, null]);
+  equal([indexAfterKey("ArrowLeft", 0, 8), indexAfterKey("ArrowRight", 7, 8)], [0, 7]);
   equal([same(range(), range()), same(range(), null), same(range(), range({ end: "45" }))], [true, false, false]);
 }
 

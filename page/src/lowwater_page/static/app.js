@@ -1,4 +1,4 @@
-/** The status page: what the address asks for, of what the authority says. */
+/** The status page: shows what the address asks for, from what the authority sends. */
 
 import { html } from "./html.js";
 import { Live, clockOf, seenAt } from "./live.js";
@@ -19,9 +19,10 @@ import { Time } from "./view/parts.js";
 /** @typedef {import("./model/route.js").Route} Route */
 
 /**
- * What the address asks for, now and when it changes.
+ * Follows the route in the address.
  *
- * @returns {[Route, (route: Route) => void]} The second goes elsewhere; only another computation is a step for the back button.
+ * @returns {[Route, (route: Route) => void]} The route, and a function that changes it. Only a
+ *   change of the computation is a step for the back button.
  */
 function useRoute() {
   const [route, set] = useState(() => parse(location.hash));
@@ -40,9 +41,7 @@ function useRoute() {
   return [route, go];
 }
 
-/**
- * @returns {[import("./live.js").State, Live]}
- */
+/** @returns {[import("./live.js").State, Live]} */
 function useLive() {
   const [live] = useState(() => new Live((next) => set(next)));
   const [state, set] = useState(live.state);
@@ -61,14 +60,14 @@ function App() {
   const verdict = verdicts.get(route.name);
   useKeys(search, route, go);
   useArrival(route.name);
-  const known = state.board.changes > 0;
+  const loaded = state.board.changes > 0;
   useEffect(() => {
     document.title = route.name ? `${route.name} · lowwater` : "lowwater";
   }, [route.name]);
   const first = () => {
     const searched = route.query.includes("~") ? verdicts : wholes(verdicts);
-    const found = sorted([...searched.values()].filter((each) => matches(each, route.query)), route.sort);
-    if (found.length > 0) go({ ...route, name: found[0].computation.name, query: "" });
+    const rows = sorted([...searched.values()].filter((verdict) => matches(verdict, route.query)), route.sort);
+    if (rows.length > 0) go({ ...route, name: rows[0].computation.name, query: "" });
   };
   if (state.link === "out") return html`<${Door} signIn=${(/** @type {string} */ token) => live.signIn(token)} />`;
   return html`<${ZoneContext.Provider} value=${route.zone}>
@@ -91,21 +90,19 @@ function App() {
       <${Link} state=${state} route=${route} go=${go} now=${now} />
     </header>
     <${Banner} state=${state} now=${now} />
-    ${!known
-      ? html`<main id="main"><p class="empty" role="status">${state.link === "lost" ? "The authority does not answer." : "Asking the authority …"}</p></main>`
+    ${!loaded
+      ? html`<main id="main"><p class="empty" role="status">${state.link === "lost" ? "The authority does not answer." : "Loading …"}</p></main>`
       : route.name === ""
         ? html`<${Overview} verdicts=${verdicts} from=${from} route=${route} go=${go} now=${at} />`
         : verdict === undefined
           ? html`<main id="main"><p class="crumbs"><a href=${format({ ...route, name: "" })}>← All computations</a></p>
-              <h1>${route.name}</h1><p class="empty">No computation of that name is registered. It appears here when it is.</p></main>`
+              <h1>${route.name}</h1><p class="empty">No computation of this name is registered. The page shows it once it is registered.</p></main>`
           : html`<${Computation} key=${route.name} verdict=${verdict} verdicts=${verdicts} route=${route} go=${go} now=${at} changes=${state.board.changes} />`}
-    ${known && html`<${Foot} state=${state} signOut=${() => live.signOut()} />`}
+    ${loaded && html`<${Foot} state=${state} signOut=${() => live.signOut()} />`}
   <//>`;
 }
 
-/**
- * @param {{state: import("./live.js").State, route: Route, go: (route: Route) => void, now: number}} props
- */
+/** @param {{state: import("./live.js").State, route: Route, go: (route: Route) => void, now: number}} props */
 function Link({ state, route, go, now }) {
   const words = { starting: "connecting", live: "live", away: "no authority", lost: "not connected", out: "signed out" };
   const link = state.link === "live" && state.board.away !== null ? "away" : state.link;
@@ -115,7 +112,7 @@ function Link({ state, route, go, now }) {
 }
 
 /**
- * Whose clocks all times are read on.
+ * Switch of the zone of all times: UTC's or the viewer's.
  *
  * @param {{route: Route, go: (route: Route) => void, now: number}} props
  */
@@ -127,9 +124,7 @@ function ZoneSwitch({ route, go, now }) {
   </select>`;
 }
 
-/**
- * @param {{state: import("./live.js").State, signOut: () => Promise<void>}} props
- */
+/** @param {{state: import("./live.js").State, signOut: () => Promise<void>}} props */
 function Foot({ state: { board, name }, signOut }) {
   const shards = board.shards.map(({ address, draining, silent_seconds: silent }) => {
     const more = [draining && "draining", silent > 15 && `silent for ${duration(silent)}`].filter(Boolean).join(", ");
@@ -144,7 +139,7 @@ function Foot({ state: { board, name }, signOut }) {
 }
 
 /**
- * The skip link must not change the address: that says what is shown.
+ * Focuses the content without changing the address, which holds the route.
  *
  * @param {Event} event
  */
@@ -181,7 +176,7 @@ function useKeys(search, route, go) {
 }
 
 /**
- * Arriving at another page starts at its top, for the eye and for the keyboard.
+ * Scrolls to the top and focuses the title when another computation is opened.
  *
  * @param {string} name
  */

@@ -1,45 +1,50 @@
 /**
- * The connection: what the authority pushes, and what it is asked.
+ * The connection to the authority: events that it pushes, and requests.
  *
- * Events come over one stream. When it breaks, or says nothing for longer than its beats allow, it is opened again for as long as the page
- * is open; meanwhile a snapshot is asked for with each try, so that a page that finds no place among the viewers is still kept
- * current, only more slowly. A page that nobody looks at gives its place back.
+ * Events come over one stream. When the stream breaks, or is silent for longer than its beats
+ * allow, the page opens it again and asks for a snapshot with each try. So a page that the
+ * authority refuses a stream, because it has too many viewers, stays current too, only more slowly.
+ * A page out of sight closes its stream, so that another viewer can have its place.
  *
- * Where one has to sign in, nothing is asked before that: see view/door.js.
+ * Where viewers have to sign in, the page asks for nothing before that: see view/door.js.
  */
 
 import { EMPTY, beat, change, replace } from "./model/board.js";
 
-/** Beats come every 5 s: after this long without anything the connection is taken for dead. */
+/**
+ * Milliseconds without an event after which the connection counts as dead; beats come every 5 s.
+ */
 const DEAD_MILLIS = 12_000;
 const RETRY_MILLIS = 1_000;
 const RETRY_MOST_MILLIS = 8_000;
-/** How long a page may be out of sight before it gives its place back. */
+/** Milliseconds for which a page may be out of sight before it closes its stream. */
 const HIDDEN_MILLIS = 60_000;
 const ASK_MILLIS = 10_000;
 
 /**
  * @typedef {object} State
  * @property {import("./model/board.js").Board} board
- * @property {"starting" | "live" | "lost" | "out"} link "out": one has to sign in.
- * @property {number} heard When the authority was heard last, by `performance.now()`.
- * @property {number} since When the connection was lost, by the same.
- * @property {string} reason Why, if the authority said so.
- * @property {string | null} name Who has signed in; null: nobody, or nobody has to.
+ * @property {"starting" | "live" | "lost" | "out"} link "out": the viewer has to sign in.
+ * @property {number} heardAt Time of the last event or snapshot, by `performance.now()`.
+ * @property {number} lostAt Time at which the connection was lost, by `performance.now()`.
+ * @property {string} reason Error that the authority gave; empty: none.
+ * @property {string | null} name Name of the signed-in viewer; null: not signed in, or not needed.
  */
 
 /**
- * The authority's clock: as it said, and how long ago that was. The viewer's own clock may be wrong.
+ * Returns the authority's clock: its last time plus the time since. The viewer's own clock may be
+ * wrong.
  *
  * @param {State} state
  * @returns {number} Microseconds.
  */
-export function clockOf({ board, heard }) {
-  return board.time + Math.max(0, performance.now() - heard) * 1000;
+export function clockOf({ board, heardAt }) {
+  return board.time + Math.max(0, performance.now() - heardAt) * 1000;
 }
 
 /**
- * When what is shown was so. While no authority answers this stands still: nothing can be heard of anybody, so nobody gets silent by it.
+ * Returns the time of the values on the page. It stands still while no authority answers: otherwise
+ * every worker would seem silent.
  *
  * @param {State} state
  * @returns {number} Microseconds.
@@ -49,15 +54,15 @@ export function seenAt(state) {
   return board.away === null ? clockOf(state) : board.time - (board.staleFor ?? 0) * 1e6;
 }
 
-/** The authority wants to know who asks. */
+/** The authority refused a request because the viewer is not signed in. */
 class SignedOut extends Error {}
 
 /**
- * Ask the authority.
+ * Send a request to the authority.
  *
  * @param {string} path
  * @param {AbortSignal} [signal]
- * @returns {Promise<any>} The answer; it fails with the sentence that the authority gave.
+ * @returns {Promise<any>} The answer; rejects with the authority's error message.
  */
 export async function ask(path, signal) {
   const patience = AbortSignal.timeout(ASK_MILLIS);
@@ -68,45 +73,48 @@ export async function ask(path, signal) {
   return answer;
 }
 
-/** Keeps a board current and tells who listens. */
+/** Keeps a board current and calls a listener with every change. */
 export class Live {
-  /** @param {(state: State) => void} changed Called with every new state, at most once a frame. */
+  /**
+   * @param {(state: State) => void} changed Listener, called with the newest state, at most once a
+   *   frame.
+   */
   constructor(changed) {
     /** @type {State} */
-    this.state = { board: EMPTY, link: "starting", heard: performance.now(), since: performance.now(), reason: "", name: null };
+    this.state = { board: EMPTY, link: "starting", heardAt: performance.now(), lostAt: performance.now(), reason: "", name: null };
     this.changed = changed;
     /** @type {EventSource | null} */
     this.source = null;
-    this.tries = 0;
-    this.retry = 0;
-    this.watch = 0;
-    this.hide = 0;
-    this.told = 0;
+    this.attempts = 0;
+    this.retryTimer = 0;
+    this.deadTimer = 0;
+    this.hideTimer = 0;
+    this.frame = 0;
   }
 
-  /** Begin; the page never ends it. */
+  /** Start; the page never stops it. */
   start() {
-    document.addEventListener("visibilitychange", () => this.#seen());
-    window.addEventListener("online", () => this.#again());
-    this.#begin();
+    document.addEventListener("visibilitychange", () => this.#visibilityChanged());
+    window.addEventListener("online", () => this.#reconnect());
+    this.#connect();
   }
 
   /**
-   * Exchange a token for a cookie, and begin.
+   * Exchange a token for a cookie, and start.
    *
    * @param {string} token
-   * @returns {Promise<void>} It fails with the sentence that the authority gave.
+   * @returns {Promise<void>} Rejects with the authority's error message.
    */
   async signIn(token) {
     const body = JSON.stringify({ token });
     await this.#session("POST", { headers: { "Content-Type": "application/json" }, body });
-    await this.#begin();
+    await this.#connect();
   }
 
-  /** Forget the cookie, and what is shown. */
+  /** Forget the cookie and the board. */
   async signOut() {
     await this.#session("DELETE");
-    this.#out();
+    this.#showSignIn();
   }
 
   /**
@@ -120,35 +128,35 @@ export class Live {
     throw new Error(answer.error ?? `the authority answered with ${response.status}`);
   }
 
-  async #begin() {
-    // Who does not answer this does not answer the rest either, and that says why.
+  async #connect() {
+    // If this request fails, the next one fails too and tells the viewer why.
     const { required, name } = await ask("/session").catch(() => ({ required: false, name: null }));
-    if (required && name === null) this.#out();
+    if (required && name === null) this.#showSignIn();
     else {
-      this.#tell({ name, link: this.state.link === "out" ? "starting" : this.state.link });
+      this.#update({ name, link: this.state.link === "out" ? "starting" : this.state.link });
       this.#open();
     }
   }
 
-  #out() {
+  #showSignIn() {
     this.#close();
-    this.#tell({ board: EMPTY, link: "out", name: null, reason: "" });
+    this.#update({ board: EMPTY, link: "out", name: null, reason: "" });
   }
 
   #open() {
     this.#close();
     const source = new EventSource("/api/events");
     this.source = source;
-    source.addEventListener("snapshot", (event) => this.#take(replace, event));
-    source.addEventListener("changes", (event) => this.#take(change, event));
-    source.addEventListener("beat", (event) => this.#take(beat, event));
+    source.addEventListener("snapshot", (event) => this.#receive(replace, event));
+    source.addEventListener("changes", (event) => this.#receive(change, event));
+    source.addEventListener("beat", (event) => this.#receive(beat, event));
     source.addEventListener("error", () => this.#lost());
     this.#wait();
   }
 
   #close() {
-    clearTimeout(this.watch);
-    clearTimeout(this.retry);
+    clearTimeout(this.deadTimer);
+    clearTimeout(this.retryTimer);
     this.source?.close();
     this.source = null;
   }
@@ -157,54 +165,54 @@ export class Live {
    * @param {(board: State["board"], data: any) => State["board"]} apply
    * @param {MessageEvent} event
    */
-  #take(apply, event) {
-    this.tries = 0;
-    this.#tell({ board: apply(this.state.board, JSON.parse(event.data)), link: "live", heard: performance.now(), reason: "" });
+  #receive(apply, event) {
+    this.attempts = 0;
+    this.#update({ board: apply(this.state.board, JSON.parse(event.data)), link: "live", heardAt: performance.now(), reason: "" });
     this.#wait();
   }
 
   #wait() {
-    clearTimeout(this.watch);
-    this.watch = setTimeout(() => this.#lost(), DEAD_MILLIS);
+    clearTimeout(this.deadTimer);
+    this.deadTimer = setTimeout(() => this.#lost(), DEAD_MILLIS);
   }
 
   #lost() {
     this.#close();
-    if (this.state.link !== "lost") this.#tell({ link: "lost", since: performance.now() });
-    const pause = Math.min(RETRY_MOST_MILLIS, RETRY_MILLIS * 2 ** this.tries);
-    this.tries += 1;
-    this.retry = setTimeout(() => this.#again(), pause);
+    if (this.state.link !== "lost") this.#update({ link: "lost", lostAt: performance.now() });
+    const pause = Math.min(RETRY_MOST_MILLIS, RETRY_MILLIS * 2 ** this.attempts);
+    this.attempts += 1;
+    this.retryTimer = setTimeout(() => this.#reconnect(), pause);
   }
 
-  async #again() {
+  async #reconnect() {
     if (this.source !== null || document.hidden || this.state.link === "out") return;
-    clearTimeout(this.retry);
+    clearTimeout(this.retryTimer);
     try {
       const snapshot = await ask("/api/snapshot");
-      this.#tell({ board: replace(this.state.board, snapshot), heard: performance.now() });
+      this.#update({ board: replace(this.state.board, snapshot), heardAt: performance.now() });
       if (this.source === null) this.#open();
     } catch (error) {
-      if (error instanceof SignedOut) return this.#out();
-      // What the browser says of a connection that failed helps nobody; what the authority says does.
+      if (error instanceof SignedOut) return this.#showSignIn();
+      // A TypeError is the browser's message about a failed connection, which helps no viewer.
       const reason = error instanceof TypeError || !(error instanceof Error) ? "" : error.message;
-      this.#tell({ reason });
+      this.#update({ reason });
       this.#lost();
     }
   }
 
-  #seen() {
-    clearTimeout(this.hide);
-    if (!document.hidden) this.#again();
-    else this.hide = setTimeout(() => this.#close(), HIDDEN_MILLIS);
+  #visibilityChanged() {
+    clearTimeout(this.hideTimer);
+    if (!document.hidden) this.#reconnect();
+    else this.hideTimer = setTimeout(() => this.#close(), HIDDEN_MILLIS);
   }
 
   /** @param {Partial<State>} change */
-  #tell(change) {
+  #update(change) {
     this.state = { ...this.state, ...change };
-    if (this.told) return;
-    // A hidden page gets no frames, and needs none: it is told when it is looked at.
-    this.told = requestAnimationFrame(() => {
-      this.told = 0;
+    if (this.frame) return;
+    // A hidden page gets no frames; its listener runs when it is visible again.
+    this.frame = requestAnimationFrame(() => {
+      this.frame = 0;
       this.changed(this.state);
     });
   }

@@ -1,14 +1,16 @@
-/** The state of the page: what the authority has said, and since when. Immutable: every event gives a new one. */
+/** State of the page: the authority's last values. Immutable: every event makes a new board. */
 
 /**
  * @typedef {object} Board
- * @property {Map<string, import("./types.js").Computation>} computations By name, sorted.
- * @property {number} time When the authority said it, by its clock.
- * @property {number | null} staleFor How old the values were then, in seconds; null: nothing was ever heard.
+ * @property {Map<string, import("./types.js").Computation>} computations Computations by name,
+ *   sorted.
+ * @property {number} time Authority's clock at the last event, in microseconds.
+ * @property {number | null} staleFor Age of the values at that time, in seconds; null: never heard.
  * @property {import("./types.js").Away | null} away
  * @property {string} version
  * @property {import("./types.js").Snapshot["shards"]} shards
- * @property {number} changes Counts what came, so that questions can be asked again.
+ * @property {number} changes Number of snapshots and changes; when it grows, answers are out of
+ *   date.
  */
 
 /** @type {Board} */
@@ -20,7 +22,7 @@ export const EMPTY = { computations: new Map(), time: 0, staleFor: null, away: n
  */
 function byName(computations) {
   const sorted = [...computations].sort((a, b) => (a.name < b.name ? -1 : 1));
-  return new Map(sorted.map((each) => [each.name, each]));
+  return new Map(sorted.map((computation) => [computation.name, computation]));
 }
 
 /**
@@ -47,10 +49,10 @@ export function replace(board, snapshot) {
  */
 export function change(board, event) {
   let computations = new Map(board.computations);
-  const known = event.computations.every((each) => computations.has(each.name));
-  for (const each of event.computations) computations.set(each.name, each);
+  const allListed = event.computations.every((computation) => computations.has(computation.name));
+  for (const computation of event.computations) computations.set(computation.name, computation);
   for (const name of event.removed) computations.delete(name);
-  if (!known) computations = byName(computations.values());
+  if (!allListed) computations = byName(computations.values());
   return { ...beat(board, event), computations, changes: board.changes + 1 };
 }
 

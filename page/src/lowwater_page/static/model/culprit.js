@@ -1,4 +1,4 @@
-/** Who is to blame: the walk upstream that `lowwater why` makes, over what the page has. */
+/** Finds the root cause of each computation: the walk upstream of `lowwater why`, in the page. */
 
 import { duration } from "./time.js";
 import { REPLAY_SECONDS, SILENT_SECONDS, newest, silent } from "./lag.js";
@@ -7,15 +7,21 @@ import { sliceOf, slicesOf } from "./slices.js";
 /** @type {import("./types.js").Watermark} */
 const UNKNOWN = { micros: null, state: "unknown" };
 
-/** Seconds that an operation runs until it is called long. */
+/** Seconds after which a running operation is called long. */
 export const RUNNING_SECONDS = 60;
-/** Event time that a stage which rounds down may be behind its input: the usual step, for a stage whose worker does not tell its own. */
+/**
+ * Lag that the rounding of a stage may explain when its worker does not report its own holdback:
+ * the usual step.
+ */
 const STEP_MICROS = 3600 * 1e6;
-/** How many times as far behind something upstream has to be to be named before a worker that is at one long operation. */
+/**
+ * Factor by which an input must lag more than a computation at one long operation to be named
+ * instead of it.
+ */
 const OUTWEIGHS = 10;
 
 /**
- * Watermarks by their order: unknown is before every time, finished after.
+ * Returns a number by which watermarks sort: unknown is before every time, finished after.
  *
  * @param {import("./types.js").Watermark} watermark
  * @returns {number}
@@ -26,189 +32,199 @@ export function order(watermark) {
 }
 
 /**
- * Where the walk from a computation ends.
+ * Root cause of a computation: the end of the walk upstream from it.
  *
  * @typedef {object} Culprit
- * @property {string} guilty The computation that holds it.
- * @property {string} by The input by which the way goes on to that one; empty where it ends.
- * @property {boolean} trouble Whether nobody that is alive works on what holds it.
- * @property {number} lag Microseconds that the guilty one is behind by its own doing.
+ * @property {string} guilty Name of the computation that is the root cause.
+ * @property {string} by Input through which the walk goes on; empty where it ends.
+ * @property {boolean} trouble True when no living worker is at the root cause: somebody has to act.
+ * @property {number} lag Microseconds that the root cause adds itself; Infinity: it is not
+ *   registered.
  */
 
 /**
- * For every computation the one that holds it, as `find_way` of the client has it, which says the rule in full. One that has come as far as the
- * least of its inputs is held by that input. One that has not is behind by its own doing, as far as it is behind them; a source, as far as it is
- * behind the clock. The one that adds most is to blame, but what is in trouble comes first, and one at a long operation before an input that is
- * less than ten times as far behind. One that is behind by less than it holds back by design adds nothing. An input that is not registered holds by its name. One that is cut into slices waits for the slowest of them,
- * and these for its inputs.
+ * Returns the root cause of every computation, by the rules of `find_way` in
+ * client/src/lowwater/core/why.py.
  *
- * Whoever leads to somebody leads to the same end whoever asks, so one end for each is enough: O(computations + edges) for all of
- * them. A circle, as two versions of a graph may make for a moment, is cut where the walk comes back.
+ * A computation that is at the lowest of its inputs is held by that input. One that lags its inputs
+ * adds that lag itself; a source adds its lag behind the clock. The root cause adds most, with two
+ * exceptions. A computation in trouble comes first. A computation at one long operation comes
+ * before an input that lags less than ten times as much. A lag below the worker's holdback adds
+ * nothing. An input that is not registered is a root cause. A cut computation waits for its slowest
+ * slice, and the slices wait for its inputs.
+ *
+ * A computation has one root cause for all of its readers, so the walk visits it once:
+ * O(computations + edges). A cycle, read while the graph changed, ends the walk.
  *
  * @param {Map<string, import("./types.js").Computation>} computations
- * @param {number} now By the authority's clock: silence begins with time alone.
- * @returns {Map<string, Culprit>} Of those, and of inputs that are not registered.
+ * @param {number} now Authority's clock in microseconds; a worker gets silent as it passes.
+ * @returns {Map<string, Culprit>} Root causes by name, including those of inputs that are not
+ *   registered.
  */
 export function culprits(computations, now) {
-  const start = starts(computations, now);
+  const start = sourceReference(computations, now);
   const slices = slicesOf(computations.keys());
   /** @type {Map<string, Culprit>} */
-  const found = new Map();
+  const result = new Map();
   /** @type {Set<string>} */
-  const begun = new Set();
+  const visited = new Set();
   for (const name of computations.keys()) {
     const pending = [name];
     while (pending.length > 0) {
       const here = pending[pending.length - 1];
-      if (found.has(here)) {
+      if (result.has(here)) {
         pending.pop();
         continue;
       }
-      const each = computations.get(here);
-      const { lowest, ahead, held, lag } = inputsOf(each, slices.get(here), computations, start(here));
-      if (!begun.has(here)) {
-        begun.add(here);
-        const missing = lowest.filter((input) => !begun.has(input));
+      const computation = computations.get(here);
+      const { lowest, ahead, held, lag } = inputsOf(computation, slices.get(here), computations, start(here));
+      if (!visited.has(here)) {
+        visited.add(here);
+        const missing = lowest.filter((input) => !visited.has(input));
         for (const input of missing.reverse()) pending.push(input);
         if (missing.length > 0) continue;
       }
-      const why = keeps(each, now);
-      const own = { guilty: here, by: "", trouble: TROUBLE.has(why), lag };
+      const reason = reasonOf(computation, now);
+      const own = { guilty: here, by: "", trouble: TROUBLE.has(reason), lag };
       const behind = lag > 0 || (own.trouble && held);
       let end = own;
       for (const input of ahead ? [] : lowest) {
-        const other = found.get(input);
-        const rounding = each?.holder?.holdback_micros ? 0 : STEP_MICROS;
-        if (other === undefined || (behind && !goesOn(own, why === "busy" && !slices.has(here), other, rounding))) continue;
-        if (end === own || heavier(other, end)) end = { ...other, by: input };
+        const inputEnd = result.get(input);
+        const rounding = computation?.holder?.holdback_micros ? 0 : STEP_MICROS;
+        if (inputEnd === undefined || (behind && !heldByInput(own, reason === "busy" && !slices.has(here), inputEnd, rounding))) continue;
+        if (end === own || isWorse(inputEnd, end)) end = { ...inputEnd, by: input };
       }
-      found.set(here, end);
+      result.set(here, end);
     }
   }
-  return found;
+  return result;
 }
 
 /**
- * Whether one end weighs more than another: who has to be acted for comes first, then who is furthest behind.
+ * Returns true when `a` is the worse root cause: trouble comes first, then the larger lag.
  *
  * @param {Culprit} a
  * @param {Culprit} b
- * @returns {boolean}
  */
-function heavier(a, b) {
+function isWorse(a, b) {
   return a.trouble === b.trouble ? a.lag > b.lag : a.trouble;
 }
 
 /**
- * Whether one that is behind its inputs is where it is, most of all, for what holds them.
+ * Returns true when a computation that lags its inputs is still held mostly by their root cause.
  *
- * @param {Culprit} own
+ * @param {Culprit} own The computation as its own root cause.
  * @param {boolean} longOperation
- * @param {Culprit} end
- * @param {number} rounding How much of its lag its rounding may explain; 0 where that is known and left out already.
- * @returns {boolean}
+ * @param {Culprit} end Root cause of its input.
+ * @param {number} rounding Microseconds of its lag that its rounding may explain; 0 when the lag
+ *   already leaves that out.
  */
-function goesOn(own, longOperation, end, rounding) {
+function heldByInput(own, longOperation, end, rounding) {
   if (own.trouble) return false;
   if (end.lag > own.lag * (longOperation ? OUTWEIGHS : 1)) return true;
   return end.trouble && !longOperation && own.lag <= rounding;
 }
 
 /**
- * What the source of a pipeline is compared with: the clock, or its newest data when that is old, as in a replay. A pipeline is what is connected.
+ * Returns a function that gives the time with which a source is compared: the clock, or in a replay
+ * the newest data of its pipeline. A pipeline is a connected part of the graph.
  *
  * @param {Map<string, import("./types.js").Computation>} computations
  * @param {number} now
  * @returns {(name: string) => number} Microseconds.
  */
-function starts(computations, now) {
+function sourceReference(computations, now) {
   /** @type {Map<string, string>} */
-  const pipeline = new Map();
-  const of = (/** @type {string} */ name) => {
-    let top = name;
-    for (let next = pipeline.get(top); next !== undefined; next = pipeline.get(top)) top = next;
-    for (let each = name; each !== top; ) {
-      const next = /** @type {string} */ (pipeline.get(each));
-      pipeline.set(each, top);
-      each = next;
+  const parents = new Map();
+  const pipelineOf = (/** @type {string} */ name) => {
+    let root = name;
+    for (let next = parents.get(root); next !== undefined; next = parents.get(root)) root = next;
+    for (let member = name; member !== root; ) {
+      const next = /** @type {string} */ (parents.get(member));
+      parents.set(member, root);
+      member = next;
     }
-    return top;
+    return root;
   };
   for (const { name, inputs } of computations.values()) {
     for (const input of [...inputs, sliceOf(name)].filter(Boolean)) {
-      const [a, b] = [of(input), of(name)];
-      if (a !== b) pipeline.set(a, b);
+      const [a, b] = [pipelineOf(input), pipelineOf(name)];
+      if (a !== b) parents.set(a, b);
     }
   }
   /** @type {Map<string, number>} */
-  const front = new Map();
-  for (const each of computations.values()) {
-    const [top, micros] = [of(each.name), newest([each])];
-    if (micros !== null) front.set(top, Math.max(front.get(top) ?? -Infinity, micros));
+  const fronts = new Map();
+  for (const computation of computations.values()) {
+    const [root, micros] = [pipelineOf(computation.name), newest([computation])];
+    if (micros !== null) fronts.set(root, Math.max(fronts.get(root) ?? -Infinity, micros));
   }
   return (name) => {
-    const micros = front.get(of(name)) ?? now;
+    const micros = fronts.get(pipelineOf(name)) ?? now;
     return now - micros > REPLAY_SECONDS * 1e6 ? micros : now;
   };
 }
 
 /**
- * The inputs or slices that allow no more, and how far a computation is behind by its own doing.
+ * Finds the lowest inputs or slices of a computation, and the lag that it adds itself.
  *
- * @param {import("./types.js").Computation | undefined} each
- * @param {string[] | undefined} slices Its own, where it is cut.
+ * @param {import("./types.js").Computation | undefined} computation
+ * @param {string[] | undefined} slices Its slices, when it is cut.
  * @param {Map<string, import("./types.js").Computation>} computations
- * @param {number} start What a source is compared with.
- * @returns {{lowest: string[], ahead: boolean, held: boolean, lag: number}} `ahead`: an estimate that does not wait for them. `held`: whether it is
- *   below them. `lag` in microseconds: 0 for one that is behind by less than its worker holds back by design.
+ * @param {number} start Time with which a source is compared, in microseconds.
+ * @returns {{lowest: string[], ahead: boolean, held: boolean, lag: number}} `ahead`: true for an
+ *   estimate that does not wait for its inputs. `held`: true when it lags them. `lag`: microseconds
+ *   that it adds; 0 when they are below its worker's holdback.
  */
-function inputsOf(each, slices, computations, start) {
-  if (each === undefined || !each.registered) return { lowest: [], ahead: false, held: true, lag: Infinity };
-  if (each.low.state === "finished") return { lowest: [], ahead: false, held: false, lag: 0 };
-  const waited = slices ?? each.inputs;
-  const lows = waited.map((name) => has(computations.get(name), slices && each));
+function inputsOf(computation, slices, computations, start) {
+  if (computation === undefined || !computation.registered) return { lowest: [], ahead: false, held: true, lag: Infinity };
+  if (computation.low.state === "finished") return { lowest: [], ahead: false, held: false, lag: 0 };
+  const sources = slices ?? computation.inputs;
+  const lows = sources.map((name) => reliableLow(computations.get(name), slices && computation));
   const least = lows.reduce((a, b) => Math.min(a, b), Infinity);
-  const own = order(each.low);
-  const lowest = waited.filter((_, index) => lows[index] === least);
-  const ahead = each.estimated && slices === undefined && lowest.length > 0 && own > least;
+  const own = order(computation.low);
+  const lowest = sources.filter((_, index) => lows[index] === least);
+  const ahead = computation.estimated && slices === undefined && lowest.length > 0 && own > least;
   const allowed = ahead || lowest.length === 0 ? start : least;
   const held = own < allowed;
-  return { lowest, ahead, held, lag: held && allowed - own >= (each.holder?.holdback_micros ?? 0) ? allowed - own : 0 };
+  return { lowest, ahead, held, lag: held && allowed - own >= (computation.holder?.holdback_micros ?? 0) ? allowed - own : 0 };
 }
 
 /**
- * How far somebody who waits for a computation can count on it. A slice tells where it is, even if it has been further; and nothing while one of the
- * two has not begun anew yet.
+ * Returns the watermark that a reader of a computation can count on. For a slice that is the
+ * watermark of its holder, even if the slice was further before. It is unknown while slice and
+ * whole are of different incarnations: one of them was reset, and the other follows.
  *
- * @param {import("./types.js").Computation | undefined} each
- * @param {import("./types.js").Computation | undefined} whole What it is a slice of.
+ * @param {import("./types.js").Computation | undefined} computation
+ * @param {import("./types.js").Computation | undefined} whole The cut computation, when
+ *   `computation` is one of its slices.
  * @returns {number}
  */
-function has(each, whole) {
-  if (each === undefined || (whole && whole.incarnation !== each.incarnation)) return order(UNKNOWN);
-  const low = order(each.low);
-  return whole && each.holder !== null ? Math.min(low, order(each.holder.watermark)) : low;
+function reliableLow(computation, whole) {
+  if (computation === undefined || (whole && whole.incarnation !== computation.incarnation)) return order(UNKNOWN);
+  const low = order(computation.low);
+  return whole && computation.holder !== null ? Math.min(low, order(computation.holder.watermark)) : low;
 }
 
 /**
- * What keeps a computation where it is, as `cause_of` of the client has it, which `lowwater status` shows: one decision for both.
+ * Reason why a computation does not move, decided as by `cause_of` in
+ * client/src/lowwater/core/causes.py, which `lowwater status` shows.
  *
- * @typedef {"finished" | "not registered" | "never claimed" | "unowned" | "silent" | "stopped" | "failed" | "not heard of" | "busy" |
- *   "waiting" | "moving" | "moved on"} Keeps
+ * @typedef {"finished" | "not registered" | "never claimed" | "unowned" | "silent" | "stopped" | "failed" | "not heard of" | "busy" | "waiting" |
+ *   "moving" | "moved on"} Reason
  */
 
-/** Of these, those after which somebody has to act: nobody that is alive works on it. */
+/** Reasons that last until somebody acts: no living worker is at the computation. */
 const TROUBLE = new Set(["not registered", "never claimed", "unowned", "silent", "stopped", "failed"]);
 
 /**
- * @param {import("./types.js").Computation | undefined} each
+ * @param {import("./types.js").Computation | undefined} computation
  * @param {number} now
- * @returns {Keeps}
+ * @returns {Reason}
  */
-export function keeps(each, now) {
-  if (each === undefined || !each.registered) return "not registered";
-  if (each.low.state === "finished") return "finished";
-  const { holder, oldest_operation_micros: oldest } = each;
+export function reasonOf(computation, now) {
+  if (computation === undefined || !computation.registered) return "not registered";
+  if (computation.low.state === "finished") return "finished";
+  const { holder, oldest_operation_micros: oldest } = computation;
   if (holder === null) return "moved on";
   if (holder.state === "never claimed" || holder.state === "unowned") return holder.state;
   if (holder.state !== "owned") return "moved on";
@@ -220,7 +236,7 @@ export function keeps(each, now) {
 }
 
 /**
- * Who answers for a key range, in a few words.
+ * Names the worker and host of a key range.
  *
  * @param {import("./types.js").Range} range
  * @returns {string} "exec-7 on host-b"
@@ -231,13 +247,13 @@ export function owner(range) {
 }
 
 /**
- * What a key range's owner does, as far as the authority was told.
+ * Says what the owner of a key range does, by its last report.
  *
  * @param {import("./types.js").Range} range
  * @param {number} now
  * @returns {string} "silent for 38 min"
  */
-export function doing(range, now) {
+export function activity(range, now) {
   const since = (/** @type {number} */ micros) => duration(Math.max(0, now - micros) / 1e6);
   switch (range.state) {
     case "never claimed":
@@ -261,15 +277,15 @@ export function doing(range, now) {
 }
 
 /**
- * A key range, who answers for it, and what that one does.
+ * Names a key range, its owner, and what the owner does.
  *
  * @param {import("./types.js").Range} range
  * @param {number} now
- * @param {string} [label] What to call it.
+ * @param {string} [label] Name to use for the range.
  * @returns {string} "[40.., 44..) of exec-7, silent for 38 min"
  */
 export function holding(range, now, label = range.label) {
   const owned = range.state === "owned" || (range.state === "unowned" && range.worker);
   const who = !owned ? "" : range.state === "owned" ? ` of ${owner(range)}` : ` left by ${owner(range)}`;
-  return `${label}${who}, ${doing(range, now)}`;
+  return `${label}${who}, ${activity(range, now)}`;
 }

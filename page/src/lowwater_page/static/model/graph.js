@@ -3,76 +3,82 @@
 import dagre from "../vendor/dagre.js";
 import { ranked, way } from "./verdict.js";
 
-/** Computations up to which all are drawn, unless the viewer says otherwise. */
+/** Number of computations up to which all are drawn by default. */
 const WHOLE = 500;
-/** How many are drawn when what matters is. */
+/** Number of computations drawn by the choice "what matters". */
 export const PART = 40;
 
 /** @typedef {import("./types.js").Computation} Computation */
-/** @typedef {{name: string, x: number, y: number}} Node Its upper left corner, in pixels. */
-/** @typedef {{from: string, to: string, path: string}} Edge `path` as SVG has it. */
+/**
+ * @typedef {{name: string, x: number, y: number}} Node Box with its upper left corner in pixels.
+ */
+/** @typedef {{from: string, to: string, path: string}} Edge Line with its path data for SVG. */
 /** @typedef {{nodes: Node[], edges: Edge[], width: number, height: number}} Layout */
 
 /**
- * Who reads what.
+ * Lists the readers of each computation.
  *
  * @param {Map<string, Computation>} computations
  * @returns {Map<string, string[]>} Readers by name.
  */
 export function readers(computations) {
   /** @type {Map<string, string[]>} */
-  const found = new Map();
+  const result = new Map();
   for (const { name, inputs } of computations.values()) {
     for (const input of inputs) {
-      const known = found.get(input);
-      if (known === undefined) found.set(input, [name]);
-      else known.push(name);
+      const names = result.get(input);
+      if (names === undefined) result.set(input, [name]);
+      else names.push(name);
     }
   }
-  return found;
+  return result;
 }
 
-/** What is drawn: what matters, everything, or groups by name or team. @typedef {"worst" | "all" | "name" | "team"} Kind */
+/**
+ * What is drawn: what matters, everything, or groups by name or team.
+ *
+ * @typedef {"worst" | "all" | "name" | "team"} Kind
+ */
 
 /**
- * What is drawn of a pipeline.
+ * Chooses what is drawn of a pipeline.
  *
- * @param {Kind | ""} asked By the viewer; empty: whichever says more.
- * @param {number} size How many computations there are.
+ * @param {Kind | ""} choice Choice of the viewer; empty: none.
+ * @param {number} size Number of computations.
  * @returns {Kind}
  */
-export function drawing(asked, size) {
-  return asked || (size <= WHOLE ? "all" : "worst");
+export function kindToDraw(choice, size) {
+  return choice || (size <= WHOLE ? "all" : "worst");
 }
 
 /**
- * The computations to draw when not all are: what was asked for, what is worst, who is to blame for it, the way between, and then their
- * neighbours, as far as there is room.
+ * Chooses the computations to draw when not all are: the wanted ones or the worst, the way to their
+ * root causes, and then their neighbours while there is room.
  *
  * @param {Map<string, import("./verdict.js").Verdict>} verdicts
- * @param {string[]} wanted Searched or selected.
- * @returns {string[]} Sorted by name, so that the same set is the same list.
+ * @param {string[]} wanted Names that the viewer searched or selected.
+ * @returns {string[]} Names, sorted, so that the same set gives the same layout.
  */
-export function chosen(verdicts, wanted) {
+export function namesToDraw(verdicts, wanted) {
   const computations = new Map([...verdicts].map(([name, { computation }]) => [name, computation]));
-  const reading = readers(computations);
+  const readersOf = readers(computations);
   const seeds = wanted.length ? wanted : ranked(verdicts.values()).map(({ computation }) => computation.name);
   /** @type {Set<string>} */
-  const found = new Set();
+  const names = new Set();
   for (const seed of seeds.slice(0, PART)) {
-    for (const name of [seed, ...way(seed, verdicts)]) if (found.size < PART && verdicts.has(name)) found.add(name);
-    if (!wanted.length && found.size >= PART / 2) break;
+    for (const name of [seed, ...way(seed, verdicts)]) if (names.size < PART && verdicts.has(name)) names.add(name);
+    if (!wanted.length && names.size >= PART / 2) break;
   }
-  for (const name of [...found]) {
-    for (const next of [...(computations.get(name)?.inputs ?? []), ...(reading.get(name) ?? [])]) {
-      if (found.size < PART && verdicts.has(next)) found.add(next);
+  for (const name of [...names]) {
+    for (const next of [...(computations.get(name)?.inputs ?? []), ...(readersOf.get(name) ?? [])]) {
+      if (names.size < PART && verdicts.has(next)) names.add(next);
     }
   }
-  return [...found].sort();
+  return [...names].sort();
 }
 
 /**
- * What a layout depends on: while it stays the same, so does the layout.
+ * Returns the key of a layout: names and inputs as JSON. The same shape gives the same layout.
  *
  * @param {string[]} names
  * @param {Map<string, Computation>} computations
@@ -82,39 +88,40 @@ export function shape(names, computations) {
   return JSON.stringify(names.map((name) => [name, computations.get(name)?.inputs ?? []]));
 }
 
-/** Pixels between two ranks of a graph that goes from left to right, and around it. */
+/** Pixels between two ranks of a graph from left to right. */
 export const BETWEEN = 44;
 export const MARGIN = 3;
 
 /**
- * How wide a graph will be that goes from left to right, without placing it. O(computations + edges).
+ * Computes the width of a graph from left to right without placing it: O(computations + edges).
  *
- * @param {string} of As `shape` gives it.
- * @param {number} width Of one computation, in pixels.
+ * @param {string} key Result of `shape`.
+ * @param {number} width Pixels of one box.
  * @returns {number} Pixels.
  */
-export function breadth(of, width) {
+export function breadth(key, width) {
   /** @type {Map<string, string[]>} */
-  const inputs = new Map(JSON.parse(of));
+  const inputs = new Map(JSON.parse(key));
   /** @type {Map<string, number>} */
   const ranks = new Map();
   /** @type {(name: string) => number} */
   const rank = (name) => {
-    const known = ranks.get(name);
-    if (known !== undefined) return known;
+    const knownRank = ranks.get(name);
+    if (knownRank !== undefined) return knownRank;
     ranks.set(name, 0); // groups may read each other, though computations cannot
-    const found = 1 + Math.max(0, ...(inputs.get(name) ?? []).filter((input) => inputs.has(input)).map(rank));
-    ranks.set(name, found);
-    return found;
+    const ownRank = 1 + Math.max(0, ...(inputs.get(name) ?? []).filter((input) => inputs.has(input)).map(rank));
+    ranks.set(name, ownRank);
+    return ownRank;
   };
   const most = Math.max(0, ...[...inputs.keys()].map(rank));
   return most * width + Math.max(0, most - 1) * BETWEEN + 2 * MARGIN;
 }
 
-/** The node that leads to every source, drawn nowhere. No computation has this id. */
+/** Id of a hidden node in front of all sources; no computation has this id. */
 const ORIGIN = " ";
 /**
- * The id of a computation's node. Dagre keeps ids as keys of plain objects, where `constructor` and `__proto__` are taken.
+ * Returns the id of a computation's node. Dagre keeps ids as keys of plain objects, where
+ * `constructor` and `__proto__` exist already.
  *
  * @param {string} name
  * @returns {string}
@@ -122,47 +129,48 @@ const ORIGIN = " ";
 const idOf = (name) => `:${name}`;
 /** @type {(id: string) => string} */
 const nameOf = (id) => id.slice(1);
-/** How much more the lines from there weigh than others, so that they are kept short. */
+/** Weight of the lines from the hidden node. Others weigh 1, so dagre keeps these short. */
 const FIRST = 1000;
 
 /**
- * Places computations so that what is read stands before what reads it. What reads nothing stands first, not right before its first reader.
+ * Places computations so that inputs come before their readers. Sources come first, not right
+ * before their first reader.
  *
- * @param {string} of As `shape` gives it.
- * @param {{width: number, height: number}} box Of one computation, in pixels.
- * @param {boolean} down From top to bottom instead of left to right.
+ * @param {string} key Result of `shape`.
+ * @param {{width: number, height: number}} box Size of one box in pixels.
+ * @param {boolean} down True: from top to bottom; false: from left to right.
  * @returns {Layout}
  */
-export function layout(of, box, down) {
+export function layout(key, box, down) {
   /** @type {any} The library is vendored without its types. */
   const graph = new /** @type {any} */ (dagre).graphlib.Graph();
   graph.setGraph({ rankdir: down ? "TB" : "LR", nodesep: down ? 10 : 18, ranksep: down ? 26 : BETWEEN, marginx: MARGIN, marginy: MARGIN });
   graph.setDefaultEdgeLabel(() => ({}));
   /** @type {[string, string[]][]} */
-  const nodes = JSON.parse(of);
-  const known = new Set(nodes.map(([name]) => name));
+  const nodes = JSON.parse(key);
+  const names = new Set(nodes.map(([name]) => name));
   graph.setNode(ORIGIN, { width: 0, height: 0 });
-  for (const name of known) graph.setNode(idOf(name), { ...box });
+  for (const name of names) graph.setNode(idOf(name), { ...box });
   for (const [name, inputs] of nodes) {
-    const read = inputs.filter((input) => known.has(input));
-    for (const input of read) graph.setEdge(idOf(input), idOf(name));
-    if (read.length === 0) graph.setEdge(ORIGIN, idOf(name), { weight: FIRST });
+    const drawnInputs = inputs.filter((input) => names.has(input));
+    for (const input of drawnInputs) graph.setEdge(idOf(input), idOf(name));
+    if (drawnInputs.length === 0) graph.setEdge(ORIGIN, idOf(name), { weight: FIRST });
   }
-  // Of groups that read each other none is a source: one of them stands first all the same.
-  const led = new Set([ORIGIN]);
-  const lead = () => {
-    for (const from of led) for (const to of graph.successors(from)) led.add(to); // a set also gives what is added meanwhile
+  // Groups may read each other, and then none of them is a source: lead to one of them.
+  const reached = new Set([ORIGIN]);
+  const reach = () => {
+    for (const from of reached) for (const to of graph.successors(from)) reached.add(to); // a set also gives what is added meanwhile
   };
-  lead();
-  for (const name of known) {
-    if (led.has(idOf(name))) continue;
+  reach();
+  for (const name of names) {
+    if (reached.has(idOf(name))) continue;
     graph.setEdge(ORIGIN, idOf(name), { weight: FIRST });
-    led.add(idOf(name));
-    lead();
+    reached.add(idOf(name));
+    reach();
   }
   dagre.layout(graph);
   const skipped = nodes.length ? (down ? 26 : BETWEEN) : 0;
-  for (const name of [...known]) {
+  for (const name of [...names]) {
     const node = graph.node(idOf(name));
     if (down) node.y -= skipped;
     else node.x -= skipped;
@@ -173,17 +181,17 @@ export function layout(of, box, down) {
   return {
     width: Math.ceil(Math.max(width - (down ? 0 : skipped), 0)),
     height: Math.ceil(Math.max(height - (down ? skipped : 0), 0)),
-    nodes: [...known].map((/** @type {string} */ name) => {
+    nodes: [...names].map((/** @type {string} */ name) => {
       const { x, y } = graph.node(idOf(name));
       return { name, x: Math.round(x - box.width / 2), y: Math.round(y - box.height / 2) };
     }),
     edges: edges.map((/** @type {{v: string, w: string}} */ { v, w }) => {
-      // Lines leave and arrive in the middle of a side. Past other boxes, where dagre has kept room, they go straight; every
-      // second of its points lies there, the others between two ranks.
+      // Lines leave and arrive at the middle of a side. Every second point of dagre lies in the gap
+      // that it left between boxes, where the line goes straight; the others lie between two ranks.
       /** @type {{x: number, y: number}[]} */
       const bends = graph.edge(v, w).points.slice(1, -1);
-      const past = bends.filter((_, index) => index % 2);
-      const through = past.flatMap((point) => [side(point, box, down, -1), side(point, box, down, 1)]);
+      const straight = bends.filter((_, index) => index % 2);
+      const through = straight.flatMap((point) => [side(point, box, down, -1), side(point, box, down, 1)]);
       const points = [side(graph.node(v), box, down, 1), ...through, side(graph.node(w), box, down, -1)];
       return { from: nameOf(v), to: nameOf(w), path: curve(points, down) };
     }),
@@ -191,7 +199,7 @@ export function layout(of, box, down) {
 }
 
 /**
- * The middle of the side of a box that faces along the graph (1) or against it (-1).
+ * Returns the middle of a box's side: along the graph (1) or against it (-1).
  *
  * @param {{x: number, y: number}} centre
  * @param {{width: number, height: number}} box
@@ -204,7 +212,7 @@ export function side({ x, y }, box, down, along) {
 }
 
 /**
- * A smooth line through points, which leaves and arrives along the direction of the graph.
+ * Draws a smooth line that leaves and arrives along the direction of the graph.
  *
  * @param {{x: number, y: number}[]} points
  * @param {boolean} down

@@ -1,17 +1,17 @@
-/** Computations that are drawn together, as one box: those of a team, or those whose names begin alike. */
+/** Groups of computations that are drawn as one box: by team, or by the beginning of the name. */
 
 import { badness, kind } from "./verdict.js";
 
 /** @typedef {import("./types.js").Computation} Computation */
 /** @typedef {import("./verdict.js").Verdict} Verdict */
 
-/** What stands for the team of those that nobody has promised anything of. */
+/** Group of the computations without a team. */
 export const NO_TEAM = "no team";
-/** In front of a group in the name of its box. No computation is called so. */
+/** Prefix of the name of a group's box; no computation has it. */
 const BOX = "group:";
 
 /**
- * Which group a computation is in.
+ * Returns the group of a computation.
  *
  * @param {Computation} computation
  * @param {"name" | "team"} by By name: the part before the first `.`, `/` or `-`.
@@ -23,32 +23,33 @@ export function groupOf({ name, promise }, by) {
 }
 
 /**
- * What is drawn: computations, and groups that are closed.
+ * Boxes to draw: computations, and closed groups.
  *
  * @typedef {object} Gathered
- * @property {Map<string, string>} at The box that each computation is in: its own, which is called as it is, or its group's.
- * @property {Map<string, {group: string, names: string[]}>} groups The closed ones, by the name of their box.
- * @property {string} shape What a layout depends on: boxes and what they read, as JSON.
+ * @property {Map<string, string>} at Box of each computation: its own name, or its group's box.
+ * @property {Map<string, {group: string, names: string[]}>} groups Closed groups by the name of
+ *   their box.
+ * @property {string} shape Key of the layout: boxes and their inputs as JSON.
  */
 
 /**
- * Puts computations into the boxes that are drawn. A group of one is drawn as that one.
+ * Puts computations into boxes. A group with one member is drawn as that computation.
  *
  * @param {Map<string, Computation>} computations
- * @param {"" | "name" | "team"} by Empty: each has its own box.
- * @param {string[]} open Groups whose computations are drawn.
+ * @param {"" | "name" | "team"} by Empty: no groups.
+ * @param {string[]} open Groups whose members are drawn one by one.
  * @returns {Gathered}
  */
 export function gather(computations, by, open) {
   /** @type {Map<string, string[]>} */
   const members = new Map();
   if (by !== "") {
-    for (const each of computations.values()) {
-      const group = groupOf(each, by);
+    for (const computation of computations.values()) {
+      const group = groupOf(computation, by);
       if (open.includes(group)) continue;
-      const known = members.get(group);
-      if (known === undefined) members.set(group, [each.name]);
-      else known.push(each.name);
+      const names = members.get(group);
+      if (names === undefined) members.set(group, [computation.name]);
+      else names.push(computation.name);
     }
   }
   /** @type {Gathered["groups"]} */
@@ -60,28 +61,28 @@ export function gather(computations, by, open) {
     for (const name of names) at.set(name, BOX + group);
   }
   /** @type {Map<string, Set<string>>} */
-  const read = new Map();
+  const inputBoxes = new Map();
   for (const { name, inputs } of computations.values()) {
     const box = /** @type {string} */ (at.get(name));
-    const found = read.get(box) ?? new Set();
+    const boxInputs = inputBoxes.get(box) ?? new Set();
     for (const input of inputs) {
       const other = at.get(input);
-      if (other !== undefined && other !== box) found.add(other);
+      if (other !== undefined && other !== box) boxInputs.add(other);
     }
-    read.set(box, found);
+    inputBoxes.set(box, boxInputs);
   }
-  return { at, groups, shape: JSON.stringify([...read].map(([box, inputs]) => [box, [...inputs]])) };
+  return { at, groups, shape: JSON.stringify([...inputBoxes].map(([box, inputs]) => [box, [...inputs]])) };
 }
 
 /**
- * A group in short: who is worst in it, and how many are late or stuck.
+ * Sums up a group: its worst member, and how many are late or stuck.
  *
- * @param {string[]} names At least one.
+ * @param {string[]} names Members, at least one.
  * @param {Map<string, Verdict>} verdicts
  * @returns {{worst: Verdict, late: number, stuck: number}}
  */
-export function inShort(names, verdicts) {
+export function sumUp(names, verdicts) {
   const members = names.map((name) => /** @type {Verdict} */ (verdicts.get(name)));
-  const count = (/** @type {string} */ one) => members.filter((each) => kind(each) === one).length;
+  const count = (/** @type {string} */ wantedKind) => members.filter((verdict) => kind(verdict) === wantedKind).length;
   return { worst: members.reduce((a, b) => (badness(b) > badness(a) ? b : a)), late: count("late"), stuck: count("stuck") };
 }

@@ -1,4 +1,4 @@
-/** The heat map: how far everything was behind over a time, by what counts as late of each. */
+/** The heat map: how far each computation was behind over time, in units of its own threshold. */
 
 import { extent, levelOf } from "./lag.js";
 
@@ -8,57 +8,61 @@ import { extent, levelOf } from "./lag.js";
 /**
  * As the API has it. Lags are in seconds behind the clock, null where no time was known.
  *
- * @typedef {{from_micros: number, column_seconds: number, since_micros: number, total: number, lags: Record<string, (number | null)[]>}} Answer
+ * @typedef {{from_micros: number, column_seconds: number, since_micros: number, total: number,
+ *   lags: Record<string, (number | null)[]>}} Answer Lags over time. A lag is in seconds behind the
+ *   clock, null where no watermark was known.
  */
 
 /**
  * @typedef {object} Row
  * @property {Verdict} verdict
- * @property {(number | null)[]} lags The greatest in each column, in seconds behind what its lag is counted from.
- * @property {number} worst Which column has the greatest; -1: none has any.
- * @property {number} lateSeconds How long it was late, in whole columns.
+ * @property {(number | null)[]} lags Largest lag in each column, in seconds behind the reference of
+ *   its verdict; null: no watermark was known.
+ * @property {number} worst Index of the column with the largest lag; -1: none has a lag.
+ * @property {number} lateSeconds Seconds for which it was late, in whole columns.
  */
 
 /**
- * The rows, those worst that were the most times as far behind as is late of them.
+ * Returns the rows, largest lag in units of its threshold first.
  *
  * @param {Answer} answer
- * @param {Map<string, Verdict>} verdicts Of what is shown.
+ * @param {Map<string, Verdict>} verdicts Computations that are shown.
  * @param {number} now
  * @returns {Row[]}
  */
 export function rows({ from_micros: start, column_seconds: column, lags }, verdicts, now) {
   /** @type {(Row & {times: number})[]} */
-  const found = [];
-  for (const [name, given] of Object.entries(lags)) {
+  const result = [];
+  for (const [name, clockLags] of Object.entries(lags)) {
     const verdict = verdicts.get(name);
     if (verdict === undefined) continue;
     const { from } = verdict;
-    // How far the clock was ahead of that at the end of a column; the last one has not ended yet.
+    // Distance from the reference to the clock at the end of a column; the last column has not
+    // ended yet.
     const end = (/** @type {number} */ index) => Math.min(start + (index + 1) * column * 1e6, now);
     const ahead = (/** @type {number} */ index) => (from.name === "clock" ? 0 : (end(index) - from.micros) / 1e6);
-    const own = given.map((lag, index) => (lag === null ? null : Math.max(0, lag - ahead(index))));
-    const most = own.reduce((a, b) => Math.max(a ?? -1, b ?? -1), -1) ?? -1;
-    const lateSeconds = own.filter((lag) => lag !== null && lag >= verdict.late).length * column;
-    found.push({ verdict, lags: own, worst: most < 0 ? -1 : own.indexOf(most), lateSeconds, times: most / verdict.late });
+    const ownLags = clockLags.map((lag, index) => (lag === null ? null : Math.max(0, lag - ahead(index))));
+    const most = ownLags.reduce((a, b) => Math.max(a ?? -1, b ?? -1), -1) ?? -1;
+    const lateSeconds = ownLags.filter((lag) => lag !== null && lag >= verdict.late).length * column;
+    result.push({ verdict, lags: ownLags, worst: most < 0 ? -1 : ownLags.indexOf(most), lateSeconds, times: most / verdict.late });
   }
-  return found.sort((a, b) => b.times - a.times || (a.verdict.computation.name < b.verdict.computation.name ? -1 : 1));
+  return result.sort((a, b) => b.times - a.times || (a.verdict.computation.name < b.verdict.computation.name ? -1 : 1));
 }
 
-/** Of a cell's width, what is drawn. */
+/** Part of a cell's width that is drawn; the rest is the gap. */
 const FULL = 0.9;
-/** The least height of a cell that has a lag at all. */
+/** Smallest height of a cell with a lag; 1 is the height of the row. */
 const LEAST = 0.16;
 
 /**
- * The cells of a row as SVG paths, one for each level, in a picture as wide as there are columns, and 1 high. What is further behind is higher, so
- * that colour is not alone.
+ * Draws the cells of a row as SVG paths, one for each level, in a picture with a unit of width per
+ * column and a height of 1. A larger lag is higher, so that colour does not say it alone.
  *
  * @param {(number | null)[]} lags
  * @param {number} late
  * @returns {Map<Level, string>}
  */
-export function drawn(lags, late) {
+export function cellPaths(lags, late) {
   /** @type {Map<Level, string>} */
   const paths = new Map();
   lags.forEach((lag, column) => {
@@ -73,14 +77,14 @@ export function drawn(lags, late) {
 /** @typedef {{row: number, column: number}} Cursor */
 
 /**
- * Where a key moves the cursor.
+ * Returns where a key moves the cursor.
  *
  * @param {string} key
  * @param {Cursor} at
  * @param {{rows: number, columns: number}} size
- * @returns {Cursor | null} Null: it is none of those that move.
+ * @returns {Cursor | null} Null: the key moves nothing.
  */
-export function stepped(key, { row, column }, { rows: many, columns }) {
+export function cursorAfterKey(key, { row, column }, { rows: many, columns }) {
   const to = (/** @type {number} */ y, /** @type {number} */ x) => ({
     row: Math.min(Math.max(0, y), many - 1),
     column: Math.min(Math.max(0, x), columns - 1),

@@ -1,8 +1,12 @@
-/** What the charts draw: the lag of the last hour, day or week, and when steps of event time became complete. */
+/** Data of the charts: the lag of the last hour, day or week. */
 
 /** @typedef {"1h" | "6h" | "24h" | "7d"} Span */
 
-/** How far back one may look, and how finely a heat map shows that. @type {{name: Span, words: string, seconds: number, step: number}[]} */
+/**
+ * Spans to choose from, and the seconds of a heat map's column.
+ *
+ * @type {{name: Span, words: string, seconds: number, step: number}[]}
+ */
 export const SPANS = [
   { name: "1h", words: "hour", seconds: 3600, step: 60 },
   { name: "6h", words: "6 hours", seconds: 6 * 3600, step: 300 },
@@ -10,28 +14,27 @@ export const SPANS = [
   { name: "7d", words: "7 days", seconds: 7 * 86_400, step: 7200 },
 ];
 
-/**
- * @param {Span} name
- */
+/** @param {Span} name */
 export function spanOf(name) {
-  return SPANS.find((each) => each.name === name) ?? SPANS[0];
+  return SPANS.find((span) => span.name === name) ?? SPANS[0];
 }
 
 /**
- * Samples as the API has them: time, low watermark, that of 99 % of the records lately seen.
+ * Sample: time, low watermark, and the watermark of the largest share, all in microseconds; null:
+ * unknown.
  *
  * @typedef {[number, number | null, number | null]} Sample
  */
 
-/** How long samples are kept, as by the authority. */
+/** Seconds for which samples are kept, as by the authority. */
 const KEPT_SECONDS = 3600;
 
 /**
- * Adds what the page has heard itself, at the authority's step, and drops what is too old.
+ * Adds a sample that the page took itself, at the authority's step, and drops old samples.
  *
  * @param {Sample[]} samples Oldest first.
  * @param {Sample} newest
- * @param {number} step Seconds between two.
+ * @param {number} step Seconds between two samples.
  * @returns {Sample[]}
  */
 export function extended(samples, newest, step) {
@@ -42,8 +45,9 @@ export function extended(samples, newest, step) {
 }
 
 /**
- * Columns for the chart: time in seconds, and how far each watermark was behind the clock then, in seconds. Against the newest
- * data of a replay there is no such curve to be had: the distance to that is counted from where it stands now.
+ * Returns the columns of the chart: times in seconds, and how far each watermark was behind the
+ * clock then, in seconds. In a replay they are behind the newest data of now: older values of that
+ * are not kept.
  *
  * @param {Sample[]} samples
  * @param {import("./lag.js").Reference} from
@@ -60,18 +64,18 @@ export function columns(samples, from) {
 }
 
 /**
- * Marks on an axis of lengths of time: at round seconds, minutes, hours or days.
+ * Chooses the marks of an axis of durations: round seconds, minutes, hours or days.
  *
  * @param {number} least Seconds.
  * @param {number} most Seconds.
- * @param {number} room How many marks fit.
+ * @param {number} room Number of marks that fit.
  * @returns {number[]}
  */
 export function ticks(least, most, room) {
   const steps = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400];
-  const want = (most - least) / Math.max(1, room);
-  const step = steps.find((each) => each >= want) ?? Math.ceil(want / 86_400) * 86_400;
-  const found = [];
-  for (let at = Math.ceil(least / step) * step; at <= most; at += step) found.push(at);
-  return found;
+  const ideal = (most - least) / Math.max(1, room);
+  const step = steps.find((size) => size >= ideal) ?? Math.ceil(ideal / 86_400) * 86_400;
+  const marks = [];
+  for (let at = Math.ceil(least / step) * step; at <= most; at += step) marks.push(at);
+  return marks;
 }

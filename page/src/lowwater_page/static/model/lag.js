@@ -1,18 +1,24 @@
 /**
- * What counts as late. Lag is counted from the clock; in a replay of old data, where that says nothing, from the newest event time there
- * is. What has a promise is held to it by the clock, as by the alerts. Levels are steps of one threshold, which was promised or the viewer chooses, so that one scale fits a pipeline of seconds and one of days.
+ * What counts as late.
+ *
+ * Lag is counted from the clock; in a replay of old data, where that says nothing, from the newest
+ * event time. A promise is held against the clock, as by the alerts. Levels are steps of one
+ * threshold, promised or chosen by the viewer, so they fit a pipeline of seconds and one of days.
  */
 
 /** @typedef {"ontime" | "slow" | "late" | "verylate" | "unknown" | "finished"} Level */
-/** @typedef {{name: "clock" | "data", micros: number}} Reference What lag is counted from. */
+/** @typedef {{name: "clock" | "data", micros: number}} Reference Time from which lag is counted. */
 
-/** Seconds of lag from which a computation is late, to choose from. */
+/** Thresholds that the page offers, in seconds of lag. */
 export const LATE_SECONDS = [10, 60, 300, 1800, 7200, 86400];
-/** The objective that the alerts come with: complete by half an hour after the end. */
+/** Threshold by default, in seconds; the objective that the alerts come with. */
 export const LATE_DEFAULT = 1800;
-/** Data that is older than this, as a whole, is taken for a replay: somebody would have noticed by now. */
+/**
+ * Age of the newest data in seconds from which a pipeline counts as a replay: in a live pipeline
+ * somebody would have noticed by now.
+ */
 export const REPLAY_SECONDS = 7 * 86400;
-/** Seconds without a report after which a worker is called silent, as `lowwater why` has it. */
+/** Seconds without a report after which a worker is called silent, as by `lowwater why`. */
 export const SILENT_SECONDS = 15;
 
 /** @type {Record<Level, string>} */
@@ -26,27 +32,27 @@ export const WORDS = {
 };
 
 /**
- * The newest event time that any watermark has passed; null when none has a time.
+ * Returns the newest event time that any watermark has passed; null when none has a time.
  *
  * @param {Iterable<import("./types.js").Computation>} computations
  * @returns {number | null}
  */
 export function newest(computations) {
-  let found = null;
-  for (const each of computations) {
-    for (const { micros } of [each.low, ...each.shares.map((share) => share.watermark)]) {
-      if (micros !== null && (found === null || micros > found)) found = micros;
+  let result = null;
+  for (const computation of computations) {
+    for (const { micros } of [computation.low, ...computation.shares.map((share) => share.watermark)]) {
+      if (micros !== null && (result === null || micros > result)) result = micros;
     }
   }
-  return found;
+  return result;
 }
 
 /**
- * What to count lag from.
+ * Chooses the reference of lags.
  *
  * @param {Iterable<import("./types.js").Computation>} computations
  * @param {number} now
- * @param {"clock" | "data" | ""} chosen By the viewer; empty: whichever says more.
+ * @param {"clock" | "data" | ""} chosen Choice of the viewer; empty: none.
  * @returns {Reference}
  */
 export function reference(computations, now, chosen) {
@@ -56,7 +62,7 @@ export function reference(computations, now, chosen) {
 }
 
 /**
- * Seconds behind the reference; null for what has no time.
+ * Returns the seconds behind the reference; null without a time.
  *
  * @param {import("./types.js").Watermark} watermark
  * @param {Reference} from
@@ -90,7 +96,8 @@ export function levelOf(seconds, late) {
 }
 
 /**
- * How long a lag is drawn, from 0 to 1: by its logarithm, with "late" at two thirds, so that seconds and days both show.
+ * Returns the length of a lag's bar, from 0 to 1. It is logarithmic, with the threshold at two
+ * thirds, so that seconds and days both show.
  *
  * @param {number | null} seconds
  * @param {number} late Seconds.
@@ -103,21 +110,21 @@ export function extent(seconds, late) {
 }
 
 /**
- * What stands in the place of the last report when there is none.
+ * Says why there is no last report.
  *
  * @param {import("./types.js").Range} range
  * @returns {string}
  */
-export function unheard(range) {
+export function noReportWords(range) {
   return range.state === "never claimed" ? "never" : "not since the authority restarted";
 }
 
 /**
- * Whether an owner has not been heard of for too long, by the authority's clock. Of one never heard of nobody knows. One that has ended has said so.
+ * Returns true when an owner has not reported for too long, by the authority's clock. A worker that
+ * never reported since the authority started is not silent, and one that has ended is not either.
  *
  * @param {import("./types.js").Range} range
  * @param {number} now
- * @returns {boolean}
  */
 export function silent(range, now) {
   const { state, ended, last_report_micros: last } = range;
@@ -125,11 +132,11 @@ export function silent(range, now) {
 }
 
 /**
- * What is wrong with an owner, in a word.
+ * Says in a word what is wrong with an owner.
  *
  * @param {import("./types.js").Range} range
  * @param {number} now
- * @returns {"" | "silent" | "stopped" | "failed"} Empty: nothing, or it has no owner.
+ * @returns {"" | "silent" | "stopped" | "failed"} Empty: nothing, or no owner.
  */
 export function trouble(range, now) {
   if (range.ended) return range.failure ? "failed" : "stopped";

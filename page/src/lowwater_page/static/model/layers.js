@@ -1,11 +1,12 @@
 /**
- * Places hundreds of computations at once: in layers, so that what is read stands before what reads it, each layer folded into as many
- * columns as fill the room best. O(sweeps * (boxes + edges)); what dagre takes seconds for, at prettier lines, takes this some milliseconds.
+ * Places hundreds of computations in layers, each behind the layers of its inputs and folded into
+ * the number of columns that fills the room best. O(sweeps * (boxes + edges)): milliseconds where
+ * dagre, with prettier lines, takes seconds.
  */
 
 import { BETWEEN, MARGIN, curve, side } from "./graph.js";
 
-/** How often a layer is put into the order of what is next to it: more changes little. */
+/** Number of passes that order the layers; more passes change little. */
 const SWEEPS = 6;
 /** Pixels between boxes of one layer. */
 const GAP = 12;
@@ -13,21 +14,22 @@ const GAP = 12;
 const FOLD = 18;
 
 /**
- * The layer of each box: behind all that it reads. A circle, as two versions of a graph may make for a moment, is cut where it comes back.
+ * Divides boxes into layers, each behind the layers of its inputs. A cycle, read while the graph
+ * changed, is cut where the walk returns to its start.
  *
  * @param {Map<string, string[]>} inputs
- * @returns {string[][]} Boxes by layer; in each, what is read by the same stands together.
+ * @returns {string[][]} Boxes by layer; in each, inputs of the same reader stand together.
  */
-function ranked(inputs) {
+function layersOf(inputs) {
   /** @type {Map<string, number>} */
   const ranks = new Map();
   for (const name of inputs.keys()) {
     const pending = [name];
-    const begun = new Set();
+    const visited = new Set();
     while (pending.length > 0) {
       const here = pending[pending.length - 1];
-      const missing = begun.has(here) ? [] : (inputs.get(here) ?? []).filter((input) => !ranks.has(input) && !begun.has(input));
-      begun.add(here);
+      const missing = visited.has(here) ? [] : (inputs.get(here) ?? []).filter((input) => !ranks.has(input) && !visited.has(input));
+      visited.add(here);
       if (missing.length > 0) {
         pending.push(...missing.reverse());
         continue;
@@ -46,7 +48,8 @@ function ranked(inputs) {
 }
 
 /**
- * Brings each layer into the order of what its boxes read, then of what reads them, and so on: lines get short and cross less.
+ * Orders each layer by the places of its inputs, then of its readers, and so on: lines get shorter
+ * and cross less.
  *
  * @param {string[][]} layers
  * @param {Map<string, string[]>} inputs
@@ -55,36 +58,40 @@ function order(layers, inputs) {
   /** @type {Map<string, string[]>} */
   const readers = new Map();
   for (const name of inputs.keys()) readers.set(name, []);
-  for (const [name, read] of inputs) for (const input of read) readers.get(input)?.push(name);
-  /** @type {Map<string, number>} Between 0 and 1 within its layer. */
+  for (const [name, ownInputs] of inputs) for (const input of ownInputs) readers.get(input)?.push(name);
+  /**
+   * Place of a box within its layer, from 0 to 1.
+   *
+   * @type {Map<string, number>} Between 0 and 1 within its layer.
+   */
   const place = new Map();
   const settle = (/** @type {string[]} */ layer) => layer.forEach((name, index) => place.set(name, (index + 0.5) / layer.length));
   layers.forEach(settle);
   for (let sweep = 0; sweep < SWEEPS; sweep += 1) {
     const [along, near] = sweep % 2 ? [[...layers].reverse(), readers] : [layers, inputs];
     for (const layer of along) {
-      const wanted = new Map(
+      const targets = new Map(
         layer.map((name) => {
           const next = near.get(name) ?? [];
           const own = place.get(name) ?? 0;
-          return [name, next.length === 0 ? own : next.reduce((sum, each) => sum + (place.get(each) ?? 0), 0) / next.length];
+          return [name, next.length === 0 ? own : next.reduce((sum, neighbour) => sum + (place.get(neighbour) ?? 0), 0) / next.length];
         }),
       );
-      layer.sort((a, b) => (wanted.get(a) ?? 0) - (wanted.get(b) ?? 0));
+      layer.sort((a, b) => (targets.get(a) ?? 0) - (targets.get(b) ?? 0));
       settle(layer);
     }
   }
 }
 
 /**
- * How many boxes stand side by side across the graph for it to be seen largest.
+ * Returns the number of boxes across the graph with which it is shown largest.
  *
- * @param {number[]} sizes Of the layers.
- * @param {{along: number, across: number}} step From box to box, in pixels.
- * @param {{along: number, across: number}} room In pixels.
+ * @param {number[]} sizes Number of boxes of each layer.
+ * @param {{along: number, across: number}} step Distance from box to box in pixels.
+ * @param {{along: number, across: number}} room Size of the frame in pixels.
  * @returns {number}
  */
-function folded(sizes, step, room) {
+function boxesAcross(sizes, step, room) {
   let best = 1;
   let largest = 0;
   for (let across = 1; across <= Math.max(1, ...sizes); across += 1) {
@@ -96,40 +103,42 @@ function folded(sizes, step, room) {
 }
 
 /**
- * @param {string} of As `shape` of model/graph.js gives it.
- * @param {{width: number, height: number}} box Of one, in pixels.
- * @param {boolean} down From top to bottom instead of left to right.
- * @param {{width: number, height: number}} room To be filled, in pixels.
+ * Places boxes in layers.
+ *
+ * @param {string} key Result of `shape` of model/graph.js.
+ * @param {{width: number, height: number}} box Size of one box in pixels.
+ * @param {boolean} down True: from top to bottom; false: from left to right.
+ * @param {{width: number, height: number}} room Size to fill, in pixels.
  * @returns {import("./graph.js").Layout}
  */
-export function layered(of, box, down, room) {
+export function layoutInLayers(key, box, down, room) {
   /** @type {Map<string, string[]>} */
-  const inputs = new Map(JSON.parse(of));
-  for (const [name, read] of inputs) inputs.set(name, read.filter((input) => inputs.has(input)));
-  const layers = ranked(inputs);
+  const inputs = new Map(JSON.parse(key));
+  for (const [name, ownInputs] of inputs) inputs.set(name, ownInputs.filter((input) => inputs.has(input)));
+  const layers = layersOf(inputs);
   order(layers, inputs);
   const [long, wide] = down ? [box.height, box.width] : [box.width, box.height];
   const step = { along: long + FOLD, across: wide + GAP };
   const lengths = down ? { along: room.height, across: room.width } : { along: room.width, across: room.height };
-  const most = folded(layers.map((layer) => layer.length), step, lengths);
+  const perColumn = boxesAcross(layers.map((layer) => layer.length), step, lengths);
   /** @type {Map<string, {x: number, y: number}>} Centres. */
   const centres = new Map();
   let along = MARGIN;
   let across = 0;
   for (const layer of layers) {
-    const columns = Math.ceil(layer.length / most);
+    const columns = Math.ceil(layer.length / perColumn);
     const rows = Math.ceil(layer.length / columns);
     layer.forEach((name, index) => {
       const a = along + Math.floor(index / rows) * step.along + long / 2;
-      const b = MARGIN + ((most - rows) / 2 + (index % rows)) * step.across + wide / 2;
+      const b = MARGIN + ((perColumn - rows) / 2 + (index % rows)) * step.across + wide / 2;
       centres.set(name, down ? { x: b, y: a } : { x: a, y: b });
       across = Math.max(across, b + wide / 2 + MARGIN);
     });
     along += (columns - 1) * step.along + long + BETWEEN;
   }
   const length = layers.length === 0 ? 0 : along - BETWEEN + MARGIN;
-  const edges = [...inputs].flatMap(([to, read]) =>
-    read.map((from) => {
+  const edges = [...inputs].flatMap(([to, ownInputs]) =>
+    ownInputs.map((from) => {
       const [a, b] = [from, to].map((name) => /** @type {{x: number, y: number}} */ (centres.get(name)));
       return { from, to, path: curve([side(a, box, down, 1), side(b, box, down, -1)], down) };
     }),

@@ -1,13 +1,15 @@
-/** What operators promised of a computation: whose it is, and where its logs and its runbook are. All of it is text that others chose. */
+/** Promises that operators wrote down: owner, team, runbook, logs. All texts are untrusted. */
 
 /** @typedef {import("./types.js").Computation} Computation */
 
 /**
- * An address that may be followed: only of the web, so that no text of others runs in the page.
+ * Fills in an address that the page may link to. Only http and https are allowed: a `javascript:`
+ * address would run a stranger's text in the page.
  *
- * @param {string} template With `{worker}` and `{host}` in it, or not.
- * @param {{worker: string, host: string} | null} [range] Whose worker is meant.
- * @returns {string} Empty when there is none, it is no address of the web, or there is nobody to fill in.
+ * @param {string} template Address with or without `{worker}` and `{host}`.
+ * @param {{worker: string, host: string} | null} [range] Key range whose worker and host are filled
+ *   in.
+ * @returns {string} Empty: no address, not http or https, or a placeholder without a value.
  */
 export function address(template, range = null) {
   let missing = false;
@@ -17,30 +19,29 @@ export function address(template, range = null) {
     return encodeURIComponent(value);
   });
   if (missing || !URL.canParse(filled)) return "";
-  const found = new URL(filled);
-  return found.protocol === "https:" || found.protocol === "http:" ? found.href : "";
+  const url = new URL(filled);
+  return url.protocol === "https:" || url.protocol === "http:" ? url.href : "";
 }
 
 /**
- * Whether a computation is of the team and the owner that are asked for.
+ * Returns true when a computation has the team and the owner of the route.
  *
  * @param {Computation} computation
- * @param {{team: string, owner: string}} route Empty: of any.
- * @returns {boolean}
+ * @param {{team: string, owner: string}} route Team and owner; empty: any.
  */
-export function owned({ promise }, { team, owner }) {
+export function belongsTo({ promise }, { team, owner }) {
   return (!team || promise?.team === team) && (!owner || promise?.owner === owner);
 }
 
 /**
- * The teams or owners that there are.
+ * Lists all teams or owners, sorted.
  *
  * @param {Iterable<Computation>} computations
  * @param {"team" | "owner"} which
- * @returns {string[]} Sorted.
+ * @returns {string[]}
  */
-export function known(computations, which) {
-  const found = new Set([...computations].map(({ promise }) => promise?.[which] ?? ""));
-  found.delete("");
-  return [...found].sort();
+export function promisedNames(computations, which) {
+  const names = new Set([...computations].map(({ promise }) => promise?.[which] ?? ""));
+  names.delete("");
+  return [...names].sort();
 }

@@ -1,23 +1,25 @@
-/** The address of what is shown: everything behind `#` can be shared. */
+/** The route: what is shown, written behind `#` of the address, so that it can be shared. */
 
 import { LATE_DEFAULT } from "./lag.js";
 import { SPANS } from "./history.js";
 
 /**
  * @typedef {object} Route
- * @property {string} name The computation that is open; empty: the overview.
- * @property {"graph" | "heat"} view What the overview shows above its table: the pipeline, or the lag of everything over time.
- * @property {string} query What is searched.
- * @property {string} team Whose computations alone; empty: of all.
- * @property {string} owner Whose computations alone; empty: of all.
- * @property {number} late Seconds of lag that count as late, where nobody promised otherwise.
- * @property {"clock" | "data" | ""} from What lag is counted from; empty: whichever says more.
- * @property {"" | "late" | "stuck" | "unknown" | "ontime" | "finished"} only Of which computations alone; empty: of all.
- * @property {string} sort Column of the table; with `-` in front, downwards.
- * @property {"" | import("./graph.js").Kind} graph What is drawn of the pipeline; empty: whichever says more.
- * @property {string[]} open Groups of the graph whose computations are drawn.
- * @property {import("./history.js").Span} span How far back charts and the heat map go.
- * @property {import("./time.js").Zone} zone Of all times that are shown.
+ * @property {string} name Computation that is open; empty: the overview.
+ * @property {"graph" | "heat"} view Panel above the overview's table: the pipeline, or lags over
+ *   time.
+ * @property {string} query Text of the search.
+ * @property {string} team Team whose computations are shown; empty: all.
+ * @property {string} owner Owner whose computations are shown; empty: all.
+ * @property {number} late Seconds of lag from which a computation without a promise is late.
+ * @property {"clock" | "data" | ""} from Reference of lags; empty: the page chooses.
+ * @property {"" | "late" | "stuck" | "unknown" | "ontime" | "finished"} only Kind of computations
+ *   that are shown; empty: all.
+ * @property {string} sort Column by which the table is sorted; with `-` in front, descending.
+ * @property {"" | import("./graph.js").Kind} graph What the graph draws; empty: the page chooses.
+ * @property {string[]} open Groups of the graph whose members are drawn one by one.
+ * @property {import("./history.js").Span} span Time span of charts and of the heat map.
+ * @property {import("./time.js").Zone} zone Zone of all times.
  */
 
 const KINDS = /** @type {const} */ (["late", "stuck", "unknown", "ontime", "finished"]);
@@ -46,52 +48,52 @@ const HOME = {
  */
 export function parse(hash) {
   const [path, query = ""] = hash.replace(/^#/, "").split("?", 2);
-  const given = new URLSearchParams(query);
-  const late = Number(given.get("late"));
-  const from = given.get("from");
+  const params = new URLSearchParams(query);
+  const late = Number(params.get("late"));
+  const from = params.get("from");
   return {
     name: path.startsWith("/c/") ? decode(path.slice(3)) : "",
-    view: given.get("view") === "heat" ? "heat" : "graph",
-    query: given.get("q") ?? "",
-    team: given.get("team") ?? "",
-    owner: given.get("owner") ?? "",
+    view: params.get("view") === "heat" ? "heat" : "graph",
+    query: params.get("q") ?? "",
+    team: params.get("team") ?? "",
+    owner: params.get("owner") ?? "",
     late: late > 0 ? late : HOME.late,
     from: from === "clock" || from === "data" ? from : "",
-    only: KINDS.find((kind) => kind === given.get("only")) ?? "",
-    sort: given.get("sort") ?? "",
-    graph: DRAWN.find((kind) => kind === given.get("graph")) ?? "",
-    open: given.getAll("open"),
-    span: SPANS.find(({ name }) => name === given.get("span"))?.name ?? HOME.span,
-    zone: given.get("zone") === "local" ? "local" : "utc",
+    only: KINDS.find((kind) => kind === params.get("only")) ?? "",
+    sort: params.get("sort") ?? "",
+    graph: DRAWN.find((kind) => kind === params.get("graph")) ?? "",
+    open: params.getAll("open"),
+    span: SPANS.find(({ name }) => name === params.get("span"))?.name ?? HOME.span,
+    zone: params.get("zone") === "local" ? "local" : "utc",
   };
 }
 
 /**
  * @param {Partial<Route>} route
- * @returns {string} Without what is as usual.
+ * @returns {string} Address without the fields that have their defaults.
  */
 export function format(route) {
   const { name, view, query, team, owner, late, from, only, sort, graph, open, span, zone } = { ...HOME, ...route };
-  const given = new URLSearchParams();
-  if (view === "heat") given.set("view", view);
-  if (query) given.set("q", query);
-  if (team) given.set("team", team);
-  if (owner) given.set("owner", owner);
-  if (late !== HOME.late) given.set("late", String(late));
-  if (from) given.set("from", from);
-  if (only) given.set("only", only);
-  if (sort) given.set("sort", sort);
-  if (graph) given.set("graph", graph);
-  for (const group of open) given.append("open", group);
-  if (span !== HOME.span) given.set("span", span);
-  if (zone !== HOME.zone) given.set("zone", zone);
+  const params = new URLSearchParams();
+  if (view === "heat") params.set("view", view);
+  if (query) params.set("q", query);
+  if (team) params.set("team", team);
+  if (owner) params.set("owner", owner);
+  if (late !== HOME.late) params.set("late", String(late));
+  if (from) params.set("from", from);
+  if (only) params.set("only", only);
+  if (sort) params.set("sort", sort);
+  if (graph) params.set("graph", graph);
+  for (const group of open) params.append("open", group);
+  if (span !== HOME.span) params.set("span", span);
+  if (zone !== HOME.zone) params.set("zone", zone);
   const path = name ? `/c/${encodeURIComponent(name)}` : "/";
-  return `#${path}${given.size ? `?${given}` : ""}`;
+  return `#${path}${params.size ? `?${params}` : ""}`;
 }
 
 /**
  * @param {string} text
- * @returns {string} As it is when it is not well formed: somebody typed it.
+ * @returns {string} Decoded text; the text itself when it is malformed, as a viewer may type it.
  */
 function decode(text) {
   try {

@@ -1,47 +1,50 @@
-/** Computations that are cut into slices, which are served one by one: only the whole's watermark is the computation's. */
+/**
+ * Computations that are cut into slices, each served by its own shard. Only the watermark of the
+ * whole is the computation's.
+ */
 
-/** A slice's name is that of what it is a slice of, "~" and a number. No other computation has a "~" in its name. */
+/** Name of a slice: its computation, "~" and a number. Other names have no "~". */
 const SLICE = /^([^~]+)~(\d{1,3})$/;
 
 /**
- * What a computation is a slice of.
+ * Returns the computation of which this name is a slice.
  *
  * @param {string} name
- * @returns {string} Empty: it is none.
+ * @returns {string} Empty: it is no slice.
  */
 export function sliceOf(name) {
   return SLICE.exec(name)?.[1] ?? "";
 }
 
 /**
- * The slices of each computation that is cut.
+ * Lists the slices of each cut computation, in the order of their keys.
  *
  * @param {Iterable<string>} names
- * @returns {Map<string, string[]>} In the order of their keys.
+ * @returns {Map<string, string[]>}
  */
 export function slicesOf(names) {
   /** @type {Map<string, string[]>} */
-  const found = new Map();
+  const result = new Map();
   for (const name of names) {
     const root = sliceOf(name);
     if (root === "") continue;
-    const known = found.get(root);
-    if (known === undefined) found.set(root, [name]);
-    else known.push(name);
+    const slices = result.get(root);
+    if (slices === undefined) result.set(root, [name]);
+    else slices.push(name);
   }
   const number = (/** @type {string} */ name) => Number(SLICE.exec(name)?.[2]);
-  for (const slices of found.values()) slices.sort((a, b) => number(a) - number(b));
-  return found;
+  for (const slices of result.values()) slices.sort((a, b) => number(a) - number(b));
+  return result;
 }
 
 /**
- * All but the slices, which are shown with what they are slices of.
+ * Returns all but the slices, which the page shows with their computation.
  *
  * @template T
  * @param {Map<string, T>} all By name.
  * @returns {Map<string, T>}
  */
 export function wholes(all) {
-  const found = [...all].filter(([name]) => !all.has(sliceOf(name)));
-  return found.length === all.size ? all : new Map(found);
+  const result = [...all].filter(([name]) => !all.has(sliceOf(name)));
+  return result.length === all.size ? all : new Map(result);
 }

@@ -8,62 +8,63 @@ import { order } from "./culprit.js";
  * A cell of the strip.
  *
  * @typedef {object} Cell
- * @property {Range} range The one furthest behind of those in the cell.
- * @property {number} count How many it stands for.
+ * @property {Range} range Range of the cell with the lowest watermark.
+ * @property {number} count Number of ranges in the cell.
  * @property {number} first Index of its first range, in the order of the keys.
- * @property {boolean} gap Whether ranges that are not listed, as they are further ahead, lie between the last cell and this.
+ * @property {boolean} gap True when ranges that are not listed, because they are further ahead, lie
+ *   between the cell before and this one.
  */
 
 /**
  * @param {Range} a
  * @param {Range} b
- * @returns {number} Order of keys: bytes as hexadecimal sort as the bytes do.
+ * @returns {number} Order by key: hexadecimal text sorts as the bytes do.
  */
 function byKey(a, b) {
   return a.start < b.start ? -1 : a.start > b.start ? 1 : 0;
 }
 
 /**
- * Cells for ranges, as many as there is room for: neighbours share one, which stands for the one furthest behind.
+ * Divides ranges into as many cells as fit: neighbours share a cell, and the one furthest behind
+ * stands for it.
  *
- * @param {Range[]} ranges Furthest behind first; perhaps not all of them.
- * @param {number} room How many cells fit.
+ * @param {Range[]} ranges Ranges, furthest behind first; perhaps not all.
+ * @param {number} room Number of cells that fit.
  * @returns {Cell[]}
  */
 export function cells(ranges, room) {
   const sorted = [...ranges].sort(byKey);
-  const each = Math.max(1, Math.ceil(sorted.length / Math.max(1, room)));
+  const size = Math.max(1, Math.ceil(sorted.length / Math.max(1, room)));
   /** @type {Cell[]} */
-  const found = [];
-  for (let first = 0; first < sorted.length; first += each) {
-    const group = sorted.slice(first, first + each);
-    const range = group.reduce((worst, one) => (order(one.watermark) < order(worst.watermark) ? one : worst));
+  const result = [];
+  for (let first = 0; first < sorted.length; first += size) {
+    const group = sorted.slice(first, first + size);
+    const range = group.reduce((worst, range) => (order(range.watermark) < order(worst.watermark) ? range : worst));
     const before = first ? sorted[first - 1].end : "";
-    found.push({ range, count: group.length, first, gap: group[0].start !== before });
+    result.push({ range, count: group.length, first, gap: group[0].start !== before });
   }
-  return found;
+  return result;
 }
 
 /**
- * Whether two are the same key range.
+ * Returns true when both are the same key range.
  *
  * @param {Range | null | undefined} a
  * @param {Range | null | undefined} b
- * @returns {boolean}
  */
 export function same(a, b) {
   return a != null && b != null && a.start === b.start && a.end === b.end;
 }
 
 /**
- * Moves along the cells by a key of the keyboard.
+ * Returns the index of the cell to which a key moves.
  *
- * @param {string} key As the event names it.
+ * @param {string} key Key as the event names it.
  * @param {number} at
  * @param {number} count
- * @returns {number | null} Null when the key is not one that moves.
+ * @returns {number | null} Null: the key moves nothing.
  */
-export function moved(key, at, count) {
+export function indexAfterKey(key, at, count) {
   switch (key) {
     case "ArrowRight":
     case "ArrowDown":

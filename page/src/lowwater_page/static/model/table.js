@@ -1,4 +1,4 @@
-/** Which rows the table shows, in which order, and which of them need to be in the document. */
+/** Rows of the table: which, in which order, and which of them must be in the document. */
 
 import { badness } from "./verdict.js";
 import { order } from "./culprit.js";
@@ -15,9 +15,9 @@ const BY = {
   guilty: (a, b) => compare(a.guilty, b.guilty),
 };
 
-/** Rows beyond which only those in sight are in the document. */
+/** Number of rows beyond which only those in sight are in the document. */
 export const VIRTUAL_ROWS = 150;
-/** Rows kept above and below those in sight, so that Tab always finds the next. */
+/** Number of rows in the document above and below those in sight, so that Tab finds the next. */
 const OVERSCAN = 8;
 
 /**
@@ -31,9 +31,9 @@ function compare(a, b) {
 }
 
 /**
- * @param {string} sort A column; with `-` in front, the other way round; empty: worst first.
+ * @param {string} sort Column; with `-` in front, descending; empty: worst first.
  * @param {string} column
- * @returns {"ascending" | "descending" | "none"} As the heading says it.
+ * @returns {"ascending" | "descending" | "none"} Value of the heading's `aria-sort`.
  */
 export function direction(sort, column) {
   if ((sort || "state") === column) return "ascending";
@@ -43,7 +43,7 @@ export function direction(sort, column) {
 /**
  * @param {string} sort
  * @param {string} column
- * @returns {string} What a click on the column's heading sorts by.
+ * @returns {string} Order after a click on the column's heading.
  */
 export function turned(sort, column) {
   const next = direction(sort, column) === "ascending" ? `-${column}` : column;
@@ -53,7 +53,7 @@ export function turned(sort, column) {
 /**
  * @param {Iterable<Verdict>} verdicts
  * @param {string} sort
- * @returns {Verdict[]} Of the same, by name.
+ * @returns {Verdict[]} Rows that are equal in the column are sorted by name.
  */
 export function sorted(verdicts, sort) {
   const by = BY[sort.replace(/^-/, "")] ?? BY.state;
@@ -62,11 +62,11 @@ export function sorted(verdicts, sort) {
 }
 
 /**
- * Whether a computation is meant: by its name, or by the worker, host or key range that holds it.
+ * Returns true when the name of a computation, or the root cause, worker, host or key range that
+ * holds it, matches a query.
  *
  * @param {Verdict} verdict
- * @param {string} query Words that must all be found.
- * @returns {boolean}
+ * @param {string} query Words that must all match.
  */
 export function matches({ computation, range, guilty }, query) {
   const text = [computation.name, guilty, range?.worker, range?.host, range?.label].join(" ").toLowerCase();
@@ -74,13 +74,13 @@ export function matches({ computation, range, guilty }, query) {
 }
 
 /**
- * The rows that need to be in the document.
+ * Returns the rows that must be in the document.
  *
- * @param {number} rows How many there are.
- * @param {number} top How far they are scrolled, in pixels.
- * @param {number} height How much of them is seen, in pixels.
- * @param {number} row Height of one, in pixels.
- * @returns {{first: number, last: number}} `last` is behind them.
+ * @param {number} rows Number of all rows.
+ * @param {number} top Pixels by which they are scrolled.
+ * @param {number} height Pixels of them that are in sight.
+ * @param {number} row Pixels of one row's height.
+ * @returns {{first: number, last: number}} Indexes; `last` is excluded.
  */
 export function visible(rows, top, height, row) {
   const first = Math.min(Math.max(0, Math.floor(top / row) - OVERSCAN), Math.max(0, rows - 1));

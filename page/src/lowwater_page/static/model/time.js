@@ -1,4 +1,4 @@
-/** Times and lengths of time in words. Times are integer microseconds since the Unix epoch, UTC. */
+/** Times and durations in words. Times are integer microseconds since the Unix epoch, UTC. */
 
 const UNITS = /** @type {[number, string][]} */ ([
   [31_536_000, "y"],
@@ -10,7 +10,7 @@ const UNITS = /** @type {[number, string][]} */ ([
 const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 
 /**
- * A length of time as one reads it aloud: two units below ten of the larger one, else one.
+ * Writes a duration: with two units when there are fewer than ten of the larger one, else with one.
  *
  * @param {number} seconds
  * @returns {string} "9 min 5 s", "41 min", "< 1 s"
@@ -28,7 +28,7 @@ export function duration(seconds) {
 }
 
 /**
- * A length of time where there is little room: its larger unit.
+ * Writes a duration with its larger unit only.
  *
  * @param {number} seconds
  * @returns {string} "9 min", "< 1 s"
@@ -38,7 +38,7 @@ export function brief(seconds) {
 }
 
 /**
- * How far behind something is. What is ahead says so: a worker's clock may be.
+ * Writes a lag. A watermark may be ahead, since a worker's clock may be; the text says so.
  *
  * @param {number | null} seconds
  * @returns {string}
@@ -64,10 +64,14 @@ function two(number) {
   return String(number).padStart(2, "0");
 }
 
-/** Whose clocks times are read on: UTC's, or those of where the browser is. @typedef {"utc" | "local"} Zone */
+/**
+ * Zone in which times are written: UTC, or the browser's.
+ *
+ * @typedef {"utc" | "local"} Zone
+ */
 
 /**
- * A moment of which the UTC fields are those of a zone.
+ * Returns a date whose UTC fields are those of the zone.
  *
  * @param {number} micros
  * @param {Zone} zone
@@ -79,7 +83,7 @@ function shifted(micros, zone) {
 }
 
 /**
- * What a zone is called at a time: it may have summer time.
+ * Returns the name of a zone at a time; summer time has another name.
  *
  * @param {number} micros
  * @param {Zone} zone
@@ -93,7 +97,7 @@ export function zoneName(micros, zone) {
 }
 
 /**
- * What a zone is called from one time to another: more than that if summer time begins or ends in between.
+ * Returns the name of a zone in a span of time: both names if summer time begins or ends in it.
  *
  * @param {number} from
  * @param {number} to
@@ -105,7 +109,7 @@ export function zoneNames(from, to, zone) {
 }
 
 /**
- * A time of day; with its date when that is not today's.
+ * Writes a time of day; with its date when that is not today's.
  *
  * @param {number} micros
  * @param {number} now
@@ -122,7 +126,7 @@ export function clock(micros, now, zone = "utc") {
 }
 
 /**
- * A time in full.
+ * Writes a time in full.
  *
  * @param {number} micros
  * @param {Zone} [zone]
@@ -134,7 +138,7 @@ export function stamp(micros, zone = "utc") {
 }
 
 /**
- * A time for machines.
+ * Writes a time for machines.
  *
  * @param {number} micros
  * @returns {string} "2013-01-09T13:02:11.250Z"
@@ -144,9 +148,9 @@ export function iso(micros) {
 }
 
 /**
- * How long ago something was.
+ * Writes how long ago something was.
  *
- * @param {number} micros 0: never.
+ * @param {number} micros Time; 0: never.
  * @param {number} now
  * @returns {string}
  */
@@ -155,7 +159,7 @@ export function ago(micros, now) {
 }
 
 /**
- * A watermark in a word or a time.
+ * Writes a watermark as a word or a time.
  *
  * @param {import("./types.js").Watermark} watermark
  * @param {number} now
@@ -167,10 +171,10 @@ export function mark(watermark, now, zone = "utc") {
 }
 
 /**
- * Parts a sentence at the times in it.
+ * Splits a sentence at its times.
  *
  * @param {string} text
- * @returns {(string | number)[]} What stands between them, and the times in microseconds.
+ * @returns {(string | number)[]} The texts between the times, and the times in microseconds.
  */
 export function parted(text) {
   return text.split(/(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z)/).map((part, index) => (index % 2 ? Date.parse(part) * 1000 : part));

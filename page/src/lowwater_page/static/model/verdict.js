@@ -1,17 +1,23 @@
-/** How each computation stands, and the one sentence that says it of all. */
+/** Judges each computation (level, lag, root cause), and sums all up in one sentence. */
 
 import { behind, level, reference } from "./lag.js";
-import { culprits, holding, keeps } from "./culprit.js";
+import { culprits, holding, reasonOf } from "./culprit.js";
 import { slicesOf } from "./slices.js";
 import { duration } from "./time.js";
 
-/** Seconds that a low watermark stands still, when its worker has left it, until it is called stuck: others take over within them. */
+/**
+ * Seconds for which a low watermark without an owner may stand still before it is called stuck:
+ * another worker usually takes over within them.
+ */
 const STUCK_SECONDS = 15;
 
 /**
- * Why a computation stands where it stands. `waits`: for an input. `stuck`: nobody works on what holds it. `long`: at one operation for more
- * than a minute. `stopped`: its worker was stopped in good order. `failed`: its worker ended by an error. `source`: an injector at work, whose data is that old. `behind`: at work on data that old. `above`: it is cut, and its slices
- * are further. `unclaimed`: it never began.
+ * Reason why a computation is where it is.
+ *
+ * `waits`: for an input. `stuck`: no living worker is at it. `stopped`: its worker was stopped in
+ * good order. `failed`: its worker ended by an error. `long`: at one operation for more than a
+ * minute. `source`: a working injector with old data. `behind`: working on old data. `above`: cut,
+ * and lagging its slices. `unclaimed`: no worker ever claimed it.
  *
  * @typedef {"" | "waits" | "stuck" | "stopped" | "failed" | "long" | "source" | "behind" | "above" | "unclaimed"} Cause
  */
@@ -20,39 +26,43 @@ const STUCK_SECONDS = 15;
  * @typedef {object} Verdict
  * @property {import("./types.js").Computation} computation
  * @property {import("./lag.js").Level} level
- * @property {number} late Seconds of lag from which it is late: as promised, else as the viewer says.
- * @property {import("./lag.js").Reference} from What its lag is counted from: of what was promised the clock, unless the viewer says otherwise.
- * @property {number | null} lag Seconds behind that.
- * @property {number | null} most The same of the largest share below all; null without one.
- * @property {string} mostName "99 %"
- * @property {string} guilty The computation that holds it.
- * @property {string} by The input by which the way goes on to that one; empty when it holds itself.
- * @property {boolean} trouble Whether somebody has to act before it moves: nobody that is alive works on what holds it.
- * @property {boolean} missing Whether the computation that holds it is not registered.
- * @property {import("./types.js").Range | null} range The key range that holds it there.
+ * @property {number} late Seconds of lag from which it is late: as promised, else as the viewer
+ *   chose.
+ * @property {import("./lag.js").Reference} from Reference of its lag. For a promised computation
+ *   that is the clock, unless the viewer chose otherwise.
+ * @property {number | null} lag Seconds behind the reference; null: no watermark.
+ * @property {number | null} most Seconds that the watermark of the largest share is behind; null:
+ *   no such share.
+ * @property {string} mostName Name of that share: "99 %".
+ * @property {string} guilty Name of the root cause.
+ * @property {string} by Input through which the root cause holds it; empty when it holds itself.
+ * @property {boolean} trouble True when somebody has to act: no living worker is at the root cause.
+ * @property {boolean} missing True when the root cause is not registered.
+ * @property {import("./types.js").Range | null} range Key range of the root cause that holds it;
+ *   null: not published.
  * @property {Cause} cause
  */
 
 /**
  * @typedef {object} Settings
- * @property {number} late Seconds, of what nobody promised anything of.
+ * @property {number} late Seconds of lag from which a computation without a promise is late.
  * @property {"clock" | "data" | ""} from
  */
 
 /**
  * @param {import("./board.js").Board} board
- * @param {number} now By the authority's clock.
+ * @param {number} now Authority's clock in microseconds.
  * @param {Settings} settings
  * @returns {{verdicts: Map<string, Verdict>, from: import("./lag.js").Reference}}
  */
 export function judge(board, now, settings) {
   const from = reference(board.computations.values(), now, settings.from);
   const clock = reference([], now, "clock");
-  const found = culprits(board.computations, now);
+  const rootCauses = culprits(board.computations, now);
   const slices = slicesOf(board.computations.keys());
   const verdicts = new Map();
   for (const computation of board.computations.values()) {
-    const { guilty: name, by, trouble } = /** @type {import("./culprit.js").Culprit} */ (found.get(computation.name));
+    const { guilty: name, by, trouble } = /** @type {import("./culprit.js").Culprit} */ (rootCauses.get(computation.name));
     const holder = board.computations.get(name);
     const share = computation.shares[0];
     const promised = computation.promise?.late_seconds;
@@ -91,7 +101,7 @@ export function percent(share) {
  * @param {string} guilty
  * @param {import("./lag.js").Level} at
  * @param {number} now
- * @param {boolean} cut Whether it has slices.
+ * @param {boolean} cut True when it has slices.
  * @returns {Cause}
  */
 function cause(computation, guilty, at, now, cut) {
@@ -99,7 +109,7 @@ function cause(computation, guilty, at, now, cut) {
   if (at === "finished") return "";
   if (guilty !== name) return "waits";
   if (holder === null) return "";
-  const why = keeps(computation, now);
+  const why = reasonOf(computation, now);
   if (why === "never claimed") return "unclaimed";
   if (why === "silent" || (why === "unowned" && now - since_micros > STUCK_SECONDS * 1e6)) return "stuck";
   if (why === "stopped" || why === "failed") return why;
@@ -110,10 +120,10 @@ function cause(computation, guilty, at, now, cut) {
 }
 
 /**
- * A cause in words.
+ * Puts a cause in words.
  *
  * @param {Verdict} verdict
- * @returns {string} Empty when there is nothing to say.
+ * @returns {string} Empty: nothing worth saying.
  */
 export function because({ cause: why, guilty }) {
   switch (why) {
@@ -139,8 +149,8 @@ export function because({ cause: why, guilty }) {
 }
 
 /**
- * The computations by how bad they are, worst first: late ones that do not move before somebody acts, the other late ones, those that
- * have no watermark, what is stuck, the rest; among these by their lag.
+ * Sorts computations, worst first: late and waiting for somebody to act, late, without a watermark,
+ * stuck, the rest; within each by lag.
  *
  * @param {Iterable<Verdict>} verdicts
  * @returns {Verdict[]}
@@ -179,7 +189,8 @@ export function kind({ level: at, cause: why }) {
 }
 
 /**
- * Whether a cause is a worker that should be there and is not. One that was stopped in good order need not be.
+ * Whether a cause is a worker that should be there and is not. One that was stopped in good order
+ * need not be.
  *
  * @param {Cause} why
  * @returns {boolean}
@@ -191,34 +202,35 @@ export function isStuck(why) {
 /**
  * @typedef {object} Summary
  * @property {import("./lag.js").Level | "stuck" | "none"} tone
- * @property {string} text The sentence up to who holds.
- * @property {string} held Who holds; empty when nobody need be named.
- * @property {string} worst The computation it speaks of.
- * @property {string} guilty The computation that holds it.
+ * @property {string} text The sentence, without the root cause.
+ * @property {string} held The root cause in words; empty when none need be named.
+ * @property {string} worst Name of the computation that the sentence is about.
+ * @property {string} guilty Name of its root cause.
  * @property {{late: number, stuck: number, unknown: number, ontime: number, finished: number}} counts
  */
 
 /**
- * The whole deployment in a sentence.
+ * Sums up computations in one sentence.
  *
- * @param {Map<string, Verdict>} verdicts Of those that the sentence is about.
+ * @param {Map<string, Verdict>} verdicts Computations that the sentence counts.
  * @param {number} now
- * @param {Map<string, Verdict>} [all] Of all: who holds may be another one.
+ * @param {Map<string, Verdict>} [all] All computations, since a root cause may be outside of
+ *   `verdicts`.
  * @returns {Summary}
  */
 export function summary(verdicts, now, all = verdicts) {
   const sorted = ranked(verdicts.values());
   const counts = { late: 0, stuck: 0, unknown: 0, ontime: 0, finished: 0 };
-  for (const each of sorted) counts[kind(each)] += 1;
+  for (const verdict of sorted) counts[kind(verdict)] += 1;
   const total = sorted.length;
   const none = { tone: /** @type {const} */ ("none"), held: "", worst: "", guilty: "", counts };
   if (total === 0) return { ...none, text: "No computation is registered yet." };
-  const worst = furthestDown(sorted.filter((each) => badness(each) === badness(sorted[0])), all);
+  const worst = furthestDown(sorted.filter((verdict) => badness(verdict) === badness(sorted[0])), all);
   const { name } = worst.computation;
   const about = { worst: name, guilty: worst.guilty, counts };
   const far = duration(worst.lag ?? 0);
   if (counts.finished === total) {
-    const text = `${total === 1 ? `${name} is` : every(total)} finished: nothing will ever come.`;
+    const text = `${total === 1 ? `${name} is` : allAre(total)} finished: nothing will ever come.`;
     return { ...about, tone: "finished", text, held: "" };
   }
   const held = heldBy(worst, now);
@@ -227,7 +239,7 @@ export function summary(verdicts, now, all = verdicts) {
     return { ...about, tone: last.level, text: lateness(worst, last, counts.late, total), held };
   }
   if (counts.unknown > 0) {
-    const many = `${part(counts.unknown, total, "have", "has")} no watermark yet`;
+    const many = `${someOf(counts.unknown, total, "have", "has")} no watermark yet`;
     const text = total === 1 ? `${name} has no watermark yet` : `${many}${counts.unknown === 1 ? ":" : ", such as"} ${name}`;
     return { ...about, tone: "unknown", text, held };
   }
@@ -239,32 +251,34 @@ export function summary(verdicts, now, all = verdicts) {
     const text = `${total === 1 ? "" : "Nothing is late yet, but "}${name} is nearly late, ${far} behind`;
     return { ...about, tone: "slow", text, held };
   }
-  const text = total === 1 ? `${name} is on time, ${far} behind.` : `${every(total)} on time; the furthest behind is ${name}, by ${far}.`;
+  const text = total === 1 ? `${name} is on time, ${far} behind.` : `${allAre(total)} on time; the furthest behind is ${name}, by ${far}.`;
   return { ...about, tone: worst.level, text, held: "" };
 }
 
 /**
- * Of computations that are equally late the one furthest from who holds it: that is what people wait for.
+ * Returns the one that is most steps downstream of its root cause: people wait for the results
+ * there.
  *
- * @param {Verdict[]} equals At least one.
+ * @param {Verdict[]} equals Equally bad computations, at least one.
  * @param {Map<string, Verdict>} verdicts
  * @returns {Verdict}
  */
 function furthestDown(equals, verdicts) {
-  let found = equals[0];
-  let most = 0;
-  for (const each of equals.slice(0, 50)) {
-    const steps = way(each.computation.name, verdicts).length;
-    if (steps > most) [found, most] = [each, steps];
+  let furthest = equals[0];
+  let mostSteps = 0;
+  for (const verdict of equals.slice(0, 50)) {
+    const steps = way(verdict.computation.name, verdicts).length;
+    if (steps > mostSteps) [furthest, mostSteps] = [verdict, steps];
   }
-  return found;
+  return furthest;
 }
 
 /**
- * How many are late, and which to look at.
+ * Says how many are late, and which to look at.
  *
  * @param {Verdict} worst
- * @param {Verdict} last The furthest behind. Another one when somebody has to act for the worst, and that one is only slow.
+ * @param {Verdict} last The computation that is furthest behind. It differs from `worst` when
+ *   `worst` is in trouble and `last` is only slow.
  * @param {number} late
  * @param {number} total
  * @returns {string}
@@ -272,7 +286,7 @@ function furthestDown(equals, verdicts) {
 function lateness({ computation: { name }, lag, guilty }, last, late, total) {
   const far = `${duration(lag ?? 0)} behind`;
   if (total === 1) return `${name} is ${far}`;
-  const many = `${part(late, total)} late`;
+  const many = `${someOf(late, total)} late`;
   if (late === 1) return `${many}: ${name}, ${far}`;
   if ((last.lag ?? 0) <= (lag ?? 0)) return `${many}; the worst is ${name}, ${far}`;
   const stands = guilty === name ? "is stuck" : "waits";
@@ -288,20 +302,20 @@ function furthestBehind(verdicts) {
 }
 
 /**
- * The computations from one to the one that holds it, that one included; none when it holds itself.
+ * Lists the computations from a computation's input to its root cause; empty when it holds itself.
  *
  * @param {string} name
  * @param {Map<string, Verdict>} verdicts
  * @returns {string[]}
  */
 export function way(name, verdicts) {
-  const found = [];
-  for (let by = verdicts.get(name)?.by; by; by = verdicts.get(by)?.by) found.push(by);
-  return found;
+  const path = [];
+  for (let by = verdicts.get(name)?.by; by; by = verdicts.get(by)?.by) path.push(by);
+  return path;
 }
 
 /**
- * Who holds a computation, without repeating its own name.
+ * Names what holds a computation, without repeating its own name.
  *
  * @param {Verdict} verdict
  * @param {number} now
@@ -320,7 +334,7 @@ export function heldBy({ guilty, range, computation, missing }, now) {
  * @param {number} total More than one.
  * @returns {string}
  */
-function all(total) {
+function allOf(total) {
   return total === 2 ? "Both computations" : `All ${total.toLocaleString("en")} computations`;
 }
 
@@ -328,8 +342,8 @@ function all(total) {
  * @param {number} total More than one.
  * @returns {string}
  */
-function every(total) {
-  return `${all(total)} are`;
+function allAre(total) {
+  return `${allOf(total)} are`;
 }
 
 /**
@@ -339,7 +353,7 @@ function every(total) {
  * @param {string} [one]
  * @returns {string}
  */
-function part(count, total, many = "are", one = "is") {
-  if (count === total) return `${all(total)} ${many}`;
+function someOf(count, total, many = "are", one = "is") {
+  if (count === total) return `${allOf(total)} ${many}`;
   return `${count.toLocaleString("en")} of ${total.toLocaleString("en")} computations ${count === 1 ? one : many}`;
 }

@@ -1,4 +1,7 @@
-/** Says when what is shown is not what is: the connection is lost, the authority is cut off, or the page is an old one. */
+/**
+ * Warns when the page may be out of date: the connection is lost, no authority answers, or the page
+ * is older than its server.
+ */
 
 import { html } from "../html.js";
 import { useRef } from "../vendor/preact-hooks.js";
@@ -6,44 +9,45 @@ import { duration, zoneName } from "../model/time.js";
 import { Time } from "./parts.js";
 import { useZone } from "./hooks.js";
 
-/** Seconds without a word from a part of the deployment after which its values are called old; about 1 while all is well. */
+/**
+ * Seconds without news from a part of the deployment after which its values are called old; about 1
+ * in normal operation.
+ */
 const STALE_SECONDS = 10;
 
-/**
- * @param {{state: import("../live.js").State, now: number}} props
- */
+/** @param {{state: import("../live.js").State, now: number}} props */
 export function Banner({ state, now }) {
-  const { board, link, heard, since, reason } = state;
+  const { board, link, heardAt, lostAt, reason } = state;
   const loaded = useRef("");
   if (!loaded.current) loaded.current = board.version;
   const zone = useZone();
   const lines = [];
   if (link === "lost") {
-    const quiet = (performance.now() - heard) / 1000;
-    const gone = duration(Math.max(0, performance.now() - since) / 1000);
+    const quiet = (performance.now() - heardAt) / 1000;
+    const lostFor = duration(Math.max(0, performance.now() - lostAt) / 1000);
     lines.push(html`<p key="lost">
-      <b>Connection lost</b> ${gone} ago${reason && `: ${reason}`}.
+      <b>Connection lost</b> ${lostFor} ago${reason && `: ${reason}`}.
       ${board.time > 0 &&
       (quiet > 3
         ? html` The values are as of <${Time} micros=${board.time} now=${now} /> ${zoneName(board.time, zone)}, ${duration(quiet)} ago.`
-        : html` The values are asked for every few seconds instead.`)}
+        : html` The page requests the values every few seconds instead.`)}
       ${" "}Trying again.
     </p>`);
   } else if (board.away) {
-    const gone = (now - board.away.since_micros) / 1e6;
+    const awayFor = (now - board.away.since_micros) / 1e6;
     lines.push(html`<p key="away">
-      <b>No authority answers</b> for ${duration(Math.max(0, gone))} now: ${ended(board.away.sentence)}${" "}
+      <b>No authority answers</b> for ${duration(Math.max(0, awayFor))} now: ${ended(board.away.sentence)}${" "}
       ${board.staleFor === null
-        ? html`Nothing was heard of it yet.`
-        : html`What is shown is ${duration(board.staleFor + (performance.now() - heard) / 1000)} old.`}
+        ? html`The page has no values of it yet.`
+        : html`What is shown is ${duration(board.staleFor + (performance.now() - heardAt) / 1000)} old.`}
     </p>`);
   } else if (board.changes > 0 && (board.staleFor === null || board.staleFor > STALE_SECONDS)) {
     lines.push(
       board.staleFor === null
-        ? html`<p key="stale"><b>This authority has heard nothing of the deployment yet.</b></p>`
+        ? html`<p key="stale"><b>This authority has no values of the deployment yet.</b></p>`
         : html`<p key="stale">
             <b>A part of the deployment does not answer.</b> What is shown of it may be
-            ${duration(board.staleFor + (performance.now() - heard) / 1000)} old.
+            ${duration(board.staleFor + (performance.now() - heardAt) / 1000)} old.
           </p>`,
     );
   }
@@ -54,7 +58,8 @@ export function Banner({ state, now }) {
 }
 
 /**
- * What an error says, with an end: something else comes behind it.
+ * Ends an error message with a full stop, since a sentence follows.
+ *
  * @param {string} sentence
  */
 function ended(sentence) {

@@ -1,11 +1,9 @@
-/** The bar of a lag: full up to what nearly all records are behind, light for the stragglers beyond. */
+/** Bar of a lag: dark up to the lag of nearly all records, light up to that of the stragglers. */
 
 import { html } from "../html.js";
 import { extent } from "../model/lag.js";
 
-/**
- * @param {{verdict: import("../model/verdict.js").Verdict}} props
- */
+/** @param {{verdict: import("../model/verdict.js").Verdict}} props */
 export function Bar({ verdict }) {
   const { lag, most, level, late } = verdict;
   if (lag === null) return html`<div class="bar bar-${level}" aria-hidden="true"></div>`;

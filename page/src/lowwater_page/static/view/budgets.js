@@ -1,4 +1,4 @@
-/** The lateness budgets of a computation: where they stand, and what has come behind them. */
+/** Lateness budgets of a computation: their watermarks, and the records that came behind them. */
 
 import { html } from "../html.js";
 import { behind } from "../model/lag.js";
@@ -6,9 +6,7 @@ import { lag } from "../model/time.js";
 import { percent } from "../model/verdict.js";
 import { Mark } from "./parts.js";
 
-/**
- * @param {{budgets: import("../model/types.js").Budget[], from: import("../model/lag.js").Reference, now: number}} props
- */
+/** @param {{budgets: import("../model/types.js").Budget[], from: import("../model/lag.js").Reference, now: number}} props */
 export function Budgets({ budgets, from, now }) {
   if (budgets.length === 0) return null;
   const count = (/** @type {number} */ value) => value.toLocaleString("en");

@@ -1,4 +1,6 @@
-/** The lag of the last hour, day or week as lines. uPlot draws; it is loaded when the first chart is. */
+/**
+ * Lags of the last hour, day or week as lines. uPlot draws them; it is loaded with the first chart.
+ */
 
 import { html } from "../html.js";
 import { useEffect, useRef, useState } from "../vendor/preact-hooks.js";
@@ -7,13 +9,13 @@ import { clock, duration, lag, stamp, zoneName } from "../model/time.js";
 import { useMedia, useWidth } from "./hooks.js";
 
 const HEIGHT = 220;
-/** The least that the time axis spans. */
+/** Smallest span of the time axis. */
 const LEAST_SECONDS = 300;
 
 const DAY = 86_400;
 
 /**
- * What stands below a mark of the time axis: the time of day, or the date where that begins.
+ * Labels a mark of the time axis: the time of day, or the date where a day begins.
  *
  * @param {number} seconds
  * @param {import("../model/time.js").Zone} zone
@@ -25,12 +27,12 @@ function mark(seconds, zone) {
 }
 
 /**
- * @param {string} mostName The larger line's watermark: "99 % of the records lately seen".
- * @param {boolean} most Whether there is one.
+ * @param {string} mostName Name of the second line: "99 % of the records lately seen".
+ * @param {boolean} most True when there is a second line.
  * @param {number} width
  * @param {import("../model/time.js").Zone} zone
  * @param {any} plotting uPlot.
- * @returns {any} What uPlot wants to know.
+ * @returns {any} Options of uPlot.
  */
 function options(mostName, most, width, zone, plotting) {
   const style = getComputedStyle(document.documentElement);
@@ -46,7 +48,7 @@ function options(mostName, most, width, zone, plotting) {
     hooks: { ready: [(/** @type {any} */ plot) => queueMicrotask(() => rest(plot))] },
     scales: { x: { time: true, range: (/** @type {any} */ _, /** @type {number} */ low, /** @type {number} */ high) => [Math.min(low, high - LEAST_SECONDS), high] }, y: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ high) => [0, Math.max(1, (high ?? 0) * 1.08)] } },
     axes: [
-      { ...axis, space: 70, incrs: [60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, DAY], values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((each) => mark(each, zone)) },
+      { ...axis, space: 70, incrs: [60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, DAY], values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((seconds) => mark(seconds, zone)) },
       {
         ...axis,
         size: 62,
@@ -63,7 +65,7 @@ function options(mostName, most, width, zone, plotting) {
 }
 
 /**
- * Lets the legend tell the newest values while no pointer says otherwise.
+ * Shows the newest values in the legend while no pointer is over the chart.
  *
  * @param {any} plot
  */
@@ -72,8 +74,8 @@ function rest(plot) {
 }
 
 /**
- * @param {{columns: [number[], (number | null)[], (number | null)[]], mostName: string, label: string,
- *   zone: import("../model/time.js").Zone}} props `mostName`: what the second line stands for.
+ * @param {{columns: [number[], (number | null)[], (number | null)[]], mostName: string, label:
+ *   string, zone: import("../model/time.js").Zone}} props `mostName`: name of the second line.
  */
 export function Chart({ columns, mostName, label, zone }) {
   const [frame, width] = useWidth();

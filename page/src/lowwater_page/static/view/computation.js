@@ -1,4 +1,4 @@
-/** One computation: why it stands where it stands, who holds it, how it came there. */
+/** One computation: why it is where it is, what holds it, and its recent past. */
 
 import { html } from "../html.js";
 import { useMemo, useRef } from "../vendor/preact-hooks.js";
@@ -25,7 +25,7 @@ import { Table } from "./table.js";
 /** @typedef {import("../model/types.js").Range} Range */
 /** @typedef {import("../model/route.js").Route} Route */
 
-/** How many ranges are asked for: those furthest behind. */
+/** Number of ranges requested: those furthest behind. */
 const RANGES = 1000;
 
 /**
@@ -40,15 +40,15 @@ export function Computation({ verdict, verdicts, route, go, now, changes }) {
   const why = useAnswer(`/api/why?${query}`, changes);
   /** @type {import("./hooks.js").Answer<{total: number, ranges: Range[]}>} */
   const ranges = useAnswer(`/api/ranges?${query}&limit=${RANGES}`, changes);
-  const found = ranges.value?.ranges ?? [];
+  const listed = ranges.value?.ranges ?? [];
   const own = verdict.guilty === name ? verdict.range : null;
   const root = sliceOf(name);
-  const slices = (slicesOf(verdicts.keys()).get(name) ?? []).map((each) => /** @type {Verdict} */ (verdicts.get(each)));
-  const guilty = found.find((range) => same(range, own)) ?? own;
+  const slices = (slicesOf(verdicts.keys()).get(name) ?? []).map((slice) => /** @type {Verdict} */ (verdicts.get(slice)));
+  const guilty = listed.find((range) => same(range, own)) ?? own;
   return html`<main id="main">
     <p class="crumbs">
       <a href=${format({ ...route, name: "" })}>← All computations</a>
-      ${verdicts.has(root) && html` / <a href=${format({ ...route, name: root })}>${root}</a>, of which this is a slice`}
+      ${verdicts.has(root) && html` / <a href=${format({ ...route, name: root })}>${root}</a>, whose slice this is`}
     </p>
     <section class="lead tone-${isStuck(verdict.cause) ? "stuck" : verdict.level}" aria-label="Summary">
       <${Symbol} level=${verdict.level} />
@@ -66,11 +66,11 @@ export function Computation({ verdict, verdicts, route, go, now, changes }) {
     <${Why} verdict=${verdict} why=${why} verdicts=${verdicts} route=${route} from=${from} now=${now} />
     ${slices.length > 0 && html`<${Table} title="Slices" verdicts=${slices} total=${slices.length} route=${{ ...route, query: "" }} go=${go} now=${now} />`}
     <section class="panel" aria-labelledby="ranges-title">
-      <header class="panel-head"><h2 id="ranges-title">${slices.length > 0 ? "What its slices have told" : "Key ranges"}</h2><${Trouble} answer=${ranges} /></header>
-      ${found.length > 0
-        ? html`<${Strip} key=${name} ranges=${found} total=${ranges.value?.total ?? 0} guilty=${guilty} promise=${computation.promise} from=${from} late=${verdict.late} now=${now} />
-            <${RangeTable} ranges=${found} total=${ranges.value?.total ?? 0} guilty=${guilty} promise=${computation.promise} from=${from} late=${verdict.late} now=${now} />`
-        : html`<p class="empty">${ranges.value === null ? "Asking …" : "No key range was ever claimed: start a worker of it."}</p>`}
+      <header class="panel-head"><h2 id="ranges-title">${slices.length > 0 ? "Key ranges of its slices" : "Key ranges"}</h2><${Trouble} answer=${ranges} /></header>
+      ${listed.length > 0
+        ? html`<${Strip} key=${name} ranges=${listed} total=${ranges.value?.total ?? 0} guilty=${guilty} promise=${computation.promise} from=${from} late=${verdict.late} now=${now} />
+            <${RangeTable} ranges=${listed} total=${ranges.value?.total ?? 0} guilty=${guilty} promise=${computation.promise} from=${from} late=${verdict.late} now=${now} />`
+        : html`<p class="empty">${ranges.value === null ? "Loading …" : "No worker has claimed a key range yet: start one."}</p>`}
     </section>
     <div class="columns">
       <${Numbers} verdict=${verdict} now=${now} />
@@ -82,15 +82,13 @@ export function Computation({ verdict, verdicts, route, go, now, changes }) {
   </main>`;
 }
 
-/**
- * @param {{answer: import("./hooks.js").Answer<any>}} props
- */
+/** @param {{answer: import("./hooks.js").Answer<any>}} props */
 function Trouble({ answer }) {
   return answer.error ? html`<p class="trouble" role="alert">${answer.error}</p>` : null;
 }
 
 /**
- * A sentence of the authority, with its times as the page writes them.
+ * Sentence of the authority, with its times in the page's format.
  *
  * @param {{text: string, now: number}} props
  */
@@ -99,15 +97,15 @@ function Words({ text, now }) {
 }
 
 /**
- * The walk upstream, and the key range at its end.
+ * The way to the root cause, and the key range at its end.
  *
- * @param {{verdict: Verdict, why: import("./hooks.js").Answer<{hops: {sentence: string}[]}>, verdicts: Map<string, Verdict>, route: Route,
- *   from: import("../model/lag.js").Reference, now: number}} props
+ * @param {{verdict: Verdict, why: import("./hooks.js").Answer<{hops: {sentence: string}[]}>, verdicts: Map<string, Verdict>, route: Route, from:
+ *   import("../model/lag.js").Reference, now: number}} props
  */
 function Why({ verdict, why, verdicts, route, from, now }) {
   const { guilty, computation, range, level } = verdict;
   const sentences = why.value?.hops.map((hop) => hop.sentence) ?? [];
-  const known = verdicts.has(guilty);
+  const registered = verdicts.has(guilty);
   return html`<section class="panel why-panel" aria-labelledby="why-title">
     <header class="panel-head"><h2 id="why-title">Why</h2><${Trouble} answer=${why} /></header>
     ${sentences.length > 0
@@ -119,7 +117,7 @@ function Why({ verdict, why, verdicts, route, from, now }) {
     html`<div class="card culprit">
       <p class="card-title">
         <span class="tag holds">holds it</span>
-        ${known ? html`<a href=${format({ ...route, name: guilty, query: "" })}><b>${guilty}</b></a>` : html`<b>${guilty}</b>`}
+        ${registered ? html`<a href=${format({ ...route, name: guilty, query: "" })}><b>${guilty}</b></a>` : html`<b>${guilty}</b>`}
         <b class="mono">${range.label}</b>
       </p>
       <${Facts} range=${range} promise=${verdicts.get(guilty)?.computation.promise} seconds=${behind(range.watermark, from)} now=${now} />
@@ -127,9 +125,7 @@ function Why({ verdict, why, verdicts, route, from, now }) {
   </section>`;
 }
 
-/**
- * @param {{verdict: Verdict, now: number}} props
- */
+/** @param {{verdict: Verdict, now: number}} props */
 function Numbers({ verdict, now }) {
   const { computation } = verdict;
   const { oldest_operation_micros: oldest, since_micros: since } = computation;
@@ -151,9 +147,7 @@ function Numbers({ verdict, now }) {
   </section>`;
 }
 
-/**
- * @param {{computation: import("../model/types.js").Computation, verdicts: Map<string, Verdict>, route: Route}} props
- */
+/** @param {{computation: import("../model/types.js").Computation, verdicts: Map<string, Verdict>, route: Route}} props */
 function Neighbours({ computation, verdicts, route }) {
   const computations = new Map([...wholes(verdicts)].map(([name, verdict]) => [name, verdict.computation]));
   const reading = readers(computations).get(computation.name) ?? [];
@@ -175,12 +169,12 @@ function Neighbours({ computation, verdicts, route }) {
   </section>`;
 }
 
-/** How often samples of more than an hour are asked for. */
+/** Microseconds between two requests when the span is longer than an hour. */
 const EVERY_MICROS = 60e6;
 
 /**
- * @param {{computation: import("../model/types.js").Computation, verdict: Verdict, from: import("../model/lag.js").Reference,
- *   changes: number, route: Route, go: (route: Route) => void, now: number}} props
+ * @param {{computation: import("../model/types.js").Computation, verdict: Verdict, from: import("../model/lag.js").Reference, changes: number, route:
+ *   Route, go: (route: Route) => void, now: number}} props
  */
 function Lately({ computation, verdict, from, changes, route, go, now }) {
   const { name, low, shares } = computation;
@@ -189,26 +183,26 @@ function Lately({ computation, verdict, from, changes, route, go, now }) {
   const live = route.span === "1h";
   /** @type {import("./hooks.js").Answer<{step_seconds: number, samples: import("../model/history.js").Sample[]}>} */
   const recent = useAnswer(`/api/recent?computation=${encodeURIComponent(name)}&span=${route.span}`, live ? 0 : Math.floor(now / EVERY_MICROS));
-  const kept = useRef({ from: /** @type {any} */ (null), samples: /** @type {import("../model/history.js").Sample[]} */ ([]) });
-  if (kept.current.from !== recent.value) kept.current = { from: recent.value, samples: recent.value?.samples ?? [] };
+  const stored = useRef({ from: /** @type {any} */ (null), samples: /** @type {import("../model/history.js").Sample[]} */ ([]) });
+  if (stored.current.from !== recent.value) stored.current = { from: recent.value, samples: recent.value?.samples ?? [] };
   const step = recent.value?.step_seconds ?? 5;
   if (live && recent.value !== null) {
-    kept.current.samples = extended(kept.current.samples, [Math.round(now), low.micros, shares[0]?.watermark.micros ?? null], step);
+    stored.current.samples = extended(stored.current.samples, [Math.round(now), low.micros, shares[0]?.watermark.micros ?? null], step);
   }
-  const { samples } = kept.current;
-  const drawn = useMemo(() => columns(samples, from), [samples, from.name, from.name === "data" ? from.micros : 0, changes]);
-  const lags = drawn[1].filter((seconds) => typeof seconds === "number");
+  const { samples } = stored.current;
+  const lines = useMemo(() => columns(samples, from), [samples, from.name, from.name === "data" ? from.micros : 0, changes]);
+  const lags = lines[1].filter((seconds) => typeof seconds === "number");
   const most = lags.length === 0 ? "no watermark" : `at most ${duration(Math.max(...lags, 0))}`;
   return html`<section class="panel" aria-labelledby="lately-title">
     <header class="panel-head">
       <h2 id="lately-title">Behind, in the last ${words}</h2>
-      <p class="quiet">${drawn[1].length > 1 && `${most}; this page has ${duration(drawn[0][drawn[0].length - 1] - drawn[0][0])} of it`}</p>
+      <p class="quiet">${lines[1].length > 1 && `${most}; this page has ${duration(lines[0][lines[0].length - 1] - lines[0][0])} of it`}</p>
       <${Trouble} answer=${recent} />
       <${Spans} route=${route} go=${go} />
     </header>
     <${Chart}
       key=${zone}
-      columns=${drawn}
+      columns=${lines}
       mostName=${verdict.mostName && `${verdict.mostName} of the records lately seen`}
       label=${`Lag of ${name} over the last ${words}: now ${far(verdict)}, ${most}`}
       zone=${zone}

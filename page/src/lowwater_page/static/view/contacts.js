@@ -1,4 +1,4 @@
-/** Whom to ask and where to look: what operators wrote down beside the promise of a computation. */
+/** Contacts: what operators wrote down beside a promise. */
 
 import { html } from "../html.js";
 import { address } from "../model/promise.js";
@@ -9,7 +9,7 @@ import { duration } from "../model/time.js";
 /** @typedef {import("../model/types.js").Range} Range */
 
 /**
- * A link to another site, which is told nothing of this one.
+ * Link to another site, which does not learn where the viewer came from.
  *
  * @param {{href: string, children?: any}} props
  */
@@ -18,7 +18,7 @@ function Away({ href, children }) {
 }
 
 /**
- * The logs of who works on a key range; nothing when nobody said where they are.
+ * Link to the logs of a key range's worker; nothing when the promise names none.
  *
  * @param {{promise: import("../model/types.js").Promised | null | undefined, range: Range | null, words?: string}} props
  */
@@ -29,25 +29,25 @@ export function Logs({ promise, range, words }) {
 }
 
 /**
- * What was promised of a computation, whose it is, its runbook, and the same of what holds it, with the logs of that worker. Nothing when nothing
- * was promised.
+ * Promise, team, owner and runbook of a computation and of its root cause, with the logs of that
+ * worker; nothing without a promise.
  *
- * @param {{verdict: Verdict, verdicts: Map<string, Verdict>, route: import("../model/route.js").Route, full?: boolean}} props `full`: with what
- *   was promised.
+ * @param {{verdict: Verdict, verdicts: Map<string, Verdict>, route:
+ *   import("../model/route.js").Route, full?: boolean}} props `full`: with the promised lag.
  */
 export function Contacts({ verdict, verdicts, route, full = false }) {
   const { computation, guilty, range, level } = verdict;
   const { name, promise } = computation;
   const holder = level === "finished" ? undefined : verdicts.get(guilty)?.computation.promise;
-  const whose = (/** @type {import("../model/types.js").Promised} */ given, /** @type {string} */ of) => {
-    const named = /** @type {const} */ (["team", "owner"]).filter((which) => given[which]);
+  const whose = (/** @type {import("../model/types.js").Promised} */ promised, /** @type {string} */ subject) => {
+    const named = /** @type {const} */ (["team", "owner"]).filter((which) => promised[which]);
     if (named.length === 0) return null;
-    const theirs = (/** @type {"team" | "owner"} */ which) => format({ ...route, name: "", query: "", only: "", team: "", owner: "", [which]: given[which] });
-    return html`${of && `${of}: `}${named.map((which, index) => html`${index > 0 && ", "}${which} <a key=${which} href=${theirs(which)}>${given[which]}</a>`)}`;
+    const theirs = (/** @type {"team" | "owner"} */ which) => format({ ...route, name: "", query: "", only: "", team: "", owner: "", [which]: promised[which] });
+    return html`${subject && `${subject}: `}${named.map((which, index) => html`${index > 0 && ", "}${which} <a key=${which} href=${theirs(which)}>${promised[which]}</a>`)}`;
   };
-  const runbook = (/** @type {string} */ of, /** @type {string | undefined} */ template) => {
+  const runbook = (/** @type {string} */ subject, /** @type {string | undefined} */ template) => {
     const href = template ? address(template) : "";
-    return href && html`<${Away} href=${href}>runbook of ${of}<//>`;
+    return href && html`<${Away} href=${href}>runbook of ${subject}<//>`;
   };
   const own = promise ? [full && promise.late_seconds && html`late from ${duration(promise.late_seconds)}, as promised`, whose(promise, ""), runbook(name, promise.runbook)] : [];
   const other = holder && guilty !== name && [holder.team, holder.owner].join("\n") !== [promise?.team, promise?.owner].join("\n");

@@ -1,16 +1,17 @@
-/** The door: a token is asked for once, and kept nowhere in the page. */
+/** Signing in: asks for a token once, and keeps it nowhere in the page. */
 
 import { html } from "../html.js";
 import { useLayoutEffect, useRef, useState } from "../vendor/preact-hooks.js";
 
 /**
- * @param {{signIn: (token: string) => Promise<void>}} props The function fails with a sentence for people.
+ * @param {{signIn: (token: string) => Promise<void>}} props `signIn`: rejects with an error message
+ *   for people.
  */
 export function Door({ signIn }) {
   const [trouble, setTrouble] = useState("");
   const [busy, setBusy] = useState(false);
   const field = useRef(/** @type {HTMLInputElement | null} */ (null));
-  // Before anything is painted: the name of what was shown must not stay in the title of a page that is signed out.
+  // Runs before the first paint: a signed-out page must not keep the title of what was shown.
   useLayoutEffect(() => {
     document.title = "Sign in · lowwater";
     field.current?.focus();
@@ -49,7 +50,7 @@ export function Door({ signIn }) {
       <p class="trouble" id="door-trouble" role="alert">${trouble}</p>
       <button class="strong" disabled=${busy}>${busy ? "Signing in …" : "Sign in"}</button>
       <p class="quiet" id="door-help">
-        Whoever runs this authority can give you one. It is sent once, and this browser stays signed in for twelve hours.
+        The operator of this authority can give you a token. It is sent once, and this browser stays signed in for twelve hours.
       </p>
     </form>
   </main>`;

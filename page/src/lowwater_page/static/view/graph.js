@@ -1,11 +1,14 @@
-/** The pipeline graph. Names and lags are links in reading order; the lines between them are for the eye. */
+/**
+ * The pipeline graph. Names and lags are links in reading order; the lines between them are hidden
+ * from screen readers.
+ */
 
 import { html } from "../html.js";
 import { useEffect, useMemo, useRef, useState } from "../vendor/preact-hooks.js";
-import { breadth, chosen, drawing, layout } from "../model/graph.js";
-import { gather, inShort } from "../model/groups.js";
+import { breadth, namesToDraw, kindToDraw, layout } from "../model/graph.js";
+import { gather, sumUp } from "../model/groups.js";
 import { WORDS } from "../model/lag.js";
-import { layered } from "../model/layers.js";
+import { layoutInLayers } from "../model/layers.js";
 import { format } from "../model/route.js";
 import { sliceOf } from "../model/slices.js";
 import { brief, mark } from "../model/time.js";
@@ -18,48 +21,69 @@ import { STEP, useZoom } from "./zoom.js";
 /** @typedef {import("../model/verdict.js").Verdict} Verdict */
 /** @typedef {import("../model/route.js").Route} Route */
 
-/** Boxes from roomy to narrow: the first with which the graph fits is taken, the last if it fits a little smaller; else the first, for names to be read. */
+/**
+ * Sizes of boxes, roomy to narrow. The first size is used with which the graph fits. If none does,
+ * the last is used when the graph then fits at a legible scale, else the first, and the graph
+ * scrolls.
+ */
 const BOXES = [
   { width: 216, height: 92 },
   { width: 188, height: 92 },
   { width: 164, height: 92 },
 ];
-/** On a small screen a box is as wide as its name needs, within these bounds; at the upper one two stand side by side. */
+/**
+ * Bounds of a box's width on a small screen, where it follows the longest name; at `most` two boxes
+ * fit side by side.
+ */
 const SMALL = { least: 102, most: 148, height: 58 };
-/** Pixels of a letter of a name on a small screen, and of what else is in its line. */
+/** Pixels of a name's letter on a small screen, and of the rest of its line. */
 const LETTER = 7.6;
 const BESIDE = 30;
-/** The height beyond which the graph scrolls, of few boxes and of many, as in the style sheet. */
+/**
+ * Height in pixels beyond which a graph scrolls, with few boxes and with many; the same as in the
+ * style sheet.
+ */
 const TALL = 620;
 const TALLER = 700;
-/** How often another part of a large pipeline may be chosen to be drawn. */
+/** Milliseconds between two choices of the part of a large pipeline that is drawn. */
 const CHOOSE_MILLIS = 5_000;
-/** Boxes up to which they are shown as large as they are; and beyond which they are placed in layers, each of this size. */
+/**
+ * Number of boxes up to which they keep their size, and beyond which they are placed in layers; the
+ * size of a box in layers.
+ */
 const FEW = 24;
 const MANY = 40;
 const FLAT = { width: 176, height: 76 };
-/** The least scale that some boxes are shown at first, also on a small screen; and how far apart many are for a finger there, in pixels. */
+/**
+ * Smallest first scale of a graph of up to MANY boxes, also on a small screen; and height of a box
+ * in pixels that a finger still hits on a small screen.
+ */
 const LEGIBLE = 0.7;
 const LEGIBLE_SMALL = 0.85;
 const FINGER = 24;
-/** Scale below which a box says its name alone, in letters of so many pixels, and below which not even that. */
+/**
+ * Scale below which a box shows its name only, the pixels of its letters then, and the scale below
+ * which it shows no text.
+ */
 const AFAR = 0.6;
 const LETTERS = 11;
 const DOTS = 0.28;
 
 /**
- * @param {{verdicts: Map<string, Verdict>, slices: Map<string, string[]>, wanted: string[], dimmed: Set<string>, route: Route,
- *   go: (route: Route) => void, now: number, worst: string}} props `slices`: not drawn, but counted, of what is cut. `wanted`: searched. `dimmed`: what
- *   is drawn for the sake of others.
+ * @param {{verdicts: Map<string, Verdict>, slices: Map<string, string[]>, wanted: string[], dimmed:
+ *   Set<string>, route: Route, go: (route: Route) => void, now: number, worst: string}} props
+ *   `slices`: slices by cut computation; they are counted, not drawn. `wanted`: names searched for.
+ *   `dimmed`: names drawn only because they hold others. `worst`: name that the summary is about;
+ *   empty: none.
  */
 export function Graph({ verdicts, slices, wanted, dimmed, route, go, now, worst }) {
   const down = useMedia("(max-width: 640px)");
   const [frame, room] = useWidth();
-  const kind = wanted.length > 0 && (route.graph === "" || route.graph === "worst") ? "worst" : drawing(route.graph, verdicts.size);
+  const kind = wanted.length > 0 && (route.graph === "" || route.graph === "worst") ? "worst" : kindToDraw(route.graph, verdicts.size);
   const names = useChosen(verdicts, wanted, kind === "worst");
   const computations = new Map(names.map((name) => [name, /** @type {Verdict} */ (verdicts.get(name)).computation]));
-  const { at, groups, shape: of } = gather(computations, kind === "name" || kind === "team" ? kind : "", route.open);
-  const { placed, box } = useMemo(() => fit(of, room, down), [of, room, down]);
+  const { at, groups, shape: key } = gather(computations, kind === "name" || kind === "team" ? kind : "", route.open);
+  const { placed, box } = useMemo(() => fit(key, room, down), [key, room, down]);
   const count = placed.nodes.length;
   const tall = count > MANY ? TALLER : TALL;
   const whole = room > 0 ? Math.min(1, room / placed.width, tall / placed.height) : 1;
@@ -77,9 +101,9 @@ export function Graph({ verdicts, slices, wanted, dimmed, route, go, now, worst 
       <h2 id="graph-title">Pipeline</h2>
       <p class=${names.length < verdicts.size ? "quiet" : "quiet hint"}>
         ${names.length < verdicts.size
-          ? `${names.length} of ${verdicts.size.toLocaleString("en")} computations: ${wanted.length ? "those found" : "the worst"} and what is next to them`
+          ? `${names.length} of ${verdicts.size.toLocaleString("en")} computations: ${wanted.length ? "those that match" : "the worst"} and their neighbours`
           : groups.size > 0
-            ? `${verdicts.size.toLocaleString("en")} computations in ${count.toLocaleString("en")} boxes; a press opens a group`
+            ? `${verdicts.size.toLocaleString("en")} computations in ${count.toLocaleString("en")} boxes; a click opens a group`
             : "what is read stands before what reads it"}
       </p>
       <${Legend} />
@@ -138,15 +162,15 @@ export function Graph({ verdicts, slices, wanted, dimmed, route, go, now, worst 
 }
 
 /**
- * How large a graph is shown until the viewer chooses. A few boxes are as large as they are, if their room is wide enough for them; hundreds are all
- * seen at once, but on a small screen no smaller than a finger.
+ * Returns the scale until the viewer chooses one. A few boxes keep their size if they fit. Of
+ * hundreds all are shown at once, but on a small screen no smaller than a finger.
  *
- * @param {number} count Boxes.
- * @param {number} width Of all, in pixels.
- * @param {number} height Of one, in pixels.
- * @param {number} room Pixels.
- * @param {number} whole The scale at which all of it is seen.
- * @param {boolean} small Whether the screen is.
+ * @param {number} count Number of boxes.
+ * @param {number} width Pixels of the whole graph.
+ * @param {number} height Pixels of one box.
+ * @param {number} room Pixels of the frame's width.
+ * @param {number} whole Scale at which the whole graph fits.
+ * @param {boolean} small True on a small screen.
  * @returns {number}
  */
 function firstScale(count, width, height, room, whole, small) {
@@ -155,7 +179,7 @@ function firstScale(count, width, height, room, whole, small) {
   return small ? Math.max(whole, FINGER / height) : whole;
 }
 
-/** What may be drawn, in words. */
+/** Choices of what is drawn, in words. */
 const KINDS = /** @type {const} */ ([
   ["worst", "what matters"],
   ["all", "everything"],
@@ -164,10 +188,10 @@ const KINDS = /** @type {const} */ ([
 ]);
 
 /**
- * What is drawn, which groups are open, and how large it is.
+ * Controls above the graph: what is drawn, which groups are open, and the zoom.
  *
- * @param {{kind: import("../model/graph.js").Kind, verdicts: Map<string, Verdict>, zoom: import("./zoom.js").Zoom, route: Route,
- *   go: (route: Route) => void}} props
+ * @param {{kind: import("../model/graph.js").Kind, verdicts: Map<string, Verdict>, zoom: import("./zoom.js").Zoom, route: Route, go: (route: Route)
+ *   => void}} props
  */
 function Tools({ kind, verdicts, zoom, route, go }) {
   const teams = [...verdicts.values()].some(({ computation }) => computation.promise?.team);
@@ -175,12 +199,12 @@ function Tools({ kind, verdicts, zoom, route, go }) {
     const value = /** @type {import("../model/graph.js").Kind} */ (/** @type {HTMLSelectElement} */ (event.target).value);
     go({ ...route, graph: value, open: [] });
   };
-  const shut = (/** @type {string} */ group) => go({ ...route, open: route.open.filter((each) => each !== group) });
+  const shut = (/** @type {string} */ group) => go({ ...route, open: route.open.filter((choice) => choice !== group) });
   return html`<div class="tools">
     <label>draw
       <select value=${kind} onChange=${choose}>
-        ${KINDS.filter(([each]) => each !== "team" || teams || kind === "team").map(
-          ([each, words]) => html`<option key=${each} value=${each}>${words}</option>`,
+        ${KINDS.filter(([choice]) => choice !== "team" || teams || kind === "team").map(
+          ([choice, words]) => html`<option key=${choice} value=${choice}>${words}</option>`,
         )}
       </select>
     </label>
@@ -197,7 +221,10 @@ function Tools({ kind, verdicts, zoom, route, go }) {
   </div>`;
 }
 
-/** @typedef {{left: number, top: number, right: number, bottom: number}} Sight In pixels of the graph as it was placed. */
+/**
+ * @typedef {{left: number, top: number, right: number, bottom: number}} Sight Rectangle in pixels
+ *   of the unscaled graph.
+ */
 
 /**
  * @param {number} x
@@ -208,11 +235,12 @@ function within(x, y, { left, top, right, bottom }) {
   return x > left && x < right && y > top && y < bottom;
 }
 
-/** How far around what is seen boxes are drawn in full already, in pixels of the screen. */
+/** Pixels around the visible part within which boxes are drawn in full already. */
 const AROUND = 400;
 
 /**
- * What is seen of a graph of very many boxes, and a little around it: only these are drawn in full.
+ * Returns the visible part of a graph of many boxes, and a little around it: only these boxes are
+ * drawn in full.
  *
  * @param {{current: HTMLElement | null}} frame
  * @param {number} scale
@@ -220,48 +248,48 @@ const AROUND = 400;
  * @returns {Sight | null} Null: all are.
  */
 function useClose(frame, scale, many) {
-  const [sight, look] = useState(/** @type {Sight | null} */ (null));
+  const [sight, setSight] = useState(/** @type {Sight | null} */ (null));
   useEffect(() => {
     const element = frame.current;
     if (element === null || !many) {
-      look(null);
+      setSight(null);
       return undefined;
     }
-    let waiting = 0;
-    const seen = () => {
-      waiting = 0;
+    let frameRequest = 0;
+    const update = () => {
+      frameRequest = 0;
       const { scrollLeft, scrollTop, clientWidth, clientHeight } = element;
-      look({
+      setSight({
         left: (scrollLeft - AROUND) / scale,
         top: (scrollTop - AROUND) / scale,
         right: (scrollLeft + clientWidth + AROUND) / scale,
         bottom: (scrollTop + clientHeight + AROUND) / scale,
       });
     };
-    const scrolled = () => (waiting ||= requestAnimationFrame(seen));
-    seen();
-    element.addEventListener("scroll", scrolled, { passive: true });
+    const schedule = () => (frameRequest ||= requestAnimationFrame(update));
+    update();
+    element.addEventListener("scroll", schedule, { passive: true });
     return () => {
-      cancelAnimationFrame(waiting);
-      element.removeEventListener("scroll", scrolled);
+      cancelAnimationFrame(frameRequest);
+      element.removeEventListener("scroll", schedule);
     };
   }, [scale, many]);
   return sight;
 }
 
 /**
- * Brings a box into sight when the graph is larger than its room.
+ * Scrolls a box into sight when the graph is larger than its frame.
  *
  * @param {{current: HTMLElement | null}} frame
  * @param {string | undefined} name
  * @param {import("../model/graph.js").Layout} placed
  * @param {{width: number, height: number}} box
- * @param {number} room Pixels.
+ * @param {number} room Pixels of the frame's width.
  * @param {number} scale
  */
 function useCentred(frame, name, placed, box, room, scale) {
   useEffect(() => {
-    const node = placed.nodes.find((each) => each.name === name);
+    const node = placed.nodes.find((candidate) => candidate.name === name);
     if (frame.current === null || node === undefined) return;
     const { clientWidth: width, clientHeight: height } = frame.current;
     frame.current.scrollTo((node.x + box.width / 2) * scale - width / 2, (node.y + box.height / 2) * scale - height / 2);
@@ -269,48 +297,50 @@ function useCentred(frame, name, placed, box, room, scale) {
 }
 
 /**
- * A layout that fits, if there is one.
+ * Places the boxes with the largest size with which they fit.
  *
- * @param {string} of
- * @param {number} room Pixels.
+ * @param {string} key Result of `shape` of model/graph.js.
+ * @param {number} room Pixels of the frame's width.
  * @param {boolean} down
  */
-function fit(of, room, down) {
+function fit(key, room, down) {
   /** @type {[string, string[]][]} */
-  const boxes = JSON.parse(of);
+  const boxes = JSON.parse(key);
   if (down) {
     const longest = Math.max(0, ...boxes.map(([name]) => name.length));
     const box = { width: Math.min(SMALL.most, Math.max(SMALL.least, Math.ceil(longest * LETTER) + BESIDE)), height: SMALL.height };
-    return { placed: boxes.length > MANY ? layered(of, box, true, { width: room || 1, height: 4 * TALL }) : layout(of, box, true), box };
+    return { placed: boxes.length > MANY ? layoutInLayers(key, box, true, { width: room || 1, height: 4 * TALL }) : layout(key, box, true), box };
   }
-  if (boxes.length > MANY) return { placed: layered(of, FLAT, false, { width: room || 1, height: TALLER }), box: FLAT };
+  if (boxes.length > MANY) return { placed: layoutInLayers(key, FLAT, false, { width: room || 1, height: TALLER }), box: FLAT };
   const narrow = BOXES[BOXES.length - 1];
-  const box = BOXES.find(({ width }) => breadth(of, width) <= room) ?? (breadth(of, narrow.width) * LEGIBLE <= room ? narrow : BOXES[0]);
-  return { placed: layout(of, box, false), box };
+  const box = BOXES.find(({ width }) => breadth(key, width) <= room) ?? (breadth(key, narrow.width) * LEGIBLE <= room ? narrow : BOXES[0]);
+  return { placed: layout(key, box, false), box };
 }
 
 /**
- * The computations that are drawn. Of a large pipeline another part is chosen now and then only, so that it does not jump.
+ * Returns the names to draw. Of a large pipeline they change only every few seconds, so that the
+ * graph does not jump.
  *
  * @param {Map<string, Verdict>} verdicts
  * @param {string[]} wanted
- * @param {boolean} some Not all.
+ * @param {boolean} some False: all of them.
  * @returns {string[]}
  */
 function useChosen(verdicts, wanted, some) {
   const last = useRef({ at: -Infinity, for: "", size: 0, names: /** @type {string[]} */ ([]) });
   if (!some) return [...verdicts.keys()];
-  const asked = wanted.join("\n");
+  const query = wanted.join("\n");
   const { at, size } = last.current;
-  if (last.current.for !== asked || size !== verdicts.size || performance.now() - at > CHOOSE_MILLIS) {
-    last.current = { at: performance.now(), for: asked, size: verdicts.size, names: chosen(verdicts, wanted) };
+  if (last.current.for !== query || size !== verdicts.size || performance.now() - at > CHOOSE_MILLIS) {
+    last.current = { at: performance.now(), for: query, size: verdicts.size, names: namesToDraw(verdicts, wanted) };
   }
   return last.current.names.filter((name) => verdicts.has(name));
 }
 
 /**
- * @param {{verdict: Verdict, slices: number, place: Record<string, string>, route: Route, now: number, blamed: boolean, dimmed: boolean, flat: boolean,
- *   brief: boolean}} props `slices`: how many it is cut into. `flat`: there is no room for times. `brief`: it says its name alone.
+ * @param {{verdict: Verdict, slices: number, place: Record<string, string>, route: Route, now:
+ *   number, blamed: boolean, dimmed: boolean, flat: boolean, brief: boolean}} props `slices`:
+ *   number of its slices. `flat`: the box has no room for times. `brief`: it shows its name only.
  */
 function Node({ verdict, slices, place, route, now, blamed, dimmed, flat, brief: short }) {
   const zone = useZone();
@@ -318,15 +348,15 @@ function Node({ verdict, slices, place, route, now, blamed, dimmed, flat, brief:
   const { name } = computation;
   const why = because(verdict);
   const timed = verdict.lag !== null;
-  const said = timed ? `, ${WORDS[level]}, ${far(verdict)} behind` : `, ${WORDS[level]}`;
+  const description = timed ? `, ${WORDS[level]}, ${far(verdict)} behind` : `, ${WORDS[level]}`;
   return html`<a
     class=${`node node-${level}${blamed ? " blamed" : ""}${dimmed ? " dimmed" : ""}`}
     href=${format({ ...route, name, query: "" })}
     style=${place}
-    title=${short ? `${name}${said}` : name}
+    title=${short ? `${name}${description}` : name}
   >
     ${short
-      ? html`<span class="node-name"><${Symbol} level=${level} /><b>${name}</b><span class="hidden">${said}</span></span>`
+      ? html`<span class="node-name"><${Symbol} level=${level} /><b>${name}</b><span class="hidden">${description}</span></span>`
       : html`<span class="node-line">
             <span class="node-name"><${Symbol} level=${level} /><b>${name}</b>${timed && html`<span class="hidden">, ${WORDS[level]}, </span>`}</span>
             <span class="node-lag ink-${level}${timed ? "" : " untimed"}">${far(verdict)}${timed && html`<span class="hidden"> behind</span>`}</span>
@@ -342,24 +372,24 @@ function Node({ verdict, slices, place, route, now, blamed, dimmed, flat, brief:
 }
 
 /**
- * A group that is closed: as bad as the worst of it.
+ * A closed group: it shows the level of its worst computation.
  *
- * @param {{group: string, names: string[], verdicts: Map<string, Verdict>, place: Record<string, string>, blamed: boolean, brief: boolean,
- *   open: () => void}} props
+ * @param {{group: string, names: string[], verdicts: Map<string, Verdict>, place: Record<string, string>, blamed: boolean, brief: boolean, open: ()
+ *   => void}} props
  */
 function Group({ group, names, verdicts, place, blamed, brief: short, open }) {
-  const { worst, late, stuck } = inShort(names, verdicts);
+  const { worst, late, stuck } = sumUp(names, verdicts);
   const { level } = worst;
   const many = names.length.toLocaleString("en");
   const trouble = [late > 0 && `${late.toLocaleString("en")} late`, stuck > 0 && `${stuck.toLocaleString("en")} stuck`].filter(Boolean).join(", ");
-  const told = trouble ? html`<b class="ink-late">${trouble}</b> of ${many}` : `${many} computations`;
-  const said = `${many} computations${trouble && `, ${trouble}`}, the worst is ${worst.computation.name}, ${WORDS[level]}${worst.lag === null ? "" : `, ${far(worst)} behind`}`;
+  const counts = trouble ? html`<b class="ink-late">${trouble}</b> of ${many}` : `${many} computations`;
+  const description = `${many} computations${trouble && `, ${trouble}`}, the worst is ${worst.computation.name}, ${WORDS[level]}${worst.lag === null ? "" : `, ${far(worst)} behind`}`;
   return html`<button
     type="button"
     class=${`node group node-${level}${blamed ? " blamed" : ""}`}
     style=${place}
-    title=${`${group}: ${said}`}
-    aria-label=${`${group}, ${said}`}
+    title=${`${group}: ${description}`}
+    aria-label=${`${group}, ${description}`}
     aria-expanded="false"
     onClick=${open}
   >
@@ -370,13 +400,13 @@ function Group({ group, names, verdicts, place, blamed, brief: short, open }) {
             <span class="node-lag ink-${level}${worst.lag === null ? " untimed" : ""}">${far(worst)}</span>
           </span>
           <${Bar} verdict=${worst} />
-          <span class="node-marks">${told}</span>
+          <span class="node-marks">${counts}</span>
           <span class="node-why">${trouble ? `worst: ${worst.computation.name}` : ""}</span>`}
   </button>`;
 }
 
 /**
- * What is worth saying of a computation of which there is nothing to say.
+ * Describes a computation about whose state there is nothing to say.
  *
  * @param {import("../model/types.js").Computation} computation
  * @returns {string}

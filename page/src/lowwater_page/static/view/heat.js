@@ -1,8 +1,11 @@
-/** The heat map: everything's lag over a time, the worst first. What the pointer or the keys are at is told in words; a table tells the rest. */
+/**
+ * The heat map: lags over time, worst first. The cell under the pointer or cursor is told in words,
+ * and a table has all rows for screen readers.
+ */
 
 import { html } from "../html.js";
 import { useRef, useState } from "../vendor/preact-hooks.js";
-import { drawn, rows, stepped } from "../model/heat.js";
+import { cellPaths, rows, cursorAfterKey } from "../model/heat.js";
 import { spanOf } from "../model/history.js";
 import { WORDS, levelOf } from "../model/lag.js";
 import { format } from "../model/route.js";
@@ -14,16 +17,16 @@ import { Spans } from "./spans.js";
 /** @typedef {import("../model/heat.js").Row} Row */
 /** @typedef {import("../model/route.js").Route} Route */
 
-/** Rows shown at first, and how many more at each click. */
+/** Number of rows shown at first; each click shows three times as many more. */
 const ROWS = 30;
-/** How often it is asked for. */
+/** Microseconds between two requests. */
 const EVERY_MICROS = 15e6;
-/** Times written below it. */
+/** Number of times on the axis. */
 const TICKS = 4;
 
 /**
- * @param {{verdicts: Map<string, import("../model/verdict.js").Verdict>, route: Route,
- *   go: (route: Route) => void, now: number}} props `verdicts`: of what is shown.
+ * @param {{verdicts: Map<string, import("../model/verdict.js").Verdict>, route: Route, go: (route:
+ *   Route) => void, now: number}} props `verdicts`: computations that are shown.
  */
 export function Heat({ verdicts, route, go, now }) {
   /** @type {import("./hooks.js").Answer<import("../model/heat.js").Answer>} */
@@ -39,7 +42,7 @@ export function Heat({ verdicts, route, go, now }) {
       <${Spans} route=${route} go=${go} />
     </header>
     ${answer.value === null || all.length === 0
-      ? html`<p class="empty">${answer.value === null ? "Asking …" : "Nothing of what is shown was seen in that time."}</p>`
+      ? html`<p class="empty">${answer.value === null ? "Loading …" : "No watermark of these computations was seen in that time."}</p>`
       : html`<${Cells} answer=${answer.value} shown=${all.slice(0, count)} route=${route} now=${now} />
           ${all.length > count &&
           html`<p class="more"><button type="button" onClick=${() => show(count + 3 * ROWS)}>Show ${Math.min(3 * ROWS, all.length - count)} more of ${all.length.toLocaleString("en")}</button></p>`}
@@ -48,15 +51,13 @@ export function Heat({ verdicts, route, go, now }) {
       Each column is the worst of its time, as this page saw
       it${answer.value !== null && html` since <${Time} micros=${answer.value.since_micros} now=${now} />; before that, as the authority noted when each step of event time was complete`}.
       ${answer.value !== null && answer.value.total > verdicts.size && Object.keys(answer.value.lags).length < answer.value.total
-        ? ` Of ${answer.value.total.toLocaleString("en")} computations the worst are known here.`
+        ? ` The map has only the worst of ${answer.value.total.toLocaleString("en")} computations.`
         : ""}
     </p>
   </section>`;
 }
 
-/**
- * @param {{answer: import("../model/heat.js").Answer, shown: Row[], route: Route, now: number}} props
- */
+/** @param {{answer: import("../model/heat.js").Answer, shown: Row[], route: Route, now: number}} props */
 function Cells({ answer, shown, route, now }) {
   const zone = useZone();
   const { from_micros: start, column_seconds: column } = answer;
@@ -69,7 +70,7 @@ function Cells({ answer, shown, route, now }) {
   const nameOf = (/** @type {number} */ index) => shown[index].verdict.computation.name;
   const pressed = (/** @type {KeyboardEvent} */ event) => {
     if (event.target !== frame.current) return;
-    const next = stepped(event.key, cursor, { rows: shown.length, columns });
+    const next = cursorAfterKey(event.key, cursor, { rows: shown.length, columns });
     if (next === null) return;
     event.preventDefault();
     move({ name: nameOf(next.row), column: next.column });
@@ -81,7 +82,7 @@ function Cells({ answer, shown, route, now }) {
     move({ name: nameOf(index), column: Math.min(columns - 1, Math.max(0, next)) });
   };
   return html`<p class="card heat-said" id="heat-said" role="status">
-      <${Said} row=${chosen} column=${cursor.column} start=${start + cursor.column * column * 1e6} seconds=${column} now=${now} />
+      <${CellWords} row=${chosen} column=${cursor.column} start=${start + cursor.column * column * 1e6} seconds=${column} now=${now} />
     </p>
     <div class="heat" ref=${frame} tabindex="0" role="group" aria-label="Heat map; the arrow keys move along time and computations" aria-describedby="heat-said" onKeyDown=${pressed}>
       ${shown.map(({ verdict, lags }, index) => {
@@ -90,7 +91,7 @@ function Cells({ answer, shown, route, now }) {
           <a class="heat-name" href=${format({ ...route, name, query: "" })} title=${name}><${Symbol} level=${verdict.level} /><span>${name}</span></a>
           <div class="heat-cells" onPointerMove=${(/** @type {PointerEvent} */ event) => pointed(event, index)} onPointerDown=${(/** @type {PointerEvent} */ event) => pointed(event, index)}>
             <svg viewBox=${`0 0 ${columns} 1`} preserveAspectRatio="none" aria-hidden="true">
-              ${[...drawn(lags, verdict.late)].map(([level, path]) => html`<path key=${level} class="heat-${level}" d=${path} />`)}
+              ${[...cellPaths(lags, verdict.late)].map(([level, path]) => html`<path key=${level} class="heat-${level}" d=${path} />`)}
             </svg>
             ${index === cursor.row && html`<i class="heat-cursor" style=${{ left: `${(cursor.column / columns) * 100}%`, width: `${100 / columns}%` }}></i>`}
           </div>
@@ -112,19 +113,19 @@ function Cells({ answer, shown, route, now }) {
  *
  * @param {{row: Row, column: number, start: number, seconds: number, now: number}} props
  */
-function Said({ row: { verdict, lags }, column, start, seconds, now }) {
+function CellWords({ row: { verdict, lags }, column, start, seconds, now }) {
   const zone = useZone();
-  const found = lags[column];
+  const behind = lags[column];
   const when = `${clock(start, now, zone)} to ${clock(start + seconds * 1e6, now, zone)} ${zoneNames(start, start + seconds * 1e6, zone)}`;
   const { name } = verdict.computation;
-  if (found === null) return html`<b><${Name} name=${name} /></b> ${when}: <span class="quiet">no watermark was seen</span>`;
-  const level = levelOf(found, verdict.late);
-  return html`<b><${Name} name=${name} /></b> ${when}: <b class="ink-${level}"><${Symbol} level=${level} /> ${lag(found)} behind, ${WORDS[level]}</b>
+  if (behind === null) return html`<b><${Name} name=${name} /></b> ${when}: <span class="quiet">no watermark was seen</span>`;
+  const level = levelOf(behind, verdict.late);
+  return html`<b><${Name} name=${name} /></b> ${when}: <b class="ink-${level}"><${Symbol} level=${level} /> ${lag(behind)} behind, ${WORDS[level]}</b>
     <span class="quiet"> (late from ${duration(verdict.late)})</span>`;
 }
 
 /**
- * The same for those who do not see it: what there is to know of each row.
+ * The heat map as a table, for viewers who cannot see it.
  *
  * @param {{answer: import("../model/heat.js").Answer, shown: Row[], route: Route, now: number}} props
  */

@@ -1,4 +1,4 @@
-/** What several components need of the browser. */
+/** Hooks for several components. */
 
 import { createContext } from "../vendor/preact.js";
 import { useContext, useEffect, useRef, useState } from "../vendor/preact-hooks.js";
@@ -7,16 +7,12 @@ import { ask } from "../live.js";
 /** The zone of all times that are shown. */
 export const ZoneContext = createContext(/** @type {import("../model/time.js").Zone} */ ("utc"));
 
-/**
- * @returns {import("../model/time.js").Zone}
- */
+/** @returns {import("../model/time.js").Zone} */
 export function useZone() {
   return useContext(ZoneContext);
 }
 
-/**
- * Render again every second, so that ages tick.
- */
+/** Renders again every second, so that ages are current. */
 export function useTick() {
   const [, tick] = useState(0);
   useEffect(() => {
@@ -26,7 +22,7 @@ export function useTick() {
 }
 
 /**
- * Whether a media query holds, now and when it changes.
+ * Tells whether a media query matches, and follows its changes.
  *
  * @param {string} query
  * @returns {boolean}
@@ -44,7 +40,7 @@ export function useMedia(query) {
 }
 
 /**
- * The width of an element, now and when it changes.
+ * Measures the width of an element, and follows its changes.
  *
  * @returns {[{current: HTMLElement | null}, number]}
  */
@@ -60,21 +56,22 @@ export function useWidth() {
   return [element, width];
 }
 
-/** Seconds between two questions of the same kind, however much changes. */
+/** Milliseconds between two requests of one kind, however often values change. */
 const EVERY_MILLIS = 2_000;
 
 /**
  * @template T
- * @typedef {{value: T | null, error: string, at: number}} Answer `at`: when it came, by `performance.now()`.
+ * @typedef {{value: T | null, error: string, at: number}} Answer `at`: time of arrival by
+ *   `performance.now()`.
  */
 
 /**
- * An answer of the authority, asked for again when something has changed, but never more often than every two seconds. While the next
- * one is on its way, and when it fails, the last one stays, with what failed.
+ * Requests an answer again when `change` changes, but at most every two seconds. While a request
+ * runs, and when it fails, the last answer stays, with the error.
  *
  * @template T
  * @param {string} path
- * @param {number} change
+ * @param {number} change Number that grows when the answer may be out of date.
  * @returns {Answer<T>}
  */
 export function useAnswer(path, change) {
@@ -83,19 +80,19 @@ export function useAnswer(path, change) {
   const newest = useRef(change);
   newest.current = change;
   useEffect(() => {
-    const leaving = new AbortController();
-    let asked = Number.NaN;
+    const abort = new AbortController();
+    let answeredChange = Number.NaN;
     let running = false;
     const next = async () => {
-      if (running || asked === newest.current || document.hidden) return;
+      if (running || answeredChange === newest.current || document.hidden) return;
       running = true;
-      asked = newest.current;
+      answeredChange = newest.current;
       try {
-        const value = await ask(path, leaving.signal);
+        const value = await ask(path, abort.signal);
         set({ path, value, error: "", at: performance.now() });
       } catch (error) {
-        if (!leaving.signal.aborted) {
-          asked = Number.NaN; // so that it is asked for again
+        if (!abort.signal.aborted) {
+          answeredChange = Number.NaN; // so that it is asked for again
           const message = error instanceof Error && !(error instanceof TypeError) ? error.message : "no answer";
           set((last) => ({ ...(last.path === path ? last : { path, ...nothing }), error: message }));
         }
@@ -107,7 +104,7 @@ export function useAnswer(path, change) {
     const timer = setInterval(next, EVERY_MILLIS);
     return () => {
       clearInterval(timer);
-      leaving.abort();
+      abort.abort();
     };
   }, [path]);
   return answer.path === path ? answer : nothing;

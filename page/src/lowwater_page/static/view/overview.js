@@ -1,9 +1,12 @@
-/** The overview: a sentence, the graph or the heat map, the table. Of all, or of a team or an owner alone. */
+/**
+ * The overview: a summary, the graph or the heat map, and the table; of all computations, or of a
+ * team or owner.
+ */
 
 import { html } from "../html.js";
 import { format } from "../model/route.js";
 import { LATE_SECONDS } from "../model/lag.js";
-import { known, owned } from "../model/promise.js";
+import { promisedNames, belongsTo } from "../model/promise.js";
 import { slicesOf, wholes } from "../model/slices.js";
 import { matches } from "../model/table.js";
 import { duration } from "../model/time.js";
@@ -18,27 +21,26 @@ import { Table } from "./table.js";
 /** @typedef {import("../model/route.js").Route} Route */
 
 /**
- * @param {{verdicts: Map<string, Verdict>, from: import("../model/lag.js").Reference, route: Route, go: (route: Route) => void,
- *   now: number}} props
+ * @param {{verdicts: Map<string, Verdict>, from: import("../model/lag.js").Reference, route: Route, go: (route: Route) => void, now: number}} props
  */
 export function Overview({ verdicts, from, route, go, now }) {
   const whole = wholes(verdicts);
-  const mine = new Map([...whole].filter(([, { computation }]) => owned(computation, route)));
-  const said = summary(mine, now, verdicts);
-  const asked = route.query !== "" || route.only !== "";
-  // A slice is found by its own name alone.
+  const mine = new Map([...whole].filter(([, { computation }]) => belongsTo(computation, route)));
+  const lead = summary(mine, now, verdicts);
+  const filtered = route.query !== "" || route.only !== "";
+  // Only a query with "~" finds slices.
   const searched = route.query.includes("~") ? verdicts : mine;
-  const found = [...searched.values()].filter((verdict) => matches(verdict, route.query) && (!route.only || kind(verdict) === route.only));
-  const names = found.map(({ computation }) => computation.name).filter((name) => whole.has(name));
+  const rows = [...searched.values()].filter((verdict) => matches(verdict, route.query) && (!route.only || kind(verdict) === route.only));
+  const names = rows.map(({ computation }) => computation.name).filter((name) => whole.has(name));
   const drawn = withHolders(mine, whole, verdicts);
-  const worst = said.held ? said.worst : "";
+  const worst = lead.held ? lead.worst : "";
   return html`<main id="main">
-    <section class="lead tone-${said.tone}" aria-label="Summary">
-      <${Symbol} level=${said.tone} />
+    <section class="lead tone-${lead.tone}" aria-label="Summary">
+      <${Symbol} level=${lead.tone} />
       <div>
-        <h1>${mine.size === 0 && verdicts.size > 0 ? "Nobody of that name answers for a computation." : html`<${Sentence} said=${said} route=${route} />`}</h1>
+        <h1>${mine.size === 0 && verdicts.size > 0 ? "No computation has this team or owner." : html`<${Sentence} lead=${lead} route=${route} />`}</h1>
         ${worst && html`<${Contacts} verdict=${/** @type {Verdict} */ (mine.get(worst))} verdicts=${verdicts} route=${route} />`}
-        <${Counts} counts=${said.counts} route=${route} go=${go} />
+        <${Counts} counts=${lead.counts} route=${route} go=${go} />
       </div>
     </section>
     <${Scale} verdicts=${verdicts} from=${from} route=${route} go=${go} now=${now} />
@@ -47,37 +49,37 @@ export function Overview({ verdicts, from, route, go, now }) {
       : html`<${Views} route=${route} />
           ${names.length > 0 &&
           (route.view === "heat"
-            ? html`<${Heat} verdicts=${new Map(found.map((each) => [each.computation.name, each]))} route=${route} go=${go} now=${now} />`
+            ? html`<${Heat} verdicts=${new Map(rows.map((verdict) => [verdict.computation.name, verdict]))} route=${route} go=${go} now=${now} />`
             : html`<${Graph}
-                verdicts=${asked ? whole : drawn}
+                verdicts=${filtered ? whole : drawn}
                 slices=${slicesOf(verdicts.keys())}
-                wanted=${asked ? names : []}
+                wanted=${filtered ? names : []}
                 dimmed=${new Set([...drawn.keys()].filter((name) => !mine.has(name)))}
                 route=${route}
                 go=${go}
                 now=${now}
                 worst=${worst}
               />`)}
-          <${Table} verdicts=${found} total=${mine.size} route=${route} go=${go} now=${now} />`}
+          <${Table} verdicts=${rows} total=${mine.size} route=${route} go=${go} now=${now} />`}
   </main>`;
 }
 
 /**
- * Some computations, and those upstream of them that hold them.
+ * Adds to computations the ones upstream that hold them.
  *
  * @param {Map<string, Verdict>} mine
  * @param {Map<string, Verdict>} all
- * @param {Map<string, Verdict>} verdicts Of these and of their slices.
- * @returns {Map<string, Verdict>} In the order of all.
+ * @param {Map<string, Verdict>} verdicts All computations and slices.
+ * @returns {Map<string, Verdict>} Computations in the order of `all`.
  */
 function withHolders(mine, all, verdicts) {
   if (mine.size === all.size) return all;
-  const found = new Set([...mine.keys()].flatMap((name) => [name, ...way(name, verdicts)]));
-  return new Map([...all].filter(([name]) => found.has(name)));
+  const names = new Set([...mine.keys()].flatMap((name) => [name, ...way(name, verdicts)]));
+  return new Map([...all].filter(([name]) => names.has(name)));
 }
 
 /**
- * What stands above the table.
+ * Links to the panels above the table.
  *
  * @param {{route: Route}} props
  */
@@ -95,12 +97,12 @@ function Views({ route }) {
 }
 
 /**
- * The sentence, with the computations in it as links.
+ * The summary, with computations as links.
  *
- * @param {{said: import("../model/verdict.js").Summary, route: Route}} props
+ * @param {{lead: import("../model/verdict.js").Summary, route: Route}} props
  */
-function Sentence({ said, route }) {
-  const { text, held, worst, guilty } = said;
+function Sentence({ lead, route }) {
+  const { text, held, worst, guilty } = lead;
   const whole = held ? `${text}, ${held}.` : text;
   const linked = held ? [...new Set([worst, guilty])] : [worst];
   /** @type {any[]} */
@@ -118,7 +120,7 @@ function Sentence({ said, route }) {
 }
 
 /**
- * Where a name stands as a word of its own; -1 where it does not.
+ * Returns the index at which a name stands as a whole word; -1: it does not.
  *
  * @param {string} text
  * @param {string} name
@@ -129,7 +131,7 @@ function find(text, name) {
 }
 
 /**
- * How many there are of each kind; a press shows these alone, and another one all again.
+ * Number of computations of each kind; a click shows only these, a second one all again.
  *
  * @param {{counts: import("../model/verdict.js").Summary["counts"], route: Route, go: (route: Route) => void}} props
  */
@@ -156,7 +158,7 @@ function Counts({ counts, route, go }) {
 }
 
 /**
- * What lag is counted from, and from where on it is late; whose computations are shown.
+ * Reference of lags, threshold, team and owner.
  *
  * @param {{verdicts: Map<string, Verdict>, from: import("../model/lag.js").Reference, route: Route, go: (route: Route) => void, now: number}} props
  */
@@ -181,15 +183,15 @@ function Scale({ verdicts, from, route, go, now }) {
         <option value="data">the newest data</option>
       </select>
     </label>
-    <${Whose} which="team" names=${known(computations, "team")} route=${route} go=${go} />
-    <${Whose} which="owner" names=${known(computations, "owner")} route=${route} go=${go} />
+    <${Whose} which="team" names=${promisedNames(computations, "team")} route=${route} go=${go} />
+    <${Whose} which="owner" names=${promisedNames(computations, "owner")} route=${route} go=${go} />
     ${from.name === "data" &&
     html`<span class="quiet">newest event time <${Time} micros=${from.micros} now=${now} />, ${duration((now - from.micros) / 1e6)} behind the clock${promised && route.from === "" && "; what has a promise is held to it by the clock"}</span>`}
   </div>`;
 }
 
 /**
- * Whose computations are shown; nothing where nobody is named.
+ * Choice of a team or an owner; nothing when no computation has one.
  *
  * @param {{which: "team" | "owner", names: string[], route: Route, go: (route: Route) => void}} props
  */

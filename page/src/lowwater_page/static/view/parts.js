@@ -1,4 +1,4 @@
-/** Small parts that appear in several places. */
+/** Small components for several views. */
 
 import { html } from "../html.js";
 import { WORDS } from "../model/lag.js";
@@ -8,7 +8,7 @@ import { useZone } from "./hooks.js";
 
 /** @typedef {import("../model/verdict.js").Verdict} Verdict */
 
-/** Shapes of the levels, so that colour is never alone. @type {Record<string, string>} */
+/** Shape of each level, so that colour does not say it alone. @type {Record<string, string>} */
 const SHAPES = {
   ontime: "M8 2a6 6 0 1 0 0 12A6 6 0 0 0 8 2z",
   slow: "M8 1.5 14.5 8 8 14.5 1.5 8z",
@@ -21,7 +21,7 @@ const SHAPES = {
 };
 
 /**
- * The shape and colour of a level.
+ * Shape and colour of a level.
  *
  * @param {{level: string}} props
  */
@@ -30,7 +30,7 @@ export function Symbol({ level }) {
 }
 
 /**
- * A time: short, with the whole of it at hand.
+ * Time in short; its title has the full time.
  *
  * @param {{micros: number, now: number, text?: string}} props
  */
@@ -50,7 +50,7 @@ export function Mark({ watermark, now }) {
 }
 
 /**
- * How far behind, in words; in words too when there is no time.
+ * Writes the lag of a computation, or why it has none.
  *
  * @param {Verdict} verdict
  * @returns {string}
@@ -60,7 +60,7 @@ export function far({ lag: seconds, level }) {
 }
 
 /**
- * How a computation stands: its level, and why.
+ * Level of a computation, and why it is there.
  *
  * @param {{verdict: Verdict}} props
  */
@@ -74,7 +74,7 @@ export function State({ verdict }) {
 }
 
 /**
- * A name that may break after its separators.
+ * Name that may break after its separators.
  *
  * @param {{name: string}} props
  */

@@ -2,7 +2,7 @@
 
 import { html } from "../html.js";
 import { useState } from "../vendor/preact-hooks.js";
-import { WORDS, behind, level, trouble, unheard } from "../model/lag.js";
+import { WORDS, behind, level, trouble, noReportWords } from "../model/lag.js";
 import { same } from "../model/strip.js";
 import { ago, lag } from "../model/time.js";
 import { Logs } from "./contacts.js";
@@ -10,7 +10,7 @@ import { Mark, Symbol, Time } from "./parts.js";
 
 /** @typedef {import("../model/types.js").Range} Range */
 
-/** Rows shown at first, and how many more at each click. */
+/** Number of rows shown at first; each click shows five times as many more. */
 const ROWS = 10;
 
 /**
@@ -48,7 +48,7 @@ export function RangeTable({ ranges, total, guilty, promise, from, late, now }) 
             <td class="number">
               ${range.last_report_micros
                 ? html`<${Time} micros=${range.last_report_micros} now=${now} text=${ago(range.last_report_micros, now)} />`
-                : unheard(range)}
+                : noReportWords(range)}
             </td>
             <td class="wide">${range.state}${trouble(range, now) && html`, <b class=${range.ended && !range.failure ? "" : "ink-stuck"}>${trouble(range, now)}</b>`}</td>
           </tr>`;

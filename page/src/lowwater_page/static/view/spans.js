@@ -1,11 +1,9 @@
-/** How far back is shown. */
+/** Buttons for the time span. */
 
 import { html } from "../html.js";
 import { SPANS } from "../model/history.js";
 
-/**
- * @param {{route: import("../model/route.js").Route, go: (route: import("../model/route.js").Route) => void}} props
- */
+/** @param {{route: import("../model/route.js").Route, go: (route: import("../model/route.js").Route) => void}} props */
 export function Spans({ route, go }) {
   return html`<div class="spans" role="group" aria-label="How far back">
     ${SPANS.map(

@@ -1,10 +1,10 @@
-/** The key-range strip: who holds, at a glance; and who that is, at a touch. */
+/** The key-range strip: the key space as a bar, and the details of one range. */
 
 import { html } from "../html.js";
 import { useRef, useState } from "../vendor/preact-hooks.js";
-import { doing, owner } from "../model/culprit.js";
-import { WORDS, behind, level, silent, trouble, unheard } from "../model/lag.js";
-import { cells, moved, same } from "../model/strip.js";
+import { activity, owner } from "../model/culprit.js";
+import { WORDS, behind, level, silent, trouble, noReportWords } from "../model/lag.js";
+import { cells, indexAfterKey, same } from "../model/strip.js";
 import { ago, lag } from "../model/time.js";
 import { Logs } from "./contacts.js";
 import { useWidth } from "./hooks.js";
@@ -12,19 +12,22 @@ import { Mark, Symbol, Time } from "./parts.js";
 
 /** @typedef {import("../model/types.js").Range} Range */
 
-/** Where the pointer was last. One that rests where the strip appears has chosen nothing: only one that moves does. */
+/**
+ * Last position of the pointer. A pointer that rests where the strip appears chooses no cell: only
+ * one that moves does.
+ */
 let pointer = "";
 const place = (/** @type {MouseEvent} */ { screenX, screenY }) => `${screenX} ${screenY}`;
-// On the window: after the cells have looked at it.
+// The listener is on the window, so it runs after those of the cells.
 addEventListener("mousemove", (event) => {
   pointer = place(event);
 });
 
-/** The least width of a cell, in pixels, that a finger or an eye can find. */
+/** Smallest width of a cell in pixels that a finger or an eye can find. */
 const CELL = 7;
 
 /**
- * How a range's cell is patterned, over its colour.
+ * Returns the pattern of a range's cell, over its colour.
  *
  * @param {Range} range
  * @param {number} now
@@ -37,8 +40,8 @@ function pattern(range, now) {
 }
 
 /**
- * @param {{ranges: Range[], total: number, guilty: Range | null, promise?: import("../model/types.js").Promised | null,
- *   from: import("../model/lag.js").Reference, late: number, now: number}} props
+ * @param {{ranges: Range[], total: number, guilty: Range | null, promise?: import("../model/types.js").Promised | null, from:
+ *   import("../model/lag.js").Reference, late: number, now: number}} props
  */
 export function Strip({ ranges, total, guilty, promise, from, late, now }) {
   const [frame, width] = useWidth();
@@ -50,7 +53,7 @@ export function Strip({ ranges, total, guilty, promise, from, late, now }) {
   const bar = useRef(/** @type {HTMLElement | null} */ (null));
   const most = Math.max(0, ...all.map(({ count }) => count));
   const pressed = (/** @type {KeyboardEvent} */ event) => {
-    const next = moved(event.key, shown, all.length);
+    const next = indexAfterKey(event.key, shown, all.length);
     if (next === null) return;
     event.preventDefault();
     move(all[next].range.start);
@@ -66,7 +69,7 @@ export function Strip({ ranges, total, guilty, promise, from, late, now }) {
           class=${`cell cell-${colour} is-${pattern(range, now)}${index === own ? " guilty" : ""}${gap ? " gap" : ""}`}
           tabindex=${index === shown ? 0 : -1}
           aria-pressed=${index === shown ? "true" : "false"}
-          aria-label=${`${range.label}${count > 1 ? ` and ${count - 1} next to it` : ""}, ${WORDS[colour]}, ${owner(range)}, ${doing(range, now)}`}
+          aria-label=${`${range.label}${count > 1 ? ` and ${count - 1} next to it` : ""}, ${WORDS[colour]}, ${owner(range)}, ${activity(range, now)}`}
           onMouseMove=${(/** @type {MouseEvent} */ event) => place(event) !== pointer && move(range.start)}
           onFocus=${() => move(range.start)}
           onClick=${() => move(range.start)}
@@ -114,7 +117,7 @@ function Card({ cell: { range, count }, guilty, promise, from, late, now }) {
 }
 
 /**
- * What is known of a key range.
+ * Details of a key range.
  *
  * @param {{range: Range, promise?: import("../model/types.js").Promised | null, seconds: number | null, now: number}} props
  */
@@ -125,7 +128,7 @@ export function Facts({ range, promise, seconds, now }) {
     <div><dt>Last report</dt><dd>
       ${range.last_report_micros
         ? html`<${Time} micros=${range.last_report_micros} now=${now} text=${ago(range.last_report_micros, now)} />`
-        : unheard(range)}
+        : noReportWords(range)}
     </dd></div>
     <div><dt>State</dt><dd>${[range.state, trouble(range, now)].filter(Boolean).join(", ")}</dd></div>
     <div><dt>Watermark</dt><dd><${Mark} watermark=${range.watermark} now=${now} />${seconds !== null && html`<span class="quiet">, ${lag(seconds)} behind</span>`}</dd></div>

@@ -1,4 +1,7 @@
-/** All computations as a table: sorted, searched, and with only those rows in the document that are in sight when there are many. */
+/**
+ * Computations as a table: sorted and searched. Of many rows only those in sight are in the
+ * document.
+ */
 
 import { html } from "../html.js";
 import { useEffect, useRef, useState } from "../vendor/preact-hooks.js";
@@ -13,7 +16,11 @@ import { Mark, Name, State, far } from "./parts.js";
 /** @typedef {import("../model/verdict.js").Verdict} Verdict */
 /** @typedef {import("../model/route.js").Route} Route */
 
-/** Columns that sort: their heading, and on which screens they show. @type {[string, string, string][]} */
+/**
+ * Columns: key, heading, and classes that choose the screens that show it.
+ *
+ * @type {[string, string, string][]}
+ */
 const COLUMNS = [
   ["name", "Computation", ""],
   ["state", "State", ""],
@@ -24,12 +31,13 @@ const COLUMNS = [
 ];
 
 const NOTHING = {
-  found: "Nothing is called that, and nobody called that holds anything. Escape clears the search.",
-  counted: "There is none any more. Escape shows all.",
+  found: "No computation, worker or host matches. Escape clears the search.",
+  counted: "No computation of this kind is left. Escape shows all.",
 };
 
 /**
- * @param {{verdicts: Verdict[], total: number, route: Route, go: (route: Route) => void, now: number, title?: string}} props `title`: what they are.
+ * @param {{verdicts: Verdict[], total: number, route: Route, go: (route: Route) => void, now:
+ *   number, title?: string}} props `title`: heading of the table.
  */
 export function Table({ verdicts, total, route, go, now, title: heading = "Computations" }) {
   const rows = sorted(verdicts, route.sort);
@@ -39,14 +47,14 @@ export function Table({ verdicts, total, route, go, now, title: heading = "Compu
   const row = narrow ? 72 : 52;
   const scroller = useRef(/** @type {HTMLElement | null} */ (null));
   const virtual = rows.length > VIRTUAL_ROWS;
-  const [sight, look] = useState({ top: 0, height: 600 });
+  const [sight, setSight] = useState({ top: 0, height: 600 });
   useEffect(() => {
     const element = scroller.current;
     if (element === null || !virtual) return undefined;
-    const seen = () => look({ top: element.scrollTop, height: element.clientHeight });
-    seen();
-    element.addEventListener("scroll", seen, { passive: true });
-    return () => element.removeEventListener("scroll", seen);
+    const update = () => setSight({ top: element.scrollTop, height: element.clientHeight });
+    update();
+    element.addEventListener("scroll", update, { passive: true });
+    return () => element.removeEventListener("scroll", update);
   }, [virtual]);
   const { first, last } = virtual ? visible(rows.length, sight.top, sight.height, row) : { first: 0, last: rows.length };
   const shown = rows.slice(first, last);
@@ -92,7 +100,8 @@ export function Table({ verdicts, total, route, go, now, title: heading = "Compu
 }
 
 /**
- * @param {{verdict: Verdict, index: number, route: Route, now: number, share: string}} props `share`: what the heading names.
+ * @param {{verdict: Verdict, index: number, route: Route, now: number, share: string}} props
+ *   `share`: name of the share in the heading.
  */
 function Row({ verdict, index, route, now, share }) {
   const { computation, level, most, mostName, range, guilty, missing } = verdict;

@@ -1,28 +1,35 @@
-/** Zoom: how large something that is larger than its room is shown. Which part of it is seen is left to scrolling, which every device has. */
+/**
+ * Zoom of something larger than its frame. Scrolling, which every device has, chooses the visible
+ * part.
+ */
 
 import { useCallback, useEffect, useLayoutEffect, useRef, useState } from "../vendor/preact-hooks.js";
 
-/** How much a button or key changes, and the most that is shown. */
+/** Factor of a button or key, and the largest and smallest scale. */
 export const STEP = 1.4;
 const MOST = 1.5;
 const LEAST = 0.04;
-/** Of a turn of the wheel: a notch of a mouse is 100 pixels, a pinch on a touchpad some at a time. */
+/**
+ * Exponent of the zoom for each pixel of the wheel: a mouse sends 100 a notch, a touchpad a few at
+ * a time.
+ */
 const WHEEL = 0.004;
 
 /**
  * @typedef {object} Zoom
  * @property {number} scale
- * @property {(factor: number, x?: number, y?: number) => void} by Changes it around a point of the window; without one around the middle.
- * @property {() => void} fit Shows all of it.
+ * @property {(factor: number, x?: number, y?: number) => void} by Changes the scale around a point
+ *   of the window, by default the middle of the frame.
+ * @property {() => void} fit Shows the whole.
  */
 
 /**
- * Zoom by buttons, Ctrl and the wheel, two fingers, and the keys `+`, `-` and `0`; the mouse also moves what is shown. The first child of the
- * frame is what is scaled.
+ * Zooms by buttons, Ctrl and the wheel, two fingers, and the keys `+`, `-` and `0`; a mouse also
+ * drags. The first child of the frame is scaled.
  *
  * @param {{current: HTMLElement | null}} frame
- * @param {number} first The scale until the viewer chooses one.
- * @param {number} whole The scale at which all of it is seen.
+ * @param {number} first Scale until the viewer chooses one.
+ * @param {number} whole Scale at which the whole fits.
  * @returns {Zoom}
  */
 export function useZoom(frame, first, whole) {
@@ -30,7 +37,7 @@ export function useZoom(frame, first, whole) {
   const scale = chosen === "whole" ? whole : (chosen ?? first);
   const next = useRef(scale);
   const shown = useRef(scale);
-  const held = useRef(/** @type {{x: number, y: number, clientX: number, clientY: number} | null} */ (null));
+  const anchor = useRef(/** @type {{x: number, y: number, clientX: number, clientY: number} | null} */ (null));
   if (typeof chosen !== "number") next.current = scale;
   const by = useCallback((/** @type {number} */ factor, /** @type {number} */ clientX = NaN, /** @type {number} */ clientY = NaN) => {
     const inside = frame.current?.firstElementChild;
@@ -39,14 +46,14 @@ export function useZoom(frame, first, whole) {
     const x = Number.isNaN(clientX) ? room.left + room.width / 2 : clientX;
     const y = Number.isNaN(clientY) ? room.top + room.height / 2 : clientY;
     next.current = Math.min(MOST, Math.max(LEAST, next.current * factor));
-    const point = held.current ?? { x: (x - box.left) / shown.current, y: (y - box.top) / shown.current };
-    held.current = { x: point.x, y: point.y, clientX: x, clientY: y };
+    const point = anchor.current ?? { x: (x - box.left) / shown.current, y: (y - box.top) / shown.current };
+    anchor.current = { x: point.x, y: point.y, clientX: x, clientY: y };
     choose(next.current);
   }, []);
   useLayoutEffect(() => {
     shown.current = scale;
-    const [point, inside] = [held.current, frame.current?.firstElementChild];
-    held.current = null;
+    const [point, inside] = [anchor.current, frame.current?.firstElementChild];
+    anchor.current = null;
     if (!point || !frame.current || !inside) return;
     const box = inside.getBoundingClientRect();
     frame.current.scrollBy(box.left + point.x * scale - point.clientX, box.top + point.y * scale - point.clientY);
@@ -54,8 +61,8 @@ export function useZoom(frame, first, whole) {
   useEffect(() => {
     const element = frame.current;
     if (element === null) return undefined;
-    const leave = [wheeled(element, by), pinched(element, by), dragged(element), pressed(element, by, () => choose("whole"))];
-    return () => leave.forEach((each) => each());
+    const removers = [zoomByWheel(element, by), zoomByPinch(element, by), scrollByDrag(element), zoomByKeys(element, by, () => choose("whole"))];
+    return () => removers.forEach((remove) => remove());
   }, []);
   return { scale, by, fit: () => choose("whole") };
 }
@@ -64,20 +71,20 @@ export function useZoom(frame, first, whole) {
  * @template {keyof HTMLElementEventMap} K
  * @param {HTMLElement} element
  * @param {K} kind
- * @param {(event: HTMLElementEventMap[K]) => void} heard
- * @param {AddEventListenerOptions} [how]
- * @returns {() => void} Hears no more.
+ * @param {(event: HTMLElementEventMap[K]) => void} listener
+ * @param {AddEventListenerOptions} [options]
+ * @returns {() => void} Removes the listener.
  */
-function on(element, kind, heard, how) {
-  element.addEventListener(kind, heard, how);
-  return () => element.removeEventListener(kind, heard, how);
+function on(element, kind, listener, options) {
+  element.addEventListener(kind, listener, options);
+  return () => element.removeEventListener(kind, listener, options);
 }
 
 /**
  * @param {HTMLElement} element
  * @param {Zoom["by"]} by
  */
-function wheeled(element, by) {
+function zoomByWheel(element, by) {
   const turned = (/** @type {WheelEvent} */ event) => {
     if (!event.ctrlKey && !event.metaKey) return;
     event.preventDefault();
@@ -90,28 +97,28 @@ function wheeled(element, by) {
  * @param {HTMLElement} element
  * @param {Zoom["by"]} by
  */
-function pinched(element, by) {
-  let apart = 0;
+function zoomByPinch(element, by) {
+  let distance = 0;
   const moved = (/** @type {TouchEvent} */ event) => {
     if (event.touches.length !== 2) {
-      apart = 0;
+      distance = 0;
       return;
     }
     event.preventDefault();
     const [a, b] = event.touches;
-    const now = Math.hypot(a.clientX - b.clientX, a.clientY - b.clientY);
-    if (apart > 0) by(now / apart, (a.clientX + b.clientX) / 2, (a.clientY + b.clientY) / 2);
-    apart = now;
+    const newDistance = Math.hypot(a.clientX - b.clientX, a.clientY - b.clientY);
+    if (distance > 0) by(newDistance / distance, (a.clientX + b.clientX) / 2, (a.clientY + b.clientY) / 2);
+    distance = newDistance;
   };
-  const leave = [on(element, "touchstart", moved, { passive: false }), on(element, "touchmove", moved, { passive: false }), on(element, "touchend", moved)];
-  return () => leave.forEach((each) => each());
+  const removers = [on(element, "touchstart", moved, { passive: false }), on(element, "touchmove", moved, { passive: false }), on(element, "touchend", moved)];
+  return () => removers.forEach((remove) => remove());
 }
 
-/** Pixels that a mouse moves until it drags instead of clicking. */
+/** Pixels that a mouse must move to drag instead of clicking. */
 const DRAG = 4;
 
 /** @param {HTMLElement} element */
-function dragged(element) {
+function scrollByDrag(element) {
   let from = /** @type {{x: number, y: number} | null} */ (null);
   let dragging = false;
   const began = (/** @type {PointerEvent} */ event) => {
@@ -130,19 +137,19 @@ function dragged(element) {
     element.scrollBy(from.x - event.clientX, from.y - event.clientY);
     from = { x: event.clientX, y: event.clientY };
   };
-  // The click that ends a drag opens nothing.
+  // Without this, the click that ends a drag would open a computation.
   const clicked = (/** @type {MouseEvent} */ event) => {
     if (dragging) event.preventDefault();
     if (dragging) event.stopPropagation();
     dragging = false;
   };
-  const leave = [
+  const removers = [
     on(element, "pointerdown", began),
     on(element, "pointermove", moved),
     on(element, "click", clicked, { capture: true }),
     on(element, "dragstart", (event) => event.preventDefault()),
   ];
-  return () => leave.forEach((each) => each());
+  return () => removers.forEach((remove) => remove());
 }
 
 /**
@@ -150,7 +157,7 @@ function dragged(element) {
  * @param {Zoom["by"]} by
  * @param {() => void} fit
  */
-function pressed(element, by, fit) {
+function zoomByKeys(element, by, fit) {
   const struck = (/** @type {KeyboardEvent} */ event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === "+" || event.key === "=") by(STEP);
