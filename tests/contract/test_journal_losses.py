@@ -73,6 +73,8 @@ async def test_confirm_finds_what_is_lost(shared: SharedStore) -> None:
     await two.load(GRAPH)
     shared.forget("a", 1)
     assert await lost(one.confirm(["a"])) == [{"a": (2, 1)}]
+    with pytest.raises(JournalPosition):
+        await one.restore("a", 2, b"longer than what is left, and not behind what was acknowledged")
     assert await one.confirm([]) == 2
     shared.forget(GRAPH, 1)
     assert await lost(one.confirm(["a"]), one.confirm([]), two.confirm([])) == [

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,25 @@ def test_figure_12_the_delayed_entry_of_a_zombie_is_never_named(in_files: FileSt
     assert in_files.write(successor, 0, "b", [2])
     assert in_files.values() == [2]
     assert len(list((in_files.folder / "rows").iterdir())) == 1, "the zombie's files are gone"
+
+
+def test_of_those_who_make_one_write_at_once_one_makes_it(in_files: FileStore, request: pytest.FixtureRequest) -> None:
+    barrier = threading.Barrier(4)
+    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(1e-6)
+
+    def work(_: int) -> list[bool]:
+        writer = in_files.guard().raise_(claim(5))
+        written = []
+        for batch in range(8):
+            barrier.wait(60)
+            written.append(in_files.write(writer, batch, f"digest {batch}", [batch]))
+        return written
+
+    with ThreadPoolExecutor(4) as pool:
+        outcomes = list(pool.map(work, range(4)))
+    assert [sum(written) for written in zip(*outcomes, strict=True)] == [1] * 8
+    assert in_files.values() == list(range(8))
 
 
 def test_what_the_caller_raises_leaves_nothing(in_files: FileStore) -> None:

@@ -28,6 +28,8 @@ def test_figure_12_a_zombie_that_comes_late_is_refused_and_what_its_successor_ha
     scanned = store.values()
     with pytest.raises(Fenced, match="taken over by claim 6"):
         store.write(zombie, 1, "b", [3])
+    with pytest.raises(Fenced, match="taken over by claim 6"):
+        store.raise_(claim(5))
     assert store.values() == scanned == [1, 2]
     assert store.write(successor, 1, "c", [4])
     assert store.values() == [1, 2, 4]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -14,7 +15,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowwater_pipeline.computation.keys import Changed, Form, Keys, Refs
+from lowwater_pipeline.computation.keys import Changed, Form, Keys, Piece, Refs
 from lowwater_pipeline.computation.stage import pieces_of, written
 from lowwater_pipeline.computation.turn import Kept
 from lowwater_spark.track.segments import Segments, write_segments
@@ -145,6 +146,21 @@ def follow(disk: Disk, steps: list[tuple[Touch, int, int]], chance: Random) -> N
         assert keys.least("wall") == min((kept.wall for kept in oracle.values() if kept.wall != MAX), default=None)
         holds = [kept.hold(1) for kept in oracle.values()]
         assert keys.least("hold") == min((hold for hold in holds if hold != MAX), default=None)
+    cut_anew(disk.read(), oracle, chance)
+
+
+def cut_anew(keys: Keys, oracle: Touch, chance: Random) -> None:
+    """Key ranges that begin at the place of a key, or behind it, have each key once; so has what they become together."""
+    names = [str(number) for number in range(31)]
+    spans = [*pairwise([-(2**63), *sorted(chance.sample(range(-2, 4), 3)), 2**63])]
+    parts = [keys.within(*span) for span in spans]
+    for part, (start, end) in zip(parts, spans, strict=True):
+        check(part)
+        assert found(part, names) == {name: kept for name, kept in oracle.items() if start <= place(name) < end}
+    assert found(Keys.union(parts), names) == oracle
+    row = FORM.table(np.array([99]), pa.array(["99"], pa.large_string()), [Kept(b"another")])
+    beside = replace(keys, pieces=(Piece.of(row),))
+    assert found(Keys.union([beside, keys]), [*names, "99"]) == {**oracle, "99": Kept(b"another")}
 
 
 @settings(max_examples=60)

@@ -73,6 +73,7 @@ def test_a_token_says_who_calls(header: str | bytes) -> None:
         ("Bearer ",),
         ("right",),
         ("Basic right",),
+        (f"Bearer {digest('right')}",),
         ("Bearer right",) * 2,
         ("",),
         ("Bearer\tright",),

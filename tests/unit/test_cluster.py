@@ -13,6 +13,7 @@ import pytest
 from lowwater import errors
 from lowwater.core.call import Stubs
 from lowwater.v1 import watermarks_pb2
+from lowwater_authority.cluster.cluster import Replaced
 from lowwater_authority.core.requests import ClaimRequest, GroupReport, Refused
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.takeover import TOGETHER_SECONDS
@@ -298,3 +299,60 @@ async def test_a_view_older_than_the_own_is_ignored(deployment: Deployment) -> N
     deployment.members.lose()
     assert deployment.members.view.version < view.version
     assert (await one.cluster.look())[0] == one.cluster.view == view
+
+
+# -- views and addresses ------------------------------------------------------------------------------------------------
+
+
+async def test_the_view_after_one_that_the_store_lost_is_newer_and_leaves_no_member_out(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    joined = one.cluster.view
+    lost = await one.cluster.change(lambda view: view.pinned("c0", "other:1"))
+    deployment.members.lose()
+    assert (await one.cluster.look())[0] == lost
+    assert (await one.cluster.change(lambda view: view.pinned("c1", "other:1"))).version > lost.version
+    deployment.members.lose()
+    deployment.clock.now += 0.1
+    # The other one never read the lost views; its version must not be one of theirs.
+    changed = await other.cluster.change(lambda view: view.pinned("c2", "one:1"))
+    assert changed.version > lost.version + 1
+    deployment.members.lose(2)
+    assert deployment.members.view.version < joined.version
+    deployment.clock.now += 0.1
+    await one.hear()
+    assert deployment.members.view.members == joined.members
+    assert deployment.members.view.version > changed.version
+    await other.hear()
+    assert one.cluster.view == other.cluster.view == deployment.members.view
+
+
+async def test_of_two_at_one_address_the_one_that_joined_first_ends(deployment: Deployment) -> None:
+    older = await deployment.start("one:1")
+    newer = await deployment.start("one:1")
+    await older.hear()
+    # The newer one is silent for too long, and the older one takes the address back.
+    await deployment.settle(older, seconds=2.1)
+    assert older.cluster.view.member(older.cluster.me.id) is not None
+    await newer.hear()
+    assert newer.cluster.view.member(newer.cluster.me.id) is not None
+    await older.hear()
+    deployment.clock.now += 0.1
+    await newer.hear()
+    with pytest.raises(Replaced, match="one:1 and has joined later"):
+        await older.hear()
+
+
+async def test_a_drain_lasts_while_its_shard_is_left_out_and_who_leaves_stays_out(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    await one.cluster.change(lambda view: view.draining("other:1", on=True))
+    await other.hear()
+    await deployment.settle(one, seconds=2.1)
+    assert one.cluster.view.at("other:1") is None
+    await other.hear()
+    entry = other.cluster.view.at("other:1")
+    assert entry is not None
+    assert entry.draining
+    other.cluster.stop()
+    await one.cluster.change(lambda view: view.without([entry.id]))
+    await other.hear()
+    assert deployment.members.view.at("other:1") is None

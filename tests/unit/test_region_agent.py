@@ -323,6 +323,39 @@ async def test_a_planned_move_goes_step_by_step(world: World) -> None:
     assert (claim.batch, claim.digest, list(claim.positions)) == (7, "d", [position])
 
 
+async def test_rule4_a_region_commits_by_no_number_but_the_one_that_it_owns_and_is_ready_for(world: World) -> None:
+    await world.agent.once()
+    world.center.own("hourly", 1, "A", "B", "released")
+    await world.agent.once()
+    assert world.reason() == "STALE_ADOPTION"
+    with pytest.raises(errors.StaleAdoption, match="owned by number 1, not 2"):
+        world.agent.committed("daily:clicks", PipelineReport(number=2))
+    world.center.away = True
+    await world.agent.once()
+    assert world.reason("daily:clicks") == "", "it goes on by the number that it has"
+    world.center.away = False
+
+    async def fail(*_: Any, **__: Any) -> None:
+        raise errors.Unavailable("not now")
+
+    world.local.reset = fail  # type: ignore[method-assign]
+    world.center.own("daily", 5)
+    await world.agent.once()
+    assert world.reason("daily:clicks") == "UNCONFIRMED", "its computation is not reset yet"
+
+
+async def test_the_first_of_two_agents_hands_out_nothing_more(world: World) -> None:
+    async def refuse(*_: Any, **__: Any) -> None:
+        raise errors.SecondAgent("another agent speaks for region A")
+
+    await world.agent.once()
+    assert world.reason() == ""
+    world.center.Report = refuse  # type: ignore[attr-defined]
+    with pytest.raises(errors.SecondAgent):
+        await world.agent.once()
+    assert world.reason() == "UNCONFIRMED"
+
+
 async def test_an_estimate_is_not_reported(world: World) -> None:
     await world.agent.once()
     world.center.own("daily", 2, owner="B")
