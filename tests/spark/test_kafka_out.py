@@ -229,7 +229,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         r"with the option kafka\.max\.request\.size .* Use kafka\.message\.max\.bytes instead",
     ),
     "Spark's": ({"options": {"includeHeaders": True}}, "takes options of Kafka's client, .* and not includeheaders"),
-    "no topic": ({"topic": "nowhere"}, r"The topic nowhere, which is not there, .* kafka-topics.sh .* --create"),
+    "no topic": ({"topic": "nowhere"}, r"The topic nowhere, which does not exist, .* kafka-topics.sh .* --create"),
     "no slots": ({"slots": 0}, "at least 1: 0"),
     "more slots": ({"slots": 3}, "written by 2 slots, and 3 are asked for"),
     "speculation": ({"session": SPECULATING}, r"with spark\.speculation .* Set spark\.speculation to false"),
@@ -261,8 +261,8 @@ HEADER = "array(named_struct('key', {}, 'value', cast('x' as binary))) AS header
         (["value", HEADER.format("cast(null as string)")], "a header for Kafka is null"),
         (["value", "3 AS partition"], "says 3, and the topic has the partitions 0 to 2"),
         (["value", "-1 AS partition"], "says -1"),
-        (["value AS key"], "has a column value"),
-        (["1 AS value"], "the column value for Kafka is of string or binary, not of int"),
+        (["value AS key"], "needs a column value"),
+        (["1 AS value"], "the column value for Kafka must be of string or binary, not of int"),
     ],
 )
 def test_a_row_that_kafka_does_not_take_fails_before_it_is_staged(

@@ -280,7 +280,7 @@ class Hook:
         seen = part.entries.seen(number)
         if seen is None and (told := part.entries.frontier(number)) is not None:
             # Its first run was without the declarations, and the function has told the frontier.
-            batch._told(told)
+            batch._set_computed_frontier(told)
             return None
         if seen is None:
             published = part.progress.committed.reading.low
@@ -299,7 +299,7 @@ class Hook:
             after = bounds.advanced(before, found, expected, read, now)
             seen = part.entries.keep_seen(number, dataclasses.replace(after, unlisted=ends is None))
         self._pace(part, seen)
-        batch._told(seen.frontier)
+        batch._set_computed_frontier(seen.frontier)
         self.probe("seen", number)
         return seen
 
