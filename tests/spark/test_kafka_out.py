@@ -186,7 +186,7 @@ def test_marks_that_are_gone_are_refused(out: Out) -> None:
     out.ends.plan("written", 1, 0)  # whose worker would know it without asking
     out.feed()
     with pytest.raises(
-        Exception, match=r"slot 0 of stage in .* has not published what comes before batch 1 \(.* has none\)"
+        Exception, match=r"slot 0 of stage in .* has not published the batch before batch 1 \(.* has none\)"
     ):
         query.await_termination(120)
     out.flow.queries.clear()
@@ -316,7 +316,7 @@ def test_a_batch_is_found_also_where_it_was_left_out_of_others(slots: Slots) -> 
     assert slot.publish(slots.batch(3, "a", after=0)).wrote
     assert slot.publish(slots.batch(7, "b", after=4)).wrote
     assert not slots.writer().publish(slots.batch(7, "b", after=4)).wrote
-    assert "has not published what comes before batch 9" in slot.publish(slots.batch(9, "c", after=9)).refused
+    assert "has not published the batch before batch 9" in slot.publish(slots.batch(9, "c", after=9)).refused
     assert "from other rows" in slot.publish(slots.batch(7, "x", after=4, staged="anew")).refused
     assert slots.values() == ["a", "b"]
 

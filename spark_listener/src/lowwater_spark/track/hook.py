@@ -140,8 +140,8 @@ class Hook:
         for part in self.run.parts:
             earlier = [states[each.name] for each in part.earlier]
             states[part.name] = part.durable(plan, entry, self.run.checked.spark_bound(plan), earlier)
-            if part.seen is not None:
-                self._pace(part, part.seen)
+            if part.source_state is not None:
+                self._pace(part, part.source_state)
         return list(states.values())
 
     def claimed(self) -> None:
@@ -222,7 +222,7 @@ class Hook:
             or part.progress.would_close()
             or part.progress.would_fire(self._clock())
             or (
-                part.keyed.bounds is not None and part.seen is not None and part.keyed.bounds.would_move(part.seen, now)
+                part.keyed.bounds is not None and part.source_state is not None and part.keyed.bounds.would_move(part.source_state, now)
             )
             for part in self.run.parts
         )
