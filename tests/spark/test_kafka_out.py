@@ -191,7 +191,7 @@ def test_marks_that_are_gone_are_refused(out: Out) -> None:
         query.await_termination(120)
     out.flow.queries.clear()
     query = out.start()
-    with pytest.raises(Exception, match=r"lowwater-marks-.* was deleted or made anew: .* adopt=True"):
+    with pytest.raises(Exception, match=r"lowwater-marks-.* was deleted or made anew, so .* adopt=True"):
         query.await_termination(120)
     out.flow.queries.clear()
 
@@ -231,7 +231,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "Spark's": ({"options": {"includeHeaders": True}}, "takes options of Kafka's client, .* and not includeheaders"),
     "no topic": ({"topic": "nowhere"}, r"The topic nowhere, which does not exist, .* kafka-topics.sh .* --create"),
     "no slots": ({"slots": 0}, "at least 1: 0"),
-    "more slots": ({"slots": 3}, "written by 2 slots, and 3 are asked for"),
+    "more slots": ({"slots": 3}, "written by 2 slots, and slots=3 was passed"),
     "speculation": ({"session": SPECULATING}, r"with spark\.speculation .* Set spark\.speculation to false"),
 }
 

@@ -81,8 +81,7 @@ class Registration:
     """True: its watermark is not exact, by an approximate drive()."""
     lateness_budgets: Sequence[float] = ()
     max_skew: timedelta | None = None
-    """How far its watermark may lead the clock; None: as registered before, and as its inputs may.
-    """
+    """Greatest lead of its watermark over the clock; None: as registered before, or its inputs'."""
     sidecar: bool = False
     """True: it follows a query of another process; its worker's name says so."""
 
@@ -144,7 +143,10 @@ class Authority:
 
     @property
     def complaint(self) -> str:
-        """Why nothing new is reported because of the authority: it is away or refuses; else empty."""
+        """Why the authority keeps new values from being reported: it is away or refuses.
+
+        Else empty.
+        """
         refused = None if self.lease is None else self.lease.refused
         return self.problem or ("" if refused is None else f"{refused.reason}: {refused.message}")
 
@@ -196,12 +198,12 @@ class Authority:
         values: Callable[[], tuple[Cut, Sequence[int]]],
         lock: AbstractContextManager[object],
     ) -> bool:
-        """Register, and claim the ranges of a cut with the values that ``values`` returns afterwards.
+        """Register, and claim a cut's ranges with the values that ``values`` returns afterwards.
 
-        Returns False if the authority is away, which is remembered, and if the stage's cut has changed
-        meanwhile. ``lock`` guards the cut; the caller does not hold it. ``check`` compares the inputs
-        that are registered now with the checkpoint's. Raises its errors before any claim, and the
-        authority's refusals.
+        Returns False if the authority is away, which is remembered, and if the stage's cut has
+        changed meanwhile. ``lock`` guards the cut; the caller does not hold it. ``check`` compares
+        the inputs that are registered now with the checkpoint's. Raises its errors before any
+        claim, and the authority's refusals.
         """
         try:
             check(self.register())
@@ -239,7 +241,7 @@ class Authority:
         self.cut = cut
 
     def _claim(self, cut: Cut, values: Sequence[int], instead_of: int = 0) -> lowwater.Lease:
-        """Claim. A claim that replaces another one blocks a batch, so it has the limit of other calls."""
+        """Claim. A claim in place of another one has a short limit, since a batch waits."""
         registration = self.registration
         if self._worker is None:
             self._worker = self.client.worker(
@@ -411,7 +413,7 @@ class Authority:
         return self._degrade(call)
 
     def propose(self, layout: lowwater.Layout) -> bool:
-        """Request another layout; False if it is refused: another request is pending or has priority."""
+        """Request another layout; False if another request is pending or has priority."""
         lease = self.lease
         if lease is None or self.problem:
             return False
@@ -485,7 +487,7 @@ class Authority:
         self._last_report = arguments
 
     def tell(self, waiting_for: Sequence[str]) -> None:
-        """Repeat the last report with another ``waiting_for``; not before the first report or while away."""
+        """Repeat the last report, if there is one, with another ``waiting_for``; not while away."""
         if self._last_report is not None and self.lease is not None and not self.problem:
             reading, values, since, _, remarks = self._last_report
             self.renew(reading, values, since=since, waiting_for=waiting_for, remarks=remarks)
@@ -565,7 +567,7 @@ class Authority:
 
     @contextmanager
     def _noticing(self) -> Iterator[None]:
-        """Note errors that are no reason to stop as the authority being away, and raise all of them."""
+        """Raise all errors, and treat those that do not end the run as the authority being away."""
         try:
             yield
         except (*REPLACED, errors.Closed):
@@ -586,14 +588,14 @@ class Authority:
             return self.problem
 
     def lost(self, failure: errors.LowwaterError) -> None:
-        """Note that the authority is away; calls do not wait for it until :meth:`probe` reaches it."""
+        """Note that the authority is away; calls skip it until :meth:`probe` reaches it."""
         if not self.problem:
             logger.warning("%s goes on without the authority, and holds: %s", self.registration.name, failure)
         self.problem = f"{failure.reason}: {failure}"
         self._probed = self.clock()
 
     def probe(self) -> bool:
-        """Return whether the authority answers; while it is away it is asked at most once a second."""
+        """Return whether the authority answers; one that is away is asked once a second at most."""
         if not self.problem:
             return True
         if self.clock() - self._probed < PROBE_INTERVAL:

@@ -482,7 +482,7 @@ class Batch:
             self._swept.add(folder)
         digest = self._entry.digest
         mark = say(folder, self._writer, self.id, self._first(folder), self._standing())
-        written = hand_over(frame, folder, self.id, digest, ordinal=self._ordinal, said=mark, file_format=file_format)
+        written = hand_over(frame, folder, self.id, digest, ordinal=self._ordinal, mark=mark, file_format=file_format)
         if not written and not self.replayed:
             msg = (
                 f"{folder}/batch={self.id} exists, but no run of this checkpoint had begun batch {self.id}: the directory 'lowwater' of "

@@ -1,4 +1,4 @@
-"""Batches that a user's function writes: Spark calls a hook in each, and the clock commits the rest.
+"""Batches of a user's function: Spark calls a hook in each, and the clock commits its reports.
 
 A batch's tasks stage what the stages report, and the driver prepares it while the batch runs, since
 tasks cannot run again for it. A report that cannot be prepared or committed makes the stage hold
@@ -125,7 +125,7 @@ class Hook:
         return [self.ticks]
 
     def durable(self) -> list[Committed]:
-        """Return the durable state after the last committed batch, by stage, from which a run starts."""
+        """Return each stage's durable state after the last committed batch: a run's start."""
         last = self.run.log.last_committed()
         if last is None:
             return [Committed(spark_bound=self.run.checked.spark_bound(None))] * len(self.run.parts)
@@ -179,7 +179,7 @@ class Hook:
             self._settle()
 
     def report(self, *, last: bool) -> None:
-        """Report the newest reading that counts with the committed state; request a batch if needed."""
+        """Report the newest reading that counts, and request a batch if needed."""
         with self.run.lock:
             self._renew()
             if not last:
@@ -273,7 +273,7 @@ class Hook:
         self.probe("prepared", number)
 
     def _look_at(self, part: Part, batch: Batch, frame: DataFrame, running: _Running) -> Seen | None:
-        """Compute an injector's frontier from a batch's rows, durably, before the function sees them.
+        """Compute an injector's frontier from a batch's rows, durably, before the function runs.
 
         Returns None for a stage without declarations about its source.
         """
@@ -450,12 +450,12 @@ class Hook:
         return list(ended.values())
 
     def _logged(self, part: Part, number: int) -> Layout | None:
-        """Return the layout that a stage had in a batch; None if the log does not have the batch."""
+        """Return the layout of a stage in a batch; None if the log does not have the batch."""
         entry = self.run.parts[0].entries.read(number)
         return None if entry is None else entry.layouts.get(part.place.name, EQUAL)
 
     def _passed_on(self, part: Part, state: Committed) -> Reading:
-        """Return what a later stage may rely on after a batch; UNREAD if the inputs changed since."""
+        """Return the reading for later stages after a batch; UNREAD if the inputs changed since."""
         return passed_on(
             state, UNREAD if part.progress.is_outdated(state.reading) else state.reading, part.keyed.window
         )
@@ -513,7 +513,7 @@ class Hook:
             return self._running
 
     def _read_plan(self, number: int) -> Plan:
-        """Settle the batch before, read the source logs, and return the next batch's durable plan."""
+        """Settle the last batch, read the source logs, and return the next batch's durable plan."""
         before = self._running
         if before is not None:  # the clock has not settled it yet
             self.run.heads.knock(before.plan.lines)

@@ -366,7 +366,7 @@ def _rows(path: str) -> Iterator[dict[str, Any]]:
 def _last_mark(
     settings: Mapping[str, str], slot: Slot, place: tuple[str, int], end: int
 ) -> tuple[SlotMark | None, int, int]:
-    """Return a slot's last mark before an offset, the mark's offset, and the life that ended the slot.
+    """Return a slot's last mark before an offset, its offset, and the life that ended the slot.
 
     Without a mark these are None and -1; the life is 0 if no life has ended the slot since. Raises
     OSError if the records up to the offset cannot be read.

@@ -1,10 +1,10 @@
-"""One stage of a query, in one run: its inputs, its durable state, and its reports to the authority.
+"""One stage of a query, in one run: its inputs, its durable state, and its reports.
 
 A query has one stage, or several that read the same batches. A *reader* folds the inputs by which
 the whole query is planned; an *injector* has a frontier of its own; a *later* stage reads what
-earlier stages of the query emit in the same batch, so its reading after a batch is the fold of their
-reports after that batch. It does not wait until these are published: all of them come from one
-durable state, so it never reports more than a restart would.
+earlier stages of the query emit in the same batch, so its reading after a batch is the fold of
+their reports after that batch. It does not wait until these are published: all of them come from
+one durable state, so it never reports more than a restart would.
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ class Part:
         return ""
 
     def follow_logged(self, layouts: Mapping[str, Layout], batch: int, digest: str) -> None:
-        """Follow the layout with which a batch first began, also if its ranges cannot be claimed now.
+        """Follow the layout of a batch's first run, also if its ranges cannot be claimed now.
 
         They are then claimed later. Raises the error that replaced the run.
         """
@@ -298,7 +298,7 @@ class Part:
             self.progress.relay(len(shares), stamps)
 
     def _relay(self, layout: Layout, batch: int, digest: str) -> bool:
-        """Claim the ranges of another layout, each with its keys' values; False if it is not granted.
+        """Claim another layout's ranges, each with its keys' values; False if not granted.
 
         A refused layout is not claimed again.
         """
@@ -333,7 +333,7 @@ class Part:
             self.authority.cut, self.authority.lease = self.keyed.cut, None
 
     def _balance(self, outcome: Outcome) -> None:
-        """Request a layout that spreads the last batches' loads better, unless one is wanted already."""
+        """Request a layout that spreads the last batches' loads better, unless one is wanted."""
         wanted, layout = self.authority.wanted, self.keyed.cut.told
         if not self.keyed.balance or not outcome.loads or self._fixed:
             return
@@ -348,7 +348,7 @@ class Part:
             self._loads = []
 
     def commit(self, batch: int, outcome: Outcome) -> str:
-        """Let the authority apply a batch, with the loads of its hottest ranges: see Authority.commit."""
+        """Commit a batch, with the loads of its hottest ranges: see Authority.commit."""
         holding = self.authority.commit(batch, self._refused, hottest(outcome.loads))
         if self.authority.wanted is None:
             self._refused = ""
@@ -382,7 +382,7 @@ class Part:
         self.entries.purge(before)
 
     def advance(self, reader: Part | None) -> None:
-        """Adopt the newest reading that counts now, after the earlier stages have adopted theirs."""
+        """Adopt the newest reading that counts, after the earlier stages have adopted theirs."""
         if self.earlier:
             self.progress.advance(self._folded())
         elif self.reads and reader is not None and reader is not self:
@@ -453,7 +453,7 @@ class Part:
             )
 
     def held_by(self) -> list[str]:
-        """Return what holds it besides its inputs, in words: unsent rows, and parts of its source."""
+        """Return its own holds, in words: unsent rows, and parts of its source."""
         bounds = self.keyed.bounds
         parts = [] if bounds is None or self.source_state is None else bounds.holding(self.source_state)
         return [*map(str, self.unsent), *parts]

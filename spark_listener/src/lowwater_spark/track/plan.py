@@ -169,7 +169,7 @@ class Checked:
     """Operators that keep rows in Spark's own state; outer ones before their inputs."""
     watermarks: Sequence[Watermark] = ()
     retention: timedelta | None = None
-    """How far below Spark's own watermark its held rows can come out; None: it holds none. The
+    """Greatest distance of held rows below Spark's own watermark; None: it holds none. The
     checkpoint stores it."""
     stamps: Sequence[Stamp] = ()
     """Stamps of the output according to the plan. Empty: unknown, and only ``retention`` counts."""
@@ -177,10 +177,10 @@ class Checked:
     """True: the stage declares ``retention``. Otherwise only ``stamps`` count."""
 
     def waiting_for(self, inputs: Iterable[str], driven: Mapping[int, Iterable[str]]) -> Checked:
-        """Return a copy that waits for inputs, by full name: the query's, or a control's by its number.
+        """Return a copy that waits for the query's inputs, or a control's by its number.
 
-        Spark numbers the sources of a driven frame after its control. Raises Unsupported for a source
-        that cannot wait.
+        Spark numbers the sources of a driven frame after its control. Raises Unsupported for a
+        source that cannot wait.
         """
         sources, waited_for = list[Source](), frozenset(inputs)
         for number, source in enumerate(self.sources):
@@ -544,7 +544,7 @@ def _source(spark: SparkSession, relation: Any) -> Source:
 
 
 def _format(spark: SparkSession, relation: Any) -> str:
-    """Return a source's registered name, also if the query names its class; else the query's name."""
+    """Return a source's registered name, also if the query has its class; else the query's."""
     from py4j.java_gateway import is_instance_of
 
     provider: Any = relation.source()
@@ -690,7 +690,7 @@ def _max_age(spark: SparkSession, options: Mapping[str, str]) -> int:
 
 
 def is_file_format(spark: SparkSession, kind: str) -> bool:
-    """Return whether Spark writes a format, by any of its names or its class, with its file sink."""
+    """Return whether Spark writes a format, by its name or class, with its file sink."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 

@@ -93,7 +93,7 @@ def lateness_of(micros: Column, reference: int) -> Column:
 
 
 def bucket(lateness: Column) -> Column:
-    """Return the bucket of a lateness, exactly as lowwater.core.lateness.bucket_of; null for null."""
+    """Return the bucket of a lateness as lowwater.core.lateness.bucket_of; null for null."""
     from pyspark.sql import functions as sf
 
     edges = sf.expr(_EDGES)
@@ -292,7 +292,7 @@ class Actions:
         return self._oldest
 
     def untimed(self, frame: DataFrame, event_time: str | Column) -> Column:
-        """Return the measure of rows without an event time, the same for all batches as :meth:`oldest`."""
+        """Return the measure of rows without an event time, the same for all batches."""
         from pyspark.sql import functions as sf
 
         if self._untimed is None:
@@ -300,7 +300,7 @@ class Actions:
         return self._untimed
 
     def expect(self, frame: DataFrame) -> str:
-        """Return the name of the metric for a batch's frame; empty if no listener can be registered."""
+        """Return the name of the metric for a batch's frame; empty without a listener."""
         self._results = []
         self._delivered.clear()
         self._metric = f"{self._prefix}-{next(self._numbers)}"
@@ -309,7 +309,7 @@ class Actions:
         return self._metric
 
     def watch(self, emitted: DataFrame) -> tuple[DataFrame, str]:
-        """Return the emitted rows with a metric that notices actions, and its name; empty: no metric."""
+        """Return the emitted rows with a metric that notices actions, and its name or empty."""
         from pyspark.sql import functions as sf
 
         metric = f"{self._prefix}-{next(self._numbers)}"
@@ -350,7 +350,7 @@ class Actions:
         return True
 
     def take(self, frame: DataFrame, metric: str) -> _Measured | None:
-        """Return the greatest value of each measure over all actions; None without any, or if unknown."""
+        """Return the greatest value of each measure over all actions; None if unknown."""
         self._delivered.wait(_SOON)
         # Further actions may follow, and count as well.
         if not self._drained(frame):

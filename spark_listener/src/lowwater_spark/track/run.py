@@ -37,7 +37,7 @@ __all__ = ["Controls", "Run"]
 
 
 class Controls(Protocol):
-    """The mover of Spark's own watermark in a query (:mod:`lowwater_spark.drive`), as a run sees it."""
+    """The mover of Spark's own watermark in a query (:mod:`lowwater_spark.drive`)."""
 
     def news(self) -> bool:
         """Return whether the inputs have moved. O(inputs), without the network."""
@@ -159,7 +159,7 @@ class Run:
         self.batches.claimed()
 
     def start(self) -> None:
-        """Claim, and read the durable state again: until the claim an older run may have changed it."""
+        """Claim, and read the durable state again: an older run may change it until the claim."""
         self.heads.look(self.heads.moment(self.lines))
         # A refused run claims nothing.
         self._bookmarks.check(self.progress.committed.batch)
@@ -232,11 +232,11 @@ class Run:
         return iterators if self.drive is None else [*iterators, self.drive.hear()]
 
     def tick(self, *, last: bool = False) -> None:
-        """Take one look: settle batches, read the inputs, list the sources, report, request a batch.
+        """Take a look: settle batches, read inputs, list sources, report, request a batch.
 
-        The query's controls read their inputs after the stage's and before the sources are listed, so
-        one listing serves both. ``last``: the query has ended. Its commits count, but its end does not
-        say that no more rows will come.
+        The query's controls read their inputs after the stage's and before the sources are listed,
+        so one listing serves both. ``last``: the query has ended. Its commits count, but its end
+        does not say that no more rows will come.
         """
         try:
             answering, reading = self._read()
@@ -311,7 +311,7 @@ class Run:
         return (*filter(None, [unread, lost, self._held_by_spark()]), *holds, *waiting)
 
     def _held_by_spark(self) -> str:
-        """Return why Spark's own state keeps the watermark below the inputs; empty if it does not."""
+        """Return why Spark's own state holds the watermark below the inputs; empty: it does not."""
         if (
             self.reader is None or self.checked.controls
         ):  # a driven query follows the inputs, and closes its windows by them
@@ -332,7 +332,7 @@ class Run:
             self.failure = failure
 
     def cannot_read(self, failure: str) -> None:
-        """Keep and report an error of reading the checkpoint; empty: the checkpoint was read again."""
+        """Keep and report an error of reading the checkpoint; empty: it was read again."""
         self.unread = failure
         if failure:
             with self.lock:

@@ -145,11 +145,11 @@ class Place:
 
     @property
     def name(self) -> str:
-        """Name of the stage in the checkpoint's files: the way to its home, since stages can be renamed."""
+        """Name of the stage in the checkpoint's files: the way to its home, not its own name."""
         return way(self.manifest.checkpoint, self.home)
 
     def is_moved(self, stored: str, now: Path) -> bool:
-        """Return whether a stored path names a directory of the checkpoint before it was moved or copied.
+        """Return whether a stored path is from before the checkpoint was moved or copied.
 
         ``now`` is that directory's present path. A path that the user has chosen is outside of the
         checkpoint, and stays.
@@ -292,7 +292,7 @@ class StateStore:
         return manifest
 
     def check_layout(self, version: Version, logged: Layout | None) -> None:
-        """Raise CheckpointMismatch if a version has another layout than the log's; None: not logged."""
+        """Raise CheckpointMismatch if a version's layout is not the logged one (or None)."""
         if version.layout != logged:
             log_says = "nothing" if logged is None else _cut(logged)
             raise CheckpointMismatch(
@@ -300,7 +300,7 @@ class StateStore:
             )
 
     def build(self, batch: int, digest: str, fill: Callable[[Path], Version]) -> Version:
-        """Return version ``batch``, durable; ``fill`` makes its files and manifest if it is missing.
+        """Return version ``batch``, durable; ``fill`` makes a missing one and its manifest.
 
         Raises CheckpointMismatch if it was made from another plan.
         """
