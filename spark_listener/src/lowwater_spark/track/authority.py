@@ -2,8 +2,7 @@
 
 They degrade: a pipeline goes on without the authority. Two kinds of refusal are kept apart.
 *Replaced*: another run owns the stage, or its inputs are not the registered ones; the run must
-stop, and the error is raised. *Away*: everything else; the stage holds until the authority answers
-again.
+stop, and the error is raised. *Away*: all other errors; the stage holds for the time.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ REPLACED: Final = (
     errors.ServerTokenMismatch,
     errors.StaleSequencer,
 )
-"""Refusals that end the query with the error, also if the authority was away at the start and
-refuses only later."""
+"""Refusals that end the query, also if the authority was away at the start."""
 
 DEFERRABLE: Final = AWAY
 """Refusals of a claim after which it is tried again later; all others end the query."""
@@ -56,8 +54,7 @@ CALL_TIMEOUT: Final = 3.0
 """Greatest number of seconds that a task or a batch waits for the authority, before it goes on."""
 
 WIDEN_INTERVAL: Final = 10.0
-"""Seconds between two registrations of a stage whose watermark was refused for leading the clock.
-"""
+"""Seconds between two registrations after a watermark was refused for leading the clock."""
 
 PROBE_INTERVAL: Final = 1.0
 """Seconds between attempts to reach an authority that was away."""
@@ -126,7 +123,6 @@ class Authority:
     _acknowledged: tuple[int, int] | None = field(default=None, init=False)
     """Sequencer and layout version that the authority has acknowledged."""
     _last: Reading | None = field(default=None, init=False)
-    """Last reading of the inputs."""
 
     _input_reader: lowwater.InputReader | None = field(default=None, init=False)
     """Notices when the inputs move. A claim's readings are the worker's."""
@@ -434,8 +430,7 @@ class Authority:
     def vouch(self, through: int, reading: Reading) -> str:
         """Announce to the authority what an output is about to say.
 
-        Returns why the output must not say it, or an empty text. Raises the error that replaced the
-        run.
+        Returns why the output must not say it, or an empty text. Raises what replaced the run.
         """
         lease = self.lease
         if lease is None or self.problem:
@@ -540,8 +535,7 @@ class Authority:
             lease.advance(
                 None,
                 oldest=list(values),
-                # Above all that is held: the finished ranges are MAX, and the others stay at their
-                # held values.
+                # Above all that is held: finished ranges are MAX, the others keep their values.
                 frontier=reading.low if reading.low != MAX else max(value for value in values if value != MAX),
                 pending=histogram,
                 finished=finished,

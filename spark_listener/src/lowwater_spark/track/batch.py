@@ -141,8 +141,7 @@ class Keyed:
     """Number of key ranges, as declared."""
     injector: bool
     window: timedelta | None = None
-    """Length of the windows whose start is the stamp of an emitted row; None: the stamp is the
-    event time."""
+    """Length of the windows whose start is the rows' stamp; None: the event time is the stamp."""
     bounds: Bounds | None = None
     """Declared limits of an injector's source, from which its frontier is computed; None: the
     function sets the frontier."""
@@ -177,7 +176,6 @@ class Claimed(NamedTuple):
     """The claim under which a run writes. Another store compares it to refuse a former owner."""
 
     server_token: str
-    """Identifies the authority's deployment."""
     computation: str
     """Full name of the computation."""
     identity: str
@@ -200,10 +198,8 @@ class Outcome:
     late_handle: int | None = None
     """Key range of that row."""
     loads: Sequence[lowwater.RangeLoad] = ()
-    """Cost of each range; empty for a stage without state and for a version made by an earlier run.
-    """
+    """Cost of each range; empty without state, and for a version made by an earlier run."""
     tasks: int = 1
-    """Number of tasks that shared the ranges."""
     workers: int = 1
     """Number of tasks that can run side by side when there are enough ranges."""
     unsent: Sequence[Unsent] = ()
@@ -213,8 +209,7 @@ class Outcome:
     partitions: int = SLOTS
     """Greatest number of tasks that can share the ranges."""
     arrived: lowwater.Arrived | None = None
-    """Lateness of the rows read, or for an injector with state, of the rows emitted; None without a
-    lateness budget."""
+    """Lateness of the rows read (of an injector with state: emitted); None without a budget."""
     untimed: int = 0
     """Number of rows without an event time."""
 
@@ -281,11 +276,9 @@ class Batch:
         self._counted_on = False
         self._actions = actions
         self._emitted: tuple[DataFrame, str] | None = None
-        """The frame that stateful() returned and the metric on it; None if the frame has no rows.
-        """
+        """The frame that stateful() returned and the metric on it; None without rows."""
         first = next(iter(self._stages.values()), self)
-        # If two stages wrote into one directory, each would skip its rows when it found the
-        # other's.
+        # If two stages wrote into one directory, each would find the other's rows, and skip.
         self._output_folders: set[Location] = set() if first is self else first._output_folders
         self._tables: set[str] = set()
         """Tables to which this stage has written."""
@@ -506,8 +499,7 @@ class Batch:
     def _output(frame: DataFrame, path: str) -> Location:
         """Return the directory at a path.
 
-        Raises ValueError for a relative path, and Unsupported for a file system without atomic
-        renames.
+        Raises ValueError for a relative path, Unsupported for a file system without renames.
         """
         named = SparkPath.of_text(path)
         if named.local is None:
@@ -584,8 +576,7 @@ class Batch:
 
         The version names this checkpoint, the batch and the digest of its plan, and says how far
         the table is complete (:func:`lowwater_spark.complete_through`): call this after
-        :meth:`stateful` and :meth:`frontier`. Cost: one Spark write, and the reads of the table's
-        log.
+        :meth:`stateful` and :meth:`frontier`. Cost: one Spark write, and reads of the table's log.
 
         Raises CheckpointMismatch when the table has a batch N of another plan (as after the
         checkpoint was restored from an older copy), no longer shows a version it had, or has
@@ -744,16 +735,18 @@ class Batch:
             manifest.late_example,
             manifest.late_handle,
             loads_of(
-                self._keyed.cut, [each for one in receipts for each in one.detail.get("loads", ())], manifest.ranges
+                self._keyed.cut,
+                [load for receipt in receipts for load in receipt.detail.get("loads", ())],
+                manifest.ranges,
             )
-            if any("loads" in one.detail for one in receipts)
+            if any("loads" in receipt.detail for receipt in receipts)
             else (),
             self._keyed.cut.spread(partitions, pins=can_pin()),
             min(partitions, frame.sparkSession.sparkContext.defaultParallelism),
-            update.unsent([one for each in manifest.ranges for one in each.segments])
+            update.unsent([segment for entry in manifest.ranges for segment in entry.segments])
             if isinstance(update, SendingUpdate)
             else (),
-            fixed(update, [each for each in manifest.ranges if each.state or each.segmented]),
+            fixed(update, [entry for entry in manifest.ranges if entry.state or entry.segmented]),
             partitions,
             manifest.arrived,
             manifest.untimed,
@@ -774,7 +767,7 @@ class Batch:
         if self._outcome.manifest is None:
             msg = "batch.noted is set by batch.stateful(): call that first"
             raise ValueError(msg)
-        return [each.facts for each in self._outcome.manifest.ranges]
+        return [entry.facts for entry in self._outcome.manifest.ranges]
 
     def _low(self) -> int:
         if self._earlier:

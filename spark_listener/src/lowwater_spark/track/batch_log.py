@@ -34,8 +34,7 @@ _FORMAT: Final = 2
 changed, but a release that does not know the manifest must not go on."""
 
 _LAID_OUT: Final = 3
-"""Format with a layout of key ranges: a release that ignores it would look up keys in other ranges.
-"""
+"""Format with a layout of key ranges: a release without it would look up keys in other ranges."""
 
 _OLD: Final = 1
 

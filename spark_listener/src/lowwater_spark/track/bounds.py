@@ -92,10 +92,8 @@ class Stamp:
     """Kind of the stamp: ``start`` or ``end`` of a window, or ``time``, by which the operator
     releases its state."""
     window: Window | None = None
-    """The window of a start or end."""
     lag: timedelta = timedelta()
-    """Distance of the operator's watermark, or of the oldest time that it keeps, below the query's.
-    """
+    """Distance of the operator's watermark, or of its oldest kept time, below the query's."""
     shift: timedelta = timedelta()
     """Time added to the value, such as the microsecond that ``window_time()`` subtracts."""
     truncated: tuple[Truncated, ...] = ()
@@ -135,8 +133,7 @@ class Stamp:
         """Return the least retention that a declaration may have for this stamp. Not negative.
 
         Truncations are left out: :meth:`after` counts besides a declaration in any case.
-        ``at_ends``: the watermark is always at the end of such a window, as in a driven query with
-        these only.
+        ``at_ends``: the watermark is always at the end of such a window, as in a driven query.
         """
         lowest = self.lag - self.shift
         if self.kind == "start" and self.window is not None:

@@ -2,8 +2,7 @@
 
 At first the ranges are equal parts, as many as declared. An operator may request another layout
 (:class:`lowwater.Layout`): the batch log has its version and starts, from the first batch on that
-uses it. A range of the new cut has all keys of some old ranges, and the keys of some places of
-others.
+uses it. A range of the new cut has all keys of some old ranges, and some places' keys of others.
 """
 
 from __future__ import annotations
@@ -32,10 +31,8 @@ class Share(NamedTuple):
     """A range's part of a range of the cut before."""
 
     parent: int
-    """Handle of the old range."""
     places: tuple[int, int] | None
-    """Places, as signed hashes, from the first one to before the second; None: all of the parent.
-    """
+    """Places, as signed hashes, from the first to before the second; None: all of the parent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +61,7 @@ class Cut:
     def told(self) -> Layout:
         """The cut as it is reported to the authority, in whole slots.
 
-        An equal part is reported from the slot of its start; of several in one slot, the last one
-        is.
+        An equal part is reported from the slot of its start; of several in one slot, the last.
         """
         if self.layout.version:
             return self.layout

@@ -3,8 +3,7 @@
 A listener is called on py4j's threads, and costs a call into Python for each batch of each query;
 the clock asks for new events instead. Spark keeps the last hundred events
 (``spark.sql.streaming.numRecentProgressUpdates``), far more than occur between two looks. An event
-comes some time after its batch's entry in the commit log. Exactness never depends on events: they
-are only shown.
+comes some time after its batch's entry in the commit log. Exactness never depends on events.
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ class BatchEvent:
     ran: bool = True
     """False: there was no batch. Spark's idle events have the number of the next one."""
     untimed: int = 0
-    """Number of rows without an event time, of those that the query reads under drive(), or else
-    writes."""
+    """Number of rows without an event time, read by the query under drive(), or else written."""
 
 
 def observe_oldest(frame: DataFrame, event_time: str | Column) -> DataFrame:

@@ -53,8 +53,7 @@ class Bounds:
     """The declarations about an injector's source. Times are microseconds."""
 
     disorder: int
-    """Greatest lag of a row behind an earlier row of its part. Partitions are read in no
-    order among each other."""
+    """Greatest lag of a row behind an earlier row of its part; parts are read in any order."""
     across: int | None = None
     """Greatest lag of an appended row behind an earlier row of another part; None: unknown."""
     delay: int | None = None
@@ -143,14 +142,14 @@ class Bounds:
         """True if the source's ends must be listed: ``across`` or ``delay`` needs them."""
         return self.across is not None or self.delay is not None
 
-    def of_part(self, seen: Seen, part: str) -> int:
+    def of_part(self, state: Seen, part: str) -> int:
         """Return the earliest event time that can still come from a part; MIN if unknown."""
-        newest = seen.newest.get(part, MIN)
-        return max(newest - self.disorder if newest != MIN else MIN, seen.proven.get(part, MIN))
+        newest = state.newest.get(part, MIN)
+        return max(newest - self.disorder if newest != MIN else MIN, state.proven.get(part, MIN))
 
-    def standing(self, seen: Seen) -> dict[str, int]:
+    def standing(self, state: Seen) -> dict[str, int]:
         """Return the earliest event time that can still come from each part, if it is known."""
-        bounds = {part: self.of_part(seen, part) for part in seen.expected}
+        bounds = {part: self.of_part(state, part) for part in state.expected}
         return {part: micros for part, micros in bounds.items() if micros != MIN}
 
     def advanced(
@@ -196,29 +195,29 @@ class Bounds:
         least = min((self.of_part(after, name) for name in expected), default=MIN)
         return after if strangers else dataclasses.replace(after, frontier=max(before.frontier, least))
 
-    def would_move(self, seen: Seen, now: int) -> bool:
+    def would_move(self, state: Seen, now: int) -> bool:
         """Return whether an empty batch could move the frontier.
 
         True if enough time has passed for ``delay``, or if Kafka did not answer the last listing.
         """
-        if not self.lists or seen.strangers:
+        if not self.lists or state.strangers:
             return False
         step = _SECOND if self.delay is None else max(_SECOND, self.delay // 10)
-        if now - seen.at < step:
+        if now - state.at < step:
             return False
-        return seen.unlisted or (self.delay is not None and now - self.delay - seen.frontier >= step)
+        return state.unlisted or (self.delay is not None and now - self.delay - state.frontier >= step)
 
-    def holding(self, seen: Seen) -> list[str]:
+    def holding(self, state: Seen) -> list[str]:
         """Return the parts that hold the frontier, in words: a few lowest ones, unless all are."""
-        if seen.strangers:
-            return [f"{_named(name)} (not declared, and it has rows)" for name in seen.strangers[:_NAMED]]
-        standing = {name: self.of_part(seen, name) for name in seen.expected}
+        if state.strangers:
+            return [f"{_named(name)} (not declared, and it has rows)" for name in state.strangers[:_NAMED]]
+        standing = {name: self.of_part(state, name) for name in state.expected}
         least = min(standing.values(), default=MIN)
         if least == max(standing.values(), default=MIN) and least != MIN:
             return []
         parts = []
         for name in [name for name, micros in standing.items() if micros == least][:_NAMED]:
-            newest = seen.newest.get(name)
+            newest = state.newest.get(name)
             parts.append(f"{name} (no row yet)" if newest is None else f"{name} (at {lowwater.Watermark(newest)})")
         return parts
 
@@ -227,7 +226,6 @@ class Example(NamedTuple):
     """One row, by which a user can find others of its kind."""
 
     micros: int
-    """Event time of the row."""
     part: str
     offset: int | None = None
     """The row's offset in Kafka, if the frame has the column ``offset``."""
@@ -246,11 +244,9 @@ class Found(NamedTuple):
     late: int = 0
     """Number of rows below the part's earlier bound, or below the published frontier."""
     late_example: Example | None = None
-    """Oldest late row."""
     ahead: int = 0
     """Number of rows too far ahead of the clock: they do not move the frontier."""
     ahead_example: Example | None = None
-    """Newest row too far ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,8 +293,7 @@ def look(
     """Return what a batch has of each part. Runs one job over all rows; returns one row a part.
 
     ``published`` is the frontier before the batch. A row is late if it is below it, or below its
-    part's own earlier bound. Raises ValueError if there are more than :data:`STRANGERS` undeclared
-    producers.
+    part's own earlier bound. Raises ValueError above :data:`STRANGERS` undeclared producers.
     """
     from pyspark.sql import functions as sf
 

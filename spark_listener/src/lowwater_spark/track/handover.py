@@ -57,8 +57,7 @@ def hand_over(
 
     ``mark`` is the batch's mark of how far the directory is complete, ``digest`` the plan's,
     ``ordinal`` the run's number. Raises CheckpointMismatch if another plan has made the directory,
-    because a skip would lose rows. A batch without rows leaves a directory without data files,
-    which readers do not see.
+    because a skip would lose rows. A batch without rows leaves a directory without data files.
     """
 
     def write(folder: Location) -> None:

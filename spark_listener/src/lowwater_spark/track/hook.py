@@ -63,8 +63,7 @@ QUIET: Final = 1.0
 wake-up may be lost."""
 
 PATIENCE: Final = (0.05, 0.2, 1.0, 2.0, *[5.0] * 11)
-"""Seconds between the attempts to read the checkpoint, when a batch begins and for the clock's last
-look."""
+"""Seconds between attempts to read the checkpoint, in a batch's begin and the clock's last look."""
 
 _KEPT_BATCHES: Final = 100
 """Number of entries of the batch log that stay, as many as Spark keeps of its own logs."""
@@ -108,8 +107,7 @@ class Hook:
     _actions: Actions = field(default_factory=Actions, init=False)
     _running: _Running | None = field(default=None, init=False)
     _now: tuple[int, float] = field(default=(MIN, 0.0), init=False)
-    """Clock of the newest batch, microseconds, and the reading of ``elapsed`` at that time,
-    seconds."""
+    """Clock of the newest batch, microseconds, and ``elapsed`` at that time, seconds."""
     _newest: BatchEntry | None = field(default=None, init=False)
     """Log entry of the newest batch that this run knows; None before the first."""
     _swept: set[Location] = field(default_factory=set, init=False)
@@ -489,8 +487,7 @@ class Hook:
             bound = self.run.checked.spark_bound(plan)
             if self.run.reader is not None:
                 progress, spark_bound = self.run.reader.progress, self.run.reader.progress.committed.spark_bound
-                # A plan may not say which rows the batch reads, but earlier batches, confirmed by
-                # now, are known.
+                # A plan may not say which rows the batch reads; earlier batches are confirmed.
                 chosen = progress.choose(self.run.heads.counted(plan.lines, self.run.lines))
                 if self._newest is not None:
                     # A larger retention moves Spark's bounds back. Rows held under the smaller one
@@ -561,8 +558,7 @@ class Hook:
         # This read comes first: if it fails, the next look repeats it, and then commits.
         self.run.heads.settle(running.plan.lines)
         self.probe("committed", number)
-        # Earlier stages are committed before later ones: after a crash in between, later stages
-        # lag and never lead.
+        # Earlier stages commit before later ones, which lag and never lead after a crash.
         settled = [
             (state, outcome, holding or part.commit(number, outcome))
             for part, (state, outcome, holding) in zip(self.run.parts, running.ended, strict=True)

@@ -109,8 +109,7 @@ def still_counts(reading: Reading, batch: int, registered: lowwater.Computation)
     """Return a checkpoint's stored reading as one of the inputs that are registered now.
 
     UNREAD if the stage had other inputs: the reading does not cover all of the present ones. Raises
-    IncarnationChanged if one was reset: the checkpoint's rows up to ``batch`` belong to an earlier
-    incarnation.
+    IncarnationChanged if one was reset: the checkpoint's rows belong to an earlier incarnation.
     """
     if reading.low == MIN:
         return reading

@@ -4,8 +4,7 @@ A batch that runs again may produce other rows, so a half-published batch must n
 from a second run. Therefore the frame runs once, into files in a hidden directory, which is renamed
 to ``batch=N``. From then on these files are the batch: a second job publishes them by a fixed
 number of slots, each in a transaction with its mark (:mod:`lowwater_spark.track.kafka_slot`). A
-replay finds the files and publishes what is missing. The driver goes on when it has read the marks
-of all slots.
+replay finds the files and publishes what is missing. The driver waits for the marks of all slots.
 """
 
 from __future__ import annotations
@@ -107,7 +106,6 @@ class _Staged(NamedTuple):
     after: int
     """Next batch by the marks before this batch is published; 0: there are no marks."""
     slots: Sequence[Sequence[str]]
-    """Names of the files, by slot."""
 
 
 def spread(files: Iterable[tuple[str, int]], slots: int) -> list[list[str]]:
@@ -130,28 +128,21 @@ class KafkaOut:
     """One stage's output into one topic, for one run. The function's threads call it in turn."""
 
     place: Place
-    """Place of the stage in the checkpoint."""
     folder: Path
-    """Folder in which the batches are staged."""
     writer: str
     """Full name of the computation."""
     topic: str
     options: Mapping[str, object]
-    """Kafka options as the user passed them."""
     ordinal: int
-    """Number of the run."""
     settings: dict[str, str] = field(init=False)
     checkpoint: str = field(init=False, default="")
     slots: int = field(init=False, default=0)
     marks: int = field(init=False, default=0)
     """Number of partitions of the topic of marks that are used."""
     first: int = field(init=False, default=0)
-    """Number of the first staged batch."""
     life: int = field(init=False, default=0)
-    """Newest life of the computation in which the checkpoint has written; 0: it was never claimed.
-    """
+    """Newest life of the computation in which the checkpoint has written; 0: none."""
     _pinned: str = field(init=False, default="")
-    """Id of the topic."""
     _partitions: int = field(init=False, default=0)
     _admin: Any = field(init=False, default=None)
     _reader: Any = field(init=False, default=None)

@@ -10,12 +10,10 @@ with old data, and a ``read_committed`` reader sees nothing behind anybody's ope
 the slot first writes a record of its own next to its marks. The leader and all in-sync replicas
 acknowledge it, and its offset is the one up to which the slot must read. That record has a
 transaction of its own: left open while the rows are written, it would hide the marks of other slots
-in the same partition. For the same reason the rows come first, and the mark last, before the
-commit.
+in the same partition. For this reason the rows come first, and the mark last, before the commit.
 
 A producer that has committed and was not fenced since knows its last mark: if another process has
-taken the slot over meanwhile, its next transaction fails. So a worker keeps its producers for the
-next batch.
+taken the slot over meanwhile, its next transaction fails. So a worker keeps its producers.
 """
 
 from __future__ import annotations
@@ -99,9 +97,7 @@ class Publishing:
     """The arguments of a batch's tasks, pickled into their closure."""
 
     settings: Mapping[str, str]
-    """Settings of Kafka's clients."""
     slot: Slot
-    """The first slot."""
     writer: str
     """Full name of the computation."""
     marks: int
@@ -114,7 +110,6 @@ class Publishing:
     topic_id: str
     partitions: int
     files: Sequence[Sequence[str]]
-    """The staged files, by slot."""
     probe: Callable[[str, int, int], None] | None = None
     """Callback for each step, with the batch and the slot; for tests."""
     life: int = 0
@@ -191,11 +186,9 @@ class SlotWriter:
         self._marks = marks_topic(slot.topic), slot.partition(marks)
         self._producer: Producer | None = None
         self._open = False
-        """True while a transaction is open."""
         self._mark: SlotMark | None = None
         """The slot's last mark; valid while the producer is not fenced."""
         self._at = -1
-        """Offset of that mark."""
         self._ended = 0
         """Life of the computation in which another checkpoint has ended the slot; 0: none has."""
 
@@ -203,8 +196,7 @@ class SlotWriter:
         """Publish the slot's part of a batch unless it is published. Durable on return.
 
         After any failure the next try begins with a new producer, and reads the mark again. Raises
-        Kafka's error after some tries or if no try can help, and OSError if the mark cannot be
-        read.
+        Kafka's error after some tries or if none can help, OSError if the mark is unreadable.
         """
         from confluent_kafka import KafkaException
 
@@ -226,8 +218,7 @@ class SlotWriter:
     def discard(self) -> None:
         """Drop the producer.
 
-        Its open transaction is aborted here if possible, otherwise by the slot's next producer, or
-        by Kafka after a minute.
+        Its open transaction is aborted here, by the slot's next producer, or by Kafka.
         """
         producer, self._producer = self._producer, None
         if producer is not None and self._open:

@@ -88,9 +88,9 @@ def balanced(
     """
     batches = history[-BATCHES:]
     spans = list(zip(layout.starts, layout.ends, strict=True))
-    if len(batches) < BATCHES or any([(each.start, each.end) for each in loads] != spans for loads in batches):
+    if len(batches) < BATCHES or any([(load.start, load.end) for load in loads] != spans for loads in batches):
         return None
-    means = [sum(each.micros for each in loads) / len(batches) for loads in zip(*batches, strict=True)]
+    means = [sum(load.micros for load in loads) / len(batches) for loads in zip(*batches, strict=True)]
     fair = sum(means) / tasks
     if not fair:
         return None
@@ -100,12 +100,12 @@ def balanced(
         packed = _packed(means, tasks)
         if max(_sums(packed, means, tasks)) <= GAIN * slowest:
             return Layout(layout.version, layout.starts, tuple(task + 1 for task in packed))
-    shares = [[sum(each.micros for each in loads) / workers] * len(loads) for loads in batches]
+    shares = [[sum(load.micros for load in loads) / workers] * len(loads) for loads in batches]
     for i in sorted(range(len(layout)), key=lambda i: (-means[i], i)):
-        each = [loads[i] for loads in batches]
-        median = each[-1].median
-        hot = all(load.micros > UNEVEN * share[i] for load, share in zip(each, shares, strict=True))
-        if hot and median is not None and not any(load.ruled for load in each):
+        own_loads = [loads[i] for loads in batches]
+        median = own_loads[-1].median
+        hot = all(load.micros > UNEVEN * share[i] for load, share in zip(own_loads, shares, strict=True))
+        if hot and median is not None and not any(load.ruled for load in own_loads):
             return layout.split(layout.starts[i], [median])
     if len(layout) <= least:
         return None

@@ -49,8 +49,7 @@ KINDS: Final = {
     "TransformWithState": "stateful function",
     "TransformWithStateInPySpark": "stateful function",
 }
-"""Names for the logical operators that keep streaming rows in state. A Join counts only if both
-sides are streams."""
+"""Names for the logical operators with streaming rows in state; a Join must have two streams."""
 
 _ON_ARRIVAL: Final = frozenset({"deduplication", "deduplication within the watermark"})
 
@@ -146,7 +145,7 @@ def _lags(join: Any) -> tuple[timedelta | None, timedelta | None]:
     """
     if _time_keys(join):
         return timedelta(), timedelta()
-    left, right = join.left(), join.right()
+    left_side, right = join.left(), join.right()
     catalyst = _jvm_of(join).org.apache.spark.sql.catalyst
     watermark = 1 << 42  # any value that Java takes for a long
 
@@ -165,7 +164,7 @@ def _lags(join: Any) -> tuple[timedelta | None, timedelta | None]:
             return None
         return timedelta(milliseconds=millis)
 
-    return lag(left, right), lag(right, left)
+    return lag(left_side, right), lag(right, left_side)
 
 
 def _jvm_of(thing: Any) -> Any:
@@ -206,8 +205,7 @@ def _conjuncts(expression: Any) -> Iterator[Any]:
 
 
 def _is_watermarked(expression: Any) -> bool:
-    # An expression without a name has no metadata. hasattr() cannot tell: a py4j object has every
-    # attribute.
+    # An expression without a name has no metadata, but py4j shows any attribute of any object.
     named = expression.getClass().getSimpleName() in _NAMED
     return named and _DELAY in json.loads(expression.metadata().json())
 
@@ -383,8 +381,7 @@ def inlined(plan: Any) -> Any:
     condition, and so does the value of a constant column. That is sound whatever the optimiser of a
     batch does: an emitted row satisfies the ``where``, and one of the two rows that it is made of
     is new, and above the watermark. So the other one is no further below than the ``where`` allows.
-    An outer join is changed only if the ``where`` drops all rows without a match, as it is inner
-    then.
+    An outer join is changed only if the ``where`` drops all rows without a match.
     """
     rules = _jvm_of(plan).org.apache.spark.sql.catalyst
     if any(node.getClass().getSimpleName() == "WithCTE" for node in nodes(plan)):
@@ -417,7 +414,6 @@ class _Followed:
     """A column that is being followed down a plan."""
 
     id: int
-    """Id of the attribute."""
     field: Field | None = None
     """Field of the window; None: the attribute is the column itself."""
     shift: timedelta = timedelta()
@@ -838,8 +834,7 @@ def _stamps_of_join(join: Any, followed: _Followed) -> list[Stamp] | None:
         return None  # a semi-join outputs only left columns, other joins those of either side
     below, lag = _lag_of_all(sides), _lags(join)[side]
     if followed.id in _time_keys(join) and _holds(sides[side]):
-        # The join holds the rows of its side according to its own watermark, the lesser of both
-        # sides.
+        # The join holds its side's rows by its own watermark, the lesser of both sides.
         stamps = _stamps(sides[side], followed)
         if stamps is None or below is None:
             return None
@@ -868,5 +863,5 @@ def _lag(plan: Any) -> timedelta | None:
     below = _lag_of_all(children)
     if below is None or kind != KINDS["Join"] or sum(child.isStreaming() for child in children) < 2:
         return below
-    left, right = _lags(plan)
-    return None if left is None or right is None else below + max(left, right, timedelta())
+    left_lag, right = _lags(plan)
+    return None if left_lag is None or right is None else below + max(left_lag, right, timedelta())

@@ -75,8 +75,7 @@ class Part:
     authority: Authority
     keyed: Keyed
     home: Location
-    """Parent of its directory ``lowwater``: the checkpoint for the first stage, a directory in it
-    for the others."""
+    """Parent of its directory ``lowwater``: the checkpoint, or a later stage's directory in it."""
     earlier: Sequence[Part] = ()
     """The stages of the query that it reads; empty for readers and injectors."""
     place: Place = field(init=False)
@@ -86,7 +85,6 @@ class Part:
     progress: Progress = field(init=False)
     late_rows: int = field(default=0, init=False)
     late_row: LateRow | None = field(default=None, init=False)
-    """The oldest late row."""
     ahead_rows: int = field(default=0, init=False)
     ahead_row: tuple[int, Example] | None = field(default=None, init=False)
     """The newest row too far ahead of the clock, and its batch."""
@@ -95,8 +93,7 @@ class Part:
     untimed_rows: int = field(default=0, init=False)
     """Number of rows of this run without an event time."""
     driven_holdback: int = field(default=0, init=False)
-    """Event time by which Spark's operators of a driven query hold its output back by design,
-    microseconds."""
+    """Event time by which Spark holds a driven query's output back by design, microseconds."""
     unsent: Sequence[Unsent] = field(default=(), init=False)
     """Segments of the last batch that another store has not accepted yet. Unknown before the run's
     first batch, which is requested at once if there are any."""
@@ -112,9 +109,7 @@ class Part:
     _loads: Sequence[Sequence[lowwater.RangeLoad]] = field(default=(), init=False)
     """Loads of the ranges in the last batches, for balancing."""
     _logged_refusal: Layout = field(default=EQUAL, init=False)
-    """The last layout whose refusal was logged."""
     _partitions: int = field(default=SLOTS, init=False)
-    """Greatest number of tasks of the last batch."""
 
     def __post_init__(self) -> None:
         self.entries = BatchLog(self.home)
@@ -398,8 +393,7 @@ class Part:
     def renew(self, since: float | None, waiting_for: Sequence[str]) -> None:
         """Report the ranges' values.
 
-        ``since`` is the time at which the running batch began, epoch seconds; ``waiting_for`` as in
-        Status.
+        ``since`` is when the running batch began, epoch seconds; ``waiting_for`` as in Status.
         """
         if self.progress.holding or self.authority.lease is None:
             return

@@ -188,8 +188,7 @@ class Plain:
     def ready(self) -> bool:
         """Return whether another batch is committed.
 
-        Costs one stat, and a second one once its plan was found: only planned batches are
-        committed.
+        Costs one stat, and a second one once its plan was found.
         """
         following = self._part.progress.committed.batch + 1
         if self._begun != following:
@@ -227,8 +226,7 @@ class Plain:
     def _promised(self) -> int:
         """Return the bound that rows arriving now should keep: the inputs' promise, or the stage's.
 
-        Rows that Spark has held may be below the inputs' promise, but not below the stage's
-        reports.
+        Rows that Spark has held may be below the inputs' promise, not the stage's reports.
         """
         progress = self._part.progress
         reading = progress.reading

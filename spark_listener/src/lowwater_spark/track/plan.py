@@ -169,8 +169,7 @@ class Checked:
     """Operators that keep rows in Spark's own state; outer ones before their inputs."""
     watermarks: Sequence[Watermark] = ()
     retention: timedelta | None = None
-    """Greatest distance of held rows below Spark's own watermark; None: it holds none. The
-    checkpoint stores it."""
+    """Greatest distance of held rows below Spark's own watermark; None: it holds none."""
     stamps: Sequence[Stamp] = ()
     """Stamps of the output according to the plan. Empty: unknown, and only ``retention`` counts."""
     declared: bool = True
@@ -418,8 +417,7 @@ def _check_state(operators: Sequence[Operator], watermarks: Sequence[Watermark],
     """Refuse operators whose held rows have no bound, or no declared one."""
     own = [watermark for watermark in watermarks if not watermark.driven]
     holding = [operator for operator in operators if operator.holds]
-    # A deduplication needs a watermark and holds no row back. A watermark that no operator needs is
-    # a mistake.
+    # A deduplication needs a watermark and holds no row. A watermark without use is a mistake.
     if not declared and own and (holding or not operators):
         raise Unsupported(
             "withWatermark",

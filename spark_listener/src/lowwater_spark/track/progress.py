@@ -71,8 +71,7 @@ class Progress:
     ) -> None:
         self.committed = committed
         self.holding = ""
-        """Why the stage holds: the authority does not know the last committed batch whole. Empty:
-        it does."""
+        """Why the authority does not know the last batch whole, so the stage holds; or empty."""
         self._ranges = ranges
         self._window = window
         self._start = start
@@ -110,8 +109,7 @@ class Progress:
     def must_list(self, reading: Reading, now: float) -> bool:
         """Return whether the sources must be listed: for a new reading, or again for a waiting one.
 
-        A waiting one needs it because files vanish. ``now`` is in seconds, of a clock that never
-        goes back.
+        A waiting one needs it because files vanish. ``now`` is a monotonic clock's, seconds.
         """
         return reading != self._observed or (len(self._candidates) > 0 and now - self._listed >= RELIST)
 

@@ -58,8 +58,7 @@ class Tracked:
         self._owned = owned
         self._driving = driving
         self.looks = 0
-        """Number of looks that have ended, with or without success; it stands still if one hangs.
-        """
+        """Number of looks that have ended, with or without success; constant if one hangs."""
         self._unread = False
         """True: the last look failed because a file could not be read."""
         self._stopping = threading.Event()
@@ -282,7 +281,6 @@ class TrackedQuery(Tracked):
     ) -> None:
         super().__init__(run, interval=interval, owned=owned, driving=driving)
         self.query = query
-        """Spark's handle of the query."""
         if (interval := interval_of(query)) > 0:
             run.triggered_every(interval)
         self._events = Events(query) if run.listens else None
@@ -290,8 +288,7 @@ class TrackedQuery(Tracked):
         """Spark's error if the query had failed before :meth:`stop`, or None."""
         self._dropped = 0
         self._shown = run.progress.committed.batch if run.listens else NOTHING
-        """Newest committed batch that Spark has sent an event of; events of batches before this run
-        belong to another one."""
+        """Newest committed batch with an event; events from before this run do not count."""
         self._thread.start()
 
     def stage_status(self, stage: str | None = None) -> Status:

@@ -63,8 +63,7 @@ class Receipt:
 def stage_part(destination: Destination, part: Part, detail: dict[str, Any]) -> pa.RecordBatch:
     """Send a part, once, and return the receipt. Never raises.
 
-    Call it last: no later step of the task may fail. Spark's Python worker ends by ``os._exit``, so
-    exit handlers do not run.
+    Call it last: no later step may fail. Spark's worker ends without exit handlers.
     """
     import pyarrow as pa
     from pyspark import TaskContext

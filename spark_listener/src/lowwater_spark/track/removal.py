@@ -33,12 +33,10 @@ class Removal:
     folder: Path
     probe: Callable[[str], None] = lambda _point: None
     batches: int = 0
-    """Number of batches that it has removed."""
     size: int = 0
     """Bytes of the removed files."""
     _kept_since: float | None = None
-    """Time at which the oldest batch that only a reader keeps could have been removed; None: there
-    is no such batch."""
+    """Time from which only a reader has kept the oldest batch; None: there is no such batch."""
     _logged: set[str] = field(default_factory=set)
 
     AT_ONCE: ClassVar[int] = 1_000

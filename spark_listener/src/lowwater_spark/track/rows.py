@@ -68,7 +68,6 @@ class Counted:
     late_example: int | None = None
     """Event time of the oldest late row, microseconds."""
     late_handle: int | None = None
-    """Key range of that row."""
     arrived: Arrived | None = None
     """Lateness of the rows; None without a budget, or while there is no time to count it from."""
     untimed: int = 0
@@ -97,8 +96,7 @@ def bucket(lateness: Column) -> Column:
     from pyspark.sql import functions as sf
 
     edges = sf.expr(_EDGES)
-    # The edges are rounded down, by less than a bucket in all. So the logarithm is exact, or one
-    # bucket too low.
+    # Rounding of the edges makes the logarithm at most one bucket too low.
     near = sf.ceil(sf.log(lateness / sf.lit(1000.0)) / sf.lit(_GROWTH) - sf.lit(1e-9)).cast("int") + 1
     exact = near + sf.when(sf.element_at(edges, sf.least(near, sf.lit(len(EDGES) - 2)) + 1) < lateness, 1).otherwise(0)
     # ``least`` ignores nulls.
@@ -246,8 +244,7 @@ class Actions:
     """Observes the actions on the batches' frames, through Spark's listener of query executions.
 
     Spark calls the listener on a thread of its own. The listener never raises an error, since a
-    batch can always count by a job. Batches of a run are sequential, so one metric is expected at a
-    time.
+    batch can always count by a job. Batches are sequential, so one metric is expected at a time.
     """
 
     class Java:
@@ -263,8 +260,7 @@ class Actions:
         self._delivered = threading.Event()
         """Set when an action has delivered the metric."""
         self._unread: dict[str, bool] = {}
-        """Metrics on the rows that stages emitted in this batch; True until an action has read
-        them."""
+        """Metrics on the batch's emitted rows; True until an action reads the rows."""
         self._warned_stages: set[str] = set()
         self._manager: Any = None
         self._listener: Any = None
@@ -333,8 +329,7 @@ class Actions:
     def _listen(self, frame: DataFrame) -> bool:
         """Register with the session that runs the batch; False if that fails."""
         try:
-            # Spark runs the batches of a query in a copy of the user's session, perhaps not always
-            # the same one.
+            # Spark runs batches in a copy of the user's session, perhaps not always the same.
             manager: Any = frame.sparkSession._jsparkSession.listenerManager()
             if self._manager is None or not manager.equals(self._manager):
                 self.close()

@@ -81,23 +81,20 @@ class Run:
     """Finder of the run's batches."""
     clock: Callable[[], float] = time.monotonic
     elsewhere: Manifest | None = None
-    """Manifest of another process's checkpoint, which is only read; None: the checkpoint is its
-    own."""
+    """Manifest of another process's checkpoint, which is only read; None: it is this one's."""
     skip_removed: bool = False
     """True: a new checkpoint begins with the rest of outputs whose old batches were removed."""
     log: CheckpointLog = field(init=False)
     failure: BaseException | None = field(default=None, init=False)
     unread: str = field(default="", init=False)
-    """Error of the last read of the checkpoint, by the clock or by a batch that begins; empty:
-    none."""
+    """Error of the last read of the checkpoint, by the clock or a new batch; empty: none."""
     stopping: bool = field(default=False, init=False)
     """True: the user stops the query, so an interrupted batch has not failed."""
     manifest: Manifest = field(init=False)
     heads: Heads = field(init=False)
     lock: threading.RLock = field(init=False)
     reader: Part | None = field(init=False)
-    """Stage whose reading of the inputs is the query's W; None if all are injectors or later
-    stages."""
+    """Stage whose reading of the inputs is the query's W; None if all are injectors."""
     drive: Controls | None = field(default=None, init=False)
     """Mover of the query's controls, in the same looks; None until it may move them."""
     wake: threading.Event = field(default_factory=threading.Event, init=False)
@@ -209,8 +206,7 @@ class Run:
     def idle(self) -> bool:
         """True if every expected change has an event.
 
-        False while files must be listed again, the authority is away, a time is due, or a query
-        asks.
+        False while files must be listed again, the authority is away, or a time is due.
         """
         return not (
             self.unread

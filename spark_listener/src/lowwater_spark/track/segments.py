@@ -64,7 +64,6 @@ class Segment:
     """Index of the segment in the file, from 0."""
     rows: int
     size: int
-    """Approximate bytes of the table and its filter."""
     of: int
     """Bytes of all segments in the file."""
     facts: tuple[int, ...] = ()
@@ -76,7 +75,6 @@ class FreshSegment:
     """A segment that will be written."""
 
     table: pa.Table
-    """Rows of the segment, at least one."""
     facts: tuple[int, ...] = ()
     filter: bytes = b""
     """Filter of the segment; empty: none."""
@@ -87,14 +85,12 @@ class Segments:
     """The state of a key range in the version that a batch builds on."""
 
     folder: str
-    """Directory of the version."""
     segments: Sequence[Segment] = ()
     facts: Sequence[int] = ()
     """Numbers that the update has noted about the range."""
     whole: str = ""
     """Path of the state in one file, from an update without segments; empty without one."""
     _files: dict[str, pa.RecordBatchFileReader] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Files that were opened."""
 
     def read(self, segment: Segment) -> pa.Table:
         """Return a segment, mapped into memory: only what is used is read."""
@@ -132,8 +128,7 @@ class NextSegments:
     """Segments of the version before that stay, and new ones."""
     facts: Sequence[int] = ()
     due: Due | None = None
-    """Times at which the range acts; None: unknown, and held rows count as due when W passes them.
-    """
+    """Times at which the range acts; None: unknown, and rows are due when W passes them."""
 
 
 @runtime_checkable

@@ -34,17 +34,14 @@ class _Shape:
     kind: Literal["plain", "function"]
     """Kind of the output: a sink of Spark's own, or foreachBatch."""
     sources: int
-    """Number of sources."""
     operators: list[str]
     """Kinds of the operators that hold rows in Spark's state, sorted."""
     retention: int | None
-    """Distance below Spark's watermark at which held rows can come out, microseconds; None: no rows
-    are held."""
+    """Greatest distance of held rows below Spark's watermark, microseconds; None: none are held."""
     kinds: list[str] | None = None
     """Kind of each source; None: stored by a release that knew only files and controls."""
     declared: bool | None = None
-    """True: the stage declares the retention, to which Spark may add; None: stored by a release
-    without this field."""
+    """True: the stage declares the retention, to which Spark may add; None: from an old release."""
     stamps: list[list[Any]] | None = None
     """Stamps of the plan: kind; length, slide and start of the windows, microseconds, or None; unit
     and zone of each date_trunc(). None: stored by a release without this field."""

@@ -1,8 +1,7 @@
 """Sorts the rows of a task by key range. Pure, except for a file without a name.
 
 The task sorts them, not Spark: a stable sort by a small number takes a few milliseconds in the
-worker, while Spark's sort of whole rows takes a sixth of the batch. Like Spark, this module spills
-large inputs to disk.
+worker, but Spark's of whole rows a sixth of the batch. Large inputs are spilled to disk.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["by_handle"]
 
 MOST: Final = 128 << 20
-"""Bytes of rows in memory before they are written to a file. Sorting needs twice as much besides.
-"""
+"""Bytes of rows in memory before they go to a file. Sorting needs twice as much besides."""
 
 Handles = NDArray[np.uint16]
 

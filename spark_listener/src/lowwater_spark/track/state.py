@@ -52,12 +52,10 @@ class RangeEntry:
     state: str = ""
     """Name of its state file; empty without one."""
     emitted: str = ""
-    """Name of the file with the rows that its task emitted; empty except for the task's first range
-    with rows."""
+    """File with its task's emitted rows; only the task's first range with rows names it."""
     oldest: int | None = None
     """Oldest stamp that the range still holds, microseconds; None: it holds none."""
     records: int = 0
-    """Number of records that the range still holds."""
     segments: tuple[Segment, ...] = ()
     """Segments of its state, if the update keeps it so."""
     facts: tuple[int, ...] = ()
@@ -104,19 +102,16 @@ class Version:
     pending: tuple[Sequence[int], Sequence[int]] = ((), ())
     """Histogram of the held records: bucket starts in microseconds, counts."""
     finished: int = 0
-    """Number of records that the batch finished."""
     late: int = 0
     """Number of rows below the promised watermark."""
     late_example: int | None = None
     """Event time of the oldest late row, microseconds."""
     late_handle: int | None = None
-    """Key range of that row."""
     layout: Layout = EQUAL
     """Layout of the key ranges; version 0: equal parts."""
     arrived: Arrived | None = None
     """Lateness of its rows; None without a lateness budget."""
     untimed: int = 0
-    """Number of rows without an event time."""
 
     @property
     def held(self) -> list[int | None]:
@@ -183,8 +178,7 @@ class StateStore:
     ranges: int
     first: int = field(init=False, default=-1)
     made: Mapping[str, Any] | None = field(init=False, default=None)
-    """Key, stamps and schema of the state, see :meth:`match`; None in checkpoints of old releases.
-    """
+    """Key, stamps and schema of the state, see :meth:`match`; None from old releases."""
     ordinal: int = field(init=False, default=0)
     """Number of the run that builds versions; 0: the store is only read."""
 

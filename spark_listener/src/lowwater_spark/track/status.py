@@ -68,7 +68,6 @@ class KeyRange:
     """One key range of a stage."""
 
     handle: int
-    """Number of the range, from 0."""
     start: bytes
     end: bytes
     """First key behind the range; empty: it has no upper bound."""
@@ -95,8 +94,7 @@ class Status:
     batch: int | None
     """Last committed batch; None before the first."""
     low: lowwater.Watermark
-    """Low watermark of the inputs (for an injector: the frontier) that the committed batches have
-    reached."""
+    """Low watermark of the inputs (an injector's frontier) that committed batches have reached."""
     reported: lowwater.Watermark
     """Least value that the key ranges report."""
     holding: str
@@ -117,24 +115,20 @@ class Status:
     """Number of empty batches that this run has requested."""
     untimed_rows: int = 0
     """Number of rows of this run without an event time: they hold no watermark, and are in no
-    window. A driven query with a function counts a row once for each action on its batch that Spark
-    runs."""
+    window. A driven query with a function counts a row once for each Spark action on its batch."""
     late_range: KeyRange | None = None
     """Key range of the oldest late row; None without one, or if unknown."""
     dropped_rows: int = 0
     """Number of rows that Spark's own operators have dropped in this run, below Spark's own
     watermark, in a query with withWatermark."""
     removed_batches: int = 0
-    """Number of batches whose files this run has removed (``keep`` of ``batch.write``), in all
-    stages."""
+    """Number of batches whose files this run has removed (``keep`` of ``batch.write``)."""
     removed_bytes: int = 0
-    """Bytes of the removed files."""
     removal_held_back: float = 0.0
     """Seconds for which a reader has kept a batch beyond ``keep``: the longest of all outputs. 0.0:
     there was no such batch at the last write."""
     remembered_files: int = 0
-    """Number of read files whose names the query's sources keep: the existing ones, as many again,
-    and 1,000 a source."""
+    """Number of read files whose names are kept: the existing ones twice, and 1,000 a source."""
     ahead_rows: int = 0
     """Number of rows of this run too far ahead of the driver's clock, in an injector with
     ``disorder``: they do not move the frontier."""
@@ -142,10 +136,8 @@ class Status:
     """Newest of these rows: its event time, partition or producer, offset and batch."""
     unsent_rows: int = 0
     """Number of rows, of a computation with weak productions, that no broker has acknowledged yet:
-    they are in the state, are sent again, and hold the low watermark. ``waiting_for`` names the
-    topic."""
+    they stay in the state, are sent again, and hold the watermark; see ``waiting_for``."""
     unsent_since: float | None = None
-    """Clock of the batch that has produced the first of these rows, epoch seconds; None without
-    any, or if unknown."""
+    """Clock of the batch of the first of these rows, epoch seconds; None: no row, or unknown."""
     unsent_oldest: lowwater.Watermark | None = None
     """Oldest timestamp of these rows, which holds the low watermark; None without any."""

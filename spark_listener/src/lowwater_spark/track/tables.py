@@ -2,8 +2,7 @@
 
 A function gets the whole table of its range, since only it knows which rows are due. But a table is
 made of pieces, and ``pa.concat_tables([state, new])`` keeps the state's pieces at their places in
-memory. So unchanged pieces are recognised without comparing rows, and a function that appends pays
-only for what it appends.
+memory. So unchanged pieces are recognised without comparing rows, and appending is cheap.
 """
 
 from __future__ import annotations

@@ -110,20 +110,16 @@ class _Job:
     update: Update | SegmentUpdate
     destination: Destination
     folder: str
-    """Folder in which the new version is made."""
     base: str
     """Folder of the version that it builds on."""
     before: Sequence[Before]
-    """Base of each range, by handle."""
     places: Sequence[int]
     """Place where each range starts, and the end of the key space."""
     schema: Any
-    """pyarrow schema of the rows to emit."""
     low: int
     promised: int
     reference: int
     budgeted: bool
-    """True: count how late the rows are."""
     injector: bool
     window: timedelta | None
     event_time: str
@@ -293,9 +289,7 @@ class _OwnColumns(NamedTuple):
     seed: Sequence[Column]
     """All columns of a seed row."""
     handle: Column
-    """Key range of a row."""
     task: Column
-    """Task of a row."""
 
 
 @lru_cache(maxsize=64)
@@ -347,8 +341,7 @@ def _by_range(rows: DataFrame, cut: Cut, handle: Column, task: Column) -> DataFr
     tasks = cut.spread(partitions_of(rows.sparkSession), pins=can_pin())
     if can_pin():
         return rows.repartitionById(tasks, task)
-    # Before PySpark 4.1 the hash decides: each range is in one task, but some tasks have several
-    # ranges and others none.
+    # Before PySpark 4.1 the hash decides: some tasks have several ranges, others none.
     return rows.repartition(tasks, handle)
 
 
@@ -629,8 +622,7 @@ def _segments(job: _Job, before: RangeEntry) -> Segments:
 def held_micros(times: Any) -> list[int]:
     """Return the event times of records, any iterable or Arrow array, in microseconds; null is MAX.
 
-    Spark's timestamps are microseconds of a known zone. Cast directly they cost 0.1 us each, by way
-    of datetimes 4 us.
+    Spark's timestamps are microseconds of a known zone. A cast costs 0.1 us each, datetimes 4 us.
     """
     import pyarrow as pa
 

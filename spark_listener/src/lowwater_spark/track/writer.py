@@ -1,8 +1,7 @@
 """The settings of a query, from arguments or from Spark's ``DataStreamWriter``.
 
 Spark's writer has no getters: its settings are private fields of its JVM object. This module reads
-them one by one. An unknown field that is set is refused by name; otherwise the setting would be
-lost silently.
+them one by one. An unknown field that is set is refused by name, so that no setting is lost.
 """
 
 from __future__ import annotations
