@@ -2,7 +2,7 @@
 
 They degrade: a pipeline goes on without the authority. Two kinds of refusal are kept apart.
 *Replaced*: another run owns the stage, or its inputs are not the registered ones; the run must
-stop, and the error is raised. *Away*: all other errors; the stage holds for the time.
+stop, and the error is raised. *Away*: all others; the stage holds until the authority answers.
 """
 
 from __future__ import annotations
